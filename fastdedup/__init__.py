@@ -1,0 +1,62 @@
+"""fastdedup: are you the first? Answered atomically, replayed to duplicates, honest when Redis is down."""
+
+from .claim import Claim
+from .codec import Codec
+from .errors import (
+    ClaimLostError,
+    ConfigError,
+    DedupError,
+    FailedError,
+    ForeignRecordError,
+    InProgressError,
+    InvalidKeyError,
+    MismatchError,
+    ResultError,
+    ResultTooLargeError,
+    UnavailableError,
+    UsageError,
+)
+from .fallback import FallbackPolicy, LocalLRU, Reject
+from .gateway import Dedup
+from .keys import business_key, fingerprint
+from .lock import Lock
+from .machine import StateMachine
+from .model import Outcome, Record, State, Transition, TransitionOutcome
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # The gate, and its answers
+    "Dedup",
+    "Claim",
+    "Lock",
+    "Outcome",
+    "Record",
+    "State",
+    # When the store is unavailable
+    "Reject",
+    "LocalLRU",
+    "FallbackPolicy",
+    # State machines
+    "StateMachine",
+    "Transition",
+    "TransitionOutcome",
+    # Keys and results
+    "business_key",
+    "fingerprint",
+    "Codec",
+    # Errors
+    "DedupError",
+    "UnavailableError",
+    "ClaimLostError",
+    "InProgressError",
+    "MismatchError",
+    "FailedError",
+    "InvalidKeyError",
+    "ResultError",
+    "ResultTooLargeError",
+    "ForeignRecordError",
+    "ConfigError",
+    "UsageError",
+    "__version__",
+]

@@ -1,0 +1,331 @@
+"""A claim, from asking to settling: `ClaimCall` is what `dedup.claim()` returns, `Claim` the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Generator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from . import codec
+from .checks import check_seconds, milliseconds
+from .errors import ClaimLostError, ForeignRecordError, UnavailableError, UsageError
+from .model import Outcome
+from .owners import owner_text
+from .renewal import Renewal
+from .stores.base import ClaimOp, Code, Op, ReleaseOp, RenewOp, SettleOp, Terms, Verdict
+
+if TYPE_CHECKING:
+    from .gateway import Dedup
+
+
+class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
+    """A claim not yet made: `await` it for a `Claim`, or `async with` it to have it settled.
+
+    Nothing is sent before. It is a coroutine to `asyncio.create_task`, `gather` and `TaskGroup`,
+    without costing one.
+    """
+
+    __slots__ = ("_entered", "_generator", "_scope", "key", "renew", "wait")
+
+    def __init__(
+        self,
+        scope: Dedup,
+        key: str,
+        wire: bytes,
+        terms: Terms,
+        owner: bytes,
+        fingerprint: bytes | None,
+    ) -> None:
+        ClaimOp.__init__(self, wire, terms, owner, fingerprint)
+        self._scope = scope
+        self.key = key
+        self.wait = 0.0
+        self.renew = False
+        self._generator: Generator[Any, Any, Claim] | None = None
+        self._entered: Claim | None = None
+
+    def set_patience(self, wait: float, renew: bool) -> None:
+        """Set how long to wait, in seconds, and whether to renew; apart, as most claims do neither."""
+        self.wait = check_seconds(wait, "wait", least=0.0)
+        self.renew = renew
+
+    def __await__(self) -> Generator[Any, Any, Claim]:
+        """The main path. A generator, not a coroutine: nothing but the future stands between task and reply."""
+        scope = self._scope
+        if self.wait > 0.0:
+            verdict = yield from scope.claim_patiently(self).__await__()
+            return self._answered(verdict)
+        try:
+            future = scope.start_claim(self)
+            reply = yield from future
+        except UnavailableError as error:
+            reply = scope.fall_back(self, error)
+        except asyncio.CancelledError:
+            scope.disown(self)
+            raise
+        return self._answered(reply)
+
+    def _answered(self, reply: object) -> Claim:
+        if type(reply) is not Verdict:
+            raise foreign(self.key)
+        claim = Claim(self._scope, self, reply)
+        if self.renew and claim.acquired:
+            claim.keep_renewing()
+        return claim
+
+    async def __aenter__(self) -> Claim:
+        self._entered = claim = await self
+        claim.bind_body(asyncio.current_task())
+        return claim
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        claim, self._entered = self._entered, None
+        assert claim is not None
+        await claim.leave(error)
+
+    # The rest of a coroutine's interface, for create_task.
+
+    def send(self, value: Any) -> Any:
+        """Advance; asyncio's tasks call this."""
+        if self._generator is None:
+            self._generator = self.__await__()
+        return self._generator.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise inside; asyncio's tasks call this to cancel."""
+        if self._generator is None:
+            self._generator = self.__await__()
+        return self._generator.throw(*error)
+
+    def close(self) -> None:
+        """Give up."""
+        if self._generator is not None:
+            self._generator.close()
+
+
+class Claim:
+    """The answer to a claim, and while `acquired`, the right to settle it.
+
+    Settle it once, with `complete`, `fail` or `release`. Each of these raises ClaimLostError where
+    another owner has the key by now (nothing was changed), UnavailableError where the store did not
+    answer (call it again: repeating is safe), UsageError on a claim that is not acquired, is
+    settled already, or belongs to another event loop.
+    """
+
+    __slots__ = ("__weakref__", "_body", "_call", "_lost", "_renewal", "_scope", "_settled", "_verdict")
+
+    def __init__(self, scope: Dedup, call: ClaimCall, verdict: Verdict) -> None:
+        self._scope = scope
+        self._call = call
+        self._verdict = verdict
+        # Mutable: how it was settled; whether the lease is known to be lost; who renews; whose body it guards.
+        self._settled: str | None = None
+        self._lost = False
+        self._renewal: Renewal | None = None
+        self._body: asyncio.Task[Any] | None = None
+
+    def __repr__(self) -> str:
+        return f"<Claim {self.key!r} {self.outcome} fence={self.fence} attempt={self.attempt}>"
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the claimant found."""
+        return self._verdict.outcome
+
+    @property
+    def acquired(self) -> bool:
+        """True for the one who shall do the work."""
+        return self._verdict.outcome is Outcome.ACQUIRED
+
+    @property
+    def key(self) -> str:
+        """The idempotency key; for a token a digest of it."""
+        return self._call.key
+
+    @property
+    def owner(self) -> str:
+        """This claimant's own name, never another's. Whoever knows it can settle the claim."""
+        return owner_text(self._call.owner)
+
+    @property
+    def fence(self) -> int:
+        """The present owner's fence, rising from owner to owner: hand it to what you write to (0: unknown)."""
+        return self._verdict.fence
+
+    @property
+    def attempt(self) -> int:
+        """How often the key was acquired: 1 for the first, more after takeovers and releases."""
+        return self._verdict.attempt
+
+    @property
+    def result(self) -> Any:
+        """The first result where the outcome is SUCCEEDED; a fresh copy each time."""
+        if self.outcome is not Outcome.SUCCEEDED:
+            return None
+        return codec.decode(self._scope.settings.codec, self._verdict.payload)
+
+    @property
+    def error(self) -> Any:
+        """The recorded error where the outcome is FAILED; a fresh copy each time."""
+        if self.outcome is not Outcome.FAILED:
+            return None
+        return codec.decode(self._scope.settings.codec, self._verdict.payload)
+
+    @property
+    def lease(self) -> float | None:
+        """Seconds that this claim's lease had left when it was answered; None unless acquired."""
+        return self._verdict.left_ms / 1000 if self.acquired else None
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the present owner's lease ends at the latest; None unless IN_PROGRESS."""
+        return self._verdict.left_ms / 1000 if self.outcome is Outcome.IN_PROGRESS else None
+
+    @property
+    def degraded(self) -> bool:
+        """True where the fallback policy answered instead of the store."""
+        return self._verdict.degraded
+
+    @property
+    def lost(self) -> bool:
+        """True once the lease is known to be lost."""
+        return self._lost
+
+    async def complete(self, result: Any = None, ttl: float | None = None) -> None:
+        """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
+
+        Raises:
+            ResultError: the codec cannot encode the result.
+            ResultTooLargeError: it is larger than `max_result`; the claim stays live.
+        """
+        await self._finish("completed", self._outcome_op(result, ttl, succeeded=True))
+
+    async def fail(self, error: Any = None, ttl: float | None = None) -> None:
+        """Record a failure for good: every duplicate gets `error` for `ttl` seconds (`failure_ttl` by default).
+
+        For a failure that a retry may mend, `release` instead. An exception is recorded as its
+        type's name and its text. Raises as `complete`.
+        """
+        if isinstance(error, BaseException):
+            error = {"type": type(error).__name__, "message": str(error)}
+        await self._finish("failed", self._outcome_op(error, ttl, succeeded=False))
+
+    async def release(self) -> None:
+        """Free the key: nothing happened, the next claimant may try."""
+        self._check_live()
+        await self._finish("released", ReleaseOp(self._call.wire, self._call.owner, self.fence))
+
+    async def renew(self, lease: float | None = None) -> None:
+        """Start the lease anew from now: `lease` seconds, as long as the first by default."""
+        self._check_live()
+        terms = self._call.terms
+        lease_ms = terms.lease_ms if lease is None else milliseconds(lease, "lease")
+        keep_ms = terms.keep_ms - terms.lease_ms + lease_ms
+        await self._act(RenewOp(self._call.wire, self._call.owner, self.fence, lease_ms, keep_ms))
+
+    # Settling
+
+    def _outcome_op(self, value: Any, ttl: float | None, *, succeeded: bool) -> SettleOp:
+        self._check_live()
+        settings = self._scope.settings
+        if ttl is None:
+            # A claim's own ttl is what its terms keep beyond the lease.
+            terms = self._call.terms
+            keep_ms = terms.keep_ms - terms.lease_ms if succeeded else round(settings.failure_ttl * 1000)
+        else:
+            keep_ms = milliseconds(ttl, "ttl")
+        payload = codec.encode(settings.codec, value, settings.max_result)
+        return SettleOp(
+            self._call.wire,
+            self._call.owner,
+            self.fence,
+            succeeded=succeeded,
+            keep_ms=keep_ms,
+            payload=payload,
+        )
+
+    def _check_live(self) -> None:
+        if not self.acquired:
+            raise UsageError(f"this claim is {self.outcome}, not acquired: only its owner settles it")
+        if self._settled is not None:
+            raise UsageError(f"this claim was {self._settled} already; settle it once")
+        self._scope.check_loop()
+
+    async def _finish(self, how: str, op: Op) -> None:
+        self._settled = how
+        try:
+            await self._act(op)
+        except (ClaimLostError, asyncio.CancelledError):
+            raise
+        except BaseException:
+            self._settled = None
+            raise
+        finally:
+            if self._settled is not None and self._renewal is not None:
+                self._renewal.stop()
+
+    async def _act(self, op: Op) -> None:
+        code = await self._scope.run(op, degraded=self.degraded)
+        if code == Code.FOREIGN:
+            raise foreign(self.key)
+        if code != Code.OK:
+            self._lost = True
+            raise ClaimLostError(
+                f"{self.key!r} is no longer held by this owner (fence {self.fence}): its lease ended, "
+                "or it was settled or forgotten elsewhere; nothing was changed"
+            )
+
+    # The `async with` body
+
+    def bind_body(self, task: asyncio.Task[Any] | None) -> None:
+        """Remember whose body to cancel should the lease be lost."""
+        self._body = task
+
+    def keep_renewing(self) -> None:
+        """Renew at a third of the lease until settled, lost, or no longer referred to."""
+        self._renewal = Renewal(self, self._call.terms.lease_ms / 1000)
+
+    def lose(self) -> None:
+        """The lease could not be renewed: stop the body before another owner starts."""
+        self._lost = True
+        self._scope.lease_lost(self)
+        if self._body is not None:
+            self._body.cancel()
+
+    async def leave(self, error: BaseException | None, *, release: bool = False) -> None:
+        """Settle on the way out of `async with`, shielded from cancellation; see `Dedup.claim`."""
+        body, self._body = self._body, None
+        if not self.acquired:
+            return
+        if self._lost and self._settled is None:
+            self._settled = "lost"
+            if isinstance(error, asyncio.CancelledError) and body is not None and body.uncancel() > 0:
+                return  # cancelled from outside as well: that goes first
+            if error is None or isinstance(error, asyncio.CancelledError):
+                raise ClaimLostError(f"the lease of {self.key!r} was lost while its body ran") from None
+            return
+        if self._settled is not None:
+            return
+        # Not tied to this task: cancelling it leaves the settling to finish by itself.
+        settling = self._scope.keep(self.complete() if error is None and not release else self.release())
+        if error is None:
+            await asyncio.shield(settling)
+            return
+        # The body's own error matters more than that of freeing the key; the lease ends by itself.
+        with contextlib.suppress(ClaimLostError, UnavailableError):
+            await asyncio.shield(settling)
+
+
+def foreign(key: str) -> ForeignRecordError:
+    """The error for a key that holds somebody else's value."""
+    return ForeignRecordError(
+        f"the store holds a value under {key!r} that this version of fastdedup did not write; "
+        "choose another namespace, or remove that key"
+    )

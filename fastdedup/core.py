@@ -1,0 +1,94 @@
+"""What all scopes of one `Dedup` share: the store, the engine that feeds it, and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from .checks import check_count, check_seconds
+from .engine import Engine
+from .errors import ConfigError, UsageError
+from .events import OnEvent
+from .stores import make_store
+from .stores.base import Store
+from .waiters import Waiters
+
+T = TypeVar("T")
+
+
+class Core:
+    """One store connection, opened in one event loop."""
+
+    def __init__(
+        self, store: str | Store, *, timeout: float, max_pending: int, on_event: OnEvent | None
+    ) -> None:
+        self.timeout = check_seconds(timeout, "timeout")
+        self.max_pending = check_count(max_pending, "max_pending")
+        self.on_event = on_event
+        self.store: Store = make_store(store, self.timeout) if isinstance(store, str) else store
+        self.waiters = Waiters()
+        # Mutable: None before open() and after aclose(); work that goes on when its caller is cancelled.
+        self.engine: Engine | None = None
+        self._closed = False
+        self._kept: set[asyncio.Task[Any]] = set()
+
+    async def open(self) -> None:
+        """Open the store in the running event loop.
+
+        Raises:
+            UsageError: open already, or closed.
+            ConfigError: the store can never be used as it is set up.
+        """
+        if self._closed:
+            raise UsageError("this Dedup is closed; make a new one")
+        if self.engine is not None:
+            raise UsageError("this Dedup is open already; open it once, at start-up, and share it")
+        self.engine = Engine(self.store, timeout=self.timeout, max_pending=self.max_pending)
+        try:
+            await self.store.open()
+        except BaseException:
+            self.engine = None
+            raise
+
+    async def aclose(self) -> None:
+        """Answer what was accepted, then close. Closing twice is fine."""
+        self._closed = True
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            if self._kept:
+                await asyncio.wait(self._kept, timeout=self.timeout)
+            await engine.drain()
+        await self.store.aclose()
+        self.waiters.freed(None)
+
+    def running_engine(self) -> Engine:
+        """Return the engine, in the event loop that it belongs to.
+
+        Raises:
+            UsageError: not open, closed, or called from another event loop.
+        """
+        engine = self.engine
+        if engine is None:
+            if self._closed:
+                raise UsageError("this Dedup is closed; make a new one and open it")
+            raise UsageError("this Dedup is not open: use `async with dedup:` or `await dedup.open()` first")
+        if asyncio.get_running_loop() is not engine.loop:
+            raise UsageError(
+                "this Dedup was opened in another event loop; open one Dedup in each loop, "
+                "and settle a claim in the loop that made it"
+            )
+        return engine
+
+    def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run work that must end even when its caller is cancelled; aclose waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._kept.add(task)
+        task.add_done_callback(self._kept.discard)
+        return task
+
+
+def check_supported(replicas: int) -> None:
+    """Refuse what this version cannot keep as a promise."""
+    if check_count(replicas, "replicas", least=0):
+        raise ConfigError("replicas= (WAIT for replicas) is not available in this version: leave it at 0")

@@ -1,0 +1,362 @@
+"""Gathers the concurrent operations of one event loop into batches: the main path of every claim.
+
+`submit` puts an operation into the lane of its verb; at the end of the loop's current turn `_flush`
+takes batches from the lanes in turn, while fewer than `max_in_flight` are under way. So a lone
+caller waits for nobody, and under load a batch gathers what arrives while others are in flight.
+There is no timer and no task per operation: one task and one deadline per batch.
+
+Concurrent claims for one key with equal terms become one operation: the first leads, the others
+follow and are answered from its reply, as if they had come right behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import cast
+
+from .errors import UnavailableError, UsageError
+from .model import Outcome
+from .stores.base import ClaimOp, Mode, Op, ReleaseOp, Reply, Store, Verb, Verdict
+
+_GRACE = 0.05
+"""Seconds that a batch gets on top where the loop itself was blocked past the deadline."""
+
+# Always first: whoever settles gives work back. Claims cannot be starved by it, as every settling
+# needs a claim before it; and a release must overtake the claims that wait for it.
+_URGENT = (Verb.SETTLE, Verb.RELEASE, Verb.RENEW)
+# In turn: whichever was served goes to the end.
+_IN_TURN = (Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET)
+
+
+class Engine:
+    """Batches for one store, in one event loop.
+
+    Args:
+        timeout: seconds from submitting an operation to its answer, or to UnavailableError.
+        max_batch: operations in a batch at most; a script blocks Redis for about 2 µs for each.
+        max_bytes: bytes of results in a batch at most.
+        max_in_flight: batches under way at once.
+        max_pending: operations waiting or under way; one more is refused with UnavailableError.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        timeout: float,
+        max_batch: int = 256,
+        max_bytes: int = 1024 * 1024,
+        max_in_flight: int = 4,
+        max_pending: int = 65_536,
+    ) -> None:
+        self._store = store
+        self._timeout = timeout
+        self._max_batch = max_batch
+        self._max_bytes = max_bytes
+        self._max_in_flight = max_in_flight
+        self._max_pending = max_pending
+        self._loop = asyncio.get_running_loop()
+        # Mutable: what waits, by verb; how much waits or is under way; the batches under way.
+        self._lanes: dict[Verb, deque[Op]] = {verb: deque() for verb in (*_URGENT, *_IN_TURN)}
+        self._turns = deque(_IN_TURN)
+        self._pending = 0
+        self._batches: set[asyncio.Task[None]] = set()
+        self._flushing = False
+        self._closed = False
+        self._now = 0.0
+        self._watchdog: asyncio.TimerHandle | None = None
+        # Mutable: the claim that leads each key, and how many claims of a caller-chosen owner are open.
+        self._leaders: dict[bytes, ClaimOp] = {}
+        self._named: Counter[tuple[bytes, bytes]] = Counter()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that all of this belongs to."""
+        return self._loop
+
+    @property
+    def pending(self) -> int:
+        """Operations waiting or under way."""
+        return self._pending
+
+    @property
+    def in_flight(self) -> int:
+        """Batches under way."""
+        return len(self._batches)
+
+    def submit(self, op: Op) -> asyncio.Future[Reply]:
+        """Accept an operation; the future gets its reply.
+
+        Raises:
+            UnavailableError: too much is pending.
+            UsageError: the engine is closed.
+        """
+        self._admit()
+        return self._enqueue(op)
+
+    def claim(self, op: ClaimOp) -> asyncio.Future[Reply]:
+        """Accept a claim with an owner drawn by the library: led by an equal one that is under way."""
+        leader = self._leaders.get(op.wire)
+        if leader is None:
+            future = self.submit(op)
+            self._leaders[op.wire] = op
+            return future
+        if leader.terms is not op.terms or leader.fingerprint != op.fingerprint:
+            return self.submit(op)
+        self._admit()
+        self._pending += 1
+        op.future = self._loop.create_future()
+        if leader.followers is None:
+            leader.followers = []
+        leader.followers.append(op)
+        return op.future
+
+    def claim_named(self, op: ClaimOp) -> asyncio.Future[Reply]:
+        """Accept a claim with an owner of the caller's: it stands for itself."""
+        future = self.submit(op)
+        op.named = True
+        self._named[op.wire, op.owner] += 1
+        return future
+
+    def disown(self, op: ClaimOp) -> None:
+        """Take back a claim whose caller was cancelled after the answer had come: release it."""
+        future = op.future
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._release_unwanted(op, future.result())
+
+    async def drain(self) -> None:
+        """Refuse new operations, answer the accepted ones: at most one deadline long."""
+        self._closed = True
+        while self._pending or self._batches:
+            if self._batches:
+                await asyncio.wait(self._batches)
+            else:
+                await asyncio.sleep(0)
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
+    def _admit(self) -> None:
+        if self._closed:
+            raise UsageError("this Dedup is closed; open a new one")
+        if self._pending >= self._max_pending:
+            raise UnavailableError(
+                f"{self._pending} operations are pending, the limit; the store is too slow"
+            )
+
+    def _enqueue(self, op: Op) -> asyncio.Future[Reply]:
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        op.future = future
+        self._put(op)
+        return future
+
+    def _put(self, op: Op) -> None:
+        self._pending += 1
+        if not self._flushing:
+            self._flushing = True
+            self._now = self._loop.time()
+            self._loop.call_soon(self._flush)
+        op.at = self._now
+        self._lanes[op.verb].append(op)
+
+    # Forming batches: decides what goes out, sends nothing itself.
+
+    def _flush(self) -> None:
+        self._flushing = False
+        while len(self._batches) < self._max_in_flight and (batch := self._next_batch()):
+            task = self._loop.create_task(self._run(batch))
+            self._batches.add(task)
+            task.add_done_callback(self._batch_done)
+        if self._watchdog is None and len(self._batches) >= self._max_in_flight:
+            self._watch()
+
+    def _next_batch(self) -> list[Op]:
+        for verb in _URGENT:
+            if (lane := self._lanes[verb]) and (batch := self._take(lane)):
+                return batch
+        turns = self._turns
+        for _ in range(len(turns)):
+            verb = turns[0]
+            turns.rotate(-1)
+            if (lane := self._lanes[verb]) and (batch := self._take(lane)):
+                return batch
+        return []
+
+    def _take(self, lane: deque[Op]) -> list[Op]:
+        batch: list[Op] = []
+        weight = 0
+        while lane and len(batch) < self._max_batch and weight < self._max_bytes:
+            op = lane.popleft()
+            # Nobody waits for a claim that was cancelled before it went out. All else is an order.
+            if op.verb is Verb.CLAIM and op.future.done():
+                self._retire(cast(ClaimOp, op))
+                continue
+            weight += op.weight
+            batch.append(op)
+        return batch
+
+    def _retire(self, op: ClaimOp) -> None:
+        """Drop a claim that was never sent; its first living follower leads."""
+        self._pending -= 1
+        self._forget_claim(op)
+        self._promote(op)
+
+    def _promote(self, op: ClaimOp) -> None:
+        followers, op.followers = op.followers or [], None
+        self._pending -= len(followers)
+        living = [follower for follower in followers if not follower.future.done()]
+        if living:
+            leader, rest = living[0], living[1:]
+            leader.followers = rest or None
+            self._pending += len(rest)
+            self._leaders[leader.wire] = leader
+            self._put(leader)
+
+    # Running batches
+
+    async def _run(self, batch: list[Op]) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        deadline = _Deadline(self._loop, task, batch[0].at + self._timeout)
+        try:
+            replies = await self._store.execute(batch[0].verb, batch)
+        except asyncio.CancelledError:
+            error = UnavailableError(f"the store gave no answer within {self._timeout:g} s")
+            self._fail(batch, error)
+        except Exception as error:  # noqa: BLE001 -- every waiter must hear of it, whatever it is
+            self._fail(batch, error)
+        else:
+            self._deliver(batch, replies)
+        finally:
+            deadline.cancel()
+
+    def _batch_done(self, task: asyncio.Task[None]) -> None:
+        self._batches.discard(task)
+        self._flush()
+
+    def _deliver(self, batch: Sequence[Op], replies: Sequence[Reply]) -> None:
+        self._pending -= len(batch)
+        claims = batch[0].verb is Verb.CLAIM
+        for op, reply in zip(batch, replies, strict=True):
+            future = op.future
+            wanted = not future.done()
+            if wanted:
+                future.set_result(reply)
+            if claims:
+                self._claim_done(cast(ClaimOp, op), reply, wanted)
+
+    def _claim_done(self, op: ClaimOp, reply: Reply, wanted: bool) -> None:
+        self._forget_claim(op)
+        released = not wanted and self._release_unwanted(op, reply)
+        if op.followers is None:
+            return
+        if released:
+            self._promote(op)
+            return
+        answer = behind(reply)
+        self._pending -= len(op.followers)
+        for follower in op.followers:
+            if not follower.future.done():
+                follower.future.set_result(answer)
+
+    def _forget_claim(self, op: ClaimOp) -> None:
+        if self._leaders.get(op.wire) is op:
+            del self._leaders[op.wire]
+        elif op.named:
+            name = (op.wire, op.owner)
+            self._named[name] -= 1
+            if not self._named[name]:
+                del self._named[name]
+
+    def _release_unwanted(self, op: ClaimOp, reply: Reply) -> bool:
+        """Free a claim that was acquired for a caller who is gone.
+
+        Not where the same named owner holds it by an earlier claim, or has another under way.
+        """
+        if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
+            return False
+        kept = op.named and (not reply.fresh or (op.wire, op.owner) in self._named)
+        if kept or op.terms.mode is Mode.CONSUME:
+            return False
+        self._enqueue(ReleaseOp(op.wire, op.owner, reply.fence)).add_done_callback(_swallow)
+        return True
+
+    def _fail(self, batch: Sequence[Op], error: Exception) -> None:
+        self._pending -= len(batch)
+        for op in batch:
+            self._fail_one(op, error)
+
+    def _fail_one(self, op: Op, error: Exception) -> None:
+        if not op.future.done():
+            op.future.set_exception(_copy(error))
+        if op.verb is not Verb.CLAIM:
+            return
+        claim = cast(ClaimOp, op)
+        self._forget_claim(claim)
+        for follower in claim.followers or ():
+            self._pending -= 1
+            if not follower.future.done():
+                follower.future.set_exception(_copy(error))
+
+    # Deadlines of what still waits, while every slot is taken
+
+    def _watch(self) -> None:
+        oldest = min((lane[0].at for lane in self._lanes.values() if lane), default=None)
+        if oldest is not None:
+            self._watchdog = self._loop.call_at(oldest + self._timeout + _GRACE / 2, self._expire)
+
+    def _expire(self) -> None:
+        self._watchdog = None
+        overdue = self._loop.time() - self._timeout
+        for lane in self._lanes.values():
+            while lane and lane[0].at <= overdue:
+                op = lane.popleft()
+                self._pending -= 1
+                self._fail_one(op, UnavailableError(f"the store was busy for {self._timeout:g} s"))
+        self._watch()
+
+
+class _Deadline:
+    """Cancels a batch when its time is over; late by the loop's own fault, it grants a grace first.
+
+    A callback of the user's that blocks the loop past the deadline would otherwise fail a batch
+    whose reply lies in the socket already.
+    """
+
+    __slots__ = ("_handle", "_loop", "_task", "_when")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], when: float) -> None:
+        self._loop = loop
+        self._task = task
+        self._when = when
+        self._handle = loop.call_at(when, self._expire)
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _expire(self) -> None:
+        now = self._loop.time()
+        if now - self._when > _GRACE:
+            self._when = now + _GRACE
+            self._handle = self._loop.call_at(self._when, self._expire)
+        else:
+            self._task.cancel()
+
+
+def behind(reply: Reply) -> Reply:
+    """What a claimant finds who comes right behind one that got `reply`."""
+    if isinstance(reply, Verdict) and reply.outcome is Outcome.ACQUIRED:
+        return Verdict(Outcome.IN_PROGRESS, fence=reply.fence, attempt=reply.attempt, left_ms=reply.left_ms)
+    return reply
+
+
+def _copy(error: Exception) -> Exception:
+    """One instance for each waiter: a shared exception collects the tracebacks of all its raisers."""
+    if isinstance(error, UnavailableError):
+        return UnavailableError(*error.args, retry_after=error.retry_after)
+    return error
+
+
+def _swallow(future: asyncio.Future[Reply]) -> None:
+    if not future.cancelled():
+        future.exception()

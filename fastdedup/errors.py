@@ -1,0 +1,77 @@
+"""Every error that fastdedup raises. Expected answers are outcomes, not errors: see `Outcome`."""
+
+from __future__ import annotations
+
+
+class DedupError(Exception):
+    """Root of all errors of this library. Never raised itself."""
+
+
+class ConfigError(DedupError, ValueError):
+    """A setting, a URL, a state machine or a server cannot be used; the message says what to change."""
+
+
+class UsageError(DedupError, RuntimeError):
+    """A call that the program should not make: on a closed `Dedup`, from another event loop, settling twice."""
+
+
+class InvalidKeyError(DedupError, ValueError):
+    """The key (or owner, subject, token) is empty, too long, or not text that UTF-8 can hold."""
+
+
+class ResultError(DedupError, TypeError):
+    """The result or error value cannot be stored: the codec does not know its type."""
+
+
+class ResultTooLargeError(DedupError, ValueError):
+    """The encoded result exceeds `max_result` bytes. The claim stays live: complete it with less."""
+
+
+class ForeignRecordError(DedupError):
+    """The store's key holds a value that this version of fastdedup did not write. Nothing was changed."""
+
+
+class UnavailableError(DedupError):
+    """The store did not answer in time or refused to serve, and the policy is to say so (HTTP 503).
+
+    Whether the operation took effect is unknown; repeating it with the same owner is safe.
+
+    Attributes:
+        retry_after: seconds after which another try makes sense (HTTP `Retry-After`).
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ClaimLostError(DedupError):
+    """This owner no longer holds the key: its lease ended and another owner, or nobody, has it. Nothing changed."""
+
+
+class InProgressError(DedupError):
+    """Another owner is at work on this key (HTTP 409).
+
+    Attributes:
+        retry_after: seconds until its lease ends at the latest.
+    """
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class MismatchError(DedupError):
+    """The key was used before with another fingerprint: a different request under the same key (HTTP 422)."""
+
+
+class FailedError(DedupError):
+    """The first run of this key ended in a failure that was recorded with `fail()`.
+
+    Attributes:
+        error: the value given to `fail()`.
+    """
+
+    def __init__(self, message: str, *, error: object) -> None:
+        super().__init__(message)
+        self.error = error

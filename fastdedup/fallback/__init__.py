@@ -1,0 +1,7 @@
+"""Policies for the time in which the store is unavailable. There is none that skips the check."""
+
+from .base import FallbackPolicy
+from .local import LocalLRU
+from .reject import Reject
+
+__all__ = ["FallbackPolicy", "LocalLRU", "Reject"]

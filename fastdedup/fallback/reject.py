@@ -1,0 +1,31 @@
+"""Reject: say so, and when to come back."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from ..checks import check_seconds
+from ..errors import UnavailableError
+from ..stores.base import Op
+
+
+class Reject:
+    """Raise UnavailableError for every operation while the store is unavailable (HTTP 503).
+
+    Args:
+        retry_after: seconds to tell clients (HTTP `Retry-After`).
+    """
+
+    def __init__(self, *, retry_after: float = 1.0) -> None:
+        self._retry_after = check_seconds(retry_after, "retry_after")
+
+    def __repr__(self) -> str:
+        return f"Reject(retry_after={self._retry_after:g})"
+
+    def answer(self, op: Op, error: UnavailableError) -> NoReturn:
+        """Raise."""
+        raise UnavailableError(*error.args, retry_after=self._retry_after) from None
+
+    def holds(self, wire: bytes) -> bool:
+        """Reject remembers nothing."""
+        return False

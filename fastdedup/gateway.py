@@ -1,0 +1,444 @@
+"""`Dedup`: the gate. The main path is `Dedup.claim` → `ClaimCall.__await__` → `Engine.submit` → the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, ParamSpec, Self, TypeVar
+
+from . import codec as codecs
+from .checks import milliseconds
+from .claim import Claim, ClaimCall, foreign
+from .codec import Codec, JSONCodec
+from .core import Core, check_supported
+from .errors import ConfigError, UnavailableError
+from .events import Degraded, LeaseLost, OnEvent, emit
+from .fallback.base import FallbackPolicy
+from .fallback.reject import Reject
+from .keys import Keyspace, Kind, fingerprint
+from .lock import LockCall
+from .machine import StateMachine, Transitions
+from .model import Outcome, Record, State
+from .once import once
+from .owners import draw_owner, owner_field, owner_text
+from .settings import Settings
+from .stores.base import (
+    ClaimOp,
+    Code,
+    ForgetOp,
+    Mode,
+    Op,
+    ReadOp,
+    Reply,
+    Store,
+    Stored,
+    Terms,
+    Verb,
+    Verdict,
+    terms,
+)
+from .tokens import Tokens
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_STATES = {
+    "I": State.ISSUED,
+    "P": State.PROCESSING,
+    "W": State.PROCESSING,
+    "R": State.RELEASED,
+    "S": State.SUCCEEDED,
+    "F": State.FAILED,
+}
+_FREEING = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
+
+
+class Dedup:
+    """The gate in front of a side effect: `claim` answers "are you the first?", once, for each key.
+
+    Open it once in each event loop (`async with dedup:` or `await dedup.open()`), and share it.
+
+    Args:
+        url: `memory://`, `redis://host:6379/0`, `rediss://…`, `unix:///path/redis.sock?db=0`;
+            or a store object of your own.
+        namespace: prefix of every key, and the scope of the settings.
+        lease: seconds that an owner has before another may take over.
+        ttl: seconds that a success is remembered; also how long a dead claim's attempts are counted.
+        failure_ttl: seconds that a failure is remembered.
+        token_ttl: seconds in which a token can be redeemed.
+        timeout: seconds, the deadline of one operation.
+        replicas: replicas that must confirm each write; only 0 in this version.
+        on_unavailable: the policy while the store cannot answer: `Reject()` or `LocalLRU()`.
+        codec: how results become bytes; JSON by default.
+        max_result: bytes of an encoded result at most.
+        max_pending: operations waiting or under way at most; one more raises UnavailableError.
+        readable_keys: store every key as it is; by default those over 16 bytes become digests.
+        on_event: called with each event of `fastdedup.events`.
+
+    Raises:
+        ConfigError: a setting is wrong; the message names it.
+    """
+
+    def __init__(
+        self,
+        url: str | Store = "memory://",
+        *,
+        namespace: str = "fastdedup",
+        lease: float = 30.0,
+        ttl: float = 86_400.0,
+        failure_ttl: float = 3_600.0,
+        token_ttl: float = 300.0,
+        timeout: float = 0.25,
+        replicas: int = 0,
+        on_unavailable: FallbackPolicy | None = None,
+        codec: Codec | None = None,
+        max_result: int = 256 * 1024,
+        max_pending: int = 65_536,
+        readable_keys: bool = False,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        check_supported(replicas)
+        policy = Reject() if on_unavailable is None else on_unavailable
+        settings = Settings(
+            namespace=namespace,
+            lease=lease,
+            ttl=ttl,
+            failure_ttl=failure_ttl,
+            token_ttl=token_ttl,
+            max_result=max_result,
+            on_unavailable=policy,
+            codec=JSONCodec() if codec is None else codec,
+            readable_keys=readable_keys,
+        )
+        core = Core(url, timeout=timeout, max_pending=max_pending, on_event=on_event)
+        self._set_up(core, settings)
+
+    def _set_up(self, core: Core, settings: Settings) -> None:
+        policy = settings.on_unavailable
+        if not isinstance(policy, FallbackPolicy):
+            raise ConfigError(f"on_unavailable is a policy such as Reject() or LocalLRU(), not {policy!r}")
+        self.settings = settings
+        self._core = core
+        self._policy = policy
+        # The claims of most programs ask nothing of the policy; then the hot path does not either.
+        self._remembers = not isinstance(policy, Reject)
+        self._claims = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys)
+        self._locks = Keyspace(settings.namespace, Kind.LOCK, readable=settings.readable_keys)
+        self._terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
+        self.tokens = Tokens(self)
+
+    def __repr__(self) -> str:
+        return f"<Dedup namespace={self.settings.namespace!r} {self._policy!r}>"
+
+    # Life
+
+    async def open(self) -> Self:
+        """Open in the running event loop. A store that is merely down is the policy's matter, not an error.
+
+        Raises:
+            ConfigError: the store can never be used as it is set up: too old, a wrong password.
+            UsageError: open already, or closed.
+        """
+        await self._core.open()
+        return self
+
+    async def aclose(self) -> None:
+        """Answer what was accepted, then close, with all scopes. Closing twice is fine."""
+        await self._core.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    def scoped(
+        self,
+        name: str,
+        *,
+        lease: float | None = None,
+        ttl: float | None = None,
+        failure_ttl: float | None = None,
+        token_ttl: float | None = None,
+        on_unavailable: FallbackPolicy | None = None,
+        codec: Codec | None = None,
+        max_result: int | None = None,
+    ) -> Dedup:
+        """Return a gate for the namespace `<this namespace>:<name>` over the same connection.
+
+        Settings not given are this one's. It opens and closes with this one.
+        """
+        given = {
+            "lease": lease,
+            "ttl": ttl,
+            "failure_ttl": failure_ttl,
+            "token_ttl": token_ttl,
+            "on_unavailable": on_unavailable,
+            "codec": codec,
+            "max_result": max_result,
+        }
+        changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
+        scope = object.__new__(type(self))
+        namespace = f"{self.settings.namespace}:{name}"
+        scope._set_up(self._core, replace(self.settings, namespace=namespace, **changes))
+        return scope
+
+    # Claims
+
+    def claim(
+        self,
+        key: str,
+        *,
+        fingerprint: Any = None,
+        owner: str | None = None,
+        lease: float | None = None,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        renew: bool = False,
+    ) -> ClaimCall:
+        """Ask to be the first for `key`. Main path of the library.
+
+        `claim = await dedup.claim(key)`: settle it yourself. `async with dedup.claim(key) as claim:`
+        settles on the way out: `complete(None)` if the body did not settle, `release()` on an exception.
+
+        Args:
+            key: 1 to 1024 bytes of UTF-8 text.
+            fingerprint: what is asked under this key: 16 bytes as of `fingerprint()`, or a value to digest.
+                Another one under the same key is a MISMATCH.
+            owner: your own name for this claimant, kept over retries and restarts; drawn at random by default.
+            lease: seconds until another may take over.
+            ttl: seconds that a success is remembered.
+            wait: seconds to wait for a present owner to settle, so that the answer is its result.
+            renew: keep the lease alive until settled; should it be lost, the `async with` body is
+                cancelled and ClaimLostError raised.
+
+        Raises:
+            InvalidKeyError: the key or owner cannot be used.
+            UnavailableError: (on await) the store did not answer and the policy does not either.
+            ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
+            UsageError: (on await) not open, closed, or another event loop.
+        """
+        call = ClaimCall(
+            self,
+            key,
+            self._claims.wire(key),
+            self._terms if lease is None and ttl is None else self.terms(Mode.CLAIM, lease, ttl),
+            draw_owner() if owner is None else owner_field(owner),
+            None if fingerprint is None else digest(fingerprint),
+        )
+        if owner is not None:
+            call.named = True
+        if wait or renew:
+            call.set_patience(wait, renew)
+        return call
+
+    async def claim_many(
+        self,
+        keys: Sequence[str],
+        *,
+        fingerprints: Sequence[Any] | None = None,
+        owner: str | None = None,
+        lease: float | None = None,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        renew: bool = False,
+    ) -> list[Claim]:
+        """Claim many keys at once, each on its own; the answers stand in the order of the keys.
+
+        Where one cannot be answered its error is raised, and those that were acquired are released.
+        Arguments and errors as for `claim`; `fingerprints` gives one for each key.
+        """
+        marks = [None] * len(keys) if fingerprints is None else fingerprints
+        if len(marks) != len(keys):
+            raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
+        options: dict[str, Any] = {"owner": owner, "lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
+        calls = [self.claim(key, fingerprint=mark, **options) for key, mark in zip(keys, marks, strict=True)]
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        failures = [answer for answer in answers if isinstance(answer, BaseException)]
+        claims = [answer for answer in answers if isinstance(answer, Claim)]
+        if failures:
+            acquired = [claim.release() for claim in claims if claim.acquired]
+            await asyncio.gather(*acquired, return_exceptions=True)
+            raise failures[0]
+        return claims
+
+    def lock(
+        self, key: str, *, lease: float | None = None, wait: float = 0.0, renew: bool = False
+    ) -> LockCall:
+        """Return a mutual exclusion: `async with dedup.lock(key, wait=5.0) as lock:`. Nothing is remembered.
+
+        Raises InProgressError on entry where it is still held after `wait` seconds, ClaimLostError on
+        leaving where the lease ended before the body did. Hand `lock.fence` to what you write to.
+        """
+        seconds = self.settings.lease if lease is None else lease
+        call = ClaimCall(
+            self,
+            key,
+            self._locks.wire(key),
+            self.terms(Mode.CLAIM, seconds, seconds),
+            draw_owner(),
+            None,
+        )
+        call.set_patience(wait, renew)
+        return LockCall(call)
+
+    def once(
+        self,
+        key: Callable[P, str],
+        *,
+        fingerprint: Callable[P, Any] | None = None,
+        lease: float | None = None,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        renew: bool = True,
+        fail_on: tuple[type[Exception], ...] = (),
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
+        """Decorate an async function to run once per key; later calls return the first result. See `once.py`."""
+        return once(
+            self,
+            key,
+            fingerprint=fingerprint,
+            fail_on=fail_on,
+            options={"lease": lease, "ttl": ttl, "wait": wait, "renew": renew},
+        )
+
+    def machine(
+        self, name: str, *, initial: str, transitions: Transitions, ttl: float = 30 * 86_400.0
+    ) -> StateMachine:
+        """Define a state machine whose instances live in the store. See `StateMachine`."""
+        return StateMachine(self, name, initial=initial, transitions=transitions, ttl=ttl)
+
+    # Inspection and administration
+
+    async def get(self, key: str) -> Record | None:
+        """Return what the store holds under `key`, or None. For inspection: to decide, claim."""
+        wire = self._claims.wire(key)
+        reply = await self.run(ReadOp(wire))
+        if reply == Code.ABSENT:
+            return None
+        if not isinstance(reply, Stored) or reply.state not in _STATES:
+            raise foreign(key)
+        return self._record(key, reply)
+
+    async def forget(self, key: str) -> bool:
+        """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
+        reply = await self.run(ForgetOp(self._claims.wire(key)))
+        if reply == Code.FOREIGN:
+            raise foreign(key)
+        return reply == Code.OK
+
+    def _record(self, key: str, stored: Stored) -> Record:
+        state = _STATES[stored.state]
+        value = codecs.decode(self.settings.codec, stored.payload)
+        return Record(
+            key=key,
+            state=state,
+            owner=owner_text(stored.owner),
+            fence=stored.fence,
+            attempt=stored.attempt,
+            lease=stored.left_ms / 1000 if state is State.PROCESSING else None,
+            ttl=stored.ttl_ms / 1000,
+            fingerprint=stored.fingerprint,
+            result=value if state is State.SUCCEEDED else None,
+            error=value if state is State.FAILED else None,
+        )
+
+    # For the other modules of this package
+
+    def terms(self, mode: Mode, lease: float | None, ttl: float | None) -> Terms:
+        """Return the shared terms of claims with this lease and ttl."""
+        lease_ms = milliseconds(self.settings.lease if lease is None else lease, "lease")
+        ttl_ms = milliseconds(self.settings.ttl if ttl is None else ttl, "ttl")
+        return terms(mode, lease_ms, ttl_ms if mode is Mode.CONSUME else lease_ms + ttl_ms, False)
+
+    def check_loop(self) -> None:
+        """Raise UsageError unless open in the running event loop."""
+        self._core.running_engine()
+
+    def start_claim(self, op: ClaimOp) -> asyncio.Future[Reply]:
+        """Send a claim on its way."""
+        engine = self._core.running_engine()
+        if self._remembers and self._policy.holds(op.wire):
+            raise UnavailableError("this key was claimed while the store was unavailable")
+        if op.named or op.terms.mode is not Mode.CLAIM:
+            return engine.claim_named(op)
+        return engine.claim(op)
+
+    def disown(self, op: ClaimOp) -> None:
+        """Take back a claim whose caller was cancelled."""
+        if self._core.engine is not None:
+            self._core.engine.disown(op)
+
+    async def claim_patiently(self, call: ClaimCall) -> Reply:
+        """Claim, and while another owner is at work wait for news of it, `call.wait` seconds at the most."""
+        patient = terms(call.terms.mode, call.terms.lease_ms, call.terms.keep_ms, True)
+        loop = asyncio.get_running_loop()
+        gives_up = loop.time() + call.wait
+        while True:
+            with self._core.waiters.watch(call.wire) as freed:
+                reply = await self._claim_watched(call, patient)
+                left = gives_up - loop.time()
+                if type(reply) is not Verdict or reply.outcome is not Outcome.IN_PROGRESS or left <= 0:
+                    return reply
+                # News, the end of the owner's lease, or our own patience: whichever comes first.
+                await asyncio.wait([freed], timeout=min(left, reply.left_ms / 1000 + 0.001))
+
+    async def _claim_watched(self, call: ClaimCall, patient: Terms) -> Reply:
+        op = ClaimOp(call.wire, patient, call.owner, call.fingerprint)
+        op.named = call.named
+        try:
+            await self._core.store.listen(self._core.waiters.freed)
+            return await self.start_claim(op)
+        except UnavailableError as error:
+            return self.fall_back(op, error)
+        except asyncio.CancelledError:
+            self.disown(op)
+            raise
+
+    async def run(self, op: Op, *, degraded: bool = False) -> Reply:
+        """Execute one operation that is no claim; `degraded` where it belongs to the policy's own record."""
+        engine = self._core.running_engine()
+        if degraded or (self._remembers and self._policy.holds(op.wire)):
+            return self.fall_back(
+                op, UnavailableError("this key was claimed while the store was unavailable")
+            )
+        try:
+            return await engine.submit(op)
+        except UnavailableError as error:
+            return self.fall_back(op, error)
+
+    def fall_back(self, op: Op, error: UnavailableError) -> Reply:
+        """Ask the policy, visibly: every such answer is an event."""
+        settings, on_event = self.settings, self._core.on_event
+        try:
+            reply = self._policy.answer(op, error)
+        except UnavailableError:
+            emit(on_event, Degraded(settings.namespace, op.verb.value, False, str(error)))
+            raise
+        emit(on_event, Degraded(settings.namespace, op.verb.value, True, str(error)))
+        if op.verb in _FREEING:
+            self._core.waiters.freed(op.wire)
+        return reply
+
+    def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run work that must end even when its caller is cancelled."""
+        return self._core.keep(work)
+
+    def lease_lost(self, claim: Claim) -> None:
+        """Report a lease that could not be renewed."""
+        emit(
+            self._core.on_event,
+            LeaseLost(self.settings.namespace, claim.key, claim.owner, claim.fence),
+        )
+
+
+def digest(value: Any) -> bytes:
+    """Return a fingerprint as it is, anything else digested."""
+    return value if isinstance(value, bytes) and len(value) == 16 else fingerprint(value)

@@ -1,0 +1,75 @@
+"""Mutual exclusion on top of claims: a lock is a claim that nobody completes."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+from .claim import Claim, ClaimCall
+from .errors import InProgressError
+
+
+class Lock:
+    """A lock that is held. Pass `fence` to what you write to: it can refuse an owner that was overtaken."""
+
+    __slots__ = ("_claim",)
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.key!r} fence={self.fence}>"
+
+    @property
+    def key(self) -> str:
+        """The key."""
+        return self._claim.key
+
+    @property
+    def owner(self) -> str:
+        """This holder's name."""
+        return self._claim.owner
+
+    @property
+    def fence(self) -> int:
+        """Rises from holder to holder."""
+        return self._claim.fence
+
+    @property
+    def degraded(self) -> bool:
+        """True where the fallback policy gave it: then it excludes within this process only."""
+        return self._claim.degraded
+
+    async def renew(self, lease: float | None = None) -> None:
+        """Start the lease anew from now. Raises ClaimLostError where another has it."""
+        await self._claim.renew(lease)
+
+
+class LockCall:
+    """What `dedup.lock()` returns: enter it with `async with`."""
+
+    __slots__ = ("_call", "_held")
+
+    def __init__(self, call: ClaimCall) -> None:
+        self._call = call
+        self._held: Claim | None = None
+
+    async def __aenter__(self) -> Lock:
+        claim = await self._call
+        if not claim.acquired:
+            raise InProgressError(
+                f"the lock {claim.key!r} is held by another owner", retry_after=claim.retry_after or 0.0
+            )
+        claim.bind_body(asyncio.current_task())
+        self._held = claim
+        return Lock(claim)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        claim, self._held = self._held, None
+        assert claim is not None
+        await claim.leave(error, release=True)

@@ -1,0 +1,153 @@
+"""State machines in the store: an order that is paid once, whoever says so and however often."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from .checks import check_count, milliseconds
+from .claim import foreign
+from .errors import ConfigError
+from .keys import Keyspace, Kind
+from .model import Transition, TransitionOutcome
+from .owners import draw_owner
+from .stores.base import Code, Moved, ReadOp, Stored, TransitionOp
+
+if TYPE_CHECKING:
+    from .gateway import Dedup
+
+Transitions = Mapping[str, Iterable[str]]
+
+_OUTCOMES = {
+    Code.OK: TransitionOutcome.CHANGED,
+    Code.ALREADY: TransitionOutcome.ALREADY,
+    Code.ILLEGAL: TransitionOutcome.ILLEGAL,
+    Code.STALE: TransitionOutcome.STALE,
+}
+MAX_STATE_BYTES = 64
+
+
+class StateMachine:
+    """A checked definition; made by `dedup.machine(...)`. Instances are named by their id.
+
+    Args:
+        transitions: for each state those that may follow it; a final state has none: `"paid": ()`.
+        ttl: seconds after its last change that an instance is remembered; then it is `initial` again.
+
+    Raises:
+        ConfigError: a state that is not defined, or that nothing leads to; the message names it.
+    """
+
+    def __init__(
+        self, scope: Dedup, name: str, *, initial: str, transitions: Transitions, ttl: float
+    ) -> None:
+        check_definition(name, initial, transitions)
+        self.name = name
+        self.initial = initial
+        self.states = frozenset(transitions)
+        self._scope = scope
+        self._keyspace = Keyspace(
+            scope.settings.namespace, Kind.MACHINE, readable=scope.settings.readable_keys
+        )
+        self._keep_ms = milliseconds(ttl, "ttl")
+        self._sources = {
+            to: frozenset(state for state, targets in transitions.items() if to in targets)
+            for to in transitions
+        }
+
+    async def transition(self, id: str, *, to: str, version: int | None = None) -> Transition:
+        """Move an instance to a state, in one atomic step. A new instance starts in `initial`, version 0.
+
+        Args:
+            id: names the instance.
+            to: the wanted state.
+            version: act only on this version, as read before; None for any.
+
+        Returns:
+            CHANGED; ALREADY there (a duplicate); ILLEGAL from the present state; STALE: it moved on
+            from `version`. Always with the present state and version.
+
+        Raises:
+            ConfigError: no such state, or a version that is no whole number.
+        """
+        if to not in self._sources:
+            raise ConfigError(f"{self.name!r} has no state {to!r}; it has {_listed(self.states)}")
+        if version is not None:
+            check_count(version, "version", least=0)
+        op = TransitionOp(
+            self._wire(id),
+            to=to,
+            initial=self.initial,
+            sources=self._sources[to],
+            version=version,
+            change=draw_owner()[1:],
+            keep_ms=self._keep_ms,
+        )
+        moved = await self._scope.run(op)
+        if not isinstance(moved, Moved) or moved.code is Code.FOREIGN:
+            raise foreign(id)
+        return Transition(_OUTCOMES[moved.code], moved.state, moved.version)
+
+    async def get(self, id: str) -> tuple[str, int]:
+        """Return the state and version of an instance: (`initial`, 0) where nothing is remembered."""
+        reply = await self._scope.run(ReadOp(self._wire(id)))
+        if reply == Code.ABSENT:
+            return self.initial, 0
+        if not isinstance(reply, Stored) or reply.state != "M":
+            raise foreign(id)
+        return reply.payload.decode(), reply.fence
+
+    def _wire(self, id: str) -> bytes:
+        # The length keeps ("a", "b:c") and ("a:b", "c") apart.
+        self._keyspace.wire(id)
+        return self._keyspace.wire(f"{self.name}/{id}")
+
+
+def check_definition(name: str, initial: str, transitions: Transitions) -> None:
+    """Raise ConfigError, naming the state, where a definition cannot be meant so."""
+    if not isinstance(name, str) or not name or "/" in name or len(name) > MAX_STATE_BYTES:
+        raise ConfigError(
+            f"a machine's name is text of 1 to {MAX_STATE_BYTES} characters without '/', not {name!r}"
+        )
+    for state, targets in transitions.items():
+        check_state(state)
+        if isinstance(targets, str):
+            raise ConfigError(f"the targets of {state!r} must be a tuple: write ({targets!r},)")
+    states = set(transitions)
+    if initial not in states:
+        raise ConfigError(f"the initial state {initial!r} is not among the states {_listed(states)}")
+    unknown = {target for targets in transitions.values() for target in targets} - states
+    if unknown:
+        raise ConfigError(
+            f"unknown states {_listed(unknown)}: define each, a final one as {sorted(unknown)[0]!r}: ()"
+        )
+    if unreachable := states - reachable(initial, transitions):
+        raise ConfigError(f"unreachable states {_listed(unreachable)}: nothing leads there from {initial!r}")
+
+
+def check_state(state: str) -> None:
+    """Raise ConfigError unless `state` is text that a record can hold."""
+    if (
+        not isinstance(state, str)
+        or not 0 < len(state.encode(errors="replace")) <= MAX_STATE_BYTES
+        or "\n" in state
+    ):
+        raise ConfigError(
+            f"a state is text of 1 to {MAX_STATE_BYTES} bytes without line feeds, not {state!r}"
+        )
+
+
+def reachable(initial: str, transitions: Transitions) -> set[str]:
+    """Return the states that can be reached from `initial`, itself included."""
+    found = {initial}
+    ahead = [initial]
+    while ahead:
+        for target in transitions[ahead.pop()]:
+            if target not in found:
+                found.add(target)
+                ahead.append(target)
+    return found
+
+
+def _listed(states: Iterable[str]) -> str:
+    return ", ".join(repr(state) for state in sorted(states))

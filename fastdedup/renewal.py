@@ -1,0 +1,55 @@
+"""Keeps a claim's lease alive while its owner works, and notices when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import TYPE_CHECKING
+
+from .errors import ClaimLostError, DedupError, UnavailableError
+
+if TYPE_CHECKING:
+    from .claim import Claim
+
+
+class Renewal:
+    """Renews at a third of the lease; lost when told so, or when the lease passed unrenewed.
+
+    Holds the claim weakly: a claim that the program forgot about is not renewed for ever.
+    """
+
+    __slots__ = ("_claim", "_lease", "_loop", "_task")
+
+    def __init__(self, claim: Claim, lease: float) -> None:
+        self._claim = weakref.ref(claim)
+        self._lease = lease
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(), name="fastdedup-renewal")
+
+    def stop(self) -> None:
+        """Renew no more."""
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        pause = self._lease / 3
+        ends = self._loop.time() + self._lease
+        while True:
+            await asyncio.sleep(min(pause, max(ends - self._loop.time(), 0.0)))
+            started = self._loop.time()
+            claim = self._claim()
+            if claim is None:
+                return None
+            try:
+                await claim.renew()
+            except UnavailableError:
+                if started >= ends:
+                    return claim.lose()
+                pause = self._lease / 10
+            except ClaimLostError:
+                return claim.lose()
+            except DedupError:
+                return None  # settled or closed meanwhile
+            else:
+                pause = self._lease / 3
+                ends = started + self._lease
+            del claim  # only weakly held while asleep

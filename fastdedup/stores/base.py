@@ -1,0 +1,344 @@
+"""The store protocol: what a backend is asked, what it answers, and what it guarantees.
+
+A store executes *batches of independent operations of one verb*. Nothing here waits, retries,
+decodes results or knows policies: that is the gateway's work. Times are milliseconds, keys and
+owners are bytes, so that a store can hand them on as they are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from enum import Enum, IntEnum
+from functools import lru_cache
+from typing import Any, ClassVar, Protocol
+
+from ..model import Outcome
+
+
+class Code(IntEnum):
+    """What a script answers for one key. `lua/_record.lua` mirrors these numbers; a test compares."""
+
+    OK = 0
+    REENTERED = 1
+    TAKEN = 2
+    IN_PROGRESS = 3
+    SUCCEEDED = 4
+    FAILED = 5
+    MISMATCH = 6
+    UNKNOWN = 7
+    LOST = 8
+    FOREIGN = 9
+    ALREADY = 10
+    ILLEGAL = 11
+    STALE = 12
+    ABSENT = 13
+
+
+class Verb(Enum):
+    """The atomic verbs: one Lua file, one operation class, one method of the memory store each."""
+
+    CLAIM = "claim"
+    SETTLE = "settle"
+    RELEASE = "release"
+    RENEW = "renew"
+    ISSUE = "issue"
+    TRANSITION = "transition"
+    READ = "read"
+    FORGET = "forget"
+
+
+class Mode(Enum):
+    """How a key is claimed."""
+
+    CLAIM = "claim"
+    REDEEM = "redeem"
+    """Only a key that was issued."""
+    CONSUME = "consume"
+    """Redeem and succeed in one step."""
+
+
+class Terms:
+    """What claims have in common, so that a batch states it once. Compared by identity: use `terms()`."""
+
+    __slots__ = ("header", "keep_ms", "lease_ms", "mode", "watch")
+
+    def __init__(self, mode: Mode, lease_ms: int, keep_ms: int, watch: bool) -> None:
+        self.mode = mode
+        self.lease_ms = lease_ms
+        self.keep_ms = keep_ms
+        """How long the record lives, the lease included: then a takeover still counts attempts."""
+        self.watch = watch
+        """The claimant will wait: whoever frees or settles the key must tell."""
+        self.header = (str(lease_ms), str(keep_ms), mode.value, "1" if watch else "0")
+
+
+terms = lru_cache(maxsize=4096)(Terms)
+
+
+class Op:
+    """One operation on one key. `future` is the engine's; a store leaves it alone."""
+
+    verb: ClassVar[Verb]
+    __slots__ = ("at", "future", "wire")
+
+    wire: bytes
+    at: float
+    future: asyncio.Future[Any]
+
+    @property
+    def weight(self) -> int:
+        """Bytes that this operation adds to its batch beyond keys and owners."""
+        return 0
+
+
+class ClaimOp(Op):
+    """Claim, redeem or consume a key."""
+
+    verb = Verb.CLAIM
+    __slots__ = ("fingerprint", "followers", "named", "owner", "tail", "terms")
+
+    def __init__(self, wire: bytes, terms: Terms, owner: bytes, fingerprint: bytes | None) -> None:
+        self.wire = wire
+        self.terms = terms
+        self.owner = owner
+        self.fingerprint = fingerprint
+        self.tail = with_fingerprint(owner, fingerprint)
+        # The engine's: claims that this one leads; whether the owner is the caller's own.
+        self.followers: list[ClaimOp] | None = None
+        self.named = False
+
+
+class SettleOp(Op):
+    """Complete or fail a claim."""
+
+    verb = Verb.SETTLE
+    __slots__ = ("fence", "keep_ms", "owner", "payload", "succeeded")
+
+    def __init__(
+        self, wire: bytes, owner: bytes, fence: int, *, succeeded: bool, keep_ms: int, payload: bytes
+    ) -> None:
+        self.wire = wire
+        self.owner = owner
+        self.fence = fence
+        self.succeeded = succeeded
+        self.keep_ms = keep_ms
+        self.payload = payload
+
+    @property
+    def weight(self) -> int:
+        """The payload's size."""
+        return len(self.payload)
+
+
+class ReleaseOp(Op):
+    """Free a claim."""
+
+    verb = Verb.RELEASE
+    __slots__ = ("fence", "owner")
+
+    def __init__(self, wire: bytes, owner: bytes, fence: int) -> None:
+        self.wire = wire
+        self.owner = owner
+        self.fence = fence
+
+
+class RenewOp(Op):
+    """Give a claim a lease that runs from now."""
+
+    verb = Verb.RENEW
+    __slots__ = ("fence", "keep_ms", "lease_ms", "owner")
+
+    def __init__(self, wire: bytes, owner: bytes, fence: int, lease_ms: int, keep_ms: int) -> None:
+        self.wire = wire
+        self.owner = owner
+        self.fence = fence
+        self.lease_ms = lease_ms
+        self.keep_ms = keep_ms
+
+
+class IssueOp(Op):
+    """Issue a token."""
+
+    verb = Verb.ISSUE
+    __slots__ = ("fingerprint", "issuer", "ttl_ms")
+
+    def __init__(self, wire: bytes, issuer: bytes, fingerprint: bytes | None, ttl_ms: int) -> None:
+        self.wire = wire
+        self.issuer = issuer
+        self.fingerprint = fingerprint
+        self.ttl_ms = ttl_ms
+
+
+class TransitionOp(Op):
+    """Move a state machine. `change` is 10 bytes that name this call, so that a retry is recognised."""
+
+    verb = Verb.TRANSITION
+    __slots__ = ("change", "initial", "keep_ms", "sources", "to", "version")
+
+    def __init__(
+        self,
+        wire: bytes,
+        *,
+        to: str,
+        initial: str,
+        sources: frozenset[str],
+        version: int | None,
+        change: bytes,
+        keep_ms: int,
+    ) -> None:
+        self.wire = wire
+        self.to = to
+        self.initial = initial
+        self.sources = sources
+        self.version = version
+        self.change = change
+        self.keep_ms = keep_ms
+
+
+class ReadOp(Op):
+    """Read a record."""
+
+    verb = Verb.READ
+    __slots__ = ()
+
+    def __init__(self, wire: bytes) -> None:
+        self.wire = wire
+
+
+class ForgetOp(Op):
+    """Remove a record, whoever owns it."""
+
+    verb = Verb.FORGET
+    __slots__ = ()
+
+    def __init__(self, wire: bytes) -> None:
+        self.wire = wire
+
+
+def with_fingerprint(owner: bytes, fingerprint: bytes | None) -> bytes:
+    """Join an owner field and a fingerprint as they stand in a record."""
+    if fingerprint is None:
+        return owner
+    return bytes((owner[0] | 128,)) + owner[1:] + fingerprint
+
+
+class Verdict:
+    """The answer to one claim. One object may answer many claims of a batch: never mutated.
+
+    `left_ms` is the time until the state ends: of the lease, or of the settled record.
+    `fresh` is False where the same owner only got its own claim back.
+    """
+
+    __slots__ = ("attempt", "degraded", "fence", "fresh", "left_ms", "outcome", "payload")
+
+    def __init__(
+        self,
+        outcome: Outcome,
+        *,
+        fence: int = 0,
+        attempt: int = 0,
+        left_ms: int = 0,
+        payload: bytes = b"",
+        fresh: bool = True,
+        degraded: bool = False,
+    ) -> None:
+        self.outcome = outcome
+        self.fence = fence
+        self.attempt = attempt
+        self.left_ms = left_ms
+        self.payload = payload
+        self.fresh = fresh
+        self.degraded = degraded
+
+
+class Moved:
+    """The answer to one transition: OK, ALREADY, ILLEGAL, STALE or FOREIGN."""
+
+    __slots__ = ("code", "state", "version")
+
+    def __init__(self, code: Code, state: str, version: int) -> None:
+        self.code = code
+        self.state = state
+        self.version = version
+
+
+class Stored:
+    """A record as the store holds it. `state` is a letter: I P W S F R, or M for a machine (see `lua/`)."""
+
+    __slots__ = ("attempt", "fence", "fingerprint", "left_ms", "owner", "payload", "state", "ttl_ms")
+
+    def __init__(
+        self,
+        state: str,
+        *,
+        owner: bytes,
+        fence: int,
+        attempt: int,
+        left_ms: int,
+        ttl_ms: int,
+        fingerprint: bytes | None,
+        payload: bytes,
+    ) -> None:
+        self.state = state
+        self.owner = owner
+        self.fence = fence
+        self.attempt = attempt
+        self.left_ms = left_ms
+        self.ttl_ms = ttl_ms
+        self.fingerprint = fingerprint
+        self.payload = payload
+
+
+Reply = Verdict | Moved | Stored | Code
+"""Claim: Verdict, or FOREIGN. Transition: Moved. Read: Stored, ABSENT or FOREIGN. All others: Code."""
+
+
+class Store(Protocol):
+    """A place that remembers claims.
+
+    Guarantees, each a test of the contract suite that every store runs:
+
+    1.  Of any number of concurrent claims for a free key, exactly one is acquired.
+    2.  The same owner claiming again gets its own claim back: same fence, same attempt.
+    3.  Another owner finds IN_PROGRESS with the time that the lease has left.
+    4.  When the lease has ended the next claimant acquires the key: attempt + 1, a higher fence.
+    5.  Settling, releasing and renewing act for the present owner alone; a stale one changes nothing.
+    6.  Settling, releasing and issuing again, after a lost reply, is answered as the first time.
+    7.  A settled record answers every claimant with the first payload until it expires.
+    8.  A released key is free: attempt + 1, a higher fence, any fingerprint.
+    9.  Two different fingerprints on one key are a MISMATCH in every state.
+    10. A token is acquired once, only if issued, only by its subject.
+    11. A transition is one atomic step and moves only along the definition.
+    12. Every record expires by itself.
+    13. The operations of a batch are independent: one bad key fails alone.
+    14. Whoever frees or settles a watched key tells the listener.
+
+    A store raises UnavailableError, and nothing else, where it cannot answer.
+    """
+
+    async def open(self) -> None:
+        """Check that the settings can work. Not an error: a backend that is down just now.
+
+        Raises:
+            ConfigError: the backend is there and cannot be used: too old, wrong password.
+        """
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of everything. Also fine when never opened."""
+        ...
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Execute operations of one verb; the replies stand in the order of the operations.
+
+        Cancelled at the engine's deadline; what was sent by then may have taken effect.
+        """
+        ...
+
+    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
+        """From the return on, call `on_freed(wire)` for each watched key that is freed or settled.
+
+        `on_freed(None)` says that news may have been missed: every waiter must look again.
+        """
+        ...

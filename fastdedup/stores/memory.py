@@ -1,0 +1,332 @@
+"""The embedded store: `memory://`, and what `LocalLRU` answers from. One process, nothing persisted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+
+from ..errors import UnavailableError
+from ..model import Outcome
+from .base import (
+    ClaimOp,
+    Code,
+    ForgetOp,
+    IssueOp,
+    Mode,
+    Moved,
+    Op,
+    ReadOp,
+    ReleaseOp,
+    RenewOp,
+    Reply,
+    SettleOp,
+    Stored,
+    TransitionOp,
+    Verb,
+    Verdict,
+)
+
+_LIVE = "PW"
+_OVERHEAD = 400
+"""Bytes that an entry costs beside its payload, roughly: dictionary slot, object, key, heap entry."""
+_MAX_ATTEMPT = 65_535
+
+
+class Entry:
+    """One record. `until` is the lease's end, `expires` the record's; both in ms of the store's clock."""
+
+    __slots__ = ("attempt", "expires", "fence", "fingerprint", "owner", "payload", "state", "token", "until")
+
+    def __init__(self, state: str, owner: bytes, fence: int, attempt: int, until: int, expires: int) -> None:
+        self.state = state
+        self.owner = owner
+        self.fence = fence
+        self.attempt = attempt
+        self.until = until
+        self.expires = expires
+        self.fingerprint: bytes | None = None
+        self.payload = b""
+        self.token = False
+
+
+class MemoryStore:
+    """Guarantees: see `Store`. Bounded by count and bytes: full, it refuses rather than forget.
+
+    Args:
+        maxsize: records held at most.
+        max_bytes: estimate of the memory they may take.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        *,
+        maxsize: int = 1_000_000,
+        max_bytes: int = 1024 * 1024 * 1024,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._maxsize = maxsize
+        self._max_bytes = max_bytes
+        self._clock = clock
+        self._listeners: list[Callable[[bytes | None], None]] = []
+        # Mutable: the records, the order in which they expire (stale pairs are passed over), their size.
+        self._entries: dict[bytes, Entry] = {}
+        self._expiry: list[tuple[int, bytes]] = []
+        self._bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[tuple[bytes, Entry]]:
+        return iter(list(self._entries.items()))
+
+    async def open(self) -> None:
+        """Nothing to do."""
+
+    async def aclose(self) -> None:
+        """Forget everything."""
+        self._entries.clear()
+        self._expiry.clear()
+        self._bytes = 0
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Answer at once."""
+        return [self.apply(op) for op in ops]
+
+    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
+        """Call `on_freed` for each watched key that is freed or settled."""
+        if on_freed not in self._listeners:
+            self._listeners.append(on_freed)
+
+    def apply(self, op: Op) -> Reply:
+        """Execute one operation: atomic, as nothing here awaits."""
+        now = int(self._clock() * 1000)
+        self._expire(now)
+        match op:
+            case ClaimOp():
+                return self._claim(op, now)
+            case SettleOp():
+                return self._settle(op, now)
+            case ReleaseOp():
+                return self._release(op)
+            case RenewOp():
+                return self._renew(op, now)
+            case IssueOp():
+                return self._issue(op, now)
+            case TransitionOp():
+                return self._transition(op, now)
+            case ReadOp():
+                return self._read(op, now)
+            case ForgetOp():
+                return self._forget(op)
+        raise TypeError(f"the memory store does not know {op!r}")
+
+    def holds(self, wire: bytes) -> bool:
+        """True while a record stands under this key."""
+        return wire in self._entries
+
+    # Claims
+
+    def _claim(self, op: ClaimOp, now: int) -> Verdict:
+        entry = self._entries.get(op.wire)
+        if entry is None:
+            if op.terms.mode is not Mode.CLAIM:
+                return Verdict(Outcome.UNKNOWN)
+            return self._take(op, now, None)
+        if op.fingerprint and entry.fingerprint and op.fingerprint != entry.fingerprint:
+            return _verdict(Outcome.MISMATCH, entry, now)
+        return self._contend(op, entry, now)
+
+    def _contend(self, op: ClaimOp, entry: Entry, now: int) -> Verdict:
+        if entry.state == "S":
+            if op.terms.mode is Mode.CONSUME and op.owner == entry.owner:
+                return _verdict(Outcome.ACQUIRED, entry, now, fresh=False)
+            return _verdict(Outcome.SUCCEEDED, entry, now)
+        if entry.state == "F":
+            return _verdict(Outcome.FAILED, entry, now)
+        if entry.state not in _LIVE or entry.until <= now:
+            return self._take(op, now, entry)
+        if entry.owner == op.owner:
+            entry.until = max(entry.until, now + op.terms.lease_ms)
+            self._keep(op.wire, entry, max(entry.expires, now + op.terms.keep_ms))
+            return _verdict(Outcome.ACQUIRED, entry, now, fresh=False)
+        if op.terms.watch:
+            entry.state = "W"
+        return _verdict(Outcome.IN_PROGRESS, entry, now)
+
+    def _take(self, op: ClaimOp, now: int, former: Entry | None) -> Verdict:
+        consume = op.terms.mode is Mode.CONSUME
+        until = now + (op.terms.keep_ms if consume else op.terms.lease_ms)
+        entry = Entry("S" if consume else "P", op.owner, now * 1000, 1, until, 0)
+        entry.fingerprint = op.fingerprint
+        if former is None:
+            self._make_room()
+            self._bytes += _OVERHEAD
+        else:
+            entry.fence = max(entry.fence, former.fence + 1)
+            entry.attempt = min(former.attempt + 1, _MAX_ATTEMPT)
+            entry.token = former.token
+            entry.fingerprint = op.fingerprint or former.fingerprint
+        self._entries[op.wire] = entry
+        self._keep(op.wire, entry, now + op.terms.keep_ms)
+        return _verdict(Outcome.ACQUIRED, entry, now)
+
+    def _settle(self, op: SettleOp, now: int) -> Code:
+        entry = self._held(op)
+        state = "S" if op.succeeded else "F"
+        if entry is None:
+            return Code.LOST
+        if entry.state == state:
+            return Code.OK
+        if entry.state not in _LIVE:
+            return Code.LOST
+        if self._bytes + len(op.payload) > self._max_bytes:
+            raise UnavailableError(f"the local store is full: {self._max_bytes} bytes of results and records")
+        self._bytes += len(op.payload)
+        entry.payload = op.payload
+        entry.until = now + op.keep_ms
+        self._keep(op.wire, entry, entry.until)
+        self._free(op.wire, entry, state)
+        return Code.OK
+
+    def _release(self, op: ReleaseOp) -> Code:
+        entry = self._held(op)
+        if entry is None:
+            return Code.LOST
+        if entry.state in "RI":
+            return Code.OK
+        if entry.state not in _LIVE:
+            return Code.LOST
+        entry.until = 0
+        if not entry.token:
+            entry.fingerprint = None
+        self._free(op.wire, entry, "I" if entry.token else "R")
+        return Code.OK
+
+    def _renew(self, op: RenewOp, now: int) -> Code:
+        entry = self._held(op)
+        if entry is None or entry.state not in _LIVE:
+            return Code.LOST
+        entry.until = now + op.lease_ms
+        self._keep(op.wire, entry, now + op.keep_ms)
+        return Code.OK
+
+    def _held(self, op: SettleOp | ReleaseOp | RenewOp) -> Entry | None:
+        entry = self._entries.get(op.wire)
+        if entry is None or entry.owner != op.owner or op.fence not in (0, entry.fence):
+            return None
+        return entry
+
+    def _free(self, wire: bytes, entry: Entry, state: str) -> None:
+        watched = entry.state == "W"
+        entry.state = state
+        if watched:
+            self._tell(wire)
+
+    # Tokens, machines, administration
+
+    def _issue(self, op: IssueOp, now: int) -> Code:
+        entry = self._entries.get(op.wire)
+        if entry is not None:
+            return Code.OK if entry.owner == op.issuer and entry.token else Code.FOREIGN
+        self._make_room()
+        self._bytes += _OVERHEAD
+        entry = Entry("I", op.issuer, now * 1000, 0, now + op.ttl_ms, 0)
+        entry.fingerprint = op.fingerprint
+        entry.token = True
+        self._entries[op.wire] = entry
+        self._keep(op.wire, entry, now + op.ttl_ms)
+        return Code.OK
+
+    def _transition(self, op: TransitionOp, now: int) -> Moved:
+        entry = self._entries.get(op.wire)
+        state, version = (entry.payload.decode(), entry.fence) if entry else (op.initial, 0)
+        if entry is not None and entry.owner == op.change:
+            return Moved(Code.OK, state, version)
+        behind = 0 if op.version is None else version - op.version
+        if state == op.to and behind in (0, 1):
+            return Moved(Code.ALREADY, state, version)
+        if behind:
+            return Moved(Code.STALE, state, version)
+        if state not in op.sources:
+            return Moved(Code.ILLEGAL, state, version)
+        if entry is None:
+            self._make_room()
+            self._bytes += _OVERHEAD
+        else:
+            self._bytes -= len(entry.payload)
+        entry = Entry("M", op.change, version + 1, 0, 0, 0)
+        entry.payload = op.to.encode()
+        self._bytes += len(entry.payload)
+        self._entries[op.wire] = entry
+        self._keep(op.wire, entry, now + op.keep_ms)
+        return Moved(Code.OK, op.to, version + 1)
+
+    def _read(self, op: ReadOp, now: int) -> Reply:
+        entry = self._entries.get(op.wire)
+        if entry is None:
+            return Code.ABSENT
+        return Stored(
+            entry.state,
+            owner=entry.owner,
+            fence=entry.fence,
+            attempt=entry.attempt,
+            left_ms=entry.until - now,
+            ttl_ms=entry.expires - now,
+            fingerprint=entry.fingerprint,
+            payload=entry.payload,
+        )
+
+    def _forget(self, op: ForgetOp) -> Code:
+        entry = self._entries.get(op.wire)
+        if entry is None:
+            return Code.ABSENT
+        self._drop(op.wire)
+        if entry.state == "W":
+            self._tell(op.wire)
+        return Code.OK
+
+    def _tell(self, wire: bytes) -> None:
+        for on_freed in self._listeners:
+            on_freed(wire)
+
+    # Bounds
+
+    def _keep(self, wire: bytes, entry: Entry, expires: int) -> None:
+        if entry.expires == expires:
+            return
+        entry.expires = expires
+        heappush(self._expiry, (expires, wire))
+        if len(self._expiry) > 2 * len(self._entries) + 1024:
+            self._expiry = [(held.expires, key) for key, held in self._entries.items()]
+            heapify(self._expiry)
+
+    def _expire(self, now: int) -> None:
+        while self._expiry and self._expiry[0][0] <= now:
+            expires, wire = heappop(self._expiry)
+            entry = self._entries.get(wire)
+            if entry is not None and entry.expires == expires:
+                self._drop(wire)
+
+    def _drop(self, wire: bytes) -> None:
+        self._bytes -= _OVERHEAD + len(self._entries.pop(wire).payload)
+
+    def _make_room(self) -> None:
+        if len(self._entries) >= self._maxsize or self._bytes + _OVERHEAD > self._max_bytes:
+            raise UnavailableError(
+                f"the local store is full: {len(self._entries)} unexpired records, {self._bytes} bytes; "
+                "it refuses new keys rather than forget a claim (raise maxsize or lower ttl)"
+            )
+
+
+def _verdict(outcome: Outcome, entry: Entry, now: int, *, fresh: bool = True) -> Verdict:
+    settled = outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+    return Verdict(
+        outcome,
+        fence=entry.fence,
+        attempt=entry.attempt,
+        left_ms=max(entry.until - now, 0),
+        payload=entry.payload if settled else b"",
+        fresh=fresh,
+    )

@@ -1,0 +1,118 @@
+"""One connection that many batches share: redis-py connects, a small protocol then carries the batches.
+
+redis-py does what it is good at (URLs, TLS, AUTH, SELECT, Sentinel's discovery). Afterwards its
+socket is taken over by an asyncio.Protocol on hiredis: replies come back in order, so a batch
+costs one write, one future and one parse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio.connection import AbstractConnection
+
+MAX_REPLY_BYTES = 256 * 1024 * 1024
+
+
+def pack(*command: str | bytes | int) -> bytes:
+    """Return a command as bytes of the Redis protocol."""
+    return hiredis.pack_command(command)  # type: ignore[arg-type, no-any-return] # its stub is for 1-tuples
+
+
+class Link(asyncio.Protocol):
+    """Sends packed commands and hands out their replies in order.
+
+    Errors of the server come back as `hiredis.ReplyError` values. When the connection ends, every
+    command without a reply fails with ConnectionError: whether it took effect is unknown.
+    What arrives while no command waits goes to `on_push`: the messages of a subscription.
+    """
+
+    def __init__(self, connection: AbstractConnection, on_push: Callable[[Any], None] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        """Done once the connection has ended."""
+        self._on_push = on_push
+        self._reader = hiredis.Reader()
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._lost: ConnectionError | None = None
+        # Kept alive as long as we use its socket: redis-py closes it when collected.
+        self._connection = connection
+        self._transport = take_transport(connection)
+        self._transport.set_protocol(self)
+
+    @property
+    def usable(self) -> bool:
+        """False once the connection has ended."""
+        return self._lost is None and not self._transport.is_closing()
+
+    def send(self, packed: bytes) -> asyncio.Future[Any]:
+        """Send one command; the future gets its reply."""
+        if self._lost is not None:
+            raise self._lost
+        future = self._loop.create_future()
+        self._waiting.append(future)
+        self._transport.write(packed)
+        return future
+
+    def abort(self, reason: str) -> None:
+        """Drop the connection at once, and with it every reply that is still to come."""
+        self._end(ConnectionError(reason))
+        self._transport.abort()
+        self._forget_connection()
+
+    def close(self) -> None:
+        """Close after what was written has gone out."""
+        self._end(ConnectionError("the connection was closed"))
+        self._transport.close()
+        self._forget_connection()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand out the replies that are complete (asyncio calls this)."""
+        reader, waiting = self._reader, self._waiting
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                if not waiting and self._on_push is not None:
+                    self._on_push(reply)
+                    continue
+                future = waiting.popleft()
+                if not future.done():
+                    future.set_result(reply)
+            if reader.len() > MAX_REPLY_BYTES:
+                self.abort("Redis sent a reply of more than 256 MiB")
+        except (hiredis.ProtocolError, IndexError) as error:
+            self.abort(f"Redis sent what is no reply: {error!r}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what waits (asyncio calls this)."""
+        self._end(ConnectionError(str(exc) if exc else "Redis closed the connection"))
+        self._forget_connection()
+
+    def _end(self, error: ConnectionError) -> None:
+        if self._lost is None:
+            self._lost = error
+        if not self.closed.done():
+            self.closed.set_result(None)
+        while self._waiting:
+            future = self._waiting.popleft()
+            if not future.done():
+                # One instance each: a shared exception collects the tracebacks of all its raisers.
+                future.set_exception(ConnectionError(*error.args))
+
+    def _forget_connection(self) -> None:
+        self._connection._reader = None
+        self._connection._writer = None
+
+
+def take_transport(connection: AbstractConnection) -> asyncio.Transport:
+    """Return the transport of a connected redis-py connection.
+
+    redis-py has no public name for it; tests run this on the oldest and the newest redis-py allowed.
+    """
+    writer = connection._writer
+    assert writer is not None, "the connection is not connected"
+    return cast(asyncio.Transport, writer.transport)  # uvloop's own only look like one

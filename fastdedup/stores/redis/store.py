@@ -1,0 +1,148 @@
+"""The Redis store: one connection, a batch is one EVALSHA."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hiredis
+
+from ...errors import ConfigError, DedupError
+from ..base import Op, Reply, Verb
+from .errors import NETWORK_ERRORS, translate
+from .link import Link, pack
+from .listener import Listener
+from .scripts import LoadedScript, load_scripts
+from .url import Target
+
+OLDEST = (6, 2)
+
+
+class RedisStore:
+    """A single Redis (or Valkey) server. Guarantees: see `Store`."""
+
+    def __init__(self, url: str, *, timeout: float) -> None:
+        self._target = Target(url)
+        self._timeout = timeout
+        self._scripts = load_scripts()
+        self._listener = Listener(self._connect)
+        # Mutable: the one connection, and the attempt to make it that concurrent batches share.
+        self._link: Link | None = None
+        self._connecting: asyncio.Task[Link] | None = None
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect once, to find mistakes early. A server that is down now is the policy's matter."""
+        try:
+            async with asyncio.timeout(self._timeout * 4):
+                await self._connected()
+        except (TimeoutError, *NETWORK_ERRORS) as error:
+            failure = translate(error, self._target.name)
+            if "login" in str(failure) or "password" in str(failure):
+                raise ConfigError(str(failure)) from None
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        await self._listener.aclose()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Send one EVALSHA for the whole batch.
+
+        Sent again once when the connection breaks: every operation names its owner, so repeating
+        one that took effect is answered as the first time.
+        """
+        script = self._scripts[verb]
+        keys_and_args = [len(ops), *[op.wire for op in ops], *script.pack(ops)]
+        try:
+            try:
+                reply = await self._evaluate(script, keys_and_args)
+            except ConnectionError:
+                reply = await self._evaluate(script, keys_and_args)
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+        return script.read(ops, reply)
+
+    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
+        """Subscribe, once, over a connection of its own."""
+        try:
+            await self._listener.start(on_freed)
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+
+    async def _evaluate(self, script: LoadedScript, keys_and_args: list[Any]) -> list[Any]:
+        link = self._link
+        if link is None or not link.usable:
+            link = await self._connected()
+        try:
+            reply = await link.send(pack("EVALSHA", script.sha, *keys_and_args))
+            if type(reply) is hiredis.ReplyError and str(reply).startswith("NOSCRIPT"):
+                reply = await link.send(pack("EVAL", script.text, *keys_and_args))
+        except asyncio.CancelledError:
+            # The deadline passed with a reply outstanding. The replies behind it are as late: drop all.
+            link.abort("Redis did not answer in time")
+            raise
+        if type(reply) is not list:
+            raise reply if isinstance(reply, Exception) else hiredis.ProtocolError(f"no list: {reply!r}")
+        return reply
+
+    async def _connected(self) -> Link:
+        """Return the connection, making it if need be; concurrent callers share one attempt."""
+        if self._closed:
+            raise ConnectionError("the store is closed")
+        if self._link is not None and self._link.usable:
+            return self._link
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect(), name="fastdedup-connect")
+            self._connecting.add_done_callback(self._connect_done)
+        return await asyncio.shield(self._connecting)
+
+    def _connect_done(self, task: asyncio.Task[Link]) -> None:
+        self._connecting = None
+        if not task.cancelled() and task.exception() is None:
+            self._link = task.result()
+            if self._closed:
+                self._link.close()
+
+    async def _connect(self, on_push: Callable[[Any], None] | None = None) -> Link:
+        connection = self._target.connection(self._timeout)
+        await connection.connect()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
+        link = Link(connection, on_push)
+        try:
+            reply = await asyncio.wait_for(link.send(pack("INFO", "server")), self._timeout)
+            check_version(reply)
+        except BaseException:
+            link.abort("not usable")
+            raise
+        return link
+
+    def _fault(self, error: Exception) -> Exception:
+        return error if isinstance(error, DedupError) else translate(error, self._target.name)
+
+
+def check_version(info: Any) -> None:
+    """Refuse a server that lacks what the scripts use.
+
+    Raises:
+        ConfigError: older than Redis 6.2.
+    """
+    if isinstance(info, hiredis.ReplyError):
+        # A login that may not call INFO: the scripts themselves will tell.
+        if str(info).startswith("NOPERM"):
+            return
+        raise info
+    found = re.search(rb"redis_version:(\d+)\.(\d+)", info)
+    if found and (version := (int(found[1]), int(found[2]))) < OLDEST:
+        raise ConfigError(
+            f"this Redis is version {version[0]}.{version[1]}; fastdedup needs "
+            f"{OLDEST[0]}.{OLDEST[1]} or later (or Valkey)"
+        )

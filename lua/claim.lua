@@ -1,0 +1,101 @@
+-- Claim each key: the first claimant becomes its owner, everyone else learns how the key stands.
+--
+-- KEYS[i]  a record's key
+-- ARGV     runs, one for each stretch of keys with equal terms: count, lease_ms, keep_ms, mode, watch;
+--          then a tail per key: shape, owner and fingerprint as they stand in the record.
+--          mode: claim | redeem (only what was issued) | consume (redeem and succeed in one step)
+--          keep_ms: how long the record lives, the lease included
+-- returns  {now_us, i, code, record, ...}: a triple for each key that was not freshly acquired
+
+local reply = { now_us }
+local fence, fresh = pack(now_us, 7), pack(1, 2)
+
+local function answer(i, code, record)
+  local n = #reply
+  reply[n + 1], reply[n + 2], reply[n + 3] = i, code, record
+end
+
+-- The claimant's owner with the fingerprint and the token mark that the record already had.
+local function adopt(tail, record)
+  local last, printed, token = shape(record)
+  local code = byte(tail, 1)
+  local size = code % 64
+  local owner = sub(tail, 2, 1 + (size == 0 and 10 or size))
+  local print = code >= 128 and sub(tail, 2 + #owner) or printed and sub(record, last + 1, last + 16) or ''
+  return char(size + (token and 64 or 0) + (print ~= '' and 128 or 0)) .. owner .. print
+end
+
+local function same_owner(tail, record)
+  local last, _, _, code = shape(record)
+  return byte(tail, 1) % 64 == code and sub(tail, 2, last - 17) == sub(record, 19, last)
+end
+
+local function differs(tail, record)
+  local last, printed = shape(record)
+  return printed and byte(tail, 1) >= 128 and sub(tail, -16) ~= sub(record, last + 1, last + 16)
+end
+
+local function take(i, key, tail, record, terms)
+  local fence = math.max(now_us, unpack_number(record, 3, 9) + 1)
+  local attempt = math.min(unpack_number(record, 16, 17) + 1, 65535)
+  record = VERSION .. terms.state .. pack(fence, 7) .. terms.deadline .. pack(attempt, 2) .. adopt(tail, record)
+  redis.call('SET', key, record, 'PX', terms.keep)
+  answer(i, TAKEN, record)
+end
+
+local function reenter(i, key, record, terms)
+  if terms.ends > unpack_number(record, 10, 15) then
+    record = sub(record, 1, 9) .. terms.deadline .. sub(record, 16)
+    redis.call('SET', key, record, 'PX', terms.keep)
+  end
+  answer(i, REENTERED, record)
+end
+
+local function contend(i, key, tail, terms)
+  local record = read(key)
+  if record == nil then return answer(i, FOREIGN, '') end
+  if record == false then
+    if terms.mode ~= 'claim' then return answer(i, UNKNOWN, '') end
+    -- It expired between SET NX and GET: only a server that does not stop the clock for a script.
+    redis.call('SET', key, terms.head .. tail, 'PX', terms.keep)
+    return
+  end
+  -- Before all else, or a token whose first holder died would open to another subject.
+  if differs(tail, record) then return answer(i, MISMATCH, record) end
+  local state = sub(record, 2, 2)
+  if state == 'S' then
+    -- The same owner consuming again lost the first reply: the token is still its own.
+    if terms.mode == 'consume' and same_owner(tail, record) then return answer(i, REENTERED, record) end
+    return answer(i, SUCCEEDED, record)
+  end
+  if state == 'F' then return answer(i, FAILED, record) end
+  local live = (state == 'P' or state == 'W') and unpack_number(record, 10, 15) > now_ms
+  if not live then return take(i, key, tail, record, terms) end
+  if same_owner(tail, record) then return reenter(i, key, record, terms) end
+  if terms.watch and state == 'P' then redis.call('SETRANGE', key, 1, 'W') end
+  answer(i, IN_PROGRESS, record)
+end
+
+local a, i = 1, 1
+while i <= #KEYS do
+  local last = i + tonumber(ARGV[a]) - 1
+  local lease, keep, mode, watch = tonumber(ARGV[a + 1]), ARGV[a + 2], ARGV[a + 3], ARGV[a + 4] == '1'
+  a = a + 5
+  local state = mode == 'consume' and 'S' or 'P'
+  local ends = now_ms + (mode == 'consume' and tonumber(keep) or lease)
+  local deadline = pack(ends, 6)
+  local head = VERSION .. state .. fence .. deadline .. fresh
+  local terms = {
+    keep = keep, mode = mode, watch = watch, state = state, ends = ends, deadline = deadline, head = head,
+  }
+  local fresh_only = mode == 'claim'
+  for k = i, last do
+    -- Write first, read only on conflict: a fresh key costs one command and one string.
+    if not (fresh_only and redis.call('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', keep)) then
+      contend(k, KEYS[k], ARGV[a], terms)
+    end
+    a = a + 1
+  end
+  i = last + 1
+end
+return reply

@@ -1,0 +1,39 @@
+-- Complete or fail each key, for its present owner only. Doing it again is answered as the first time.
+--
+-- KEYS[i]  a record's key
+-- ARGV     runs: count, state (S or F), keep_ms; then per key: proof (fence and owner), payload
+-- returns  {now_us, i, code, ...}: a pair for each key that was not settled: LOST, FOREIGN
+
+local reply = { now_us }
+
+local function settle(key, state, deadline, keep, proof, payload)
+  local record = read(key)
+  if record == nil then return FOREIGN end
+  if not record or not held_by(record, proof) then return LOST end
+  local present = sub(record, 2, 2)
+  if present == state then return OK end -- the reply to the first try was lost
+  if present ~= 'P' and present ~= 'W' then return LOST end
+  local last, printed = shape(record)
+  local settled = sub(record, 16, last + (printed and 16 or 0)) .. payload
+  redis.call('SET', key, VERSION .. state .. sub(record, 3, 9) .. deadline .. settled, 'PX', keep)
+  wake(record, key)
+  return OK
+end
+
+local a, i = 1, 1
+while i <= #KEYS do
+  local last = i + tonumber(ARGV[a]) - 1
+  local state, keep = ARGV[a + 1], ARGV[a + 2]
+  local deadline = pack(now_ms + tonumber(keep), 6)
+  a = a + 3
+  for k = i, last do
+    local code = settle(KEYS[k], state, deadline, keep, ARGV[a], ARGV[a + 1])
+    if code ~= OK then
+      reply[#reply + 1] = k
+      reply[#reply + 1] = code
+    end
+    a = a + 2
+  end
+  i = last + 1
+end
+return reply

@@ -1,0 +1,38 @@
+-- Move each state machine to a state, if it stands where that is allowed.
+--
+-- KEYS[i]  a machine's key. Its record: format version, M, 7 bytes of version, 10 bytes naming the
+--          last change, the state's name
+-- ARGV     six per key: keep_ms, change (10 bytes naming this call), version ('' for any), to,
+--          initial, sources (the states that may move to `to`, each between line feeds)
+-- returns  {now_us, code, version, state, ...}: a triple for each key:
+--          OK (changed), ALREADY, ILLEGAL, STALE, FOREIGN
+
+local reply = { now_us }
+
+local function transition(key, keep, change, expected, to, initial, sources)
+  local record = read(key)
+  if record == nil or (record and sub(record, 2, 2) ~= 'M') then return FOREIGN, 0, '' end
+  local state, version, last = initial, 0, ''
+  if record then
+    state, version, last = sub(record, 20), unpack_number(record, 3, 9), sub(record, 10, 19)
+  end
+  if last == change then return OK, version, state end -- the reply to the first try was lost
+  expected = tonumber(expected)
+  local behind = expected and version - expected or 0
+  -- One version on and in the wanted state: the same message, delivered again.
+  if state == to and (behind == 0 or behind == 1) then return ALREADY, version, state end
+  if behind ~= 0 then return STALE, version, state end
+  if not string.find(sources, '\n' .. state .. '\n', 1, true) then return ILLEGAL, version, state end
+  version = version + 1
+  redis.call('SET', key, VERSION .. 'M' .. pack(version, 7) .. change .. to, 'PX', keep)
+  return OK, version, to
+end
+
+for i, key in ipairs(KEYS) do
+  local a = 6 * (i - 1)
+  local code, version, state =
+    transition(key, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], ARGV[a + 6])
+  local n = #reply
+  reply[n + 1], reply[n + 2], reply[n + 3] = code, version, state
+end
+return reply
