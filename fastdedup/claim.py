@@ -28,6 +28,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     """
 
     __slots__ = ("_entered", "_generator", "_scope", "key", "renew", "wait")
+    __name__ = "ClaimCall"  # shown for a task that runs one
 
     def __init__(
         self,

@@ -84,8 +84,13 @@ class Core:
         """Run work that must end even when its caller is cancelled; aclose waits for it."""
         task = asyncio.get_running_loop().create_task(work)
         self._kept.add(task)
-        task.add_done_callback(self._kept.discard)
+        task.add_done_callback(self._kept_done)
         return task
+
+    def _kept_done(self, task: asyncio.Task[Any]) -> None:
+        self._kept.discard(task)
+        if not task.cancelled():
+            task.exception()  # a caller that was cancelled does not fetch it; the lease ends by itself
 
 
 def check_supported(replicas: int) -> None:

@@ -116,8 +116,11 @@ class Engine:
     def claim_named(self, op: ClaimOp) -> asyncio.Future[Reply]:
         """Accept a claim with an owner of the caller's: it stands for itself."""
         future = self.submit(op)
-        op.named = True
+        op.counted = True
         self._named[op.wire, op.owner] += 1
+        # Counted until its caller is about to resume: callbacks run in order, so of two claims that
+        # one batch answered, the first still sees the second here when it resumes to be cancelled.
+        future.add_done_callback(lambda _: self._uncount(op))
         return future
 
     def disown(self, op: ClaimOp) -> None:
@@ -262,11 +265,13 @@ class Engine:
     def _forget_claim(self, op: ClaimOp) -> None:
         if self._leaders.get(op.wire) is op:
             del self._leaders[op.wire]
-        elif op.named:
-            name = (op.wire, op.owner)
-            self._named[name] -= 1
-            if not self._named[name]:
-                del self._named[name]
+
+    def _uncount(self, op: ClaimOp) -> None:
+        op.counted = False
+        name = (op.wire, op.owner)
+        self._named[name] -= 1
+        if not self._named[name]:
+            del self._named[name]
 
     def _release_unwanted(self, op: ClaimOp, reply: Reply) -> bool:
         """Free a claim that was acquired for a caller who is gone.
@@ -275,7 +280,8 @@ class Engine:
         """
         if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
             return False
-        kept = op.named and (not reply.fresh or (op.wire, op.owner) in self._named)
+        others = self._named.get((op.wire, op.owner), 0) - op.counted
+        kept = op.named and (not reply.fresh or others > 0)
         if kept or op.terms.mode is Mode.CONSUME:
             return False
         self._enqueue(ReleaseOp(op.wire, op.owner, reply.fence)).add_done_callback(_swallow)
@@ -344,9 +350,14 @@ class _Deadline:
 
 
 def behind(reply: Reply) -> Reply:
-    """What a claimant finds who comes right behind one that got `reply`."""
+    """What a claimant finds who comes right behind one that got `reply`.
+
+    Not `fresh`: the store has not heard of this claimant, so it will not tell it when the key is freed.
+    """
     if isinstance(reply, Verdict) and reply.outcome is Outcome.ACQUIRED:
-        return Verdict(Outcome.IN_PROGRESS, fence=reply.fence, attempt=reply.attempt, left_ms=reply.left_ms)
+        return Verdict(
+            Outcome.IN_PROGRESS, fence=reply.fence, attempt=reply.attempt, left_ms=reply.left_ms, fresh=False
+        )
     return reply
 
 

@@ -387,6 +387,8 @@ class Dedup:
                 left = gives_up - loop.time()
                 if type(reply) is not Verdict or reply.outcome is not Outcome.IN_PROGRESS or left <= 0:
                     return reply
+                if not reply.fresh:
+                    continue  # answered by the engine: ask the store itself, so that it has us on its list
                 # News, the end of the owner's lease, or our own patience: whichever comes first.
                 await asyncio.wait([freed], timeout=min(left, reply.left_ms / 1000 + 0.001))
 

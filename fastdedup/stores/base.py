@@ -96,7 +96,7 @@ class ClaimOp(Op):
     """Claim, redeem or consume a key."""
 
     verb = Verb.CLAIM
-    __slots__ = ("fingerprint", "followers", "named", "owner", "tail", "terms")
+    __slots__ = ("counted", "fingerprint", "followers", "named", "owner", "tail", "terms")
 
     def __init__(self, wire: bytes, terms: Terms, owner: bytes, fingerprint: bytes | None) -> None:
         self.wire = wire
@@ -104,9 +104,10 @@ class ClaimOp(Op):
         self.owner = owner
         self.fingerprint = fingerprint
         self.tail = with_fingerprint(owner, fingerprint)
-        # The engine's: claims that this one leads; whether the owner is the caller's own.
+        # The engine's: claims that this one leads; is the owner the caller's own, and counted as such.
         self.followers: list[ClaimOp] | None = None
         self.named = False
+        self.counted = False
 
 
 class SettleOp(Op):
@@ -227,7 +228,8 @@ class Verdict:
     """The answer to one claim. One object may answer many claims of a batch: never mutated.
 
     `left_ms` is the time until the state ends: of the lease, or of the settled record.
-    `fresh` is False where the same owner only got its own claim back.
+    `fresh` is False where the same owner only got its own claim back, and on what the engine
+    answered from another claim's reply.
     """
 
     __slots__ = ("attempt", "degraded", "fence", "fresh", "left_ms", "outcome", "payload")

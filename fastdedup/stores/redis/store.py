@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import hiredis
@@ -19,14 +19,23 @@ from .url import Target
 
 OLDEST = (6, 2)
 
+OnPush = Callable[[Any], None]
+Connect = Callable[[OnPush | None], Coroutine[Any, Any, Link]]
+
 
 class RedisStore:
-    """A single Redis (or Valkey) server. Guarantees: see `Store`."""
+    """A single Redis (or Valkey) server. Guarantees: see `Store`.
 
-    def __init__(self, url: str, *, timeout: float) -> None:
+    Args:
+        timeout: seconds for connecting, and for one command of the handshake.
+        connect: makes the connections in place of the URL; for tests, and topologies to come.
+    """
+
+    def __init__(self, url: str, *, timeout: float, connect: Connect | None = None) -> None:
         self._target = Target(url)
         self._timeout = timeout
         self._scripts = load_scripts()
+        self._connect = self._connect_by_url if connect is None else connect
         self._listener = Listener(self._connect)
         # Mutable: the one connection, and the attempt to make it that concurrent batches share.
         self._link: Link | None = None
@@ -102,7 +111,7 @@ class RedisStore:
         if self._link is not None and self._link.usable:
             return self._link
         if self._connecting is None:
-            self._connecting = asyncio.create_task(self._connect(), name="fastdedup-connect")
+            self._connecting = asyncio.create_task(self._connect(None), name="fastdedup-connect")
             self._connecting.add_done_callback(self._connect_done)
         return await asyncio.shield(self._connecting)
 
@@ -113,7 +122,7 @@ class RedisStore:
             if self._closed:
                 self._link.close()
 
-    async def _connect(self, on_push: Callable[[Any], None] | None = None) -> Link:
+    async def _connect_by_url(self, on_push: OnPush | None) -> Link:
         connection = self._target.connection(self._timeout)
         await connection.connect()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
         link = Link(connection, on_push)
@@ -136,8 +145,8 @@ def check_version(info: Any) -> None:
         ConfigError: older than Redis 6.2.
     """
     if isinstance(info, hiredis.ReplyError):
-        # A login that may not call INFO: the scripts themselves will tell.
-        if str(info).startswith("NOPERM"):
+        # A login or a server without INFO: the scripts themselves will tell.
+        if str(info).startswith(("NOPERM", "ERR unknown command")):
             return
         raise info
     found = re.search(rb"redis_version:(\d+)\.(\d+)", info)

@@ -1,0 +1,60 @@
+# The two commands: `make demo` and `make test`. Each sets up what it needs; repeats are quick.
+
+PYTHON  ?= python3
+WORKERS ?= 2
+
+BIN   := .venv/bin
+VENV  := .venv/.stamp-venv
+CLI   := .venv/.stamp-cli
+DEV   := .venv/.stamp-dev
+PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types format clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: $(CLI) ## run the flash sale; REDIS_URL=redis://… runs it on a real Redis, ARGS='--buyers 500' passes options
+	@$(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(ARGS)
+
+# The server comes first: without it nothing else is worth the wait. pytest comes last: its closing line is
+# the verdict. PYTEST_ARGS may narrow a run, which then falls short of the coverage asked for.
+test: redis-server lint types ## lint, type check and test, with at least 95 % branch coverage
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" \
+	  $(BIN)/pytest -n $(WORKERS) --cov --cov-fail-under=95 $(PYTEST_ARGS)
+
+lint: $(DEV) ## ruff: rules and format
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: $(DEV) ## mypy, strict
+	@$(BIN)/mypy
+
+format: $(DEV) ## let ruff rewrite what it can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean: ## remove the virtual environment and every cache
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: redis-server
+redis-server:
+	@.ci/redis-server.sh >/dev/null
+
+$(VENV):
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "fastdedup needs Python 3.11 or later; name one with: make PYTHON=python3.12 ...")'
+	@echo "Setting up .venv ..."
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+$(CLI): $(VENV) pyproject.toml
+	@echo "Installing fastdedup[cli] ..."
+	@$(PIP) --editable '.[cli]'
+	@touch $@
+
+$(DEV): $(VENV) pyproject.toml
+	@echo "Installing fastdedup[dev] ..."
+	@$(PIP) --editable '.[dev]'
+	@touch $(CLI) $@

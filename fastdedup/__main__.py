@@ -1,0 +1,21 @@
+"""``python -m fastdedup`` and the ``fastdedup`` command; the command line itself is `fastdedup.cli`."""
+
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say which extra to install where click or rich is missing."""
+    try:
+        from fastdedup.cli import cli
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in {"click", "rich"}:
+            raise  # a broken installation, which the extra would not mend
+        print(
+            f"fastdedup: the command line needs {error.name}: pip install 'fastdedup[cli]'", file=sys.stderr
+        )
+        sys.exit(2)
+    cli(prog_name="fastdedup")
+
+
+if __name__ == "__main__":
+    main()

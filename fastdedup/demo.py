@@ -1,0 +1,289 @@
+"""A flash sale through the public API alone: many hasty buyers, little stock, one gate.
+
+Every buyer is given an order form with a one-time token, clicks "buy" several times at once under one
+idempotency key, and afterwards sends the used form again under a fresh key. Some forms are also sent by a
+thief, and some thieves make a token up. `Shop.buy` is the main path: the order handler that a web
+framework would call. `run_sale` runs the sale and checks what the gate promised; showing the report is the
+caller's business.
+"""
+
+import asyncio
+import secrets
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from fastdedup import Claim, Dedup, Outcome, fingerprint
+
+IN_FLIGHT = 1_000  # buyers served at the same time
+PATIENCE = 5.0  # seconds that a waiting click waits for the first click's answer
+PAYMENT = 0.001  # seconds that handling an order takes; the clicks of one buyer overlap in it
+THIEF_EVERY = 10  # every tenth form is also sent by somebody else
+FORGER_EVERY = 100  # every hundredth buyer's neighbour makes a token up
+FIRST_PAUSE, LONGEST_PAUSE, TRIES = 0.005, 0.5, 40  # how a client that is told "in progress" asks again
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What happened in one sale. Times are seconds unless the name says otherwise."""
+
+    buyers: int
+    clicks: int  # of each buyer, at once
+    stock: int
+    sold: int
+    duplicates_replayed: int  # clicks answered with the recorded result of another click
+    in_progress: int  # clicks told to come back, each of which did
+    tokens_issued: int
+    refused_used: int  # the form had been used
+    refused_foreign: int  # the form belongs to another buyer
+    refused_unknown: int  # no such form was ever issued
+    claims: int
+    operations: int  # claims, settlements, tokens issued and tokens consumed
+    seconds: float
+    p50_ms: float  # of the claims that do not wait for another click's answer
+    p99_ms: float
+    violations: tuple[str, ...]  # the promises that were broken; empty after a good run
+
+    @property
+    def tokens_refused(self) -> int:
+        """Every attempt to use a form that was refused, whatever the reason."""
+        return self.refused_used + self.refused_foreign + self.refused_unknown
+
+    @property
+    def claims_per_second(self) -> float:
+        """Claims answered in one second of the sale."""
+        return self.claims / self.seconds
+
+    @property
+    def operations_per_second(self) -> float:
+        """Operations of every kind in one second of the sale."""
+        return self.operations / self.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the order handler answers, in the terms of HTTP."""
+
+    status: int
+    body: Any = None
+
+
+class Shop:
+    """A shop without a single check for duplicates of its own: it leans on the gate, as its users would."""
+
+    def __init__(self, gate: Dedup, stock: int) -> None:
+        self._gate = gate
+        # The side effects, which must not happen twice.
+        self.stock = stock
+        self.orders: Counter[str] = Counter()  # units sold to each buyer
+        # The books, kept to check the gate afterwards.
+        self.first_replies: defaultdict[str, list[Reply]] = defaultdict(list)  # by key: made, not replayed
+        self.accepted: Counter[str] = Counter()  # by token: how often it was let through
+        self.refused: Counter[Outcome] = Counter()
+        self.answers: Counter[Outcome] = Counter()  # of claims
+        self.operations = 0
+        self.latencies = array("d")  # seconds, of claims that do not wait
+
+    async def form(self, buyer: str) -> str:
+        """Render an order form: the token in it lets `buyer`, and nobody else, order once."""
+        self.operations += 1
+        return await self._gate.tokens.issue(subject=buyer)
+
+    async def buy(self, buyer: str, token: str, key: str, *, wait: float = 0.0) -> Reply:
+        """Handle one click: the main path. `key` is the idempotency key that the client sent with it."""
+        started = perf_counter()
+        async with self._gate.claim(key, fingerprint=fingerprint([buyer, token]), wait=wait) as claim:
+            if not wait:
+                self.latencies.append(perf_counter() - started)
+            self.answers[claim.outcome] += 1
+            self.operations += 1
+            if not claim.acquired:
+                return _duplicate(claim)
+            reply = await self._order(buyer, token)
+            self.first_replies[key].append(reply)
+            self.operations += 2  # the token's consumption and this settlement
+            await (claim.complete(reply.body) if reply.status == 200 else claim.fail(reply.body))
+            return reply
+
+    async def _order(self, buyer: str, token: str) -> Reply:
+        verdict = await self._gate.tokens.consume(token, subject=buyer)
+        if verdict is not Outcome.ACQUIRED:
+            self.refused[verdict] += 1
+            return Reply(403, f"form refused: {verdict.value}")
+        self.accepted[token] += 1
+        if self.stock == 0:
+            await asyncio.sleep(PAYMENT)
+            return Reply(200, {"buyer": buyer, "order": None})
+        unit, self.stock = self.stock, self.stock - 1  # reserved before the payment, or two would pay for it
+        await asyncio.sleep(PAYMENT)
+        self.orders[buyer] += 1
+        return Reply(200, {"buyer": buyer, "order": unit})
+
+
+def _duplicate(claim: Claim) -> Reply:
+    match claim.outcome:
+        case Outcome.SUCCEEDED:
+            return Reply(200, claim.result)
+        case Outcome.FAILED:
+            return Reply(403, claim.error)
+        case Outcome.IN_PROGRESS:
+            return Reply(409, claim.retry_after)
+        case _:
+            return Reply(422, claim.outcome.value)
+
+
+class Crowd:
+    """The buyers, their thieves, and what each of them was told."""
+
+    def __init__(self, shop: Shop, clicks: int) -> None:
+        self._shop = shop
+        self._clicks = clicks
+        # What the checks at the end need to know.
+        self.tokens: list[str] = []
+        self.differing = 0  # replies to clicks that were not the first click's reply
+        self.wrongly_served = 0  # misused forms that were not refused for the right reason
+        self.misuses: Counter[Outcome] = Counter()  # by the reason that the shop should have
+
+    async def visit(self, number: int) -> None:
+        """One buyer's whole visit: a form, all the clicks at once, and the used form once more."""
+        shop, buyer = self._shop, f"buyer:{number}"
+        key = f"order:{buyer}"
+        token = await shop.form(buyer)
+        self.tokens.append(token)
+        async with asyncio.TaskGroup() as group:
+            # A third of the clicks let the server wait, whichever of them comes first; the others ask again.
+            clicks = [
+                group.create_task(
+                    self._click(buyer, token, key, wait=PATIENCE if (number + click) % 3 == 1 else 0.0)
+                )
+                for click in range(self._clicks)
+            ]
+            if number % THIEF_EVERY == 0:  # races with the owner's own clicks
+                group.create_task(self._misuse(f"thief:{number}", token, Outcome.MISMATCH))
+            if number % FORGER_EVERY == 0:
+                group.create_task(self._misuse(f"forger:{number}", secrets.token_urlsafe(), Outcome.UNKNOWN))
+        first = shop.first_replies[key][:1]
+        self.differing += sum([click.result()] != first for click in clicks)
+        await self._misuse(buyer, token, Outcome.SUCCEEDED)
+
+    async def _click(self, buyer: str, token: str, key: str, *, wait: float) -> Reply:
+        """Send one click as a browser does: told that the order is in progress, ask again a little later."""
+        pause = FIRST_PAUSE
+        for _ in range(TRIES):
+            reply = await self._shop.buy(buyer, token, key, wait=wait)
+            if reply.status != 409:
+                break
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
+        return reply
+
+    async def _misuse(self, sender: str, token: str, reason: Outcome) -> None:
+        """Send a form that must be refused, under a fresh idempotency key so that only the token can tell."""
+        self.misuses[reason] += 1
+        reply = await self._shop.buy(sender, token, f"misuse:{sender}")
+        self.wrongly_served += reply != Reply(403, f"form refused: {reason.value}")
+
+
+def sale_gate(url: str, prefix: str = "demo") -> Dedup:
+    """A gate for one run: a namespace of its own, so that reruns start afresh, and nothing kept for long."""
+    return Dedup(
+        url,
+        namespace=f"{prefix}-{secrets.token_hex(4)}",
+        lease=10.0,
+        ttl=60.0,
+        failure_ttl=60.0,
+        token_ttl=60.0,
+        timeout=5.0,  # the demo wants answers from a busy laptop too; a web shop would rather be told sooner
+    )
+
+
+async def run_sale(
+    gate: Dedup,
+    *,
+    buyers: int = 10_000,
+    clicks: int = 3,
+    stock: int = 100,
+    on_visit: Callable[[], object] = lambda: None,
+) -> Report:
+    """Run the sale on an open `gate` and check it; `on_visit` is called after each buyer's visit.
+
+    Raises the `DedupError` that stopped the sale, if one did; broken promises are in the report.
+    """
+    shop = Shop(gate, stock)
+    crowd = Crowd(shop, clicks)
+    queue = iter(range(buyers))
+    started = perf_counter()
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(IN_FLIGHT, buyers)):
+                group.create_task(_serve(crowd, queue, on_visit))
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None  # one store is down once, not once for each click in flight
+    return _report(shop, crowd, buyers=buyers, clicks=clicks, stock=stock, seconds=perf_counter() - started)
+
+
+async def _serve(crowd: Crowd, queue: Iterator[int], on_visit: Callable[[], object]) -> None:
+    for number in queue:
+        await crowd.visit(number)
+        on_visit()
+
+
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = errors
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _report(shop: Shop, crowd: Crowd, *, buyers: int, clicks: int, stock: int, seconds: float) -> Report:
+    latencies = sorted(shop.latencies)
+    return Report(
+        buyers=buyers,
+        clicks=clicks,
+        stock=stock,
+        sold=shop.orders.total(),
+        duplicates_replayed=shop.answers[Outcome.SUCCEEDED] + shop.answers[Outcome.FAILED],
+        in_progress=shop.answers[Outcome.IN_PROGRESS],
+        tokens_issued=len(crowd.tokens),
+        refused_used=shop.refused[Outcome.SUCCEEDED],
+        refused_foreign=shop.refused[Outcome.MISMATCH],
+        refused_unknown=shop.refused[Outcome.UNKNOWN],
+        claims=shop.answers.total(),
+        operations=shop.operations,
+        seconds=seconds,
+        p50_ms=_quantile(latencies, 0.50) * 1_000,
+        p99_ms=_quantile(latencies, 0.99) * 1_000,
+        violations=tuple(_violations(shop, crowd, due=min(stock, buyers))),
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))] if ordered else 0.0
+
+
+def _violations(shop: Shop, crowd: Crowd, *, due: int) -> Iterator[str]:
+    """Name every broken promise, with the figure that shows it."""
+    if (sold := shop.orders.total()) != due:
+        yield f"exactly {due} units were to be sold, but {sold} were"
+    if greedy := sum(units > 1 for units in shop.orders.values()):
+        yield f"each buyer may buy at most once, but {greedy} bought more than one unit"
+    if repeated := sum(len(replies) != 1 for replies in shop.first_replies.values()):
+        yield f"each idempotency key was to be handled exactly once, but {repeated} were not"
+    if crowd.differing:
+        yield f"every click was to get the first click's answer, but {crowd.differing} did not"
+    if wrong := sum(shop.accepted[token] != 1 for token in crowd.tokens):
+        yield f"each token was to be let through exactly once, but {wrong} were not"
+    if forged := shop.accepted.keys() - set(crowd.tokens):
+        yield f"only issued tokens may be let through, but {len(forged)} others were"
+    if crowd.wrongly_served or shop.refused != crowd.misuses:
+        yield (
+            f"every misused form was to be refused for its reason {_reasons(crowd.misuses)}, "
+            f"but the refusals were {_reasons(shop.refused)}, {crowd.wrongly_served} of them wrong or missing"
+        )
+
+
+def _reasons(counts: Counter[Outcome]) -> str:
+    return "{" + ", ".join(f"{reason.value}: {count}" for reason, count in sorted(counts.items())) + "}"
