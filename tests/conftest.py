@@ -1,0 +1,115 @@
+"""Shared by all tests: an event loop for async tests, servers, stores, a leak checker, `wait_until`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import redis
+import uvloop
+
+from .servers import RedisServer
+from .stores import STORES, Backend
+
+DEADLINE = 60.0
+"""Seconds that one async test may take."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--loop", default="uvloop", choices=["asyncio", "uvloop"], help="event loop of async tests"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def` tests, each in a loop of its own; a task left behind fails the test."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+    factory = uvloop.new_event_loop if pyfuncitem.config.getoption("--loop") == "uvloop" else None
+
+    async def run() -> None:
+        # Not pytest-timeout alone: what it raises from a signal handler, a loop's callback may swallow.
+        async with asyncio.timeout(DEADLINE):
+            await pyfuncitem.obj(**arguments)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        assert not {task for task in left if "fastdedup" in task.get_name()}, f"tasks left behind: {left}"
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run())
+    return True
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """This worker's own redis-server."""
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def redis_url(redis_server: RedisServer) -> Iterator[str]:
+    """The URL of this worker's own redis-server, emptied and checked after the test."""
+    yield redis_server.url
+    with redis_server.client() as raw:
+        check_ttls(raw)
+        raw.flushdb()
+
+
+@pytest.fixture(scope="session")
+def backends() -> Iterator[dict[str, Backend]]:
+    """The stores of this worker, started when first asked for."""
+    running: dict[str, Backend] = {}
+    contexts: list[Any] = []
+
+    class Lazy(dict[str, Backend]):
+        def __missing__(self, name: str) -> Backend:
+            context = STORES[name]()
+            running[name] = self[name] = context.__enter__()
+            contexts.append(context)
+            return running[name]
+
+    yield Lazy()
+    for context in contexts:
+        context.__exit__(None, None, None)
+
+
+@pytest.fixture(params=list(STORES))
+def backend(request: pytest.FixtureRequest, backends: dict[str, Backend]) -> Iterator[Backend]:
+    """Every store of the matrix, one test each."""
+    backend = backends[request.param]
+    yield backend
+    if backend.raw is not None:
+        check_ttls(backend.raw)
+    backend.clear()
+
+
+def check_ttls(raw: redis.Redis) -> None:
+    """Promise 4: every key has a TTL. `forever` marks what a test wrote itself."""
+    keys = [key for key in raw.scan_iter(count=1000) if b"forever" not in key]
+    without = [key for key in keys if raw.pttl(key) == -1]
+    assert not without, f"keys without a TTL: {without[:5]}"
+
+
+async def _wait_until(predicate: Callable[[], Any], *, description: str, deadline: float = 10.0) -> Any:
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + deadline
+    while loop.time() < ends:
+        value = predicate()
+        if inspect.isawaitable(value):
+            value = await value
+        if value:
+            return value
+        await asyncio.sleep(0.002)
+    raise AssertionError(f"waited {deadline:g} s in vain: {description}")
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    """The only way in which tests wait: `await wait_until(predicate, description=…)`."""
+    return _wait_until

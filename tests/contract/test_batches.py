@@ -1,0 +1,190 @@
+"""Guarantee 13, and what the engine promises: few calls, no orphans, no crossed answers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import Dedup, ForeignRecordError, Outcome, UsageError
+
+from ..servers import RedisServer
+from ..stores import Backend
+
+WaitUntil = Callable[..., Any]
+
+
+async def test_concurrent_claims_get_their_own_answers(backend: Backend) -> None:
+    """Mixed verbs, keys and terms at once: no reply goes to another caller."""
+    async with backend.make() as dedup:
+
+        async def cycle(n: int) -> None:
+            claim = await dedup.claim(f"key-{n}", owner=f"owner-{n}", lease=10 + n % 7, fingerprint=f"f{n}")
+            assert claim.acquired
+            assert claim.owner == f"owner-{n}"
+            assert claim.lease == 10 + n % 7
+            await claim.renew(20)
+            await claim.complete({"n": n})
+            again = await dedup.claim(f"key-{n}", fingerprint=f"f{n}")
+            assert again.result == {"n": n}
+
+        await asyncio.gather(*(cycle(n) for n in range(300)))
+
+
+async def test_a_bad_key_fails_alone(backend: Backend) -> None:
+    if backend.raw is None:
+        return  # nobody else writes to a memory store
+    backend.raw.lpush("t:=forever-list", "x")
+    backend.raw.set("t:=forever-text", "somebody else's")
+    backend.raw.set("t:=forever-odd", b"\x01looks like ours but is not")
+    async with backend.make() as dedup:
+        keys = ["a", "forever-list", "b", "forever-text", "c"]
+        answers = await asyncio.gather(*(dedup.claim(key) for key in keys), return_exceptions=True)
+        assert [isinstance(answer, ForeignRecordError) for answer in answers] == [
+            False,
+            True,
+            False,
+            True,
+            False,
+        ]
+        with pytest.raises(ForeignRecordError, match="did not write"):
+            await dedup.get("forever-text")
+        with pytest.raises(ForeignRecordError):
+            await dedup.forget("forever-list")
+        with pytest.raises(ForeignRecordError):
+            await dedup.claim_many(keys)
+        assert (await dedup.claim("b")).outcome is Outcome.IN_PROGRESS
+    assert backend.raw.type("t:=forever-list") == b"list"
+
+
+async def test_scripts_flushed_under_load_lose_nothing(backend: Backend) -> None:
+    if backend.raw is None:
+        return  # a memory store has no scripts
+    raw = backend.raw
+    async with backend.make() as dedup:
+        won = 0
+
+        async def claimant(n: int) -> None:
+            nonlocal won
+            for step in range(20):
+                claim = await dedup.claim(f"key-{step}-{n % 25}")
+                won += claim.acquired
+                if claim.acquired:
+                    await claim.complete(step)
+
+        async def flusher() -> None:
+            for _ in range(20):
+                raw.script_flush()
+                await asyncio.sleep(0)
+
+        await asyncio.gather(flusher(), *(claimant(n) for n in range(100)))
+        assert won == 20 * 25
+
+
+async def test_claims_of_one_loop_reach_redis_in_few_calls(redis_url: str, redis_server: RedisServer) -> None:
+    async with Dedup(redis_url, namespace="t") as dedup:
+        with redis_server.client() as raw:
+            raw.config_resetstat()
+            await asyncio.gather(*(dedup.claim(f"key-{n}") for n in range(1000)))
+            stats = raw.info("commandstats")
+            calls = sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
+            assert calls <= 8
+            raw.config_resetstat()
+            claims = await asyncio.gather(*(dedup.claim("one key") for _ in range(1000)))
+            assert sum(claim.acquired for claim in claims) == 1
+            assert raw.info("commandstats")["cmdstat_set"]["calls"] == 1
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_cancelled_caller_leaves_no_orphan(
+    backend: Backend, named: bool, wait_until: WaitUntil
+) -> None:
+    """Whenever it was cancelled: queued, sent, or answered but not yet resumed."""
+    async with backend.make() as dedup:
+        chance = random.Random(7)
+        for round_ in range(40):
+            keys = [f"key-{round_}-{n}" for n in range(20)]
+            tasks = [
+                asyncio.create_task(dedup.claim(key, owner=f"me-{key}" if named else None)) for key in keys
+            ]
+            for _ in range(chance.randrange(6)):
+                await asyncio.sleep(0)
+            for task in tasks:
+                task.cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            for key, answer in zip(keys, answers, strict=True):
+                if isinstance(answer, asyncio.CancelledError):
+
+                    async def free(key: str = key) -> bool:
+                        return (await dedup.claim(key)).acquired
+
+                    await wait_until(free, description="the cancelled claim is released")
+                else:
+                    assert answer.acquired
+
+
+async def test_followers_of_a_cancelled_claim_get_a_turn(backend: Backend) -> None:
+    """Claims for one key travel as one; when the one that leads is cancelled another becomes the owner."""
+    async with backend.make() as dedup:
+        for hops in range(6):
+            key = f"key-{hops}"
+            tasks = [asyncio.create_task(dedup.claim(key)) for _ in range(5)]
+            await asyncio.sleep(0)
+            for _ in range(hops):
+                await asyncio.sleep(0)
+            tasks[0].cancel()
+            tasks[1].cancel()
+            answers = await asyncio.gather(*tasks, return_exceptions=True)
+            claims = [answer for answer in answers if not isinstance(answer, BaseException)]
+            acquired = [claim for claim in claims if claim.acquired]
+            assert len(acquired) <= 1
+            if not acquired:
+                # The leader was answered before it was cancelled: its release is on the way.
+                assert (await dedup.claim(key, wait=5)).acquired
+
+
+async def test_a_named_owner_keeps_what_its_other_claim_got(backend: Backend) -> None:
+    """One of two concurrent claims of the same owner is cancelled: the other one's stays."""
+    async with backend.make() as dedup:
+        for hops in range(5):
+            key = f"key-{hops}"
+            first = asyncio.create_task(dedup.claim(key, owner="me"))
+            second = asyncio.create_task(dedup.claim(key, owner="me"))
+            for _ in range(hops):
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            claim = await second
+            assert claim.acquired
+            await asyncio.gather(*(dedup.claim(f"other-{hops}-{n}") for n in range(3)))
+            await claim.complete("kept")
+
+
+async def test_aclose_answers_what_was_accepted(backend: Backend) -> None:
+    dedup = await backend.make().open()
+    tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(1000)]
+    await asyncio.sleep(0)
+    await dedup.aclose()
+    claims = await asyncio.gather(*tasks)
+    assert all(claim.acquired for claim in claims)
+    with pytest.raises(UsageError, match="closed"):
+        await dedup.claim("late")
+    with pytest.raises(UsageError, match="closed"):
+        await claims[0].complete()
+    await dedup.aclose()
+
+
+async def test_a_claim_call_is_a_coroutine_to_asyncio(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(dedup.claim("a"))
+        assert task.result().acquired
+        assert (await asyncio.wait_for(dedup.claim("b"), 5)).acquired
+        [claim] = await asyncio.gather(dedup.claim("c"))
+        assert claim.acquired
+        call = dedup.claim("never sent")
+        call.close()
+        assert (await dedup.claim("never sent")).attempt == 1

@@ -1,0 +1,249 @@
+"""Guarantees 1-4, 8, 9, 12 of the store protocol, through the public API, on every store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import ClaimLostError, Outcome, State
+
+from ..stores import Backend
+
+WaitUntil = Callable[..., Any]
+LEASE = 0.02
+"""Seconds: short enough to run out while a test waits for it."""
+
+
+async def acquired_when_lease_ends(dedup: Any, key: str, wait_until: WaitUntil, **options: Any) -> Any:
+    async def claimed() -> Any:
+        claim = await dedup.claim(key, **options)
+        return claim if claim.acquired else None
+
+    return await wait_until(claimed, description="the lease ends and the key can be taken over")
+
+
+async def test_of_many_concurrent_claims_exactly_one_is_acquired(backend: Backend) -> None:
+    """Guarantee 1, each claimant in a connection and an engine of its own where the store has such."""
+    gates = [backend.make() for _ in range(4)] if backend.name != "memory" else [backend.make()]
+    for gate in gates:
+        await gate.open()
+    for round_ in range(20):
+        claims = await asyncio.gather(*(gate.claim(f"race-{round_}") for gate in gates for _ in range(50)))
+        assert [claim.outcome for claim in claims].count(Outcome.ACQUIRED) == 1
+        assert {claim.outcome for claim in claims} == {Outcome.ACQUIRED, Outcome.IN_PROGRESS}
+        assert len({claim.fence for claim in claims}) == 1
+    for gate in gates:
+        await gate.aclose()
+
+
+async def test_the_same_owner_gets_its_own_claim_back(backend: Backend) -> None:
+    """Guarantee 2: what a caller does whose reply was lost."""
+    async with backend.make() as dedup:
+        first = await dedup.claim("key", owner="worker-1")
+        again = await dedup.claim("key", owner="worker-1")
+        assert again.acquired
+        assert (again.fence, again.attempt, again.owner) == (first.fence, first.attempt, "worker-1")
+        await again.complete("done")
+
+
+async def test_the_same_owner_claiming_again_starts_its_lease_anew(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        await dedup.claim("key", owner="worker-1", lease=5)
+        again = await dedup.claim("key", owner="worker-1", lease=60)
+        record = await dedup.get("key")
+        assert record is not None
+        assert record.lease is not None
+        assert again.lease == 60
+        assert 50 < record.lease <= 60
+        await dedup.claim("key", owner="worker-1", lease=1)
+        record = await dedup.get("key")
+        assert record is not None
+        assert record.lease is not None
+        assert record.lease > 50, "a shorter lease does not cut a longer one"
+
+
+async def test_another_owner_finds_in_progress_with_the_time_left(backend: Backend) -> None:
+    """Guarantee 3."""
+    async with backend.make() as dedup:
+        mine = await dedup.claim("key", lease=30)
+        other = await dedup.claim("key")
+        assert other.outcome is Outcome.IN_PROGRESS
+        assert other.retry_after is not None
+        assert 25 < other.retry_after <= 30
+        assert other.owner != mine.owner, "an owner's name is never shown to another claimant"
+        assert other.result is None
+        assert other.error is None
+        assert other.lease is None
+
+
+async def test_an_ended_lease_is_taken_over_with_a_higher_fence(
+    backend: Backend, wait_until: WaitUntil
+) -> None:
+    """Guarantee 4: attempts count, fences rise, the former owner has lost."""
+    async with backend.make() as dedup:
+        first = await dedup.claim("key", lease=LEASE)
+        later = [await acquired_when_lease_ends(dedup, "key", wait_until, lease=LEASE) for _ in range(3)]
+        claims = [first, *later]
+        assert [claim.attempt for claim in claims] == [1, 2, 3, 4]
+        fences = [claim.fence for claim in claims]
+        assert fences == sorted(set(fences))
+        for stale in claims[:-1]:
+            with pytest.raises(ClaimLostError):
+                await stale.complete("too late")
+
+
+async def test_a_race_for_an_ended_lease_has_one_winner(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make() as dedup:
+        await dedup.claim("key", lease=LEASE)
+
+        async def race() -> Any:
+            claims = await asyncio.gather(*(dedup.claim("key", owner=f"w{n}") for n in range(20)))
+            return [claim for claim in claims if claim.acquired]
+
+        winners = await wait_until(race, description="the lease ends")
+        assert len(winners) == 1
+        assert winners[0].attempt == 2
+
+
+async def test_a_released_key_is_free_and_keeps_counting(backend: Backend) -> None:
+    """Guarantee 8."""
+    async with backend.make() as dedup:
+        fence = 0
+        for attempt in (1, 2, 3):
+            claim = await dedup.claim("key", fingerprint=f"request {attempt}")
+            assert claim.acquired
+            assert claim.attempt == attempt
+            assert claim.fence > fence
+            fence = claim.fence
+            await claim.release()
+        record = await dedup.get("key")
+        assert record is not None
+        assert record.state is State.RELEASED
+        assert record.fingerprint is None
+
+
+@pytest.mark.parametrize("state", ["processing", "expired", "succeeded", "failed"])
+async def test_another_fingerprint_is_a_mismatch_in_every_state(
+    backend: Backend, state: str, wait_until: WaitUntil
+) -> None:
+    """Guarantee 9, an ended lease among them: a different request never takes over."""
+    async with backend.make() as dedup:
+        claim = await dedup.claim(
+            "key", fingerprint={"total": 1}, lease=LEASE if state == "expired" else None
+        )
+        if state == "succeeded":
+            await claim.complete("r")
+        elif state == "failed":
+            await claim.fail("e")
+        elif state == "expired":
+
+            async def ended() -> bool:
+                record = await dedup.get("key")
+                return record is not None and record.lease is not None and record.lease <= 0
+
+            await wait_until(ended, description="the lease ends")
+        other = await dedup.claim("key", fingerprint={"total": 2})
+        assert other.outcome is Outcome.MISMATCH
+        assert other.result is None
+        assert other.error is None
+        without = await dedup.claim("key")
+        assert without.outcome is not Outcome.MISMATCH, "only where both are given"
+
+
+async def test_the_same_fingerprint_is_no_mismatch(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        await dedup.claim("key", fingerprint={"a": 1, "b": 2})
+        same = await dedup.claim("key", fingerprint={"b": 2, "a": 1})
+        assert same.outcome is Outcome.IN_PROGRESS
+
+
+async def test_concurrent_claims_with_different_fingerprints_mismatch(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        claims = await asyncio.gather(*(dedup.claim("key", fingerprint=f"body {n % 2}") for n in range(10)))
+        outcomes = [claim.outcome for claim in claims]
+        assert outcomes.count(Outcome.ACQUIRED) == 1
+        assert outcomes.count(Outcome.MISMATCH) == 5
+        assert outcomes.count(Outcome.IN_PROGRESS) == 4
+
+
+async def test_every_record_expires_by_itself(backend: Backend, wait_until: WaitUntil) -> None:
+    """Guarantee 12: a success is remembered for its ttl, then the key is new."""
+    async with backend.make() as dedup:
+        claim = await dedup.claim("key", lease=LEASE, ttl=LEASE)
+        await claim.complete("r")
+        fresh = await acquired_when_lease_ends(dedup, "key", wait_until)
+        assert fresh.attempt == 1
+        assert fresh.fence > claim.fence
+
+
+async def test_namespaces_and_scopes_do_not_meet(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        other = backend.make(namespace="other")
+        scoped = dedup.scoped("sms", ttl=60.0)
+        assert scoped.settings.namespace == "t:sms"
+        assert scoped.settings.ttl == 60.0
+        assert scoped.settings.lease == dedup.settings.lease
+        async with other:
+            for gate in (dedup, other, scoped):
+                assert (await gate.claim("key")).acquired
+        assert (await scoped.claim("key")).outcome is Outcome.IN_PROGRESS
+
+
+async def test_claim_many_answers_each_key_in_order(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        await dedup.claim("b")
+        claims = await dedup.claim_many(["a", "b", "c", "a"], fingerprints=["1", "2", "3", "1"])
+        outcomes = [claim.outcome for claim in claims]
+        assert outcomes == [Outcome.ACQUIRED, Outcome.IN_PROGRESS, Outcome.ACQUIRED, Outcome.IN_PROGRESS]
+        assert [claim.key for claim in claims] == ["a", "b", "c", "a"]
+        assert await dedup.claim_many([]) == []
+
+
+async def test_get_shows_the_record(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        assert await dedup.get("key") is None
+        claim = await dedup.claim("key", owner="worker-1", fingerprint=b"0123456789abcdef", lease=10, ttl=100)
+        record = await dedup.get("key")
+        assert record is not None
+        assert (record.key, record.state, record.owner) == ("key", State.PROCESSING, "worker-1")
+        assert (record.fence, record.attempt) == (claim.fence, 1)
+        assert record.fingerprint == b"0123456789abcdef"
+        assert record.lease is not None
+        assert 5 < record.lease <= 10
+        assert 100 < record.ttl <= 110
+        await claim.complete({"id": 7})
+        record = await dedup.get("key")
+        assert record is not None
+        assert (record.state, record.result, record.lease) == (State.SUCCEEDED, {"id": 7}, None)
+        assert 95 < record.ttl <= 100
+
+
+async def test_forget_makes_a_key_new(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        claim = await dedup.claim("key")
+        assert await dedup.forget("key") is True
+        assert await dedup.forget("key") is False
+        assert (await dedup.claim("key")).attempt == 1
+        with pytest.raises(ClaimLostError):
+            await claim.complete()
+
+
+@pytest.mark.parametrize("key", ["a", "x" * 16, "x" * 17, "x" * 1024, "Grüße 🎉", "a\0b", "\n", "{tag}", " "])
+async def test_keys_may_be_any_text(backend: Backend, key: str) -> None:
+    async with backend.make() as dedup:
+        claim = await dedup.claim(key)
+        assert claim.acquired
+        assert claim.key == key
+        assert (await dedup.claim(key)).outcome is Outcome.IN_PROGRESS
+        await claim.complete(key)
+        assert (await dedup.claim(key)).result == key
+
+
+async def test_readable_keys_stand_in_redis_as_they_are(backend: Backend) -> None:
+    async with backend.make(readable_keys=True) as dedup:
+        await dedup.claim("order:" + "7" * 40)
+        if backend.raw is not None:
+            assert backend.raw.keys("*") == [b"t:=order:" + b"7" * 40]

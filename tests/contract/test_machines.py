@@ -1,0 +1,117 @@
+"""Guarantee 11: state machines."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fastdedup import ConfigError, TransitionOutcome
+from fastdedup.stores.base import Code, Moved, TransitionOp
+
+from ..stores import Backend
+
+ORDER = {
+    "pending": ("paid", "expired", "canceled"),
+    "paid": ("shipped", "refunded"),
+    "expired": (),
+    "canceled": (),
+    "shipped": (),
+    "refunded": ("paid",),
+}
+
+
+async def test_a_machine_moves_along_its_definition(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        orders = dedup.machine("order", initial="pending", transitions=ORDER)
+        assert await orders.get("42") == ("pending", 0)
+        move = await orders.transition("42", to="paid")
+        assert (move.outcome, move.state, move.version) == (TransitionOutcome.CHANGED, "paid", 1)
+        assert move.changed
+        again = await orders.transition("42", to="paid")
+        assert (again.outcome, again.state, again.version) == (TransitionOutcome.ALREADY, "paid", 1)
+        illegal = await orders.transition("42", to="canceled")
+        assert (illegal.outcome, illegal.state, illegal.version) == (TransitionOutcome.ILLEGAL, "paid", 1)
+        assert await orders.get("42") == ("paid", 1)
+        assert await orders.get("43") == ("pending", 0)
+
+
+async def test_a_version_must_be_the_present_one(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        orders = dedup.machine("order", initial="pending", transitions=ORDER)
+        assert (await orders.transition("42", to="paid", version=3)).outcome is TransitionOutcome.STALE
+        assert (await orders.transition("42", to="paid", version=0)).changed
+        redelivered = await orders.transition("42", to="paid", version=0)
+        assert redelivered.outcome is TransitionOutcome.ALREADY, "the same message, delivered again"
+        assert (await orders.transition("42", to="refunded", version=1)).version == 2
+        assert (await orders.transition("42", to="paid", version=2)).version == 3
+        late = await orders.transition("42", to="paid", version=0)
+        assert late.outcome is TransitionOutcome.STALE, (
+            "back in this state by another way: not this message's doing"
+        )
+
+
+async def test_a_race_of_transitions_changes_once(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        orders = dedup.machine("order", initial="pending", transitions=ORDER)
+        targets = ["paid", "expired", "canceled"] * 20
+        moves = await asyncio.gather(*(orders.transition("42", to=to) for to in targets))
+        assert sum(move.changed for move in moves) == 1
+        assert len({move.state for move in moves}) == 1
+
+
+async def test_a_repeated_transition_is_answered_as_the_first_time(backend: Backend) -> None:
+    """Guarantee 6: a call whose reply was lost is still the one that changed it."""
+    async with backend.make() as dedup:
+        orders = dedup.machine("order", initial="pending", transitions=ORDER)
+        for _ in range(2):
+            op = TransitionOp(
+                orders._wire("42"),
+                to="paid",
+                initial="pending",
+                sources=frozenset({"pending"}),
+                version=None,
+                change=b"0123456789",
+                keep_ms=1000,
+            )
+            moved = await dedup.run(op)
+            assert isinstance(moved, Moved)
+            assert (moved.code, moved.state, moved.version) == (Code.OK, "paid", 1)
+
+
+async def test_machines_of_different_names_do_not_meet(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        one = dedup.machine("one", initial="a", transitions={"a": ("b",), "b": ()})
+        two = dedup.machine("two", initial="a", transitions={"a": ("b",), "b": ()})
+        assert (await one.transition("x", to="b")).changed
+        assert (await two.transition("x", to="b")).changed
+        assert (await dedup.claim("one/x")).acquired
+
+
+@pytest.mark.parametrize(
+    ("initial", "transitions", "named"),
+    [
+        ("pending", {"pending": ("piad",), "paid": ()}, "unknown states 'piad'"),
+        ("start", {"pending": ("paid",), "paid": ()}, "initial state 'start'"),
+        ("pending", {"pending": ("paid",), "paid": (), "lost": (), "found": ("lost",)}, "'found', 'lost'"),
+        ("pending", {"pending": "paid", "paid": ()}, r"write \('paid',\)"),
+        ("pending", {"pending": ("a\nb",), "a\nb": ()}, "line feeds"),
+        ("", {"": ()}, "1 to 64 bytes"),
+    ],
+)
+def test_a_definition_is_checked_when_made(
+    initial: str, transitions: dict[str, tuple[str]], named: str
+) -> None:
+    from fastdedup import Dedup
+
+    with pytest.raises(ConfigError, match=named):
+        Dedup("memory://").machine("order", initial=initial, transitions=transitions)
+
+
+async def test_an_unknown_target_is_a_mistake(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        orders = dedup.machine("order", initial="pending", transitions=ORDER)
+        with pytest.raises(ConfigError, match="no state 'payed'; it has 'canceled'"):
+            await orders.transition("42", to="payed")
+        with pytest.raises(ConfigError, match="version"):
+            await orders.transition("42", to="paid", version=-1)

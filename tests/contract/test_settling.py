@@ -1,0 +1,206 @@
+"""Guarantees 5-7 of the store protocol: settling, by the present owner alone, once, and remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import ClaimLostError, Outcome, ResultTooLargeError, State
+from fastdedup.stores.base import Code, ReleaseOp, SettleOp
+
+from ..stores import Backend
+
+WaitUntil = Callable[..., Any]
+LEASE = 0.02
+
+
+@pytest.mark.parametrize(
+    "result", [None, True, 0, "", "text", [], {"nested": [1, {"a": None}]}, "x" * 262_142]
+)
+async def test_a_success_answers_every_claimant_with_the_first_result(backend: Backend, result: Any) -> None:
+    """Guarantee 7, from nothing to the size limit."""
+    async with backend.make() as dedup:
+        claim = await dedup.claim("key")
+        await claim.complete(result)
+        for _ in range(2):
+            again = await dedup.claim("key")
+            assert again.outcome is Outcome.SUCCEEDED
+            assert again.result == result
+            assert again.fence == claim.fence
+
+
+async def test_a_result_over_the_limit_leaves_the_claim_live(backend: Backend) -> None:
+    async with backend.make(max_result=100) as dedup:
+        claim = await dedup.claim("key")
+        with pytest.raises(ResultTooLargeError, match="takes 102 bytes, the limit is 100"):
+            await claim.complete("x" * 100)
+        await claim.complete("x" * 98)
+        assert (await dedup.claim("key")).result == "x" * 98
+
+
+async def test_a_failure_answers_with_its_error_for_failure_ttl(
+    backend: Backend, wait_until: WaitUntil
+) -> None:
+    async with backend.make(failure_ttl=LEASE) as dedup:
+        claim = await dedup.claim("key")
+        await claim.fail(ValueError("card declined"))
+        record = await dedup.get("key")
+        if record is not None:
+            assert record.error == {"type": "ValueError", "message": "card declined"}
+
+        async def forgotten() -> bool:
+            return (await dedup.claim("key")).acquired
+
+        await wait_until(forgotten, description="the failure is forgotten")
+        long_ = await dedup.claim("other")
+        await long_.fail("declined", ttl=60)
+        again = await dedup.claim("other")
+        assert (again.outcome, again.error, again.result) == (Outcome.FAILED, "declined", None)
+
+
+@pytest.mark.parametrize("verb", ["complete", "fail", "release", "renew"])
+async def test_a_stale_owner_changes_nothing(backend: Backend, verb: str, wait_until: WaitUntil) -> None:
+    """Guarantee 5."""
+    async with backend.make() as dedup:
+        stale = await dedup.claim("key", lease=LEASE)
+
+        async def taken_over() -> Any:
+            claim = await dedup.claim("key", lease=30)
+            return claim if claim.acquired else None
+
+        present = await wait_until(taken_over, description="the lease ends")
+        before = await dedup.get("key")
+        with pytest.raises(ClaimLostError, match="no longer held"):
+            await getattr(stale, verb)()
+        after = await dedup.get("key")
+        assert before is not None
+        assert after is not None
+        assert (after.state, after.owner, after.fence) == (State.PROCESSING, present.owner, present.fence)
+        assert stale.lost
+        await present.complete("mine")
+
+
+async def test_a_stale_claim_of_the_same_owner_name_changes_nothing(backend: Backend) -> None:
+    """The fence tells two claims of one owner apart."""
+    async with backend.make() as dedup:
+        old = await dedup.claim("key", owner="worker")
+        await old.release()
+        new = await dedup.claim("key", owner="worker")
+        stale = type(old)(old._scope, old._call, old._verdict)
+        with pytest.raises(ClaimLostError):
+            await stale.complete("old")
+        await new.complete("new")
+
+
+async def test_an_ended_lease_that_nobody_took_can_still_be_settled(
+    backend: Backend, wait_until: WaitUntil
+) -> None:
+    async with backend.make() as dedup:
+        claim = await dedup.claim("key", lease=LEASE)
+
+        async def ended() -> bool:
+            record = await dedup.get("key")
+            return record is not None and record.lease is not None and record.lease <= 0
+
+        await wait_until(ended, description="the lease ends")
+        await claim.complete("late, but alone")
+        assert (await dedup.claim("key")).result == "late, but alone"
+
+
+async def test_renewing_starts_the_lease_anew(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        claim = await dedup.claim("key", lease=5)
+        await claim.renew(60)
+        record = await dedup.get("key")
+        assert record is not None
+        assert record.lease is not None
+        assert 50 < record.lease <= 60
+        await claim.renew()
+        record = await dedup.get("key")
+        assert record is not None
+        assert record.lease is not None
+        assert record.lease <= 5
+
+
+async def test_settling_again_is_answered_as_the_first_time(backend: Backend) -> None:
+    """Guarantee 6, at the store: what the engine does when a reply was lost."""
+    async with backend.make() as dedup:
+        claim = await dedup.claim("key")
+        wire, owner = claim._call.wire, claim._call.owner
+        settle = {"succeeded": True, "keep_ms": 1000, "payload": b"1"}
+        for _ in range(2):
+            assert await dedup.run(SettleOp(wire, owner, claim.fence, **settle)) is Code.OK
+        other_way = {**settle, "succeeded": False}
+        assert await dedup.run(SettleOp(wire, owner, claim.fence, **other_way)) is Code.LOST
+        freed = await dedup.claim("freed")
+        for _ in range(2):
+            assert await dedup.run(ReleaseOp(freed._call.wire, freed._call.owner, freed.fence)) is Code.OK
+        assert await dedup.run(ReleaseOp(wire, owner, claim.fence)) is Code.LOST
+        assert (await dedup.claim("key")).result == 1
+
+
+async def test_fence_zero_stands_for_any(backend: Backend) -> None:
+    """The wire formats settle by owner alone."""
+    async with backend.make() as dedup:
+        claim = await dedup.claim("key", owner="me")
+        assert await dedup.run(ReleaseOp(claim._call.wire, claim._call.owner, 0)) is Code.OK
+
+
+async def test_the_body_of_async_with_settles(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        async with dedup.claim("done") as claim:
+            assert claim.acquired
+        async with dedup.claim("done") as claim:
+            assert claim.outcome is Outcome.SUCCEEDED
+            assert claim.result is None
+        async with dedup.claim("own") as claim:
+            await claim.complete("by the body")
+        assert (await dedup.claim("own")).result == "by the body"
+        with pytest.raises(ZeroDivisionError):
+            async with dedup.claim("broken"):
+                raise ZeroDivisionError
+        assert (await dedup.claim("broken")).attempt == 2
+
+
+async def test_a_cancelled_body_frees_the_key(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make() as dedup:
+        inside = asyncio.Event()
+
+        async def work() -> None:
+            async with dedup.claim("key"):
+                inside.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await inside.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+        async def free() -> bool:
+            return (await dedup.claim("key")).acquired
+
+        await wait_until(free, description="the key is free")
+
+
+async def test_leaving_is_shielded_from_cancellation(backend: Backend, wait_until: WaitUntil) -> None:
+    """Cancelled while completing: the completion goes on, the result is not lost."""
+    async with backend.make() as dedup:
+        leaving = asyncio.Event()
+
+        async def work() -> None:
+            async with dedup.claim("key"):
+                leaving.set()
+
+        task = asyncio.create_task(work())
+        await leaving.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+        async def settled() -> bool:
+            return (await dedup.claim("key")).outcome is Outcome.SUCCEEDED
+
+        await wait_until(settled, description="the claim is completed all the same")

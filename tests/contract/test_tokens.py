@@ -1,0 +1,138 @@
+"""Guarantee 10: one-time tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import Outcome
+
+from ..stores import Backend
+
+WaitUntil = Callable[..., Any]
+LEASE = 0.02
+
+
+async def test_a_token_is_url_safe_and_long(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        tokens = [await dedup.tokens.issue() for _ in range(50)]
+        assert len(set(tokens)) == 50
+        for token in tokens:
+            assert re.fullmatch(r"[A-Za-z0-9_-]{32}", token), "32 characters of 6 bits: 192 bits"
+
+
+async def test_the_store_keeps_only_a_hash(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue("user:7")
+        claim = await dedup.tokens.redeem(token, "user:7")
+        assert token not in repr(claim)
+        assert token not in claim.key
+        if backend.raw is not None:
+            for key in backend.raw.keys("*"):
+                assert token.encode() not in key
+                assert token.encode() not in backend.raw.get(key)
+
+
+async def test_consume_lets_a_token_through_once(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue("user:7")
+        assert await dedup.tokens.consume(token, "user:8") is Outcome.MISMATCH
+        outcomes = await asyncio.gather(*(dedup.tokens.consume(token, "user:7") for _ in range(50)))
+        assert outcomes.count(Outcome.ACQUIRED) == 1
+        assert outcomes.count(Outcome.SUCCEEDED) == 49
+        assert await dedup.tokens.consume(token, "user:8") is Outcome.MISMATCH
+
+
+@pytest.mark.parametrize("token", ["", "never-issued", "x" * 10_000, "ümläut", "\ud800", "\0"])
+async def test_what_was_never_issued_is_unknown(backend: Backend, token: str) -> None:
+    """Whatever text a client sends."""
+    async with backend.make() as dedup:
+        assert await dedup.tokens.consume(token) is Outcome.UNKNOWN
+        claim = await dedup.tokens.redeem(token)
+        assert claim.outcome is Outcome.UNKNOWN
+        assert not claim.acquired
+
+
+async def test_a_token_without_subject_takes_any(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue()
+        assert await dedup.tokens.consume(token, "user:7") is Outcome.ACQUIRED
+
+
+async def test_an_expired_token_is_unknown(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue(ttl=LEASE)
+
+        async def unknown() -> bool:
+            return (await dedup.tokens.redeem(token, "nobody")).outcome is Outcome.UNKNOWN
+
+        other = await dedup.tokens.issue("somebody", ttl=LEASE)
+
+        async def gone() -> bool:
+            return (await dedup.tokens.consume(other, "nobody")) is Outcome.UNKNOWN
+
+        await wait_until(gone, description="the token expires")
+        assert await dedup.tokens.consume("") is Outcome.UNKNOWN
+
+
+async def test_a_second_redeem_replays_the_first_result(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue("user:7")
+        async with dedup.tokens.redeem(token, "user:7") as claim:
+            assert claim.acquired
+            assert claim.attempt == 1
+            during = await dedup.tokens.redeem(token, "user:7")
+            assert during.outcome is Outcome.IN_PROGRESS
+            await claim.complete({"order": 1})
+        again = await dedup.tokens.redeem(token, "user:7")
+        assert (again.outcome, again.result) == (Outcome.SUCCEEDED, {"order": 1})
+        assert (await dedup.tokens.redeem(token, "user:8")).outcome is Outcome.MISMATCH
+        assert await dedup.tokens.consume(token, "user:7") is Outcome.SUCCEEDED
+
+
+async def test_a_released_token_is_issued_again_and_stays_bound(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue("user:7")
+        claim = await dedup.tokens.redeem(token, "user:7")
+        await claim.release()
+        assert await dedup.tokens.consume(token, "user:8") is Outcome.MISMATCH
+        second = await dedup.tokens.redeem(token, "user:7")
+        assert second.acquired
+        assert second.attempt == 2
+        assert second.fence > claim.fence
+
+
+async def test_a_crashed_redeemers_token_is_taken_over_by_its_subject_only(
+    backend: Backend, wait_until: WaitUntil
+) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue("user:7")
+        first = await dedup.tokens.redeem(token, "user:7", lease=LEASE)
+
+        async def taken() -> Any:
+            # A redeemer who names no subject, first: the token stays bound to its own all the same.
+            claim = await dedup.tokens.redeem(token, lease=LEASE)
+            return claim if claim.acquired else None
+
+        second = await wait_until(taken, description="the lease ends")
+        assert second.attempt == 2
+        assert second.fence > first.fence
+
+        async def refused() -> bool:
+            return (await dedup.tokens.redeem(token, "user:8")).outcome is Outcome.MISMATCH
+
+        assert await refused()
+
+
+async def test_redeem_waits_for_the_first_result(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue()
+        first = await dedup.tokens.redeem(token)
+        second = asyncio.create_task(dedup.tokens.redeem(token, wait=10))
+        await asyncio.sleep(0)
+        await first.complete("first")
+        assert (await second).result == "first"

@@ -1,0 +1,84 @@
+"""fakeredis behind the Redis store: the same store, scripts and engine, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import fakeredis
+import hiredis
+import redis.exceptions as driver
+
+from fastdedup.stores.redis import RedisStore
+from fastdedup.stores.redis.link import Link
+
+_PREFIXES = {
+    driver.NoScriptError: "NOSCRIPT",
+    driver.ReadOnlyError: "READONLY",
+    driver.OutOfMemoryError: "OOM",
+}
+
+
+class FakeLink(Link):
+    """Answers packed commands by fakeredis, in order, as one connection would."""
+
+    def __init__(self, server: fakeredis.FakeServer, on_push: Any = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.closed = self._loop.create_future()
+        self._lost = None
+        self._on_push = on_push
+        self._client = fakeredis.FakeAsyncRedis(server=server, protocol=2)
+        self._turn = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def usable(self) -> bool:
+        return self._lost is None
+
+    def send(self, packed: bytes) -> asyncio.Future[Any]:
+        reader = hiredis.Reader()
+        reader.feed(packed)
+        task = self._loop.create_task(self._answer(reader.gets()))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _answer(self, command: list[bytes]) -> Any:
+        async with self._turn:
+            if command[0] == b"SUBSCRIBE":
+                return await self._subscribe(command[1])
+            if command[0] == b"INFO":
+                return b"redis_version:7.0.0"
+            try:
+                return await self._client.execute_command(*command)
+            except driver.ResponseError as error:
+                return hiredis.ReplyError(f"{_PREFIXES.get(type(error), '')} {error}".strip())
+
+    async def _subscribe(self, channel: bytes) -> Any:
+        pubsub = self._client.pubsub()
+        await pubsub.subscribe(channel)
+        task = self._loop.create_task(self._listen(pubsub))
+        self._tasks.add(task)
+        return [b"subscribe", channel, 1]
+
+    async def _listen(self, pubsub: Any) -> None:
+        async for message in pubsub.listen():
+            if message["type"] == "message":
+                self._on_push([b"message", message["channel"], message["data"]])
+
+    def abort(self, reason: str) -> None:
+        self._lost = ConnectionError(reason)
+        for task in self._tasks:
+            task.cancel()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def close(self) -> None:
+        self.abort("closed")
+
+
+def fake_store(server: fakeredis.FakeServer, timeout: float) -> RedisStore:
+    async def connect(on_push: Any) -> FakeLink:
+        return FakeLink(server, on_push)
+
+    return RedisStore("redis://fake:6379/0", timeout=timeout, connect=connect)

@@ -1,0 +1,144 @@
+"""When Redis is gone: a visible answer within the deadline, and recovery without a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fastdedup import Dedup, LocalLRU, Outcome, UnavailableError, UsageError
+
+from ..servers import RedisServer
+
+WaitUntil = Callable[..., Any]
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+async def test_a_killed_server_is_unavailable_and_comes_back(
+    server: RedisServer, wait_until: WaitUntil
+) -> None:
+    async with Dedup(server.url) as dedup:
+        held = await dedup.claim("held")
+        server.kill()
+        with pytest.raises(UnavailableError) as caught:
+            await dedup.claim("key")
+        assert caught.value.retry_after > 0
+        with pytest.raises(UnavailableError):
+            await held.complete("r")
+        server.start()
+
+        async def up() -> bool:
+            try:
+                return (await dedup.claim("key")).acquired
+            except UnavailableError:
+                return False
+
+        await wait_until(up, description="the connection is made anew")
+
+
+async def test_a_frozen_server_is_unavailable_at_the_deadline(
+    server: RedisServer, wait_until: WaitUntil
+) -> None:
+    async with Dedup(server.url, timeout=0.1) as dedup:
+        await dedup.claim("before")
+        server.freeze()
+        started = time.monotonic()
+        answers = await asyncio.gather(
+            *(dedup.claim(f"key-{n}") for n in range(5000)), return_exceptions=True
+        )
+        waited = time.monotonic() - started
+        assert {type(answer) for answer in answers} == {UnavailableError}
+        assert waited < 2.0, "the queue behind the frozen batches does not wait in turn"
+        assert dedup._core.engine is not None
+        assert dedup._core.engine.pending == 0
+        server.thaw()
+
+        async def up() -> bool:
+            try:
+                return (await dedup.claim("after")).acquired
+            except UnavailableError:
+                return False
+
+        await wait_until(up, description="claims are answered again")
+
+
+async def test_opening_without_a_server_is_no_error(server: RedisServer) -> None:
+    server.kill()
+    async with Dedup(server.url) as dedup:
+        with pytest.raises(UnavailableError, match=r"redis\.sock"):
+            await dedup.claim("key")
+
+
+async def test_a_broken_connection_is_repaired_within_the_operation(server: RedisServer) -> None:
+    """The engine sends again; owners make that safe."""
+    async with Dedup(server.url) as dedup:
+        await dedup.claim("before")
+        with server.client() as raw:
+            raw.client_kill_filter(_type="normal", skipme=True)
+        claim = await dedup.claim("key")
+        assert claim.acquired
+        assert claim.attempt == 1
+
+
+async def test_local_lru_answers_degraded_and_keeps_its_word(server: RedisServer) -> None:
+    async with Dedup(server.url, on_unavailable=LocalLRU(maxsize=3)) as dedup:
+        acquired = await dedup.claim("in redis")
+        server.kill()
+        with pytest.raises(UnavailableError):
+            await acquired.complete("r")
+        first = await dedup.claim("key")
+        assert first.acquired
+        assert first.degraded
+        second = await dedup.claim("key")
+        assert second.outcome is Outcome.IN_PROGRESS
+        await first.complete("local")
+        server.start()
+        again = await dedup.claim("key")
+        assert (again.outcome, again.result, again.degraded) == (Outcome.SUCCEEDED, "local", True)
+        assert not (await dedup.claim("other")).degraded
+
+
+async def test_a_waiter_survives_a_restart(server: RedisServer, wait_until: WaitUntil) -> None:
+    """Its subscription is gone with the server; it asks again when connected anew."""
+    async with Dedup(server.url, timeout=0.5) as dedup:
+        await dedup.claim("key", lease=30)
+        task = asyncio.create_task(dedup.claim("key", wait=30))
+        await wait_until(lambda: dedup._core.waiters._count, description="it waits")
+        server.kill()
+        server.start()  # without its data: the key is free
+        try:
+            claim = await task
+        except UnavailableError:
+            return  # it asked again while the server was down, and said so
+        assert claim.acquired
+
+
+async def test_too_much_pending_is_refused(server: RedisServer) -> None:
+    async with Dedup(server.url, max_pending=10) as dedup:
+        await dedup.claim("warm")
+        answers = await asyncio.gather(*(dedup.claim(f"key-{n}") for n in range(15)), return_exceptions=True)
+        refused = [answer for answer in answers if isinstance(answer, UnavailableError)]
+        assert len(refused) == 5
+        assert "pending" in str(refused[0])
+        assert (await dedup.claim("after")).acquired
+
+
+async def test_closing_while_the_server_is_frozen_ends(server: RedisServer) -> None:
+    dedup = await Dedup(server.url, timeout=0.1).open()
+    server.freeze()
+    tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(100)]
+    await asyncio.sleep(0)
+    await dedup.aclose()
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(answer) for answer in answers} == {UnavailableError}
+    with pytest.raises(UsageError):
+        await dedup.claim("late")

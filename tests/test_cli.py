@@ -1,0 +1,293 @@
+"""The command line, as people and as programs use it."""
+
+import asyncio
+import dataclasses
+import json
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import fastdedup.cli
+from fastdedup import Dedup, DedupError, fingerprint
+from fastdedup.demo import Report
+
+DEMO = ["demo", "--buyers", "100", "--stock", "7"]
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"cli-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    monkeypatch.delenv("FASTDEDUP_URL", raising=False)
+    monkeypatch.delenv("FASTDEDUP_NAMESPACE", raising=False)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*args: str, **options: Any) -> Result:
+        return CliRunner().invoke(fastdedup.cli.cli, args, **options)
+
+    return run
+
+
+@pytest.fixture
+def at_redis(run: Callable[..., Result], redis_url: str, namespace: str) -> Callable[..., Result]:
+    return lambda *args: run(*args, "--url", redis_url, "--namespace", namespace)
+
+
+@pytest.fixture
+def gate(redis_url: str, namespace: str) -> Callable[[], Dedup]:
+    """Makes the service's own gate, whose records the command line looks at."""
+    return lambda: Dedup(redis_url, namespace=namespace, ttl=60.0, failure_ttl=60.0)
+
+
+def settle(gate: Callable[[], Dedup], key: str, result: Any, **options: Any) -> None:
+    async def main() -> None:
+        async with gate() as dedup:
+            claim = await dedup.claim(key, **options)
+            await claim.complete(result)
+
+    asyncio.run(main())
+
+
+# demo
+
+
+def test_demo_shows_a_table_for_people(run: Callable[..., Result]) -> None:
+    result = run(*DEMO)
+    assert result.exit_code == 0, result.output
+    for figure in (
+        "7 of 7",
+        "duplicates replayed",
+        "in-progress answers",
+        "tokens refused",
+        "claims per second",
+        "p50",
+        "p99",
+        "kept",
+    ):
+        assert figure in result.stdout
+    assert "100/100 buyers" in result.stderr  # the progress bar's last line
+
+
+def test_demo_prints_nothing_but_json_for_programs(run: Callable[..., Result]) -> None:
+    result = run(*DEMO, "--json", "--clicks", "4")
+    assert (result.exit_code, result.stderr) == (0, "")
+    report = json.loads(result.stdout)
+    assert report["sold"] == 7
+    assert report["duplicates_replayed"] == 300
+    assert report["tokens_refused"] == 100 + 10 + 1
+    assert report["claims_per_second"] > 0
+    assert report["violations"] == []
+
+
+def test_demo_runs_on_a_real_redis_and_shows_no_password(run: Callable[..., Result], redis_url: str) -> None:
+    result = run(*DEMO, env={"FASTDEDUP_URL": redis_url})
+    assert result.exit_code == 0, result.output
+    assert "?db=" not in result.stdout
+    assert fastdedup.cli._without_secrets("redis://me:secret@host:6379/0?x=1") == "redis://host:6379/0"
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_demo_names_each_broken_promise_and_fails(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    sale = fastdedup.cli.run_sale
+
+    async def broken_sale(*args: Any, **kwargs: Any) -> Report:
+        return dataclasses.replace(
+            await sale(*args, **kwargs), violations=("too many sold", "one bought two")
+        )
+
+    monkeypatch.setattr(fastdedup.cli, "run_sale", broken_sale)
+    result = run(*DEMO, *options)
+    assert result.exit_code == 1
+    assert "Broken promise: too many sold\nBroken promise: one bought two\n" in result.stderr
+    assert ("BROKEN" in result.stdout) is not options
+
+
+def test_demo_refuses_a_sale_without_buyers(run: Callable[..., Result]) -> None:
+    result = run("demo", "--buyers", "0")
+    assert result.exit_code == 2
+    assert "--buyers" in result.stderr
+
+
+def test_demo_runs_on_the_standard_loop_where_uvloop_is_missing(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert run(*DEMO, "--json").exit_code == 0
+
+
+# inspect
+
+
+def test_inspect_shows_a_record_for_people(
+    at_redis: Callable[..., Result], gate: Callable[[], Dedup]
+) -> None:
+    settle(gate, "order:42", {"note": "[bold]paid"}, owner="worker-7")
+    result = at_redis("inspect", "order:42")
+    assert result.exit_code == 0, result.output
+    for fact in ("order:42", "succeeded", "worker-7", "[bold]paid", "s left"):
+        assert fact in result.stdout
+
+
+def test_inspect_prints_json_for_programs(at_redis: Callable[..., Result], gate: Callable[[], Dedup]) -> None:
+    settle(gate, "order:42", {"id": 42}, owner="worker-7", fingerprint=fingerprint("body"))
+    result = at_redis("inspect", "order:42", "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    record = json.loads(result.stdout)
+    assert 0 < record.pop("ttl") <= 60
+    assert record.pop("fence") > 0
+    assert record == {
+        "key": "order:42",
+        "state": "succeeded",
+        "owner": "worker-7",
+        "attempt": 1,
+        "lease": None,
+        "fingerprint": fingerprint("body").hex(),
+        "result": {"id": 42},
+        "error": None,
+    }
+
+
+def test_inspect_shows_how_long_a_claim_is_held(
+    at_redis: Callable[..., Result], gate: Callable[[], Dedup]
+) -> None:
+    async def main() -> tuple[Result, Result]:
+        async with gate() as dedup:
+            claim = await dedup.claim("order:42", lease=30.0)
+            # in a thread: the command line runs an event loop of its own
+            shown = await asyncio.to_thread(at_redis, "inspect", "order:42")
+            printed = await asyncio.to_thread(at_redis, "inspect", "order:42", "--json")
+            await claim.release()
+            return shown, printed
+
+    shown, printed = asyncio.run(main())
+    assert "processing" in shown.stdout
+    record = json.loads(printed.stdout)
+    assert record["state"] == "processing"
+    assert 0 < record["lease"] <= 30
+
+
+def test_inspect_says_when_nothing_is_recorded(at_redis: Callable[..., Result], namespace: str) -> None:
+    result = at_redis("inspect", "nobody")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"Nothing is recorded for 'nobody' in namespace '{namespace}'.\n"
+
+
+def test_inspect_prints_null_when_nothing_is_recorded(at_redis: Callable[..., Result]) -> None:
+    result = at_redis("inspect", "nobody", "--json")
+    assert (result.exit_code, result.stdout, result.stderr) == (1, "null\n", "")
+
+
+# forget
+
+
+def test_forget_makes_the_next_claim_the_first(
+    at_redis: Callable[..., Result], gate: Callable[[], Dedup]
+) -> None:
+    settle(gate, "order:42", None)
+    result = at_redis("forget", "order:42")
+    assert (result.exit_code, result.stdout) == (0, "Forgot 'order:42': its next claim will be the first.\n")
+    assert at_redis("inspect", "order:42").exit_code == 1
+
+
+def test_forget_says_when_there_was_nothing(at_redis: Callable[..., Result]) -> None:
+    result = at_redis("forget", "nobody")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "Nothing is recorded for 'nobody'" in result.stderr
+
+
+@pytest.mark.parametrize(("present", "code"), [(True, 0), (False, 1)])
+def test_forget_prints_json_for_programs(
+    at_redis: Callable[..., Result], gate: Callable[[], Dedup], present: bool, code: int
+) -> None:
+    if present:
+        settle(gate, "order:42", None)
+    result = at_redis("forget", "order:42", "--json")
+    assert (result.exit_code, result.stderr) == (code, "")
+    assert json.loads(result.stdout) == {"key": "order:42", "forgotten": present}
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize("command", ["inspect", "forget"])
+def test_a_command_that_needs_a_shared_store_demands_its_url(
+    run: Callable[..., Result], command: str
+) -> None:
+    result = run(command, "order:42")
+    assert result.exit_code == 2
+    assert "give --url, or set FASTDEDUP_URL" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "forget"])
+def test_an_embedded_store_is_refused_because_it_is_empty(run: Callable[..., Result], command: str) -> None:
+    result = run(command, "order:42", "--url", "memory://")
+    assert result.exit_code == 2
+    assert "inside one process" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["inspect", "order:42", "--url", "unix:///nonexistent/redis.sock"],
+        ["forget", "order:42", "--url", "unix:///nonexistent/redis.sock"],
+        ["demo", "--json", "--url", "unix:///nonexistent/redis.sock"],
+        ["inspect", "order:42", "--url", "gopher://nowhere"],
+        ["inspect", "", "--url", "unix:///nonexistent/redis.sock"],
+    ],
+)
+def test_an_error_is_one_line_on_stderr(run: Callable[..., Result], args: list[str]) -> None:
+    result = run(*args)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+
+
+def test_an_error_of_several_lines_becomes_one(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise DedupError("first line\n  second line")
+
+    monkeypatch.setattr(fastdedup.cli, "Dedup", refuse)
+    assert run("inspect", "k", "--url", "redis://h").stderr == "Error: first line second line\n"
+
+
+# The command itself, in a process of its own
+
+
+def test_the_installed_command_reports_an_error_without_a_traceback() -> None:
+    command = [sys.executable, "-m", "fastdedup", "inspect", "k", "--url", "unix:///nonexistent/redis.sock"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("missing", ["click", "rich"])
+def test_without_its_extra_the_command_names_it(missing: str) -> None:
+    script = (
+        f"import sys; sys.modules[{missing!r}] = None\n"
+        "from fastdedup.__main__ import main\n"
+        "sys.argv = ['fastdedup', 'demo']; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "pip install 'fastdedup[cli]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_lists_every_command(run: Callable[..., Result]) -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert all(command in result.stdout for command in ("demo", "inspect", "forget"))

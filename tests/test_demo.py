@@ -1,0 +1,201 @@
+"""The flash sale keeps its promises on every store; its own checks can fail: each planted bug is named."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fastdedup import Dedup, DedupError, Outcome, UnavailableError
+from fastdedup.demo import Reply, Report, Shop, run_sale, sale_gate
+
+BUYERS, STOCK = 120, 10
+THEFTS, FORGERIES = 12, 2  # of 120 buyers: numbers 0, 10, … and 0, 100
+
+
+@pytest.fixture(params=["memory", "redis"])
+def url(request: pytest.FixtureRequest) -> str:
+    return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
+
+
+async def sale(gate: Any, **options: Any) -> Report:
+    return await run_sale(gate, **{"buyers": BUYERS, "stock": STOCK, **options})
+
+
+async def test_a_sale_keeps_every_promise(url: str) -> None:
+    async with sale_gate(url) as gate:
+        report = await sale(gate)
+
+    assert report.violations == ()
+    assert report.sold == STOCK
+    assert report.duplicates_replayed == 2 * BUYERS  # two of each buyer's three clicks, however they asked
+    assert report.in_progress > 0
+    assert report.tokens_issued == BUYERS
+    assert report.refused_used == BUYERS
+    assert report.refused_foreign == THEFTS
+    assert report.refused_unknown == FORGERIES
+    assert report.tokens_refused == BUYERS + THEFTS + FORGERIES
+    assert report.claims == 3 * BUYERS + report.in_progress + report.tokens_refused
+    assert 0 < report.p50_ms <= report.p99_ms
+    assert report.operations_per_second > report.claims_per_second > 0
+
+
+async def test_everybody_is_served_when_there_is_more_stock_than_buyers() -> None:
+    async with sale_gate("memory://") as gate:
+        report = await sale(gate, stock=BUYERS + 1)
+    assert (report.sold, report.violations) == (BUYERS, ())
+
+
+async def test_with_one_click_nothing_is_replayed() -> None:
+    async with sale_gate("memory://") as gate:
+        report = await sale(gate, clicks=1, stock=0)
+    assert (report.sold, report.duplicates_replayed, report.violations) == (0, 0, ())
+
+
+async def test_every_visit_is_announced_once(url: str) -> None:
+    visits: list[int] = []
+    async with sale_gate(url) as gate:
+        await sale(gate, on_visit=lambda: visits.append(1))
+    assert len(visits) == BUYERS
+
+
+async def test_a_refusal_is_replayed_like_any_other_answer(url: str) -> None:
+    async with sale_gate(url) as gate:
+        shop = Shop(gate, stock=1)
+        token = await shop.form("owner")
+        replies = [await shop.buy("thief", token, "key") for _ in range(2)]
+    assert replies == [Reply(403, "form refused: mismatch")] * 2
+    assert shop.refused == {Outcome.MISMATCH: 1}  # the second click did not get as far as the token
+
+
+async def test_two_runs_do_not_meet_in_one_redis(redis_url: str) -> None:
+    for _ in range(2):
+        async with sale_gate(redis_url) as gate:
+            assert (await sale(gate)).violations == ()
+
+
+# The gates below are each broken in one way. Whatever they do not define is the real gate's.
+
+
+class BrokenGate:
+    def __init__(self, gate: Dedup) -> None:
+        self._gate = gate
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gate, name)
+
+
+class BrokenClaim:
+    """A real claim behind which one answer is wrong."""
+
+    def __init__(self, claim: Any, **lies: Any) -> None:
+        self._claim = claim
+        self.__dict__.update(lies)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._claim, name)
+
+
+class AdmitsEveryone(BrokenGate):
+    """Acquired, for every click: the guard that is not there."""
+
+    @asynccontextmanager
+    async def claim(self, key: str, **options: Any) -> Iterator[Any]:
+        async with self._gate.claim(key, **options) as claim:
+            yield (
+                claim
+                if claim.acquired
+                else BrokenClaim(
+                    claim, acquired=True, outcome=Outcome.ACQUIRED, complete=_nothing, fail=_nothing
+                )
+            )
+
+
+class ForgetsResults(BrokenGate):
+    """Duplicates are told that it worked, and not what came of it."""
+
+    @asynccontextmanager
+    async def claim(self, key: str, **options: Any) -> Iterator[Any]:
+        async with self._gate.claim(key, **options) as claim:
+            yield claim if claim.acquired else BrokenClaim(claim, result=None)
+
+
+class AdmitsNobody(BrokenGate):
+    """Everybody is in progress, for ever, or so the clients are told."""
+
+    @asynccontextmanager
+    async def claim(self, key: str, **options: Any) -> Iterator[Any]:
+        yield BrokenClaim(None, acquired=False, outcome=Outcome.MISMATCH)
+
+
+class AcceptsEveryToken(BrokenGate):
+    """Used, stolen or made up: every form is good."""
+
+    @property
+    def tokens(self) -> "AcceptsEveryToken":
+        return self
+
+    async def issue(self, **options: Any) -> str:
+        return await self._gate.tokens.issue(**options)
+
+    async def consume(self, token: str, **options: Any) -> Outcome:
+        await self._gate.tokens.consume(token, **options)
+        return Outcome.ACQUIRED
+
+
+class ConfusesReasons(AcceptsEveryToken):
+    """Refuses the right forms, and says the wrong thing about stolen ones."""
+
+    async def consume(self, token: str, **options: Any) -> Outcome:
+        verdict = await self._gate.tokens.consume(token, **options)
+        return Outcome.UNKNOWN if verdict is Outcome.MISMATCH else verdict
+
+
+class AdmitsEveryoneEverywhere(AdmitsEveryone, AcceptsEveryToken):
+    """No gate at all."""
+
+
+async def _nothing(*_: Any) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        (AdmitsEveryone, ["each idempotency key", "every click"]),
+        (ForgetsResults, ["every click"]),
+        (AdmitsNobody, ["exactly 120 units", "every click", "each token", "every misused form"]),
+        (
+            AcceptsEveryToken,
+            ["bought more than one", "each token", "only issued tokens", "every misused form"],
+        ),
+        (ConfusesReasons, ["every misused form"]),
+        (AdmitsEveryoneEverywhere, ["bought more than one", "each idempotency key", "each token"]),
+    ],
+)
+async def test_a_planted_bug_is_named(broken: type[BrokenGate], named: list[str]) -> None:
+    async with sale_gate("memory://") as gate:
+        report = await sale(broken(gate), stock=10 * BUYERS)  # enough for every greedy buyer
+    for promise in named:
+        assert any(promise in violation for violation in report.violations), report.violations
+
+
+async def test_a_client_told_for_ever_to_come_back_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck(BrokenGate):
+        @asynccontextmanager
+        async def claim(self, key: str, **options: Any) -> Iterator[Any]:
+            yield BrokenClaim(None, acquired=False, outcome=Outcome.IN_PROGRESS, retry_after=0.001)
+
+    monkeypatch.setattr("fastdedup.demo.TRIES", 3)
+    async with sale_gate("memory://") as gate:
+        report = await asyncio.wait_for(run_sale(Stuck(gate), buyers=2, stock=1), timeout=30)  # type: ignore[arg-type]
+    assert report.in_progress == 2 * (3 * 3 + 1) + 2  # three tries a click; each misused form is sent once
+    assert any("every click" in violation for violation in report.violations)
+
+
+async def test_an_unavailable_store_ends_the_sale_with_the_error_itself() -> None:
+    async with sale_gate("unix:///nonexistent/redis.sock") as gate:
+        with pytest.raises(UnavailableError) as caught:
+            await sale(gate)
+    assert isinstance(caught.value, DedupError)

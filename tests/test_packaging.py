@@ -1,0 +1,103 @@
+"""The wheel, not the checkout: what users install works where no checkout is."""
+
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from email.parser import HeaderParser
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+pytestmark = pytest.mark.timeout(300)  # a fresh environment and an installation over the network
+
+ROOT = Path(__file__).parent.parent
+BASE = {"redis", "hiredis", "orjson", "uvloop"}
+
+
+def clean_environment() -> dict[str, str]:
+    """Give this process's environment, without what would let the checkout or its tools in."""
+    ours = ("PYTHON", "VIRTUAL_ENV", "COV", "PYTEST", "FASTDEDUP")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, cwd=ROOT)
+    (built,) = folder.glob("fastdedup-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the commands of a fresh environment in which the wheel is installed with its CLI."""
+    folder = tmp_path_factory.mktemp("fresh") / "venv"
+    venv.create(folder, with_pip=True)
+    commands = folder / ("Scripts" if os.name == "nt" else "bin")
+    run(commands / "python", "-m", "pip", "install", "--quiet", f"{wheel}[cli]", cwd=folder)
+    return commands
+
+
+def test_the_wheel_carries_every_script_and_the_type_marker(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    scripts = {f"fastdedup/lua/{script.name}" for script in (ROOT / "lua").glob("*.lua")}
+    assert scripts
+    assert scripts <= names
+    assert "fastdedup/py.typed" in names
+
+
+def test_the_wheel_carries_nothing_but_the_package(wheel: Path) -> None:
+    package, metadata = sorted({name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()})
+    assert package == "fastdedup"
+    assert metadata.endswith(".dist-info")
+
+
+def test_the_base_install_is_small(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        headers = HeaderParser().parsestr(archive.read(metadata).decode())
+    requirements = [Requirement(line) for line in headers.get_all("Requires-Dist", [])]
+    base = [r for r in requirements if "extra" not in str(r.marker or "")]
+    assert {r.name for r in base} == BASE
+    (uvloop,) = (r for r in base if r.name == "uvloop")
+    assert uvloop.marker is not None
+    assert not uvloop.marker.evaluate({"sys_platform": "win32"})
+
+
+def test_the_installed_command_runs_the_demo_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    output = run(installed / "fastdedup", "demo", "--buyers", "300", "--stock", "10", "--json", cwd=tmp_path)
+    report = json.loads(output)
+    assert (report["buyers"], report["sold"], report["violations"]) == (300, 10, [])
+
+
+def test_the_installed_command_runs_the_demo_on_redis_with_the_scripts_it_carries(
+    installed: Path, redis_url: str, tmp_path: Path
+) -> None:
+    output = run(
+        *(installed / "fastdedup", "demo", "--buyers", "300", "--stock", "10", "--json", "--url", redis_url),
+        cwd=tmp_path,
+    )
+    assert json.loads(output)["violations"] == []
+
+
+def test_the_installed_package_is_not_the_checkout(installed: Path, tmp_path: Path) -> None:
+    where = run(installed / "python", "-c", "import fastdedup; print(fastdedup.__file__)", cwd=tmp_path)
+    assert not Path(where.strip()).is_relative_to(ROOT)
