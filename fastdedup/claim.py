@@ -55,9 +55,12 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     def __await__(self) -> Generator[Any, Any, Claim]:
         """The main path. A generator, not a coroutine: nothing but the future stands between task and reply."""
         scope = self._scope
+        if (known := scope.known) is not None and (verdict := known.answer(self)) is not None:
+            scope.check_loop()
+            return Claim(scope, self, verdict)
         if self.wait > 0.0:
-            verdict = yield from scope.claim_patiently(self).__await__()
-            return self._answered(verdict)
+            patient = scope.claim_patiently(self)
+            return self._answered((yield from patient.__await__()))
         try:
             future = scope.start_claim(self)
             reply = yield from future
@@ -71,6 +74,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     def _answered(self, reply: object) -> Claim:
         if type(reply) is not Verdict:
             raise foreign(self.key)
+        if self._scope.known is not None:
+            self._scope.known.learn(self, reply)
         claim = Claim(self._scope, self, reply)
         if self.renew and claim.acquired:
             claim.keep_renewing()

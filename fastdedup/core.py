@@ -10,6 +10,7 @@ from .checks import check_count, check_seconds
 from .engine import Engine
 from .errors import ConfigError, UsageError
 from .events import OnEvent
+from .known import KnownDuplicates
 from .stores import make_store
 from .stores.base import Store
 from .waiters import Waiters
@@ -21,13 +22,25 @@ class Core:
     """One store connection, opened in one event loop."""
 
     def __init__(
-        self, store: str | Store, *, timeout: float, max_pending: int, on_event: OnEvent | None
+        self,
+        store: str | Store,
+        *,
+        timeout: float,
+        max_pending: int,
+        known_duplicates: float,
+        on_event: OnEvent | None,
     ) -> None:
         self.timeout = check_seconds(timeout, "timeout")
         self.max_pending = check_count(max_pending, "max_pending")
         self.on_event = on_event
         self.store: Store = make_store(store, self.timeout) if isinstance(store, str) else store
         self.waiters = Waiters()
+        age = (
+            0.0
+            if known_duplicates is False
+            else check_seconds(known_duplicates, "known_duplicates", least=0.0)
+        )
+        self.known = KnownDuplicates(age) if age else None
         # Mutable: None before open() and after aclose(); work that goes on when its caller is cancelled.
         self.engine: Engine | None = None
         self._closed = False

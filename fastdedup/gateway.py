@@ -75,6 +75,8 @@ class Dedup:
         max_result: bytes of an encoded result at most.
         max_pending: operations waiting or under way at most; one more raises UnavailableError.
         readable_keys: store every key as it is; by default those over 16 bytes become digests.
+        known_duplicates: seconds for which a success that the store has told may be told again from this
+            process's memory; 0 turns that off. When another process forgets the key, it is seen that late.
         on_event: called with each event of `fastdedup.events`.
 
     Raises:
@@ -97,6 +99,7 @@ class Dedup:
         max_result: int = 256 * 1024,
         max_pending: int = 65_536,
         readable_keys: bool = False,
+        known_duplicates: float = 1.0,
         on_event: OnEvent | None = None,
     ) -> None:
         check_supported(replicas)
@@ -112,7 +115,13 @@ class Dedup:
             codec=JSONCodec() if codec is None else codec,
             readable_keys=readable_keys,
         )
-        core = Core(url, timeout=timeout, max_pending=max_pending, on_event=on_event)
+        core = Core(
+            url,
+            timeout=timeout,
+            max_pending=max_pending,
+            known_duplicates=known_duplicates,
+            on_event=on_event,
+        )
         self._set_up(core, settings)
 
     def _set_up(self, core: Core, settings: Settings) -> None:
@@ -122,6 +131,7 @@ class Dedup:
         self.settings = settings
         self._core = core
         self._policy = policy
+        self.known = core.known
         # The claims of most programs ask nothing of the policy; then the hot path does not either.
         self._remembers = not isinstance(policy, Reject)
         self._claims = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys)
@@ -291,9 +301,9 @@ class Dedup:
 
     def once(
         self,
-        key: Callable[P, str],
+        key: Callable[..., str],
         *,
-        fingerprint: Callable[P, Any] | None = None,
+        fingerprint: Callable[..., Any] | None = None,
         lease: float | None = None,
         ttl: float | None = None,
         wait: float = 0.0,
@@ -329,7 +339,10 @@ class Dedup:
 
     async def forget(self, key: str) -> bool:
         """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
-        reply = await self.run(ForgetOp(self._claims.wire(key)))
+        wire = self._claims.wire(key)
+        reply = await self.run(ForgetOp(wire))
+        if self.known is not None:
+            self.known.drop(wire)
         if reply == Code.FOREIGN:
             raise foreign(key)
         return reply == Code.OK

@@ -20,9 +20,9 @@ T = TypeVar("T")
 
 def once(
     dedup: Dedup,
-    key: Callable[P, str],
+    key: Callable[..., str],
     *,
-    fingerprint: Callable[P, Any] | None,
+    fingerprint: Callable[..., Any] | None,
     fail_on: tuple[type[Exception], ...],
     options: dict[str, Any],
 ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
