@@ -74,7 +74,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     def _answered(self, reply: object) -> Claim:
         if type(reply) is not Verdict:
             raise foreign(self.key)
-        if self._scope.known is not None:
+        if reply.outcome is Outcome.SUCCEEDED and self._scope.known is not None:
             self._scope.known.learn(self, reply)
         claim = Claim(self._scope, self, reply)
         if self.renew and claim.acquired:

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from .checks import check_count, check_seconds
-from .engine import Engine
+from .engine import Engine, wrong_loop
 from .errors import ConfigError, UsageError
 from .events import OnEvent
 from .known import KnownDuplicates
@@ -83,15 +83,16 @@ class Core:
         """
         engine = self.engine
         if engine is None:
-            if self._closed:
-                raise UsageError("this Dedup is closed; make a new one and open it")
-            raise UsageError("this Dedup is not open: use `async with dedup:` or `await dedup.open()` first")
+            raise self.not_open()
         if asyncio.get_running_loop() is not engine.loop:
-            raise UsageError(
-                "this Dedup was opened in another event loop; open one Dedup in each loop, "
-                "and settle a claim in the loop that made it"
-            )
+            raise wrong_loop()
         return engine
+
+    def not_open(self) -> UsageError:
+        """The error for a call before opening or after closing."""
+        if self._closed:
+            return UsageError("this Dedup is closed; make a new one and open it")
+        return UsageError("this Dedup is not open: use `async with dedup:` or `await dedup.open()` first")
 
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that must end even when its caller is cancelled; aclose waits for it."""

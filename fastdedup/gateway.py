@@ -377,7 +377,9 @@ class Dedup:
 
     def start_claim(self, op: ClaimOp) -> asyncio.Future[Reply]:
         """Send a claim on its way."""
-        engine = self._core.running_engine()
+        engine = self._core.engine
+        if engine is None:
+            raise self._core.not_open()
         if self._remembers and self._policy.holds(op.wire):
             raise UnavailableError("this key was claimed while the store was unavailable")
         if op.named or op.terms.mode is not Mode.CLAIM:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from time import monotonic
 
-from .model import Outcome
 from .stores.base import ClaimOp, Mode, Verdict
 
 MAX_ENTRIES = 10_000
@@ -45,8 +44,8 @@ class KnownDuplicates:
         return verdict
 
     def learn(self, op: ClaimOp, verdict: Verdict) -> None:
-        """Keep the store's answer to a claim, if it is one to keep."""
-        if verdict.outcome is not Outcome.SUCCEEDED or verdict.degraded or op.wire in self._entries:
+        """Keep the SUCCEEDED that the store answered, if it is one to keep."""
+        if verdict.degraded or op.wire in self._entries:
             return
         size = len(verdict.payload)
         if size > MAX_BYTES // 16 or op.terms.mode is Mode.CONSUME:

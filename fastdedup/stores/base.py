@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from enum import Enum, IntEnum
+from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol
 
@@ -35,7 +35,7 @@ class Code(IntEnum):
     ABSENT = 13
 
 
-class Verb(Enum):
+class Verb(StrEnum):
     """The atomic verbs: one Lua file, one operation class, one method of the memory store each."""
 
     CLAIM = "claim"
@@ -48,7 +48,7 @@ class Verb(Enum):
     FORGET = "forget"
 
 
-class Mode(Enum):
+class Mode(StrEnum):
     """How a key is claimed."""
 
     CLAIM = "claim"
@@ -103,7 +103,7 @@ class ClaimOp(Op):
         self.terms = terms
         self.owner = owner
         self.fingerprint = fingerprint
-        self.tail = with_fingerprint(owner, fingerprint)
+        self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
         # The engine's: claims that this one leads; is the owner the caller's own, and counted as such.
         self.followers: list[ClaimOp] | None = None
         self.named = False
@@ -217,10 +217,8 @@ class ForgetOp(Op):
         self.wire = wire
 
 
-def with_fingerprint(owner: bytes, fingerprint: bytes | None) -> bytes:
+def with_fingerprint(owner: bytes, fingerprint: bytes) -> bytes:
     """Join an owner field and a fingerprint as they stand in a record."""
-    if fingerprint is None:
-        return owner
     return bytes((owner[0] | 128,)) + owner[1:] + fingerprint
 
 

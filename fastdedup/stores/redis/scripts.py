@@ -222,7 +222,7 @@ def proof(op: SettleOp | ReleaseOp | RenewOp) -> bytes:
 
 def token_tail(op: IssueOp) -> bytes:
     """Shape, issuer and subject, with the mark of a token."""
-    tail = with_fingerprint(op.issuer, op.fingerprint)
+    tail = op.issuer if op.fingerprint is None else with_fingerprint(op.issuer, op.fingerprint)
     return bytes((tail[0] | 64,)) + tail[1:]
 
 
