@@ -19,7 +19,7 @@ from typing import NoReturn, cast
 
 from .errors import UnavailableError, UsageError
 from .model import Outcome
-from .stores.base import ClaimOp, Mode, Op, ReleaseOp, Reply, Store, Verb, Verdict
+from .stores.base import ClaimOp, Op, ReleaseOp, Reply, Store, Verb, Verdict
 
 _GRACE = 0.05
 """Seconds that a batch gets on top where the loop itself was blocked past the deadline."""
@@ -219,10 +219,7 @@ class Engine:
         return batch
 
     def _share(self, waiting: int) -> int:
-        """How many of those waiting one batch takes: what is waiting is spread over the free slots,
-
-        so that the store works on one batch while the loop works on another's answers.
-        """
+        """What waits is spread over the free slots: the store works on one batch, the loop on another's answers."""
         free = self._max_in_flight - len(self._batches)
         return min(waiting, self._max_batch, max(_MIN_BATCH, -(-waiting // free)))
 
@@ -331,7 +328,7 @@ class Engine:
             return False
         others = self._named.get((op.wire, op.owner), 0) - op.counted
         kept = op.named and (not reply.fresh or others > 0)
-        if kept or op.terms.mode is Mode.CONSUME:
+        if kept or op.terms.consumes:
             return False
         self._enqueue(ReleaseOp(op.wire, op.owner, reply.fence)).add_done_callback(_swallow)
         return True

@@ -17,7 +17,7 @@ from .errors import ConfigError, UnavailableError
 from .events import Degraded, LeaseLost, OnEvent, emit
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
-from .keys import Keyspace, Kind, fingerprint
+from .keys import READABLE_BYTES, Keyspace, Kind, fingerprint
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import Outcome, Record, State
@@ -74,7 +74,8 @@ class Dedup:
         codec: how results become bytes; JSON by default.
         max_result: bytes of an encoded result at most.
         max_pending: operations waiting or under way at most; one more raises UnavailableError.
-        readable_keys: store every key as it is; by default those over 16 bytes become digests.
+        readable_keys: bytes of UTF-8 up to which a key is stored as it is; a longer one becomes a 16-byte
+            digest. 0 digests all, 1024 none.
         known_duplicates: seconds for which a success that the store has told may be told again from this
             process's memory; 0 turns that off. When another process forgets the key, it is seen that late.
         on_event: called with each event of `fastdedup.events`.
@@ -98,7 +99,7 @@ class Dedup:
         codec: Codec | None = None,
         max_result: int = 256 * 1024,
         max_pending: int = 65_536,
-        readable_keys: bool = False,
+        readable_keys: int = READABLE_BYTES,
         known_duplicates: float = 1.0,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -382,9 +383,7 @@ class Dedup:
             raise self._core.not_open()
         if self._remembers and self._policy.holds(op.wire):
             raise UnavailableError("this key was claimed while the store was unavailable")
-        if op.named or op.terms.mode is not Mode.CLAIM:
-            return engine.claim_named(op)
-        return engine.claim(op)
+        return engine.claim(op) if op.terms.shared and not op.named else engine.claim_named(op)
 
     def disown(self, op: ClaimOp) -> None:
         """Take back a claim whose caller was cancelled."""

@@ -14,8 +14,9 @@ import orjson
 from .errors import ConfigError, InvalidKeyError
 
 MAX_KEY_BYTES = 1024
-_SHORT = 16
-"""A key up to this size is stored readable, as it costs no more than its 16-byte digest."""
+READABLE_BYTES = 40
+"""A key up to this size is stored as it is: UUIDs and most business keys can be read in redis-cli, and cost
+no hash. A longer one is stored as a 16-byte digest."""
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 
 
@@ -36,11 +37,11 @@ class Keyspace:
 
     __slots__ = ("_digested", "_plain", "_readable")
 
-    def __init__(self, namespace: str, kind: Kind, *, readable: bool = False) -> None:
+    def __init__(self, namespace: str, kind: Kind, *, readable: int = READABLE_BYTES) -> None:
         prefix = namespace.encode() + b":"
         self._plain = prefix + kind.value[0]
         self._digested = prefix + kind.value[1]
-        self._readable = MAX_KEY_BYTES if readable else _SHORT
+        self._readable = readable
 
     def wire(self, key: str) -> bytes:
         """Return the store key of `key`.

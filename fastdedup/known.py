@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from .stores.base import ClaimOp, Mode, Verdict
+from .stores.base import ClaimOp, Verdict
 
 MAX_ENTRIES = 10_000
 MAX_BYTES = 16 * 1024 * 1024
@@ -39,7 +39,7 @@ class KnownDuplicates:
             self.drop(op.wire)
             return None
         # Asked with another fingerprint only the store can judge, which knows the record's own.
-        if fingerprint != op.fingerprint or op.terms.mode is Mode.CONSUME:
+        if fingerprint != op.fingerprint or op.terms.consumes:
             return None
         return verdict
 
@@ -48,7 +48,7 @@ class KnownDuplicates:
         if verdict.degraded or op.wire in self._entries:
             return
         size = len(verdict.payload)
-        if size > MAX_BYTES // 16 or op.terms.mode is Mode.CONSUME:
+        if size > MAX_BYTES // 16 or op.terms.consumes:
             return
         self._entries[op.wire] = (
             monotonic() + min(self._age, verdict.left_ms / 1000),

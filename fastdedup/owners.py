@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import struct
 
 from .errors import InvalidKeyError
 
@@ -17,6 +18,7 @@ RANDOM_BYTES = 10
 MAX_OWNER_BYTES = 63
 _DRAWN = re.compile(r"[0-9a-f]{20}")
 _POOL_SIZE = 512
+_SPLIT = struct.Struct(f"{1 + RANDOM_BYTES}s" * _POOL_SIZE).unpack
 
 
 class OwnerPool:
@@ -34,9 +36,9 @@ class OwnerPool:
         try:
             return self._fields.pop()
         except IndexError:
-            drawn = os.urandom(RANDOM_BYTES * _POOL_SIZE)
-            steps = range(0, len(drawn), RANDOM_BYTES)
-            self._fields += [b"\0" + drawn[step : step + RANDOM_BYTES] for step in steps]
+            drawn = bytearray(os.urandom((1 + RANDOM_BYTES) * _POOL_SIZE))
+            drawn[:: 1 + RANDOM_BYTES] = bytes(_POOL_SIZE)  # the length byte of each
+            self._fields += _SPLIT(drawn)
             return self._fields.pop()
 
 

@@ -22,10 +22,11 @@ class Settings:
     max_result: int
     on_unavailable: FallbackPolicy
     codec: Codec
-    readable_keys: bool
+    readable_keys: int
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
         for name in ("lease", "ttl", "failure_ttl", "token_ttl"):
             milliseconds(getattr(self, name), name)
         check_count(self.max_result, "max_result")
+        check_count(self.readable_keys, "readable_keys", least=0)

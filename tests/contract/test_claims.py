@@ -243,7 +243,7 @@ async def test_keys_may_be_any_text(backend: Backend, key: str) -> None:
 
 
 async def test_readable_keys_stand_in_redis_as_they_are(backend: Backend) -> None:
-    async with backend.make(readable_keys=True) as dedup:
+    async with backend.make(readable_keys=1024) as dedup:
         await dedup.claim("order:" + "7" * 40)
         if backend.raw is not None:
             assert backend.raw.keys("*") == [b"t:=order:" + b"7" * 40]
