@@ -3,7 +3,7 @@
 `submit` puts an operation into the lane of its verb; at the end of the loop's current turn `_flush`
 takes batches from the lanes in turn, while fewer than `max_in_flight` are under way. So a lone
 caller waits for nobody, and under load a batch gathers what arrives while others are in flight.
-There is no timer and no task per operation: one task and one deadline per batch.
+There is no timer and no task per operation: batches have one timer for all.
 
 Concurrent claims for one key with equal terms become one operation: the first leads, the others
 follow and are answered from its reply, as if they had come right behind it.
@@ -14,12 +14,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import Sequence
+from functools import partial
 from threading import get_ident
 from typing import NoReturn, cast
 
 from .errors import UnavailableError, UsageError
 from .model import Outcome
-from .stores.base import ClaimOp, Op, ReleaseOp, Reply, Store, Verb, Verdict
+from .stores.base import ClaimOp, DirectStore, Op, ReleaseOp, Reply, Store, Verb, Verdict
 
 _GRACE = 0.05
 """Seconds that a batch gets on top where the loop itself was blocked past the deadline."""
@@ -56,6 +57,7 @@ class Engine:
         max_pending: int = 65_536,
     ) -> None:
         self._store = store
+        self._direct = store if isinstance(store, DirectStore) else None
         self._timeout = timeout
         self._max_batch = max_batch
         self._max_bytes = max_bytes
@@ -68,11 +70,13 @@ class Engine:
         self._claims = self._lanes[Verb.CLAIM]
         self._turns = deque(_IN_TURN)
         self._pending = 0
-        self._batches: set[asyncio.Task[None]] = set()
+        self._batches: set[Batch] = set()
         self._flushing = False
         self._closed = False
         self._now = 0.0
-        self._watchdog: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._drained: asyncio.Future[None] | None = None
         # Mutable: the claim that leads each key, and how many claims of a caller-chosen owner are open.
         self._leaders: dict[bytes, ClaimOp] = {}
         self._named: Counter[tuple[bytes, bytes]] = Counter()
@@ -148,13 +152,11 @@ class Engine:
     async def drain(self) -> None:
         """Refuse new operations, answer the accepted ones: at most one deadline long."""
         self._closed = True
-        while self._pending or self._batches:
-            if self._batches:
-                await asyncio.wait(self._batches)
-            else:
-                await asyncio.sleep(0)
-        if self._watchdog is not None:
-            self._watchdog.cancel()
+        if self._pending or self._batches:
+            self._drained = self._loop.create_future()
+            await self._drained
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _refuse(self) -> NoReturn:
         if self._closed:
@@ -188,12 +190,12 @@ class Engine:
 
     def _flush(self) -> None:
         self._flushing = False
-        while len(self._batches) < self._max_in_flight and (batch := self._next_batch()):
-            task = self._loop.create_task(self._run(batch))
-            self._batches.add(task)
-            task.add_done_callback(self._batch_done)
-        if self._watchdog is None and len(self._batches) >= self._max_in_flight:
-            self._watch()
+        while len(self._batches) < self._max_in_flight and (ops := self._next_batch()):
+            self._start(Batch(ops, ops[0].at + self._timeout))
+        if self._timer is None:
+            self._set_timer()
+        if self._drained is not None and not self._pending and not self._batches and not self._drained.done():
+            self._drained.set_result(None)
 
     def _next_batch(self) -> list[Op]:
         for verb in _URGENT:
@@ -254,23 +256,41 @@ class Engine:
 
     # Running batches
 
-    async def _run(self, batch: list[Op]) -> None:
-        task = cast("asyncio.Task[None]", asyncio.current_task())
-        deadline = _Deadline(self._loop, task, batch[0].at + self._timeout)
-        try:
-            replies = await self._store.execute(batch[0].verb, batch)
-        except asyncio.CancelledError:
-            error = UnavailableError(f"the store gave no answer within {self._timeout:g} s")
-            self._fail(batch, error)
-        except Exception as error:  # noqa: BLE001 -- every waiter must hear of it, whatever it is
-            self._fail(batch, error)
-        else:
-            self._deliver(batch, replies)
-        finally:
-            deadline.cancel()
+    def _start(self, batch: Batch) -> None:
+        self._batches.add(batch)
+        direct = self._direct
+        if direct is None or not direct.begin(batch.verb, batch.ops, partial(self._begun, batch)):
+            self._run_as_task(batch)
 
-    def _batch_done(self, task: asyncio.Task[None]) -> None:
-        self._batches.discard(task)
+    def _begun(self, batch: Batch, replies: Sequence[Reply] | None) -> None:
+        if replies is not None:
+            self._end(batch, replies)
+        elif batch.expired:
+            self._end(batch, self._too_late())
+        else:
+            # The same operations again, the long way: each names its owner, so that is safe.
+            self._run_as_task(batch)
+
+    def _run_as_task(self, batch: Batch) -> None:
+        batch.task = self._loop.create_task(self._execute(batch))
+        # Not by try and except inside: a task cancelled before its first step runs none of its code.
+        batch.task.add_done_callback(partial(self._ran, batch))
+
+    async def _execute(self, batch: Batch) -> Sequence[Reply]:
+        return await self._store.execute(batch.verb, batch.ops)
+
+    def _ran(self, batch: Batch, task: asyncio.Task[Sequence[Reply]]) -> None:
+        if task.cancelled():
+            self._end(batch, self._too_late())
+        else:
+            self._end(batch, task.exception() or task.result())
+
+    def _end(self, batch: Batch, outcome: Sequence[Reply] | BaseException) -> None:
+        self._batches.discard(batch)
+        if isinstance(outcome, BaseException):
+            self._fail(batch.ops, outcome)
+        else:
+            self._deliver(batch.ops, outcome)
         self._flush()
 
     def _deliver(self, batch: Sequence[Op], replies: Sequence[Reply]) -> None:
@@ -333,12 +353,12 @@ class Engine:
         self._enqueue(ReleaseOp(op.wire, op.owner, reply.fence)).add_done_callback(_swallow)
         return True
 
-    def _fail(self, batch: Sequence[Op], error: Exception) -> None:
+    def _fail(self, batch: Sequence[Op], error: BaseException) -> None:
         self._pending -= len(batch)
         for op in batch:
             self._fail_one(op, error)
 
-    def _fail_one(self, op: Op, error: Exception) -> None:
+    def _fail_one(self, op: Op, error: BaseException) -> None:
         if not op.future.done():
             op.future.set_exception(_copy(error))
         if op.verb is not Verb.CLAIM:
@@ -350,49 +370,56 @@ class Engine:
             if not follower.future.done():
                 follower.future.set_exception(_copy(error))
 
-    # Deadlines of what still waits, while every slot is taken
+    # Deadlines: one timer for all that is under way or waits, set for the oldest of it
 
-    def _watch(self) -> None:
-        oldest = min((lane[0].at for lane in self._lanes.values() if lane), default=None)
-        if oldest is not None:
-            self._watchdog = self._loop.call_at(oldest + self._timeout + _GRACE / 2, self._expire)
+    def _set_timer(self) -> None:
+        due = [batch.deadline for batch in self._batches]
+        due += [lane[0].at + self._timeout for lane in self._lanes.values() if lane]
+        if due:
+            self._due = min(due)
+            self._timer = self._loop.call_at(self._due, self._on_timer)
 
-    def _expire(self) -> None:
-        self._watchdog = None
-        overdue = self._loop.time() - self._timeout
+    def _on_timer(self) -> None:
+        self._timer = None
+        now = self._loop.time()
+        if now - self._due > _GRACE:
+            # The loop itself was blocked, by a callback of the user's: the replies may lie in the socket.
+            self._due = now + _GRACE
+            self._timer = self._loop.call_at(self._due, self._on_timer)
+            return
         for lane in self._lanes.values():
-            while lane and lane[0].at <= overdue:
+            while lane and lane[0].at + self._timeout <= now:
                 op = lane.popleft()
                 self._pending -= 1
                 self._fail_one(op, UnavailableError(f"the store was busy for {self._timeout:g} s"))
-        self._watch()
+        self._give_up([batch for batch in self._batches if batch.deadline <= now])
+        self._flush()
+
+    def _give_up(self, overdue: list[Batch]) -> None:
+        # Marked first: abandoning ends every batch under way, and those that have time left try again.
+        for batch in overdue:
+            batch.expired = True
+        if self._direct is not None and any(batch.task is None for batch in overdue):
+            self._direct.abandon()
+        for batch in overdue:
+            if batch.task is not None:
+                batch.task.cancel()
+
+    def _too_late(self) -> UnavailableError:
+        return UnavailableError(f"the store gave no answer within {self._timeout:g} s")
 
 
-class _Deadline:
-    """Cancels a batch when its time is over; late by the loop's own fault, it grants a grace first.
+class Batch:
+    """Operations of one verb on their way. `deadline` is that of the oldest, in the loop's time."""
 
-    A callback of the user's that blocks the loop past the deadline would otherwise fail a batch
-    whose reply lies in the socket already.
-    """
+    __slots__ = ("deadline", "expired", "ops", "task", "verb")
 
-    __slots__ = ("_handle", "_loop", "_task", "_when")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[None], when: float) -> None:
-        self._loop = loop
-        self._task = task
-        self._when = when
-        self._handle = loop.call_at(when, self._expire)
-
-    def cancel(self) -> None:
-        self._handle.cancel()
-
-    def _expire(self) -> None:
-        now = self._loop.time()
-        if now - self._when > _GRACE:
-            self._when = now + _GRACE
-            self._handle = self._loop.call_at(self._when, self._expire)
-        else:
-            self._task.cancel()
+    def __init__(self, ops: list[Op], deadline: float) -> None:
+        self.ops = ops
+        self.verb = ops[0].verb
+        self.deadline = deadline
+        self.expired = False
+        self.task: asyncio.Task[Sequence[Reply]] | None = None
 
 
 def wrong_loop() -> UsageError:
@@ -415,7 +442,7 @@ def behind(reply: Reply) -> Reply:
     return reply
 
 
-def _copy(error: Exception) -> Exception:
+def _copy(error: BaseException) -> BaseException:
     """One instance for each waiter: a shared exception collects the tracebacks of all its raisers."""
     if isinstance(error, UnavailableError):
         return UnavailableError(*error.args, retry_after=error.retry_after)

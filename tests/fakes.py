@@ -35,13 +35,18 @@ class FakeLink(Link):
     def usable(self) -> bool:
         return self._lost is None
 
-    def send(self, packed: bytes) -> asyncio.Future[Any]:
+    def call(self, packed: bytes, on_reply: Any) -> None:
+        if self._lost is not None:
+            raise ConnectionError(*self._lost.args)
         reader = hiredis.Reader()
         reader.feed(packed)
         task = self._loop.create_task(self._answer(reader.gets()))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        task.add_done_callback(lambda task: self._answered(task, on_reply))
+
+    def _answered(self, task: asyncio.Task[Any], on_reply: Any) -> None:
+        self._tasks.discard(task)
+        on_reply(ConnectionError("closed") if task.cancelled() else task.result())
 
     async def _answer(self, command: list[bytes]) -> Any:
         async with self._turn:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from enum import IntEnum, StrEnum
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from ..model import Outcome
 
@@ -345,4 +345,27 @@ class Store(Protocol):
 
         `on_freed(None)` says that news may have been missed: every waiter must look again.
         """
+        ...
+
+
+Done = Callable[[Sequence[Reply] | None], None]
+
+
+@runtime_checkable
+class DirectStore(Protocol):
+    """An optional ability of a store: to execute a batch without a task, which saves a third of a lone call.
+
+    The engine uses it where it is there, and `execute` for all that does not go smoothly.
+    """
+
+    def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
+        """Send a batch, if that can be done at once; False: nothing was sent, use `execute`.
+
+        `done` is called once, later, never from within `begin`: with the replies, or with None where
+        the engine shall use `execute` for the same operations (they may have taken effect).
+        """
+        ...
+
+    def abandon(self) -> None:
+        """Call `done(None)` for every batch under way: one of them is past its deadline."""
         ...

@@ -15,6 +15,7 @@ from typing import Any, cast
 import hiredis
 from redis.asyncio.connection import AbstractConnection
 
+OnReply = Callable[[Any], None]
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
@@ -37,7 +38,7 @@ class Link(asyncio.Protocol):
         """Done once the connection has ended."""
         self._on_push = on_push
         self._reader = hiredis.Reader()
-        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._waiting: deque[OnReply] = deque()
         self._lost: ConnectionError | None = None
         # Kept alive as long as we use its socket: redis-py closes it when collected.
         self._connection = connection
@@ -49,13 +50,32 @@ class Link(asyncio.Protocol):
         """False once the connection has ended."""
         return self._lost is None and not self._transport.is_closing()
 
-    def send(self, packed: bytes) -> asyncio.Future[Any]:
-        """Send one command; the future gets its reply."""
+    def call(self, packed: bytes, on_reply: OnReply) -> None:
+        """Send one command; `on_reply` is called once, with its reply or with a ConnectionError.
+
+        Straight from the socket, without a turn of the loop: it must neither block nor raise.
+
+        Raises:
+            ConnectionError: the connection has ended; nothing was sent.
+        """
         if self._lost is not None:
-            raise self._lost
-        future = self._loop.create_future()
-        self._waiting.append(future)
+            raise ConnectionError(*self._lost.args)
+        self._waiting.append(on_reply)
         self._transport.write(packed)
+
+    def send(self, packed: bytes) -> asyncio.Future[Any]:
+        """Send one command; the future gets its reply. Raises as `call`."""
+        future = self._loop.create_future()
+
+        def on_reply(reply: Any) -> None:
+            if future.done():
+                return
+            if isinstance(reply, ConnectionError):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+        self.call(packed, on_reply)
         return future
 
     def abort(self, reason: str) -> None:
@@ -79,9 +99,7 @@ class Link(asyncio.Protocol):
                 if not waiting and self._on_push is not None:
                     self._on_push(reply)
                     continue
-                future = waiting.popleft()
-                if not future.done():
-                    future.set_result(reply)
+                waiting.popleft()(reply)
             if reader.len() > MAX_REPLY_BYTES:
                 self.abort("Redis sent a reply of more than 256 MiB")
         except (hiredis.ProtocolError, IndexError) as error:
@@ -98,10 +116,8 @@ class Link(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(None)
         while self._waiting:
-            future = self._waiting.popleft()
-            if not future.done():
-                # One instance each: a shared exception collects the tracebacks of all its raisers.
-                future.set_exception(ConnectionError(*error.args))
+            # One instance each: a shared exception collects the tracebacks of all its raisers.
+            self._waiting.popleft()(ConnectionError(*error.args))
 
     def _forget_connection(self) -> None:
         self._connection._reader = None

@@ -10,7 +10,7 @@ from typing import Any
 import hiredis
 
 from ...errors import ConfigError, DedupError
-from ..base import Op, Reply, Verb
+from ..base import Done, Op, Reply, Verb
 from .errors import NETWORK_ERRORS, translate
 from .link import Link, pack
 from .listener import Listener
@@ -81,6 +81,29 @@ class RedisStore:
             raise self._fault(error) from None
         return script.read(ops, reply)
 
+    def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
+        """Send a batch over the connection, if it stands. Anything but a plain answer goes the long way."""
+        link = self._link
+        if link is None or not link.usable:
+            return False
+        script = self._scripts[verb]
+
+        def on_reply(reply: Any) -> None:
+            try:
+                replies = script.read(ops, reply) if type(reply) is list else None
+            except Exception:  # noqa: BLE001 -- the long way meets it again, and tells those who wait
+                replies = None
+            done(replies)
+
+        wires = [op.wire for op in ops]
+        link.call(pack("EVALSHA", script.sha, len(ops), *wires, *script.pack(ops)), on_reply)
+        return True
+
+    def abandon(self) -> None:
+        """Drop the connection: the replies behind one that is late are as late."""
+        if self._link is not None:
+            self._link.abort("Redis did not answer in time")
+
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
         """Subscribe, once, over a connection of its own."""
         try:
@@ -127,8 +150,13 @@ class RedisStore:
         await connection.connect()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
         link = Link(connection, on_push)
         try:
-            reply = await asyncio.wait_for(link.send(pack("INFO", "server")), self._timeout)
-            check_version(reply)
+            async with asyncio.timeout(self._timeout):
+                check_version(await link.send(pack("INFO", "server")))
+                # So that the first batches need not be sent twice. A login that may not: EVAL does it.
+                loading = [
+                    link.send(pack("SCRIPT", "LOAD", script.text)) for script in self._scripts.values()
+                ]
+                await asyncio.gather(*loading)
         except BaseException:
             link.abort("not usable")
             raise
