@@ -67,9 +67,6 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     def __await__(self) -> Generator[Any, Any, Claim]:
         """The main path. A generator, not a coroutine: nothing but the future stands between task and reply."""
         scope = self._scope
-        if (known := scope.known) is not None and (verdict := known.answer(self)) is not None:
-            scope.check_loop()
-            return Claim(scope, self, verdict)
         if self.wait > 0.0:
             patient = scope.claim_patiently(self)
             return self._answered((yield from patient.__await__()))
@@ -89,8 +86,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         if reply.outcome is _ACQUIRED:
             if self.renew:
                 claim.keep_renewing()
-        elif reply.outcome is _SUCCEEDED and self._scope.known is not None:
-            self._scope.known.learn(self, reply)
+        elif reply.outcome is _SUCCEEDED:
+            self._scope.learn(claim, self, reply)
         return claim
 
     async def __aenter__(self) -> Claim:
@@ -126,6 +123,41 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         """Give up."""
         if self._generator is not None:
             self._generator.close()
+
+
+class KnownCall(ClaimCall):
+    """A claim whose answer is known, and shared by all who ask: see `known.py`."""
+
+    __slots__ = ("_claim",)
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+
+    def __await__(self) -> Generator[Any, Any, Claim]:
+        yield from ()  # makes this a generator, the cheapest iterator that can return a value
+        return self._claim
+
+    def send(self, value: Any) -> Any:
+        """Answer."""
+        raise StopIteration(self._claim)
+
+    def throw(self, *error: Any) -> Any:
+        """Nothing is under way that could be cancelled."""
+        raise error[0]
+
+    def close(self) -> None:
+        """Nothing to give up."""
+
+    async def __aenter__(self) -> Claim:
+        return self._claim
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Nothing to settle."""
 
 
 class Claim:
@@ -185,9 +217,10 @@ class Claim:
     @property
     def result(self) -> Any:
         """The first result where the outcome is SUCCEEDED; a fresh copy each time."""
-        if self.outcome is not Outcome.SUCCEEDED:
+        verdict = self._verdict
+        if verdict.outcome is not _SUCCEEDED or not verdict.payload:
             return None
-        return codec.decode(self._scope.settings.codec, self._verdict.payload)
+        return self._scope.settings.codec.loads(verdict.payload)
 
     @property
     def error(self) -> Any:

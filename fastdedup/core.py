@@ -10,7 +10,6 @@ from .checks import check_count, check_seconds
 from .engine import Engine, wrong_loop
 from .errors import ConfigError, UsageError
 from .events import OnEvent
-from .known import KnownDuplicates
 from .stores import make_store
 from .stores.base import Store
 from .waiters import Waiters
@@ -35,12 +34,8 @@ class Core:
         self.on_event = on_event
         self.store: Store = make_store(store, self.timeout) if isinstance(store, str) else store
         self.waiters = Waiters()
-        age = (
-            0.0
-            if known_duplicates is False
-            else check_seconds(known_duplicates, "known_duplicates", least=0.0)
-        )
-        self.known = KnownDuplicates(age) if age else None
+        off = known_duplicates is False
+        self.known_age = 0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)
         # Mutable: None before open() and after aclose(); work that goes on when its caller is cancelled.
         self.engine: Engine | None = None
         self._closed = False

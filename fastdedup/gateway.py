@@ -18,6 +18,7 @@ from .events import Degraded, LeaseLost, OnEvent, emit
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
 from .keys import READABLE_BYTES, Keyspace, Kind, fingerprint
+from .known import KnownDuplicates
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import Outcome, Record, State
@@ -132,7 +133,7 @@ class Dedup:
         self.settings = settings
         self._core = core
         self._policy = policy
-        self.known = core.known
+        self._known = KnownDuplicates(core.known_age) if core.known_age else None
         # The claims of most programs ask nothing of the policy; then the hot path does not either.
         self._remembers = not isinstance(policy, Reject)
         self._claims = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys)
@@ -236,13 +237,18 @@ class Dedup:
             ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
             UsageError: (on await) not open, closed, or another event loop.
         """
+        mark = None if fingerprint is None else digest(fingerprint)
+        if self._known is not None and key.__class__ is str and self._core.engine is not None:
+            known = self._known.answer(key, mark)
+            if known is not None:
+                return known
         call = ClaimCall(
             self,
             key,
             self._claims.wire(key),
             self._terms if lease is None and ttl is None else self.terms(Mode.CLAIM, lease, ttl),
             draw_owner() if owner is None else owner_field(owner),
-            None if fingerprint is None else digest(fingerprint),
+            mark,
         )
         if owner is not None:
             call.named = True
@@ -340,10 +346,9 @@ class Dedup:
 
     async def forget(self, key: str) -> bool:
         """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
-        wire = self._claims.wire(key)
-        reply = await self.run(ForgetOp(wire))
-        if self.known is not None:
-            self.known.drop(wire)
+        reply = await self.run(ForgetOp(self._claims.wire(key)))
+        if self._known is not None:
+            self._known.drop(key)
         if reply == Code.FOREIGN:
             raise foreign(key)
         return reply == Code.OK
@@ -442,6 +447,11 @@ class Dedup:
         if op.verb in _FREEING:
             self._core.waiters.freed(op.wire)
         return reply
+
+    def learn(self, claim: Claim, op: ClaimOp, verdict: Verdict) -> None:
+        """Remember a success for the duplicates to come; a token's is not a key's."""
+        if self._known is not None and op.terms.shared and not verdict.degraded:
+            self._known.learn(claim, op.fingerprint, verdict.payload, verdict.left_ms / 1000)
 
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that must end even when its caller is cancelled."""

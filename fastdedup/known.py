@@ -10,57 +10,52 @@ from __future__ import annotations
 
 from time import monotonic
 
-from .stores.base import ClaimOp, Verdict
+from .claim import Claim, KnownCall
 
 MAX_ENTRIES = 10_000
 MAX_BYTES = 16 * 1024 * 1024
 
 
 class KnownDuplicates:
-    """Successes learned in the last `age` seconds; bounded, the oldest go first."""
+    """Successes of one namespace, learned in the last `age` seconds; bounded, the oldest go first.
+
+    By the key's text, not the store's key, and with a finished answer that all callers share: so a
+    known duplicate costs neither a hash nor an object.
+    """
 
     __slots__ = ("_age", "_bytes", "_entries")
 
     def __init__(self, age: float) -> None:
         self._age = age
-        self._entries: dict[bytes, tuple[float, bytes | None, Verdict]] = {}
+        self._entries: dict[str, tuple[float, bytes | None, int, KnownCall]] = {}
         self._bytes = 0
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def answer(self, op: ClaimOp) -> Verdict | None:
+    def answer(self, key: str, fingerprint: bytes | None) -> KnownCall | None:
         """Return the answer to a claim, or None: then the store must be asked."""
-        entry = self._entries.get(op.wire)
-        if entry is None:
-            return None
-        until, fingerprint, verdict = entry
-        if monotonic() >= until:
-            self.drop(op.wire)
-            return None
+        entry = self._entries.get(key)
         # Asked with another fingerprint only the store can judge, which knows the record's own.
-        if fingerprint != op.fingerprint or op.terms.consumes:
+        if entry is None or entry[1] != fingerprint:
             return None
-        return verdict
+        if monotonic() >= entry[0]:
+            self.drop(key)
+            return None
+        return entry[3]
 
-    def learn(self, op: ClaimOp, verdict: Verdict) -> None:
-        """Keep the SUCCEEDED that the store answered, if it is one to keep."""
-        if verdict.degraded or op.wire in self._entries:
+    def learn(self, claim: Claim, fingerprint: bytes | None, payload: bytes, left: float) -> None:
+        """Keep a success that the store has told, and that its record keeps for `left` seconds."""
+        size = len(payload)
+        if claim.key in self._entries or size > MAX_BYTES // 16:
             return
-        size = len(verdict.payload)
-        if size > MAX_BYTES // 16 or op.terms.consumes:
-            return
-        self._entries[op.wire] = (
-            monotonic() + min(self._age, verdict.left_ms / 1000),
-            op.fingerprint,
-            verdict,
-        )
+        self._entries[claim.key] = (monotonic() + min(self._age, left), fingerprint, size, KnownCall(claim))
         self._bytes += size
         while len(self._entries) > MAX_ENTRIES or self._bytes > MAX_BYTES:
             self.drop(next(iter(self._entries)))
 
-    def drop(self, wire: bytes) -> None:
+    def drop(self, key: str) -> None:
         """Forget one key."""
-        entry = self._entries.pop(wire, None)
+        entry = self._entries.pop(key, None)
         if entry is not None:
-            self._bytes -= len(entry[2].payload)
+            self._bytes -= entry[2]
