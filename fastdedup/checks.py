@@ -10,6 +10,16 @@ from .errors import ConfigError
 MAX_SECONDS = 10 * 365 * 86_400.0
 
 
+def is_number(value: Any) -> bool:
+    """True for an int or float that is finite, also as a float; False for a bool."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
 def check_count(value: Any, name: str, *, least: int = 1) -> int:
     """Return a whole number of at least `least`, or raise ConfigError naming it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -23,7 +33,7 @@ def check_seconds(value: Any, name: str, *, least: float = 0.001) -> float:
     Raises:
         ConfigError: no number, NaN, infinite, below `least`, or above ten years.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not is_number(value):
         raise ConfigError(f"{name} is a time in seconds, not {value!r}")
     if not least <= value <= MAX_SECONDS:
         raise ConfigError(

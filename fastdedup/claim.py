@@ -5,16 +5,27 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Coroutine, Generator
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from types import GeneratorType, TracebackType
+from typing import TYPE_CHECKING, Any, cast
 
 from . import codec
 from .checks import check_seconds, milliseconds
-from .errors import ClaimLostError, ForeignRecordError, UnavailableError, UsageError
+from .errors import ClaimLostError, DedupError, ForeignRecordError, UnavailableError, UsageError
 from .model import Outcome
 from .owners import owner_text
 from .renewal import Renewal
-from .stores.base import ClaimOp, Code, Op, ReleaseOp, RenewOp, SettleOp, Terms, Verdict, with_fingerprint
+from .stores.base import (
+    ClaimOp,
+    Code,
+    Op,
+    ReleaseOp,
+    RenewOp,
+    Reply,
+    SettleOp,
+    Terms,
+    Verdict,
+    with_fingerprint,
+)
 
 if TYPE_CHECKING:
     from .gateway import Dedup
@@ -22,6 +33,7 @@ if TYPE_CHECKING:
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED = Outcome.SUCCEEDED
+_LOST = "lost"
 
 
 class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
@@ -31,7 +43,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     without costing one.
     """
 
-    __slots__ = ("_entered", "_generator", "_scope", "key", "renew", "wait")
+    __slots__ = ("_entered", "_generator", "_scope", "_task", "_used", "key", "renew", "wait")
     __name__ = "ClaimCall"  # shown for a task that runs one
 
     def __init__(
@@ -56,6 +68,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         self.key = key
         self.wait = 0.0
         self.renew = False
+        self._used = False
         self._generator: Generator[Any, Any, Claim] | None = None
         self._entered: Claim | None = None
 
@@ -66,22 +79,25 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     def __await__(self) -> Generator[Any, Any, Claim]:
         """The main path. A generator, not a coroutine: nothing but the future stands between task and reply."""
+        if self._used:
+            raise UsageError(f"this claim of {self.key!r} was awaited before; call claim() for another one")
+        self._used = True
         scope = self._scope
         if self.wait > 0.0:
             patient = scope.claim_patiently(self)
             return self._answered((yield from patient.__await__()))
         try:
             reply = yield from scope.start_claim(self)
+            if type(reply) is not Verdict:
+                raise odd_reply(reply, self.key)
         except UnavailableError as error:
-            reply = scope.fall_back(self, error)
+            reply = verdict_of(scope.fall_back(self, error), self.key)
         except asyncio.CancelledError:
             scope.disown(self)
             raise
         return self._answered(reply)
 
-    def _answered(self, reply: object) -> Claim:
-        if type(reply) is not Verdict:
-            raise foreign(self.key)
+    def _answered(self, reply: Verdict) -> Claim:
         claim = Claim(self._scope, self, reply)
         if reply.outcome is _ACQUIRED:
             if self.renew:
@@ -109,15 +125,25 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     def send(self, value: Any) -> Any:
         """Advance; asyncio's tasks call this."""
-        if self._generator is None:
-            self._generator = self.__await__()
-        return self._generator.send(value)
+        return self._started().send(value)
 
     def throw(self, *error: Any) -> Any:
         """Raise inside; asyncio's tasks call this to cancel."""
+        return self._started().throw(*error)
+
+    def _started(self) -> Generator[Any, Any, Claim]:
+        task = asyncio.current_task()
         if self._generator is None:
             self._generator = self.__await__()
-        return self._generator.throw(*error)
+            self._task = task
+        elif (
+            self._task is not task or cast("GeneratorType[Any, Any, Claim]", self._generator).gi_frame is None
+        ):
+            # A generator that has ended would answer None, which is no claim.
+            raise RuntimeError(
+                f"this claim of {self.key!r} runs in a task already; call claim() for another one"
+            )
+        return self._generator
 
     def close(self) -> None:
         """Give up."""
@@ -305,6 +331,8 @@ class Claim:
     def _check_live(self) -> None:
         if not self.acquired:
             raise UsageError(f"this claim is {self.outcome}, not acquired: only its owner settles it")
+        if self._settled is _LOST:
+            raise self._lost_error()
         if self._settled is not None:
             raise UsageError(f"this claim was {self._settled} already; settle it once")
         self._scope.check_loop()
@@ -313,7 +341,10 @@ class Claim:
         self._settled = how
         try:
             await self._act(op)
-        except (ClaimLostError, asyncio.CancelledError):
+        except ClaimLostError:
+            self._settled = _LOST
+            raise
+        except asyncio.CancelledError:
             raise
         except BaseException:
             self._settled = None
@@ -328,10 +359,13 @@ class Claim:
             raise foreign(self.key)
         if code != Code.OK:
             self._lost = True
-            raise ClaimLostError(
-                f"{self.key!r} is no longer held by this owner (fence {self.fence}): its lease ended, "
-                "or it was settled or forgotten elsewhere; nothing was changed"
-            )
+            raise self._lost_error()
+
+    def _lost_error(self) -> ClaimLostError:
+        return ClaimLostError(
+            f"{self.key!r} is no longer held by this owner (fence {self.fence}): its lease ended, "
+            "or it was settled or forgotten elsewhere; nothing was changed"
+        )
 
     # The `async with` body
 
@@ -356,7 +390,7 @@ class Claim:
         if not self.acquired:
             return
         if self._lost and self._settled is None:
-            self._settled = "lost"
+            self._settled = _LOST
             if isinstance(error, asyncio.CancelledError) and body is not None and body.uncancel() > 0:
                 return  # cancelled from outside as well: that goes first
             if error is None or isinstance(error, asyncio.CancelledError):
@@ -372,6 +406,18 @@ class Claim:
         # The body's own error matters more than that of freeing the key; the lease ends by itself.
         with contextlib.suppress(ClaimLostError, UnavailableError):
             await asyncio.shield(settling)
+
+
+def verdict_of(reply: Reply, key: str) -> Verdict:
+    """Return the verdict on a claim, or raise what the reply is instead."""
+    if type(reply) is not Verdict:
+        raise odd_reply(reply, key)
+    return reply
+
+
+def odd_reply(reply: Reply, key: str) -> DedupError:
+    """The error for a reply to a claim that is no verdict."""
+    return reply if isinstance(reply, UnavailableError) else foreign(key)
 
 
 def foreign(key: str) -> ForeignRecordError:

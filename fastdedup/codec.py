@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import fields, is_dataclass
 from typing import Any, Protocol
 
 import orjson
@@ -25,12 +27,28 @@ class JSONCodec:
     """orjson: JSON values, also dataclasses, datetimes, UUIDs and enums (which come back as JSON)."""
 
     def dumps(self, value: Any) -> bytes:
-        """Encode."""
-        return orjson.dumps(value)
+        """Encode. orjson would turn NaN into null, and a duplicate would get another result than the first."""
+        encoded = orjson.dumps(value)
+        if b"null" in encoded and has_nan(value):
+            raise ValueError("NaN and infinity are not JSON")
+        return encoded
 
     def loads(self, data: bytes) -> Any:
         """Decode."""
         return orjson.loads(data)
+
+
+def has_nan(value: Any) -> bool:
+    """True where a JSON-able value holds a NaN or an infinity."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(has_nan(item) for item in value.values())
+    if isinstance(value, list | tuple):
+        return any(has_nan(item) for item in value)
+    if is_dataclass(value):
+        return any(has_nan(getattr(value, field.name)) for field in fields(value))
+    return False
 
 
 def encode(codec: Codec, value: Any, limit: int) -> bytes:
@@ -49,6 +67,8 @@ def encode(codec: Codec, value: Any, limit: int) -> bytes:
             f"cannot store a result of type {type(value).__name__}: {error}; "
             "return JSON-able data, or give Dedup a codec= that knows the type"
         ) from error
+    if not isinstance(payload, bytes):
+        raise ResultError(f"the codec's dumps() must return bytes, it returned {type(payload).__name__}")
     if len(payload) > limit:
         raise ResultTooLargeError(
             f"the result takes {len(payload)} bytes, the limit is {limit}; "

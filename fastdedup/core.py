@@ -32,6 +32,8 @@ class Core:
         self.timeout = check_seconds(timeout, "timeout")
         self.max_pending = check_count(max_pending, "max_pending")
         self.on_event = on_event
+        if store is None or isinstance(store, bytes | int | float | list | tuple | dict):
+            raise ConfigError(f"a URL such as redis://localhost:6379/0 is wanted, not {store!r}")
         self.store: Store = make_store(store, self.timeout) if isinstance(store, str) else store
         self.waiters = Waiters()
         off = known_duplicates is False

@@ -258,8 +258,13 @@ class Engine:
 
     def _start(self, batch: Batch) -> None:
         self._batches.add(batch)
-        direct = self._direct
-        if direct is None or not direct.begin(batch.verb, batch.ops, partial(self._begun, batch)):
+        try:
+            begun = self._direct is not None and self._direct.begin(
+                batch.verb, batch.ops, partial(self._begun, batch)
+            )
+        except Exception:  # noqa: BLE001 -- the task meets it again, and tells those who wait
+            begun = False
+        if not begun:
             self._run_as_task(batch)
 
     def _begun(self, batch: Batch, replies: Sequence[Reply] | None) -> None:

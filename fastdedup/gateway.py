@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from . import codec as codecs
 from .checks import milliseconds
-from .claim import Claim, ClaimCall, foreign
+from .claim import Claim, ClaimCall, foreign, verdict_of
 from .codec import Codec, JSONCodec
 from .core import Core, check_supported
 from .errors import ConfigError, UnavailableError
@@ -128,7 +128,7 @@ class Dedup:
 
     def _set_up(self, core: Core, settings: Settings) -> None:
         policy = settings.on_unavailable
-        if not isinstance(policy, FallbackPolicy):
+        if isinstance(policy, type) or not isinstance(policy, FallbackPolicy):
             raise ConfigError(f"on_unavailable is a policy such as Reject() or LocalLRU(), not {policy!r}")
         self.settings = settings
         self._core = core
@@ -395,8 +395,9 @@ class Dedup:
         if self._core.engine is not None:
             self._core.engine.disown(op)
 
-    async def claim_patiently(self, call: ClaimCall) -> Reply:
+    async def claim_patiently(self, call: ClaimCall) -> Verdict:
         """Claim, and while another owner is at work wait for news of it, `call.wait` seconds at the most."""
+        self.check_loop()
         patient = terms(call.terms.mode, call.terms.lease_ms, call.terms.keep_ms, True)
         loop = asyncio.get_running_loop()
         gives_up = loop.time() + call.wait
@@ -404,21 +405,24 @@ class Dedup:
             with self._core.waiters.watch(call.wire) as freed:
                 reply = await self._claim_watched(call, patient)
                 left = gives_up - loop.time()
-                if type(reply) is not Verdict or reply.outcome is not Outcome.IN_PROGRESS or left <= 0:
+                if reply.outcome is not Outcome.IN_PROGRESS or left <= 0:
                     return reply
                 if not reply.fresh:
                     continue  # answered by the engine: ask the store itself, so that it has us on its list
                 # News, the end of the owner's lease, or our own patience: whichever comes first.
                 await asyncio.wait([freed], timeout=min(left, reply.left_ms / 1000 + 0.001))
 
-    async def _claim_watched(self, call: ClaimCall, patient: Terms) -> Reply:
+    async def _claim_watched(self, call: ClaimCall, patient: Terms) -> Verdict:
         op = ClaimOp(call.wire, patient, call.owner, call.fingerprint)
         op.named = call.named
         try:
             await self._core.store.listen(self._core.waiters.freed)
-            return await self.start_claim(op)
         except UnavailableError as error:
-            return self.fall_back(op, error)
+            return verdict_of(self.fall_back(op, error), call.key)
+        try:
+            return verdict_of(await self.start_claim(op), call.key)
+        except UnavailableError as error:
+            return verdict_of(self.fall_back(op, error), call.key)
         except asyncio.CancelledError:
             self.disown(op)
             raise
@@ -431,7 +435,10 @@ class Dedup:
                 op, UnavailableError("this key was claimed while the store was unavailable")
             )
         try:
-            return await engine.submit(op)
+            reply = await engine.submit(op)
+            if isinstance(reply, UnavailableError):
+                raise reply
+            return reply
         except UnavailableError as error:
             return self.fall_back(op, error)
 

@@ -11,12 +11,15 @@ from typing import Any
 
 import orjson
 
+from .checks import is_number
+from .codec import has_nan
 from .errors import ConfigError, InvalidKeyError
 
 MAX_KEY_BYTES = 1024
 READABLE_BYTES = 40
 """A key up to this size is stored as it is: UUIDs and most business keys can be read in redis-cli, and cost
 no hash. A longer one is stored as a 16-byte digest."""
+_SHORTEST_WINDOW = 0.001
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 
 
@@ -115,19 +118,9 @@ def _canonical(value: Any) -> bytes:
         raise ConfigError(
             f"fingerprint() takes bytes, text or a JSON-able value: {error}; pass the raw body or convert it"
         ) from None
-    if b"null" in encoded and _has_nan(value):
+    if b"null" in encoded and has_nan(value):
         raise ConfigError("fingerprint() refuses NaN and infinity: they are not JSON and equal nothing")
     return encoded
-
-
-def _has_nan(value: Any) -> bool:
-    if isinstance(value, float):
-        return not math.isfinite(value)
-    if isinstance(value, dict):
-        return any(_has_nan(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return any(_has_nan(item) for item in value)
-    return False
 
 
 def business_key(*parts: str | int, window: float | None = None, at: float | None = None) -> str:
@@ -152,8 +145,10 @@ def business_key(*parts: str | int, window: float | None = None, at: float | Non
     if window is None:
         return key
     moment = time.time() if at is None else at
-    if not (_is_number(window) and window > 0 and _is_number(moment)):
-        raise InvalidKeyError(f"window and at are seconds, window above 0; got window={window!r}, at={at!r}")
+    if not (is_number(window) and window >= _SHORTEST_WINDOW and is_number(moment)):
+        raise InvalidKeyError(
+            f"window and at are seconds, window at least {_SHORTEST_WINDOW}; got window={window!r}, at={at!r}"
+        )
     # No part is empty, so "||" can only stand here.
     return f"{key}||{math.floor(moment / window)}x{float(window)!r}"
 
@@ -162,7 +157,3 @@ def _part(part: str | int) -> str:
     if isinstance(part, bool) or not isinstance(part, str | int) or part == "":
         raise InvalidKeyError(f"a part of a business key is text or a whole number, not empty; got {part!r}")
     return str(part).replace("\\", "\\\\").replace("|", "\\|")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

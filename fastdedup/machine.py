@@ -86,7 +86,7 @@ class StateMachine:
         moved = await self._scope.run(op)
         if not isinstance(moved, Moved) or moved.code is Code.FOREIGN:
             raise foreign(id)
-        return Transition(_OUTCOMES[moved.code], moved.state, moved.version)
+        return Transition(_OUTCOMES[moved.code], moved.state, moved.version, moved.degraded)
 
     async def get(self, id: str) -> tuple[str, int]:
         """Return the state and version of an instance: (`initial`, 0) where nothing is remembered."""
@@ -127,11 +127,10 @@ def check_definition(name: str, initial: str, transitions: Transitions) -> None:
 
 def check_state(state: str) -> None:
     """Raise ConfigError unless `state` is text that a record can hold."""
-    if (
-        not isinstance(state, str)
-        or not 0 < len(state.encode(errors="replace")) <= MAX_STATE_BYTES
-        or "\n" in state
-    ):
+    # Lone surrogates are lost on the way to UTF-8 and back: no store can hold them.
+    size = len(state.encode(errors="ignore")) if isinstance(state, str) else 0
+    whole = isinstance(state, str) and state.encode(errors="ignore").decode() == state
+    if not whole or not 0 < size <= MAX_STATE_BYTES or "\n" in state:
         raise ConfigError(
             f"a state is text of 1 to {MAX_STATE_BYTES} bytes without line feeds, not {state!r}"
         )

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from .checks import check_count, milliseconds
 from .codec import Codec
+from .errors import ConfigError
 from .fallback.base import FallbackPolicy
-from .keys import check_namespace
+from .keys import MAX_KEY_BYTES, check_namespace
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +30,5 @@ class Settings:
         for name in ("lease", "ttl", "failure_ttl", "token_ttl"):
             milliseconds(getattr(self, name), name)
         check_count(self.max_result, "max_result")
-        check_count(self.readable_keys, "readable_keys", least=0)
+        if check_count(self.readable_keys, "readable_keys", least=0) > MAX_KEY_BYTES:
+            raise ConfigError(f"readable_keys={self.readable_keys}: a key has at most {MAX_KEY_BYTES} bytes")

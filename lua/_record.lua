@@ -12,6 +12,7 @@
 
 local VERSION = '\1'
 local CHANNEL = 'fastdedup:settled'
+local CLAIMS = 'IPWSFR'
 local OK, REENTERED, TAKEN, IN_PROGRESS, SUCCEEDED, FAILED, MISMATCH = 0, 1, 2, 3, 4, 5, 6
 local UNKNOWN, LOST, FOREIGN, ALREADY, ILLEGAL, STALE, ABSENT = 7, 8, 9, 10, 11, 12, 13
 
@@ -41,15 +42,6 @@ local function unpack_number(text, first, last)
   return number
 end
 
--- Returns the record, false where there is none, nil where the key holds somebody else's value.
-local function read(key)
-  local record = redis.pcall('GET', key)
-  if record == false or (type(record) == 'string' and #record > 18 and byte(record) == 1) then
-    return record
-  end
-  return nil
-end
-
 -- Returns: index of the owner's last byte, has a fingerprint, is a token, owner's length code.
 local function shape(record)
   local code = byte(record, 18)
@@ -58,6 +50,21 @@ local function shape(record)
   local token = code >= 64
   if token then code = code - 64 end
   return 18 + (code == 0 and 10 or code), printed, token, code
+end
+
+-- Returns the record, false where there is none, nil where the key holds what is no record of ours.
+-- `states`: the states that the caller can deal with.
+local function read(key, states)
+  local record = redis.pcall('GET', key)
+  if record == false then return false end
+  if type(record) ~= 'string' or #record < 20 or byte(record) ~= 1 then return nil end
+  local state = sub(record, 2, 2)
+  if not string.find(states, state, 1, true) then return nil end
+  if state ~= 'M' then
+    local last, printed = shape(record)
+    if #record < last + (printed and 16 or 0) then return nil end
+  end
+  return record
 end
 
 -- `proof` is 7 bytes of fence (zeros: any), then the owner with its length code.

@@ -52,7 +52,7 @@ local function reenter(i, key, record, terms)
 end
 
 local function contend(i, key, tail, terms)
-  local record = read(key)
+  local record = read(key, CLAIMS)
   if record == nil then return answer(i, FOREIGN, '') end
   if record == false then
     if terms.mode ~= 'claim' then return answer(i, UNKNOWN, '') end

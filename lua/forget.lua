@@ -7,7 +7,7 @@
 local reply = { now_us }
 
 for i, key in ipairs(KEYS) do
-  local record = read(key)
+  local record = read(key, CLAIMS .. 'M')
   if record then
     redis.call('DEL', key)
     wake(record, key)

@@ -15,7 +15,7 @@ while i <= #KEYS do
   a = a + 2
   for k = i, last do
     if not redis.call('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', ttl) then
-      local record = read(KEYS[k])
+      local record = read(KEYS[k], CLAIMS)
       -- The same issuer again: its reply was lost. Anything else under 128 random bits is not ours.
       if not record or sub(record, 18) ~= ARGV[a] then
         reply[#reply + 1] = k

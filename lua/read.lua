@@ -7,7 +7,7 @@
 local reply = { now_us }
 
 for _, key in ipairs(KEYS) do
-  local record = read(key)
+  local record = read(key, CLAIMS .. 'M')
   local code = record == nil and FOREIGN or record == false and ABSENT or OK
   local n = #reply
   reply[n + 1], reply[n + 2], reply[n + 3] = code, record or '', redis.call('PTTL', key)

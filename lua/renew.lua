@@ -7,7 +7,7 @@
 local reply = { now_us }
 
 local function renew(key, deadline, keep, proof)
-  local record = read(key)
+  local record = read(key, CLAIMS)
   if record == nil then return FOREIGN end
   if not record or not held_by(record, proof) then return LOST end
   local state = sub(record, 2, 2)

@@ -10,8 +10,8 @@
 local reply = { now_us }
 
 local function transition(key, keep, change, expected, to, initial, sources)
-  local record = read(key)
-  if record == nil or (record and sub(record, 2, 2) ~= 'M') then return FOREIGN, 0, '' end
+  local record = read(key, 'M')
+  if record == nil then return FOREIGN, 0, '' end
   local state, version, last = initial, 0, ''
   if record then
     state, version, last = sub(record, 20), unpack_number(record, 3, 9), sub(record, 10, 19)

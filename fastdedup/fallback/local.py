@@ -7,10 +7,15 @@ from collections.abc import Callable
 
 from ..checks import check_count
 from ..errors import UnavailableError
-from ..stores.base import Op, Reply, Verb, Verdict
+from ..stores.base import ClaimOp, IssueOp, Mode, Moved, Op, Reply, TransitionOp, Verdict
 from ..stores.memory import MemoryStore
 
-_OWNERS_VERBS = (Verb.SETTLE, Verb.RELEASE, Verb.RENEW)
+
+def makes_a_record(op: Op) -> bool:
+    """True for what may begin in this process: a claim, a token's issue, a machine's first transition."""
+    if isinstance(op, ClaimOp):
+        return op.terms.mode is Mode.CLAIM
+    return isinstance(op, IssueOp | TransitionOp)
 
 
 class LocalLRU:
@@ -42,11 +47,11 @@ class LocalLRU:
         return f"LocalLRU(maxsize={self._maxsize})"
 
     def answer(self, op: Op, error: UnavailableError) -> Reply:
-        """Answer from memory; what settles a claim that the store itself holds is refused, not guessed."""
-        if op.verb in _OWNERS_VERBS and not self._store.holds(op.wire):
+        """Answer from memory. What only the store can know, of a key made there, is refused, not guessed."""
+        if not self._store.holds(op.wire) and not makes_a_record(op):
             raise error
         reply = self._store.apply(op)
-        if isinstance(reply, Verdict):
+        if isinstance(reply, Verdict | Moved):
             reply.degraded = True
         return reply
 

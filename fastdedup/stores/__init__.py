@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from ..checks import check_count
 from ..errors import ConfigError
@@ -28,15 +28,14 @@ def make_store(url: str, timeout: float) -> Store:
 
 
 def _memory(url: str, timeout: float) -> Store:
-    parts = urlsplit(url)
-    options = dict(parse_qsl(parts.query))
-    unknown = options.keys() - {"maxsize", "max_bytes"}
-    if parts.netloc or parts.path.strip("/") or unknown:
+    path, _, query = url[len("memory://") :].partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    if path.strip("/") or path == "/" or options.keys() - {"maxsize", "max_bytes"}:
         raise ConfigError(f"write memory:// or memory://?maxsize=100000&max_bytes=67108864, not {url!r}")
     try:
         sizes = {name: check_count(int(value), name) for name, value in options.items()}
     except ValueError as error:
-        raise ConfigError(f"in {url!r}: {error}") from None
+        raise ConfigError(f"{url}: maxsize and max_bytes are whole numbers: {error}") from None
     return MemoryStore(
         maxsize=sizes.get("maxsize", 1_000_000), max_bytes=sizes.get("max_bytes", 1024 * 1024 * 1024)
     )

@@ -13,6 +13,7 @@ from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from ..errors import UnavailableError
 from ..model import Outcome
 
 
@@ -259,12 +260,13 @@ class Verdict:
 class Moved:
     """The answer to one transition: OK, ALREADY, ILLEGAL, STALE or FOREIGN."""
 
-    __slots__ = ("code", "state", "version")
+    __slots__ = ("code", "degraded", "state", "version")
 
     def __init__(self, code: Code, state: str, version: int) -> None:
         self.code = code
         self.state = state
         self.version = version
+        self.degraded = False
 
 
 class Stored:
@@ -294,8 +296,9 @@ class Stored:
         self.payload = payload
 
 
-Reply = Verdict | Moved | Stored | Code
-"""Claim: Verdict, or FOREIGN. Transition: Moved. Read: Stored, ABSENT or FOREIGN. All others: Code."""
+Reply = Verdict | Moved | Stored | Code | UnavailableError
+"""Claim: Verdict, or FOREIGN. Transition: Moved. Read: Stored, ABSENT or FOREIGN. All others: Code.
+Any: UnavailableError, where one operation of a batch is refused alone."""
 
 
 class Store(Protocol):

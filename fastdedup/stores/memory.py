@@ -74,6 +74,8 @@ class MemoryStore:
         self._entries: dict[bytes, Entry] = {}
         self._expiry: list[tuple[int, bytes]] = []
         self._bytes = 0
+        # Rises over all keys: so a forgotten or expired key's next fence is higher whatever the clock does.
+        self._fence = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -91,8 +93,14 @@ class MemoryStore:
         self._bytes = 0
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Answer at once."""
-        return [self.apply(op) for op in ops]
+        """Answer at once. A key for which there is no room is refused alone."""
+        replies: list[Reply] = []
+        for op in ops:
+            try:
+                replies.append(self.apply(op))
+            except UnavailableError as error:
+                replies.append(error)
+        return replies
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
         """Call `on_freed` for each watched key that is freed or settled."""
@@ -158,13 +166,13 @@ class MemoryStore:
     def _take(self, op: ClaimOp, now: int, former: Entry | None) -> Verdict:
         consume = op.terms.mode is Mode.CONSUME
         until = now + (op.terms.keep_ms if consume else op.terms.lease_ms)
-        entry = Entry("S" if consume else "P", op.owner, now * 1000, 1, until, 0)
+        self._fence = max(self._fence + 1, now * 1000)
+        entry = Entry("S" if consume else "P", op.owner, self._fence, 1, until, 0)
         entry.fingerprint = op.fingerprint
         if former is None:
             self._make_room()
             self._bytes += _OVERHEAD
         else:
-            entry.fence = max(entry.fence, former.fence + 1)
             entry.attempt = min(former.attempt + 1, _MAX_ATTEMPT)
             entry.token = former.token
             entry.fingerprint = op.fingerprint or former.fingerprint

@@ -12,6 +12,19 @@ import redis.exceptions as driver
 
 from ...errors import ConfigError, DedupError, UnavailableError
 
+
+class LoginRefusedError(UnavailableError):
+    """The server is there and refuses the user or password: at opening a mistake, later an outage."""
+
+
+_LOGIN_PREFIXES = {
+    "NOAUTH": "Redis wants a password: put it into the URL, redis://:password@host",
+    "WRONGPASS": "Redis refused the user or password: check those in the URL",
+    "invalid password": "Redis refused the password: check the one in the URL",
+    "invalid username-password pair": "Redis refused the user or password: check those in the URL",
+    "Authentication required": "Redis wants a password: put it into the URL, redis://:password@host",
+}
+
 _UNAVAILABLE_PREFIXES = {
     "LOADING": "Redis is loading its data",
     "READONLY": "this Redis is a read-only replica",
@@ -23,18 +36,15 @@ _UNAVAILABLE_PREFIXES = {
     "MISCONF": "Redis refuses writes: it cannot persist",
     "NOREPLICAS": "Redis refuses writes: too few replicas",
     "UNKILLABLE": "Redis is busy running another script",
-    "NOAUTH": "Redis wants a password: put it into the URL, redis://:password@host",
-    "WRONGPASS": "Redis refused the user or password: check those in the URL",
     "NOPERM": "the Redis user may not do this: it needs EVALSHA, EVAL, GET, SET, SETRANGE, PEXPIRE, PTTL, "
     "DEL, TIME and PUBLISH on its keys",
-    "ERR max number of clients": "Redis has no connection left (maxclients)",
-    "ERR invalid password": "Redis refused the password: check the one in the URL",
+    "max number of clients": "Redis has no connection left (maxclients)",
 }
 """Redis's error prefixes that mean: not now, or not with this login. All else is a mistake."""
 
 _MISTAKES = {
-    "ERR DB index is out of range": "the database number in the URL does not exist on this Redis",
-    "ERR unknown command": "this server does not know a command that fastdedup needs",
+    "DB index is out of range": "the database number in the URL does not exist on this Redis",
+    "unknown command": "this server does not know a command that fastdedup needs",
 }
 
 NETWORK_ERRORS = (
@@ -50,8 +60,11 @@ NETWORK_ERRORS = (
 
 def translate(error: Exception, where: str) -> DedupError:
     """Return the error of this library that `error` means; `where` names the server without its password."""
-    text = str(error)
     # Prefixes first: redis-py reports some refusals of a server (LOADING, a password) as connection errors.
+    text = str(error).removeprefix("ERR ")
+    for prefix, meaning in _LOGIN_PREFIXES.items():
+        if text.startswith(prefix):
+            return LoginRefusedError(f"{where}: {meaning}")
     for prefix, meaning in _UNAVAILABLE_PREFIXES.items():
         if text.startswith(prefix):
             return UnavailableError(f"{where}: {meaning}")
@@ -59,8 +72,8 @@ def translate(error: Exception, where: str) -> DedupError:
         if text.startswith(prefix):
             return ConfigError(f"{where}: {meaning} ({text})")
     if isinstance(error, driver.AuthenticationError):
-        return UnavailableError(
-            f"{where}: Redis refused the login, check user and password in the URL ({text})"
+        return LoginRefusedError(
+            f"{where}: Redis refused the login: check user and password in the URL ({text})"
         )
     if isinstance(error, NETWORK_ERRORS):
         return UnavailableError(f"{where}: {text or type(error).__name__}")

@@ -24,31 +24,32 @@ class Listener:
 
     def __init__(self, connect: Callable[[Callable[[Any], None]], Awaitable[Link]]) -> None:
         self._connect = connect
+        # Mutable: the task that listens, and a future that is done once it does.
         self._task: asyncio.Task[None] | None = None
-        self._starting: asyncio.Task[Link] | None = None
+        self._ready: asyncio.Future[None] | None = None
 
     async def start(self, on_freed: OnFreed) -> None:
         """Return once subscribed; at once where it was before. Concurrent callers share one attempt."""
-        if self._task is not None:
-            return
-        if self._starting is None:
-            self._starting = asyncio.create_task(self._subscribe(on_freed), name="fastdedup-subscribe")
-            self._starting.add_done_callback(lambda task: self._started(task, on_freed))
-        await asyncio.shield(self._starting)
+        if self._task is None or self._task.done() or self._ready is None:
+            self._ready = asyncio.get_running_loop().create_future()
+            self._task = asyncio.create_task(self._run(on_freed, self._ready), name="fastdedup-listener")
+        await asyncio.shield(self._ready)
 
     async def aclose(self) -> None:
         """Stop listening."""
-        tasks = [task for task in (self._starting, self._task) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._ready is not None:
+            _fail(self._ready, ConnectionError("the store was closed"))
 
-    def _started(self, task: asyncio.Task[Link], on_freed: OnFreed) -> None:
-        self._starting = None
-        if not task.cancelled() and task.exception() is None:
-            self._task = asyncio.create_task(self._run(task.result(), on_freed), name="fastdedup-listener")
-
-    async def _run(self, link: Link, on_freed: OnFreed) -> None:
+    async def _run(self, on_freed: OnFreed, ready: asyncio.Future[None]) -> None:
+        try:
+            link = await self._subscribe(on_freed)
+        except Exception as error:  # noqa: BLE001 -- whoever waits for the subscription translates it
+            _fail(ready, error)
+            return
+        ready.set_result(None)
         try:
             while True:
                 await asyncio.shield(link.closed)
@@ -77,3 +78,9 @@ class Listener:
             link.abort("cannot subscribe")
             raise reply
         return link
+
+
+def _fail(ready: asyncio.Future[None], error: Exception) -> None:
+    if not ready.done():
+        ready.set_exception(error)
+        ready.exception()  # seen: whoever waited may have been cancelled

@@ -9,9 +9,9 @@ from typing import Any
 
 import hiredis
 
-from ...errors import ConfigError, DedupError
+from ...errors import ConfigError, DedupError, UnavailableError
 from ..base import Done, Op, Reply, Verb
-from .errors import NETWORK_ERRORS, translate
+from .errors import LoginRefusedError, translate
 from .link import Link, pack
 from .listener import Listener
 from .scripts import LoadedScript, load_scripts
@@ -47,18 +47,19 @@ class RedisStore:
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self._connected()
-        except (TimeoutError, *NETWORK_ERRORS) as error:
-            failure = translate(error, self._target.name)
-            if "login" in str(failure) or "password" in str(failure):
-                raise ConfigError(str(failure)) from None
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            raise self._fault(error) from None
+            fault = self._fault(error)
+            if isinstance(fault, LoginRefusedError):
+                raise ConfigError(str(fault)) from None
+            if not isinstance(fault, UnavailableError):
+                raise fault from None
 
     async def aclose(self) -> None:
         """Close the connections."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
         await self._listener.aclose()
         if self._link is not None:
             self._link.close()

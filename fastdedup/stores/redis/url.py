@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from redis.asyncio.connection import AbstractConnection, Connection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
 
 from ...errors import ConfigError
 
@@ -31,11 +32,11 @@ class Target:
         redis-py's stock retry resends for seconds; a gate must say `unavailable` within its deadline.
         """
         options = {
-            "protocol": 2,
             "socket_connect_timeout": timeout,
             "socket_timeout": timeout,
             "client_name": "fastdedup",
             **self._options,
+            "protocol": 2,
             "retry": Retry(NoBackoff(), 0),
             "retry_on_error": [],
         }
@@ -44,33 +45,46 @@ class Target:
 
 def parse(url: str) -> tuple[dict[str, Any], type[AbstractConnection]]:
     """Return redis-py's connection options and class for a URL."""
+    parts = split(url)
     try:
-        parts = urlsplit(url)
-        parts.port  # noqa: B018 -- the property raises where the port is no number
         options: dict[str, Any] = dict(parse_url(url))
-    except (ValueError, AttributeError, TypeError) as error:
-        raise ConfigError(f"cannot read the Redis URL {redact(url)!r}: {error}") from None
-    connection_class = options.pop("connection_class", Connection)
-    check_path(parts.scheme, parts.path, options, url)
-    try:
+        connection_class = options.pop("connection_class", Connection)
+        check_path(parts.scheme, parts.path, options)
+        if options.pop("protocol", 2) not in (2, 3):
+            raise ValueError("protocol is 2 or 3")
         connection_class(**options)
     except TypeError as error:
-        raise ConfigError(f"cannot use the Redis URL {redact(url)!r}: unknown option: {error}") from None
+        raise ConfigError(f"cannot use the {parts.scheme}:// URL: unknown option: {error}") from None
+    except (ValueError, RedisError) as error:
+        raise ConfigError(f"cannot use the {parts.scheme}:// URL: {error}") from None
     return options, connection_class
 
 
-def check_path(scheme: str, path: str, options: dict[str, Any], url: str) -> None:
+def split(url: str) -> SplitResult:
+    """Take a URL apart. No message shows any of it: a URL that cannot be read may hold its password anywhere."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # noqa: B018 -- the property raises where the port is no number
+    except ValueError:
+        scheme = url.partition(":")[0]
+        raise ConfigError(
+            f"cannot read the Redis URL {scheme}://…: write {scheme}://user:password@host:6379/0, with "
+            "the special characters of a password percent-encoded"
+        ) from None
+    return parts
+
+
+def check_path(scheme: str, path: str, options: dict[str, Any]) -> None:
     """Refuse what redis-py lets pass: a socket without a path, a database that is no number."""
     if scheme == "unix":
         if not options.get("path"):
-            raise ConfigError(
-                f"the URL {redact(url)!r} names no socket: write unix:///path/to/redis.sock?db=0"
-            )
+            raise ValueError("it names no socket: write unix:///path/to/redis.sock?db=0")
         return
     if not options.get("host"):
-        raise ConfigError(f"the URL {redact(url)!r} names no host: write redis://host:6379/0")
-    if path.strip("/") and not path.strip("/").isdigit():
-        raise ConfigError(f"the database in {redact(url)!r} must be a number: redis://host:6379/0")
+        raise ValueError("it names no host: write redis://host:6379/0")
+    number = path.strip("/")
+    if number and not (number.isascii() and number.isdecimal()):
+        raise ValueError("the database in the path must be a number: redis://host:6379/0")
 
 
 def name_of(options: dict[str, Any]) -> str:
@@ -78,11 +92,3 @@ def name_of(options: dict[str, Any]) -> str:
     if "path" in options:
         return f"Redis at {options['path']}"
     return f"Redis at {options.get('host')}:{options.get('port', 6379)}"
-
-
-def redact(url: object) -> str:
-    """Return the URL without its password."""
-    text = str(url)
-    scheme, separator, rest = text.partition("://")
-    credentials, at, host = rest.rpartition("@")
-    return f"{scheme}{separator}***{at}{host}" if credentials else text
