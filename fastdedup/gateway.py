@@ -431,9 +431,7 @@ class Dedup:
         """Execute one operation that is no claim; `degraded` where it belongs to the policy's own record."""
         engine = self._core.running_engine()
         if degraded or (self._remembers and self._policy.holds(op.wire)):
-            return self.fall_back(
-                op, UnavailableError("this key was claimed while the store was unavailable")
-            )
+            return self._ask_policy_alone(op)
         try:
             reply = await engine.submit(op)
             if isinstance(reply, UnavailableError):
@@ -441,6 +439,17 @@ class Dedup:
             return reply
         except UnavailableError as error:
             return self.fall_back(op, error)
+
+    def _ask_policy_alone(self, op: Op) -> Reply:
+        """Of a record that the policy made, the store knows nothing; once that is gone, nobody does."""
+        try:
+            return self.fall_back(
+                op, UnavailableError("this key was claimed while the store was unavailable")
+            )
+        except UnavailableError:
+            if self._policy.holds(op.wire):
+                raise
+            return Code.LOST
 
     def fall_back(self, op: Op, error: UnavailableError) -> Reply:
         """Ask the policy, visibly: every such answer is an event."""

@@ -111,5 +111,5 @@ async def _wait_until(predicate: Callable[[], Any], *, description: str, deadlin
 
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
-    """The only way in which tests wait: `await wait_until(predicate, description=…)`."""
+    """The only way in which tests wait: for a predicate to come true, plain or async."""
     return _wait_until

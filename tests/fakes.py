@@ -78,7 +78,7 @@ class FakeLink(Link):
         if not self.closed.done():
             self.closed.set_result(None)
 
-    def close(self) -> None:
+    async def aclose(self) -> None:
         self.abort("closed")
 
 

@@ -132,6 +132,7 @@ class MemoryStore:
 
     def holds(self, wire: bytes) -> bool:
         """True while a record stands under this key."""
+        self._expire(int(self._clock() * 1000))
         return wire in self._entries
 
     # Claims

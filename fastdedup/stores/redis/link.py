@@ -16,6 +16,8 @@ import hiredis
 from redis.asyncio.connection import AbstractConnection
 
 OnReply = Callable[[Any], None]
+_GOODBYE = 0.5
+"""Seconds that the other side has to close properly."""
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
@@ -36,6 +38,7 @@ class Link(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """Done once the connection has ended."""
+        self._gone: asyncio.Future[None] = self._loop.create_future()
         self._on_push = on_push
         self._reader = hiredis.Reader()
         self._waiting: deque[OnReply] = deque()
@@ -84,10 +87,12 @@ class Link(asyncio.Protocol):
         self._transport.abort()
         self._forget_connection()
 
-    def close(self) -> None:
-        """Close after what was written has gone out."""
+    async def aclose(self) -> None:
+        """Close after what was written has gone out; TLS says goodbye, which takes a turn or two."""
         self._end(ConnectionError("the connection was closed"))
         self._transport.close()
+        await asyncio.wait([self._gone], timeout=_GOODBYE)
+        self._transport.abort()
         self._forget_connection()
 
     def data_received(self, data: bytes) -> None:
@@ -108,6 +113,8 @@ class Link(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail what waits (asyncio calls this)."""
         self._end(ConnectionError(str(exc) if exc else "Redis closed the connection"))
+        if not self._gone.done():
+            self._gone.set_result(None)
         self._forget_connection()
 
     def _end(self, error: ConnectionError) -> None:
@@ -132,3 +139,10 @@ def take_transport(connection: AbstractConnection) -> asyncio.Transport:
     writer = connection._writer
     assert writer is not None, "the connection is not connected"
     return cast(asyncio.Transport, writer.transport)  # uvloop's own only look like one
+
+
+async def stop(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it ends: redis-py's connecting may take a cancellation for its own timeout."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.05)

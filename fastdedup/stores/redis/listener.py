@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .link import Link, pack
+from .link import Link, pack, stop
 
 CHANNEL = "fastdedup:settled"
 _PAUSE = 0.2
@@ -38,8 +38,7 @@ class Listener:
     async def aclose(self) -> None:
         """Stop listening."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await stop(self._task)
         if self._ready is not None:
             _fail(self._ready, ConnectionError("the store was closed"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ import hiredis
 from ...errors import ConfigError, DedupError, UnavailableError
 from ..base import Done, Op, Reply, Verb
 from .errors import LoginRefusedError, translate
-from .link import Link, pack
+from .link import Link, pack, stop
 from .listener import Listener
 from .scripts import LoadedScript, load_scripts
 from .url import Target
@@ -58,11 +59,10 @@ class RedisStore:
         """Close the connections."""
         self._closed = True
         if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.gather(self._connecting, return_exceptions=True)
+            await stop(self._connecting)
         await self._listener.aclose()
         if self._link is not None:
-            self._link.close()
+            await self._link.aclose()
             self._link = None
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
@@ -144,11 +144,17 @@ class RedisStore:
         if not task.cancelled() and task.exception() is None:
             self._link = task.result()
             if self._closed:
-                self._link.close()
+                self._link.abort("the store is closed")
 
     async def _connect_by_url(self, on_push: OnPush | None) -> Link:
         connection = self._target.connection(self._timeout)
-        await connection.connect()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
+        except BaseException:
+            # What fails half-way, in a TLS handshake say, leaves a socket open otherwise.
+            with contextlib.suppress(Exception):
+                await connection.disconnect(nowait=True)
+            raise
         link = Link(connection, on_push)
         try:
             async with asyncio.timeout(self._timeout):
