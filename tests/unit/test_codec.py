@@ -1,0 +1,116 @@
+"""Results become bytes and come back; what cannot is said before anything is stored."""
+
+import math
+import pickle
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fastdedup import Dedup, ResultError, ResultTooLargeError
+from fastdedup.codec import JSONCodec, decode, encode
+
+LIMIT = 1024
+
+
+@pytest.mark.parametrize("value", [0, "", [], {}, False, "é\0", 1.5, {"a": [1, None]}, 2**63, "x" * 1022])
+def test_a_json_value_comes_back_as_it_was(value: Any) -> None:
+    """Empty and false values are results like any other."""
+    assert decode(JSONCodec(), encode(JSONCodec(), value, LIMIT)) == value
+
+
+def test_none_is_no_bytes_at_all() -> None:
+    """A claim completed with nothing costs nothing, whatever the codec."""
+    assert encode(JSONCodec(), None, 0) == b""
+    assert decode(JSONCodec(), b"") is None
+
+
+@dataclass
+class Order:
+    id: UUID
+    at: datetime
+
+
+def test_dataclasses_datetimes_and_uuids_come_back_as_json() -> None:
+    """They are stored as what a JSON client would see."""
+    order = Order(UUID(int=7), datetime(2026, 1, 2, tzinfo=UTC))
+    assert decode(JSONCodec(), encode(JSONCodec(), order, LIMIT)) == {
+        "id": "00000000-0000-0000-0000-000000000007",
+        "at": "2026-01-02T00:00:00+00:00",
+    }
+
+
+def recursive() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value", [object(), {1, 2}, b"bytes", 2**64, {"a": 1j}, {1: 2}, "\ud800", recursive()]
+)
+def test_what_the_codec_does_not_know_is_refused(value: Any) -> None:
+    """The message names the type and the two ways out."""
+    with pytest.raises(ResultError, match=r"cannot store a result of type \w+: .*codec="):
+        encode(JSONCodec(), value, LIMIT)
+
+
+@pytest.mark.parametrize("value", [math.nan, {"a": [math.inf]}])
+def test_nan_is_refused_rather_than_replayed_as_null(value: Any) -> None:
+    """A duplicate gets the first result, not something else."""
+    with pytest.raises(ResultError, match="NaN"):
+        encode(JSONCodec(), value, LIMIT)
+
+
+def test_the_limit_counts_encoded_bytes() -> None:
+    """1022 characters and two quotes fit into 1024 bytes; one more does not."""
+    assert len(encode(JSONCodec(), "x" * 1022, LIMIT)) == LIMIT
+    with pytest.raises(ResultTooLargeError, match=r"takes 1025 bytes, the limit is 1024; .*max_result="):
+        encode(JSONCodec(), "x" * 1023, LIMIT)
+
+
+class PickleCodec:
+    def dumps(self, value: Any) -> bytes:
+        return pickle.dumps(value)
+
+    def loads(self, data: bytes) -> Any:
+        return pickle.loads(data)
+
+
+async def test_a_codec_of_ones_own_keeps_types() -> None:
+    """Whoever needs more than JSON brings two functions."""
+    async with Dedup(codec=PickleCodec()) as dedup:
+        claim = await dedup.claim("k")
+        await claim.complete({1, 2})
+        assert (await dedup.claim("k")).result == {1, 2}
+
+
+async def test_a_scope_may_have_its_own_codec() -> None:
+    """Settings are a namespace's."""
+    async with Dedup() as dedup:
+        scope = dedup.scoped("pickled", codec=PickleCodec())
+        claim = await scope.claim("k")
+        await claim.fail(error={3})
+        assert (await scope.claim("k")).error == {3}
+
+
+class Returns:
+    """A codec whose author forgot to encode."""
+
+    def __init__(self, encoded: Any) -> None:
+        self.encoded = encoded
+
+    def dumps(self, value: Any) -> bytes:
+        return self.encoded
+
+    def loads(self, data: bytes) -> Any:
+        return data
+
+
+@pytest.mark.parametrize("encoded", ["text", [1, 2], None, 7])
+def test_a_codec_that_returns_no_bytes_is_found_before_anything_is_sent(encoded: Any) -> None:
+    """Further on it would fail the whole batch, and other callers' results with it."""
+    with pytest.raises(ResultError, match="bytes"):
+        encode(Returns(encoded), {"a": 1}, LIMIT)

@@ -1,0 +1,115 @@
+"""What a driver's or server's error means is decided once, by a table."""
+
+import asyncio
+import ssl
+
+import hiredis
+import pytest
+import redis.exceptions as driver
+
+from fastdedup import ConfigError, Dedup, UnavailableError
+from fastdedup.stores.redis.errors import translate
+
+from ..servers import RedisServer
+
+WHERE = "Redis at host:6379"
+
+
+@pytest.mark.parametrize(
+    ("reply", "meaning"),
+    [
+        ("LOADING Redis is loading the dataset in memory", "loading its data"),
+        ("READONLY You can't write against a read only replica.", "read-only replica"),
+        ("OOM command not allowed when used memory > 'maxmemory'.", "out of memory"),
+        ("MASTERDOWN Link with MASTER is down", "lost its primary"),
+        ("CLUSTERDOWN Hash slot not served", "cluster is down"),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", "slot is being moved"),
+        ("BUSY Redis is busy running a script.", "another script"),
+        ("MISCONF Redis is configured to save RDB snapshots", "cannot persist"),
+        ("NOREPLICAS Not enough good replicas to write.", "too few replicas"),
+        ("UNKILLABLE Sorry the script already executed write commands", "another script"),
+        ("NOAUTH Authentication required.", "redis://:password@host"),
+        ("WRONGPASS invalid username-password pair or user is disabled.", "check those in the URL"),
+        ("NOPERM this user has no permissions to run the 'evalsha' command", "needs EVALSHA"),
+        ("ERR max number of clients reached", "maxclients"),
+        ("ERR invalid password", "check the one in the URL"),
+    ],
+)
+def test_a_refusal_of_the_server_is_unavailable(reply: str, meaning: str) -> None:
+    """Not now, or not with this login: one idea, and the message says where and why."""
+    error = translate(hiredis.ReplyError(reply), WHERE)
+    assert isinstance(error, UnavailableError)
+    assert str(error).startswith(f"{WHERE}: ")
+    assert meaning in str(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionRefusedError(111, "Connection refused"),
+        ConnectionResetError("reset by peer"),
+        BrokenPipeError(),
+        FileNotFoundError(2, "No such file or directory"),
+        TimeoutError(),
+        EOFError(),
+        asyncio.IncompleteReadError(b"", 1),
+        ssl.SSLError("certificate verify failed"),
+        driver.ConnectionError("Error 111 connecting"),
+        driver.TimeoutError("Timeout connecting to server"),
+        driver.BusyLoadingError("Redis is loading the dataset in memory"),
+        driver.AuthenticationError("invalid password"),
+    ],
+)
+def test_a_connection_that_fails_is_unavailable(error: Exception) -> None:
+    """Whatever went wrong on the way; where the error has no text, its type says it."""
+    translated = translate(error, WHERE)
+    assert isinstance(translated, UnavailableError)
+    assert len(str(translated)) > len(f"{WHERE}: ")
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (hiredis.ReplyError("ERR DB index is out of range"), "database number in the URL"),
+        (hiredis.ReplyError("ERR unknown command 'EVALSHA'"), "does not know a command"),
+        (hiredis.ReplyError("ERR Error compiling script (new function)"), "a fault, not an outage"),
+        (hiredis.ReplyError("WRONGTYPE Operation against a key"), "a fault, not an outage"),
+        (hiredis.ProtocolError("no list: 7"), "a fault, not an outage"),
+        (driver.ResponseError("ERR syntax error"), "a fault, not an outage"),
+    ],
+)
+def test_a_mistake_is_no_outage(error: Exception, advice: str) -> None:
+    """A policy must not cover up what only a person can mend."""
+    translated = translate(error, WHERE)
+    assert isinstance(translated, ConfigError)
+    assert advice in str(translated)
+
+
+@pytest.mark.parametrize("error", [TypeError("our own"), KeyError("k"), ValueError("v"), AssertionError()])
+def test_a_programming_error_is_raised_as_it_is(error: Exception) -> None:
+    """A bug of ours is neither an outage nor a mistake of the user's."""
+    with pytest.raises(type(error)) as caught:
+        translate(error, WHERE)
+    assert caught.value is error
+
+
+async def test_a_read_only_replica_is_unavailable() -> None:
+    """A real one: it accepts the connection and refuses the write."""
+    replica = RedisServer("--replicaof", "127.0.0.1 1", "--replica-serve-stale-data", "yes").start()
+    try:
+        async with Dedup(replica.url, timeout=2.0) as dedup:
+            with pytest.raises(UnavailableError, match="read-only replica"):
+                await dedup.claim("k")
+    finally:
+        replica.stop()
+
+
+async def test_a_full_redis_is_unavailable() -> None:
+    """A real one at its maxmemory refuses the script's writes."""
+    full = RedisServer("--maxmemory", "1").start()
+    try:
+        async with Dedup(full.url, timeout=2.0) as dedup:
+            with pytest.raises(UnavailableError, match="out of memory"):
+                await dedup.claim("k")
+    finally:
+        full.stop()

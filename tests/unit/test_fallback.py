@@ -1,0 +1,406 @@
+"""When the store cannot answer: the policy does, visibly, or says that nobody can."""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from fastdedup import (
+    ClaimLostError,
+    Dedup,
+    FallbackPolicy,
+    LocalLRU,
+    Outcome,
+    Reject,
+    TransitionOutcome,
+    UnavailableError,
+)
+from fastdedup.events import Degraded, Event
+from fastdedup.stores.base import ClaimOp, Code, Op, Reply, Verb, Verdict
+from fastdedup.stores.memory import MemoryStore
+
+from ..servers import RedisServer
+
+
+class FlakyStore(MemoryStore):
+    """A store that can be down: then it refuses, and remembers what it held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = False
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if self.down:
+            raise UnavailableError("the store is down")
+        return await super().execute(verb, ops)
+
+
+class Gate:
+    """A gate on a flaky store, and the events that it reported."""
+
+    def __init__(self, policy: FallbackPolicy) -> None:
+        self.store = FlakyStore()
+        self.events: list[Event] = []
+        self.dedup = Dedup(self.store, namespace="shop", on_unavailable=policy, on_event=self.events.append)
+
+    async def __aenter__(self) -> "Gate":
+        await self.dedup.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.dedup.aclose()
+
+
+# Reject
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda dedup: dedup.claim("k"),
+        lambda dedup: dedup.claim("k", wait=1.0),
+        lambda dedup: dedup.claim_many(["a", "b"]),
+        lambda dedup: dedup.get("k"),
+        lambda dedup: dedup.forget("k"),
+        lambda dedup: dedup.tokens.issue(),
+        lambda dedup: dedup.tokens.consume("t"),
+        lambda dedup: dedup.tokens.redeem("t"),
+        lambda dedup: dedup.machine("o", initial="a", transitions={"a": ()}).transition("1", to="a"),
+        lambda dedup: dedup.machine("o", initial="a", transitions={"a": ()}).get("1"),
+        lambda dedup: dedup.lock("k").__aenter__(),
+    ],
+)
+async def test_reject_says_so_for_every_operation_and_when_to_come_back(ask: Callable[[Dedup], Any]) -> None:
+    """There is no fail-open: UnavailableError, with the policy's Retry-After."""
+    async with Gate(Reject(retry_after=7.5)) as gate:
+        gate.store.down = True
+        with pytest.raises(UnavailableError, match="the store is down") as caught:
+            await ask(gate.dedup)
+        assert caught.value.retry_after == 7.5
+
+
+async def test_reject_is_the_default() -> None:
+    """Whoever chooses nothing gets the strict policy."""
+    assert "Reject(retry_after=1)" in repr(Dedup())
+    assert "LocalLRU(maxsize=100000)" in repr(Dedup(on_unavailable=LocalLRU()))
+
+
+async def test_under_reject_a_claim_can_be_settled_after_the_outage() -> None:
+    """The owner's call failed, nothing was decided: it calls again."""
+    async with Gate(Reject()) as gate:
+        claim = await gate.dedup.claim("k")
+        gate.store.down = True
+        for settle in (claim.complete, claim.fail, claim.release, claim.renew):
+            with pytest.raises(UnavailableError):
+                await settle()
+        gate.store.down = False
+        await claim.complete({"sold": 1})
+        assert (await gate.dedup.claim("k")).result == {"sold": 1}
+
+
+# LocalLRU
+
+
+async def test_local_answers_are_marked() -> None:
+    """First, duplicate and replay work within this process, each with degraded=True."""
+    async with Gate(LocalLRU()) as gate:
+        gate.store.down = True
+        first = await gate.dedup.claim("k")
+        second = await gate.dedup.claim("k")
+        await first.complete([1])
+        third = await gate.dedup.claim("k")
+        assert [claim.outcome for claim in (first, second, third)] == ["acquired", "in_progress", "succeeded"]
+        assert all(claim.degraded for claim in (first, second, third))
+        assert third.result == [1]
+
+
+async def test_the_stores_own_answers_are_not_marked() -> None:
+    """Degraded is said of one answer, not of a policy."""
+    async with Gate(LocalLRU()) as gate:
+        assert not (await gate.dedup.claim("k")).degraded
+
+
+async def test_a_claim_that_the_store_holds_is_not_settled_locally() -> None:
+    """The local store does not know its owner: it refuses rather than guess."""
+    async with Gate(LocalLRU()) as gate:
+        claim = await gate.dedup.claim("k")
+        gate.store.down = True
+        for settle in (claim.complete, claim.fail, claim.release, claim.renew):
+            with pytest.raises(UnavailableError, match="the store is down"):
+                await settle()
+        gate.store.down = False
+        await claim.complete()
+        assert (await gate.dedup.claim("k")).outcome is Outcome.SUCCEEDED
+
+
+async def test_a_token_that_the_store_issued_is_not_judged_locally() -> None:
+    """UNKNOWN would tell a buyer that a good token is a forgery."""
+    async with Gate(LocalLRU()) as gate:
+        token = await gate.dedup.tokens.issue(subject="user:7")
+        gate.store.down = True
+        with pytest.raises(UnavailableError):
+            await gate.dedup.tokens.consume(token, subject="user:7")
+        with pytest.raises(UnavailableError):
+            await gate.dedup.tokens.redeem(token, subject="user:7")
+
+
+async def test_a_token_issued_while_degraded_is_redeemed_while_degraded() -> None:
+    """What the local store made it can judge."""
+    async with Gate(LocalLRU()) as gate:
+        gate.store.down = True
+        token = await gate.dedup.tokens.issue(subject="user:7")
+        assert await gate.dedup.tokens.consume(token, subject="user:8") is Outcome.MISMATCH
+        assert await gate.dedup.tokens.consume(token, subject="user:7") is Outcome.ACQUIRED
+        assert await gate.dedup.tokens.consume(token, subject="user:7") is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("ask", [lambda dedup: dedup.get("k"), lambda dedup: dedup.forget("k")])
+async def test_what_the_store_holds_is_not_inspected_locally(ask: Callable[[Dedup], Any]) -> None:
+    """None or False would say that nothing is there: nobody looked."""
+    async with Gate(LocalLRU()) as gate:
+        await gate.dedup.claim("k")
+        gate.store.down = True
+        with pytest.raises(UnavailableError):
+            await ask(gate.dedup)
+
+
+async def test_a_local_record_can_be_inspected_and_forgotten() -> None:
+    """The policy's own records are in reach."""
+    async with Gate(LocalLRU()) as gate:
+        gate.store.down = True
+        claim = await gate.dedup.claim("k")
+        record = await gate.dedup.get("k")
+        assert record is not None
+        assert record.owner == claim.owner
+        assert await gate.dedup.forget("k")
+        assert (await gate.dedup.claim("k")).acquired
+
+
+async def test_a_local_transition_is_marked() -> None:
+    """It began at the initial state for want of a better one: the caller must see that."""
+    async with Gate(LocalLRU()) as gate:
+        orders = gate.dedup.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
+        gate.store.down = True
+        move = await orders.transition("7", to="paid")
+        assert (move.outcome, move.degraded) == (TransitionOutcome.CHANGED, True)
+
+
+async def test_a_lock_given_locally_is_marked() -> None:
+    """It excludes within this process only."""
+    async with Gate(LocalLRU()) as gate:
+        gate.store.down = True
+        async with gate.dedup.lock("k") as lock:
+            assert lock.degraded
+
+
+async def test_a_waiting_claimant_is_woken_by_a_local_settling() -> None:
+    """Waiting works as on the store."""
+    async with Gate(LocalLRU()) as gate:
+        gate.store.down = True
+        first = await gate.dedup.claim("k")
+        waiting = asyncio.create_task(gate.dedup.claim("k", wait=60.0))
+        await asyncio.sleep(0)
+        await first.complete("done")
+        second = await waiting
+        assert (second.result, second.degraded) == ("done", True)
+
+
+async def test_a_full_local_store_refuses() -> None:
+    """Rather than forget an unexpired claim; what it holds it goes on answering for."""
+    async with Gate(LocalLRU(maxsize=2)) as gate:
+        gate.store.down = True
+        await gate.dedup.claim_many(["a", "b"])
+        with pytest.raises(UnavailableError, match="the local store is full: 2"):
+            await gate.dedup.claim("c")
+        assert (await gate.dedup.claim("a")).outcome is Outcome.IN_PROGRESS
+
+
+async def test_after_recovery_local_records_go_on_answering_for_their_keys() -> None:
+    """A second claimant must not be let through because the store never heard of the first."""
+    async with Gate(LocalLRU()) as gate:
+        gate.store.down = True
+        claim = await gate.dedup.claim("k")
+        gate.store.down = False
+        assert (await gate.dedup.claim("k")).outcome is Outcome.IN_PROGRESS
+        await claim.complete("local")
+        later = await gate.dedup.claim("k")
+        assert (later.result, later.degraded) == ("local", True)
+        other = await gate.dedup.claim("other")
+        assert (other.acquired, other.degraded) == (True, False)
+
+
+async def test_a_key_is_the_stores_again_when_its_local_record_has_expired() -> None:
+    """Whether or not anybody asked for it meanwhile: else one outage would last for ever."""
+    now = [1_700_000_000.0]
+    async with Gate(LocalLRU(clock=lambda: now[0])) as gate:
+        gate.store.down = True
+        await gate.dedup.claim("k", lease=1.0, ttl=1.0)
+        gate.store.down = False
+        now[0] += 2.0
+        claim = await gate.dedup.claim("k")
+        assert (claim.acquired, claim.degraded) == (True, False)
+
+
+async def test_a_local_claim_that_expired_is_lost() -> None:
+    """Its record is gone, so settling is answered as the store would: ClaimLostError, not an outage."""
+    now = [1_700_000_000.0]
+    async with Gate(LocalLRU(clock=lambda: now[0])) as gate:
+        gate.store.down = True
+        claim = await gate.dedup.claim("k", lease=1.0, ttl=1.0)
+        now[0] += 2.0
+        gate.store.down = False
+        with pytest.raises(ClaimLostError):
+            await claim.complete()
+
+
+async def test_policies_are_a_namespaces() -> None:
+    """A scope may degrade where its parent refuses, over one connection."""
+    async with Gate(Reject()) as gate:
+        sms = gate.dedup.scoped("sms", on_unavailable=LocalLRU())
+        gate.store.down = True
+        assert (await sms.claim("k")).degraded
+        with pytest.raises(UnavailableError):
+            await gate.dedup.claim("k")
+
+
+# A policy of the user's own
+
+
+class Hesitant:
+    """Lets exactly the keys of one namespace through to a list, and refuses all else."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Verb, str]] = []
+
+    def answer(self, op: Op, error: UnavailableError) -> Reply:
+        self.asked.append((op.verb, str(error)))
+        if isinstance(op, ClaimOp) and op.wire.endswith(b"vip"):
+            return Verdict(Outcome.ACQUIRED, fence=1, attempt=1, left_ms=1000, degraded=True)
+        if op.verb is Verb.SETTLE:
+            return Code.OK
+        raise UnavailableError("ask again at noon", retry_after=60.0)
+
+    def holds(self, wire: bytes) -> bool:
+        return False
+
+
+async def test_a_policy_of_ones_own_needs_two_methods() -> None:
+    """It is asked with the operation and the reason, and its answer or error is the caller's."""
+    policy = Hesitant()
+    async with Gate(policy) as gate:
+        gate.store.down = True
+        claim = await gate.dedup.claim("vip")
+        assert (claim.acquired, claim.degraded) == (True, True)
+        await claim.complete()
+        with pytest.raises(UnavailableError, match="at noon") as caught:
+            await gate.dedup.claim("k")
+        assert caught.value.retry_after == 60.0
+        assert [verb for verb, _ in policy.asked] == [Verb.CLAIM, Verb.SETTLE, Verb.CLAIM]
+        assert policy.asked[0] == policy.asked[2] == (Verb.CLAIM, "the store is down")
+
+
+def test_the_policies_are_policies() -> None:
+    """The protocol can be checked at run time."""
+    assert all(isinstance(policy, FallbackPolicy) for policy in (Reject(), LocalLRU(), Hesitant()))
+
+
+# Events
+
+
+async def test_every_answer_of_a_policy_is_an_event() -> None:
+    """Answered or refused, with the reason: nothing is skipped in silence."""
+    async with Gate(LocalLRU(maxsize=1)) as gate:
+        gate.store.down = True
+        await gate.dedup.claim("a")
+        with pytest.raises(UnavailableError):
+            await gate.dedup.claim("b")
+        assert gate.events == [
+            Degraded("shop", "claim", answered=True, reason="the store is down"),
+            Degraded("shop", "claim", answered=False, reason="the store is down"),
+        ]
+
+
+async def test_while_the_store_answers_there_are_no_events() -> None:
+    """An event is something to look into."""
+    async with Gate(LocalLRU()) as gate:
+        claim = await gate.dedup.claim("a")
+        await claim.complete()
+        assert gate.events == []
+
+
+@pytest.mark.parametrize("policy", [Reject(), LocalLRU()])
+async def test_a_callback_that_raises_changes_nothing(
+    policy: FallbackPolicy, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The answer or error is the same; the callback's own error is logged."""
+
+    def fails(event: Event) -> None:
+        raise ValueError("my own bug")
+
+    store = FlakyStore()
+    async with Dedup(store, on_unavailable=policy, on_event=fails) as dedup:
+        store.down = True
+        if isinstance(policy, Reject):
+            with pytest.raises(UnavailableError, match="the store is down"):
+                await dedup.claim("k")
+        else:
+            assert (await dedup.claim("k")).degraded
+    assert "my own bug" in caplog.text
+
+
+# A real server that dies
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+async def test_a_killed_redis_is_answered_for_and_comes_back(server: RedisServer) -> None:
+    """Kill -9 in the middle: the next claim is the policy's, and after the restart it is Redis's again."""
+    events: list[Event] = []
+    async with Dedup(server.url, timeout=2.0, on_unavailable=LocalLRU(), on_event=events.append) as dedup:
+        before = await dedup.claim("before")
+        server.kill()
+        during = await dedup.claim("during")
+        assert (during.acquired, during.degraded) == (True, True)
+        with pytest.raises(UnavailableError):
+            await before.complete()
+        os.unlink(server.socket)
+        server.start()
+        after = await dedup.claim("after")
+        assert (after.acquired, after.degraded) == (True, False)
+        assert (await dedup.claim("during")).outcome is Outcome.IN_PROGRESS
+        with pytest.raises(ClaimLostError):  # this server keeps nothing over a crash
+            await before.complete()
+    assert [event.answered for event in events if isinstance(event, Degraded)][:2] == [True, False]
+
+
+async def test_a_killed_redis_is_refused_under_reject_within_the_deadline(server: RedisServer) -> None:
+    """UnavailableError that names the server, for every caller at once."""
+    async with Dedup(server.url, timeout=2.0) as dedup:
+        await dedup.claim("before")
+        server.kill()
+        answers = await asyncio.gather(*(dedup.claim(str(n)) for n in range(50)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {UnavailableError}
+    assert str(server.socket) in str(answers[0])
+
+
+async def test_a_frozen_redis_is_an_outage_at_opening_too(server: RedisServer) -> None:
+    """It accepts the connection and answers nothing: open() gives up in time, without an error."""
+    server.freeze()
+    async with Dedup(server.url, timeout=0.05) as dedup:
+        with pytest.raises(UnavailableError):
+            await dedup.claim("k")
+
+
+@pytest.mark.parametrize("folder", ["login", "password"])
+async def test_a_server_that_is_down_is_no_wrong_password_whatever_its_name(folder: str) -> None:
+    """The error's kind decides, not a word that happens to stand in its text."""
+    async with Dedup(f"unix:///nonexistent/{folder}/redis.sock", timeout=0.5) as dedup:
+        with pytest.raises(UnavailableError):
+            await dedup.claim("k")

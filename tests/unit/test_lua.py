@@ -1,0 +1,362 @@
+"""The scripts: their headers against the Python that calls them, and what every server shares."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fastdedup.stores.redis.scripts as scripts
+from fastdedup import ConfigError, Dedup
+from fastdedup.keys import Keyspace, Kind
+from fastdedup.model import Outcome
+from fastdedup.owners import draw_owner
+from fastdedup.stores.base import (
+    ClaimOp,
+    Code,
+    ForgetOp,
+    IssueOp,
+    Mode,
+    Op,
+    ReadOp,
+    ReleaseOp,
+    RenewOp,
+    SettleOp,
+    TransitionOp,
+    Verb,
+    terms,
+)
+from fastdedup.stores.redis.listener import CHANNEL
+from fastdedup.stores.redis.scripts import FACES, load_scripts, lua_source
+
+from ..servers import RedisServer
+
+LUA = Path(__file__).parents[2] / "lua"
+VERBS = [verb.value for verb in Verb]
+FILES = sorted(path.stem for path in LUA.glob("*.lua"))
+WIRE = Keyspace("t", Kind.CLAIM).wire
+
+
+@dataclass
+class Header:
+    """What a script's first comment says."""
+
+    purpose: str
+    keys: str
+    argv: str
+    returns: str
+
+    @classmethod
+    def of(cls, name: str) -> "Header":
+        comment = re.match(r"(--.*\n)+", lua_source(name))
+        assert comment, f"{name}.lua does not open with its header"
+        text = re.sub(r"\s+", " ", re.sub(r"^--\s?", "", comment[0], flags=re.M))
+        found = re.fullmatch(r"(.+?) KEYS\[i\] +(.+?) ARGV(?:\[i\])? +(.+?) returns +(.+?) ?", text)
+        assert found, f"{name}.lua's header names KEYS, ARGV and returns in this order, not: {text}"
+        return cls(*found.groups())
+
+    def run_fields(self) -> list[str]:
+        """The names that open each run, `count` first; none where the script has no runs."""
+        found = re.match(r"runs(?:,[^:]*)?: ([^;]+);", self.argv)
+        return [re.sub(r"\(.*?\)", "", name).strip() for name in found[1].split(",")] if found else []
+
+    def codes(self) -> set[str]:
+        return set(re.findall(r"\b[A-Z]{2,}\b", self.returns))
+
+
+def test_every_verb_has_exactly_one_file() -> None:
+    """And there is no other file but the shared one."""
+    assert sorted([*VERBS, "_record"]) == FILES
+
+
+def test_every_verb_has_a_face() -> None:
+    """A class that packs it and reads its reply."""
+    assert set(FACES) == set(Verb)
+    assert set(load_scripts()) == set(Verb)
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_a_script_opens_with_purpose_keys_argv_and_returns(name: str) -> None:
+    """The purpose is one sentence at least; none of the four is left out."""
+    header = Header.of(name)
+    assert header.purpose.endswith(".")
+    assert all((header.keys, header.argv, header.returns))
+    assert header.returns.startswith("{now_us")
+
+
+# The headers against pack()
+
+
+def claim_op(number: int, lease: int = 30) -> ClaimOp:
+    return ClaimOp(WIRE(str(number)), terms(Mode.CLAIM, lease, 90, False), draw_owner(), None)
+
+
+def settle_op(number: int, keep: int = 30) -> SettleOp:
+    return SettleOp(WIRE(str(number)), draw_owner(), 7, succeeded=True, keep_ms=keep, payload=b"[1]")
+
+
+def renew_op(number: int, lease: int = 30) -> RenewOp:
+    return RenewOp(WIRE(str(number)), draw_owner(), 7, lease, 90)
+
+
+def issue_op(number: int, ttl: int = 30) -> IssueOp:
+    return IssueOp(WIRE(str(number)), draw_owner(), b"s" * 16, ttl)
+
+
+def release_op(number: int, _: int = 0) -> ReleaseOp:
+    return ReleaseOp(WIRE(str(number)), draw_owner(), 7)
+
+
+def transition_op(number: int, keep: int = 30) -> TransitionOp:
+    return TransitionOp(
+        WIRE(str(number)),
+        to="paid",
+        initial="new",
+        sources=frozenset({"new", "held"}),
+        version=None,
+        change=b"c" * 10,
+        keep_ms=keep,
+    )
+
+
+@dataclass
+class Run:
+    """A verb whose ARGV comes in runs: how an op is made, and how many arguments each adds."""
+
+    make: Callable[..., Any]
+    per_key: int
+    values: dict[str, Any]
+
+
+RUNS = {
+    "claim": Run(claim_op, 1, {"lease_ms": "30", "keep_ms": "90", "mode": "claim", "watch": "0"}),
+    "settle": Run(settle_op, 2, {"state": "S", "keep_ms": 30}),
+    "renew": Run(renew_op, 1, {"lease_ms": 30, "keep_ms": 90}),
+    "issue": Run(issue_op, 1, {"ttl_ms": 30}),
+}
+
+
+def pack(name: str, ops: list[Any]) -> list[Any]:
+    return FACES[Verb(name)].pack(ops)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_opens_with_the_fields_that_the_header_names(name: str) -> None:
+    """As many, in this order, with these values: then so much for each key, and nothing else."""
+    run, fields = RUNS[name], Header.of(name).run_fields()
+    assert fields == ["count", *run.values]
+    args = pack(name, [run.make(number) for number in range(3)])
+    assert args[: len(fields)] == [3, *run.values.values()]
+    assert len(args) == len(fields) + 3 * run.per_key
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_ends_where_the_terms_change(name: str) -> None:
+    """Neighbours with equal terms share one run; A, A, B, A are three."""
+    run, fields = RUNS[name], Header.of(name).run_fields()
+    args = pack(name, [run.make(1), run.make(2), run.make(3, 31), run.make(4)])
+    assert len(args) == 3 * len(fields) + 4 * run.per_key
+    size = len(fields)
+    second = size + 2 * run.per_key
+    third = second + size + run.per_key
+    assert [args[0], args[second], args[third]] == [2, 1, 1]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_script_steps_over_a_run_as_far_as_the_header_says(name: str) -> None:
+    """`a = a + n` after the fields of a run, and once more per key."""
+    steps = [int(step) for step in re.findall(r"^ +a = a \+ (\d+)$", lua_source(name), flags=re.M)]
+    assert steps == [len(Header.of(name).run_fields()), RUNS[name].per_key]
+
+
+def test_release_takes_one_proof_per_key() -> None:
+    """ARGV[i] belongs to KEYS[i]."""
+    assert "ARGV[i] proof" in re.sub(r"\s+", " ", lua_source("release").replace("--", ""))
+    args = pack("release", [release_op(1), release_op(2)])
+    assert [len(arg) for arg in args] == [7 + 11, 7 + 11]
+
+
+def test_transition_takes_the_arguments_that_its_header_counts() -> None:
+    """Six per key, each of them named, in the order of the script's own parameters."""
+    header = Header.of("transition")
+    assert header.argv.startswith("six per key: ")
+    names = re.sub(r"\([^)]*\)", "", header.argv.removeprefix("six per key: ")).split(",")
+    assert [name.strip() for name in names] == ["keep_ms", "change", "version", "to", "initial", "sources"]
+    args = pack("transition", [transition_op(1), transition_op(2)])
+    assert args == [30, b"c" * 10, "", "paid", "new", "\nheld\nnew\n"] * 2
+
+
+@pytest.mark.parametrize("name", ["read", "forget"])
+def test_a_script_without_arguments_says_so(name: str) -> None:
+    """ARGV is empty, however many keys."""
+    assert Header.of(name).argv == "none"
+    assert pack(name, [ReadOp(b"a"), ForgetOp(b"b")]) == []
+    assert "ARGV" not in lua_source(name).replace(Header.of(name).argv, "").split("returns")[1]
+
+
+# The headers against what comes back
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_the_codes_in_a_header_are_those_that_the_script_answers(name: str) -> None:
+    """Neither one too many nor one too few."""
+    body = lua_source(name).split("local reply", 1)[1]
+    used = {code.name for code in Code if re.search(rf"\b{code.name}\b", re.sub(r"--.*", "", body))}
+    named = Header.of(name).codes()
+    # A claim's codes are the outcome table; pairs are named for the keys that were not OK.
+    if name == "claim":
+        assert used == {
+            "TAKEN",
+            "REENTERED",
+            "IN_PROGRESS",
+            "SUCCEEDED",
+            "FAILED",
+            "MISMATCH",
+            "UNKNOWN",
+            "FOREIGN",
+        }
+    else:
+        assert used - {"OK"} == named - {"OK"}
+
+
+@pytest.mark.parametrize("name", ["settle", "release", "renew", "issue"])
+def test_a_reply_of_pairs_names_only_what_did_not_succeed(name: str) -> None:
+    """{now_us, i, code, ...}: everything unnamed is OK."""
+    assert Header.of(name).returns.startswith("{now_us, i, code, ...}: a pair")
+    replies = FACES[Verb(name)].read(
+        [ReadOp(b"a"), ReadOp(b"b"), ReadOp(b"c")], [9_000, 2, int(Code.FOREIGN)]
+    )
+    assert replies == [Code.OK, Code.FOREIGN, Code.OK]
+
+
+def test_a_claims_reply_names_only_what_was_not_fresh() -> None:
+    """Fresh claims cost nothing to answer: their fence is the server's time, for all of a run."""
+    ops = [claim_op(1), claim_op(2, 60), claim_op(3)]
+    fresh, unknown, last = FACES[Verb.CLAIM].read(ops, [9_000, 2, int(Code.UNKNOWN), b""])
+    assert unknown.outcome is Outcome.UNKNOWN  # type: ignore[union-attr]
+    for reply in (fresh, last):
+        assert (reply.outcome, reply.fence, reply.attempt, reply.left_ms) == (Outcome.ACQUIRED, 9_000, 1, 30)  # type: ignore[union-attr]
+
+
+def test_a_triple_too_short_is_an_error() -> None:
+    """A reply that does not fit its script is never half read."""
+    with pytest.raises(ValueError, match="shorter"):
+        FACES[Verb.READ].read([ReadOp(b"a")], [9_000, 0, b"record"])
+
+
+# What stands in both languages
+
+
+def test_codes_are_the_same_numbers_in_both_languages() -> None:
+    """`_record.lua` mirrors the IntEnum, all of it."""
+    mirrored: dict[str, int] = {}
+    for names, numbers in re.findall(r"^local ([A-Z_, ]+) = ([\d, ]+)$", lua_source("_record"), flags=re.M):
+        mirrored |= dict(zip(names.split(", "), map(int, numbers.split(", ")), strict=True))
+    assert mirrored == {code.name: code.value for code in Code}
+
+
+def test_both_languages_name_the_same_channel() -> None:
+    """Who publishes and who subscribes."""
+    assert re.search(r"^local CHANNEL = '(.+)'$", lua_source("_record"), flags=re.M)[1] == CHANNEL  # type: ignore[index]
+
+
+def test_both_languages_name_the_same_modes() -> None:
+    """They are compared as text: the header lists all, and the script knows no other."""
+    modes = {mode.value for mode in Mode}
+    listed = re.search(r"mode: (.+?) keep_ms:", Header.of("claim").argv)
+    assert listed
+    assert {name.split()[0] for name in listed[1].split(" | ")} == modes
+    assert set(re.findall(r"mode [=~]= '(\w+)'", lua_source("claim"))) <= modes
+
+
+# What all servers share
+
+
+def code_of(name: str) -> str:
+    """The script without comments and strings."""
+    text = re.sub(r"--.*", "", lua_source(name))
+    return re.sub(r"'(?:[^'\\]|\\.)*'", "''", text)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_script_uses_only_what_every_server_has(name: str) -> None:
+    """No library beyond the language's own, no shebang: Redis 6.2, 7, Valkey and fakeredis agree."""
+    assert not lua_source(name).startswith("#!")
+    assert not re.search(
+        r"\b(cmsgpack|struct|bit|cjson|loadstring|redis\.log|redis\.setresp)\b", code_of(name)
+    )
+    assert "'GET'" not in "".join(re.findall(r"redis\.p?call\('SET'.*?\)", lua_source(name)))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_script_assigns_no_global(name: str) -> None:
+    """Redis forbids it at run time, in whatever branch it stands; this finds it in all of them."""
+    code = code_of(name)
+    declared = set(re.findall(r"\w+", " ".join(re.findall(r"\blocal (?:function )?([\w, ]+)", code))))
+    declared |= set(re.findall(r"\w+", " ".join(re.findall(r"\bfor ([\w, ]+?) (?:=|in)\b", code))))
+    declared |= set(re.findall(r"\w+", " ".join(re.findall(r"\bfunction \w+\(([\w, ]*)\)", code))))
+    assigned = re.findall(r"^ *(?:if .* then )?((?:\w+)(?:, \w+)*) = ", code, flags=re.M)
+    names = {name for group in assigned for name in group.split(", ")}
+    fields = set(re.findall(r"^ +(\w+) = [^\n]*,$", code, flags=re.M))  # of a table
+    assert names - declared - fields == set()
+    assert not re.search(r"^ *function ", code, flags=re.M)
+
+
+def test_numbers_stay_below_what_lua_can_count() -> None:
+    """A fence is 7 bytes, but Lua's numbers are exact to 2^53 only: microseconds reach that in 2255."""
+    microseconds = 1_000_000 * 365.25 * 86_400
+    assert 2**53 / microseconds > 2255 - 1970
+    assert 2 ** (8 * 7) > 2**53
+
+
+# Loading
+
+
+def test_a_missing_script_names_the_remedy() -> None:
+    """A package that was installed by halves."""
+    with pytest.raises(ConfigError, match=r"nothing\.lua is missing: .* install it again"):
+        lua_source("nothing")
+
+
+def test_scripts_lie_in_the_package_or_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel carries them inside; a checkout has them next to the package."""
+    inside = tmp_path / "fastdedup" / "lua"
+    inside.mkdir(parents=True)
+    (inside / "claim.lua").write_text("-- inside", encoding="utf-8")
+    monkeypatch.setattr(scripts, "__file__", str(tmp_path / "fastdedup/stores/redis/scripts.py"))
+    assert lua_source.__wrapped__("claim") == "-- inside"
+    (tmp_path / "lua").mkdir()
+    (tmp_path / "lua" / "read.lua").write_text("-- beside", encoding="utf-8")
+    assert lua_source.__wrapped__("read") == "-- beside"
+
+
+def op_for(verb: Verb) -> Op:
+    makers: dict[Verb, Callable[[int], Op]] = {
+        Verb.CLAIM: claim_op,
+        Verb.SETTLE: settle_op,
+        Verb.RELEASE: release_op,
+        Verb.RENEW: renew_op,
+        Verb.ISSUE: issue_op,
+        Verb.TRANSITION: transition_op,
+        Verb.READ: lambda number: ReadOp(WIRE(str(number))),
+        Verb.FORGET: lambda number: ForgetOp(WIRE(str(number))),
+    }
+    return makers[verb](1)
+
+
+@pytest.mark.parametrize("verb", Verb)
+async def test_a_server_that_lost_its_scripts_gets_them_again(
+    verb: Verb, redis_url: str, redis_server: RedisServer
+) -> None:
+    """NOSCRIPT comes before anything is done, so the batch is sent again with the text: nobody notices."""
+    async with Dedup(redis_url) as dedup:
+        with redis_server.client() as raw:
+            raw.script_flush()
+            store = dedup._core.store
+            (first,) = await store.execute(verb, [op_for(verb)])
+            assert raw.script_exists(load_scripts()[verb].sha) == [True]
+            raw.flushdb()
+            (second,) = await store.execute(verb, [op_for(verb)])
+        assert type(first) is type(second)

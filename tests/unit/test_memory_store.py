@@ -1,0 +1,339 @@
+"""The embedded store's own matters: bounds, expiry, fences and the clock. Guarantees are the contract suite's."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import Dedup, Outcome, UnavailableError
+from fastdedup.stores.base import (
+    ClaimOp,
+    Code,
+    ForgetOp,
+    IssueOp,
+    Mode,
+    Op,
+    ReadOp,
+    ReleaseOp,
+    RenewOp,
+    SettleOp,
+    TransitionOp,
+    Verb,
+    Verdict,
+    terms,
+)
+from fastdedup.stores.memory import MemoryStore
+
+ENTRY = 400
+"""Bytes that the store counts for a record without payload."""
+
+
+class Clock:
+    """Seconds since 1970, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def owner(name: int) -> bytes:
+    return b"\0" + name.to_bytes(10, "big")
+
+
+def claim(
+    store: MemoryStore, wire: bytes = b"k", by: int = 1, lease: int = 10_000, keep: int = 60_000
+) -> Verdict:
+    reply = store.apply(ClaimOp(wire, terms(Mode.CLAIM, lease, keep, False), owner(by), None))
+    assert isinstance(reply, Verdict)
+    return reply
+
+
+def settle(
+    store: MemoryStore, wire: bytes = b"k", by: int = 1, payload: bytes = b"", keep: int = 60_000
+) -> Any:
+    return store.apply(SettleOp(wire, owner(by), 0, succeeded=True, keep_ms=keep, payload=payload))
+
+
+# Bounds
+
+
+def test_a_full_store_refuses_a_new_key_rather_than_forget_one(clock: Clock) -> None:
+    """A forgotten claim would be run twice; the message names the settings to change."""
+    store = MemoryStore(maxsize=2, clock=clock)
+    claim(store, b"a")
+    claim(store, b"b")
+    with pytest.raises(UnavailableError, match=r"full: 2 unexpired records.*raise maxsize or lower ttl"):
+        claim(store, b"c")
+    assert len(store) == 2
+    assert claim(store, b"a", by=2).outcome is Outcome.IN_PROGRESS
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        ClaimOp(b"c", terms(Mode.CLAIM, 1000, 2000, False), owner(1), None),
+        IssueOp(b"c", owner(1), None, 1000),
+        TransitionOp(
+            b"c",
+            to="paid",
+            initial="new",
+            sources=frozenset({"new"}),
+            version=None,
+            change=b"c" * 10,
+            keep_ms=1000,
+        ),
+    ],
+)
+def test_whatever_makes_a_record_keeps_to_the_bounds(op: Op, clock: Clock) -> None:
+    """Claims, tokens and machines alike, by count and by bytes."""
+    for store in (MemoryStore(maxsize=1, clock=clock), MemoryStore(max_bytes=ENTRY, clock=clock)):
+        claim(store, b"a")
+        with pytest.raises(UnavailableError, match="full"):
+            store.apply(op)
+        assert not store.holds(b"c")
+
+
+def test_a_full_store_goes_on_serving_what_it_holds(clock: Clock) -> None:
+    """Taking over, settling with nothing, releasing and reading need no room."""
+    store = MemoryStore(maxsize=1, clock=clock)
+    claim(store)
+    assert store.apply(ReleaseOp(b"k", owner(1), 0)) is Code.OK
+    assert claim(store, by=2).attempt == 2
+    assert settle(store, by=2) is Code.OK
+    assert claim(store, by=3).outcome is Outcome.SUCCEEDED
+
+
+def test_what_has_expired_makes_room(clock: Clock) -> None:
+    """Nobody has to touch the old key."""
+    store = MemoryStore(maxsize=1, clock=clock)
+    claim(store, b"a", keep=60_000)
+    clock.now += 59.9
+    with pytest.raises(UnavailableError):
+        claim(store, b"b")
+    clock.now += 0.1
+    assert claim(store, b"b").outcome is Outcome.ACQUIRED
+    assert not store.holds(b"a")
+
+
+def test_results_count_against_max_bytes(clock: Clock) -> None:
+    """A result that does not fit is refused, and its claim stays live."""
+    store = MemoryStore(max_bytes=2 * ENTRY + 100, clock=clock)
+    claim(store, b"a")
+    claim(store, b"b")
+    assert settle(store, b"a", payload=b"x" * 100) is Code.OK
+    with pytest.raises(UnavailableError, match="results and records"):
+        settle(store, b"b", payload=b"x")
+    assert claim(store, b"b", by=2).outcome is Outcome.IN_PROGRESS
+
+
+@pytest.mark.parametrize("ends", ["forgotten", "expired", "closed"])
+async def test_the_bytes_of_a_record_come_back_when_it_ends(ends: str, clock: Clock) -> None:
+    """Else a store would fill up for good."""
+    store = MemoryStore(max_bytes=ENTRY + 100, clock=clock)
+    for round_ in range(3):
+        claim(store, by=round_)
+        assert settle(store, by=round_, payload=b"x" * 100) is Code.OK
+        if ends == "forgotten":
+            assert store.apply(ForgetOp(b"k")) is Code.OK
+        elif ends == "expired":
+            clock.now += 61
+        else:
+            await store.aclose()
+    claim(store)
+    assert len(store) == 1
+
+
+def test_a_machine_counts_its_present_state_only(clock: Clock) -> None:
+    """A thousand moves take the room of one."""
+    store = MemoryStore(max_bytes=ENTRY + 10, clock=clock)
+    for version in range(1000):
+        state = ("aaaaaaaa", "b")[version % 2]
+        op = TransitionOp(
+            b"m",
+            to=state,
+            initial="b",
+            sources=frozenset({"aaaaaaaa", "b"}),
+            version=None,
+            change=version.to_bytes(10, "big"),
+            keep_ms=1000,
+        )
+        assert store.apply(op).code is Code.OK  # type: ignore[union-attr]
+
+
+async def test_in_a_batch_only_the_keys_without_room_are_refused() -> None:
+    """Guarantee 13: claims of one loop meet in a batch, and one that cannot be answered fails alone."""
+    async with Dedup("memory://?maxsize=2") as dedup:
+        replay = await dedup.claim("done")
+        await replay.complete(1)
+        calls = [dedup.claim(key) for key in ("done", "a", "b", "c", "a")]
+        done, first, *refused, again = await asyncio.gather(*calls, return_exceptions=True)
+        assert done.outcome is Outcome.SUCCEEDED  # type: ignore[union-attr]
+        assert first.acquired  # type: ignore[union-attr]
+        assert all(isinstance(error, UnavailableError) for error in refused)
+        assert again.outcome is Outcome.IN_PROGRESS  # type: ignore[union-attr]
+
+
+# Expiry
+
+
+@pytest.mark.parametrize(
+    ("after", "outcome", "attempt"),
+    [
+        (9.999, Outcome.IN_PROGRESS, 1),
+        (10.0, Outcome.ACQUIRED, 2),
+        (59.999, Outcome.ACQUIRED, 2),
+        (60.0, Outcome.ACQUIRED, 1),
+    ],
+)
+def test_a_lease_and_a_record_end_on_the_millisecond(
+    after: float, outcome: Outcome, attempt: int, clock: Clock
+) -> None:
+    """From the lease's end the key can be taken over; from the record's end nothing is remembered."""
+    store = MemoryStore(clock=clock)
+    claim(store, lease=10_000, keep=60_000)
+    clock.now += after
+    verdict = claim(store, by=2)
+    assert (verdict.outcome, verdict.attempt) == (outcome, attempt)
+
+
+def test_a_settled_record_lives_as_long_as_its_own_ttl(clock: Clock) -> None:
+    """Shorter or longer than the claim would have: the claim's own expiry no longer counts."""
+    for keep in (1_000, 600_000):
+        store = MemoryStore(clock=clock)
+        claim(store, keep=60_000)
+        settle(store, keep=keep)
+        clock.now += keep / 1000 - 0.001
+        assert claim(store, by=2).outcome is Outcome.SUCCEEDED
+        clock.now += 0.001
+        assert claim(store, by=2).outcome is Outcome.ACQUIRED
+
+
+def test_a_renewed_claim_outlives_its_first_expiry(clock: Clock) -> None:
+    """The stale entry of the expiry order is passed over."""
+    store = MemoryStore(clock=clock)
+    claim(store, lease=10_000, keep=20_000)
+    for _ in range(10):
+        clock.now += 9
+        assert store.apply(RenewOp(b"k", owner(1), 0, 10_000, 20_000)) is Code.OK
+    assert claim(store, by=2).outcome is Outcome.IN_PROGRESS
+
+
+def test_the_expiry_order_stays_bounded_under_renewals(clock: Clock) -> None:
+    """A claim renewed for days must not grow the store."""
+    store = MemoryStore(clock=clock)
+    for key in range(10):
+        claim(store, b"%d" % key)
+    for step in range(10_000):
+        clock.now += 0.001
+        assert store.apply(RenewOp(b"%d" % (step % 10), owner(1), 0, 10_000, 60_000)) is Code.OK
+    assert len(store._expiry) <= 2 * 10 + 1024
+    clock.now += 60
+    assert store.apply(ReadOp(b"0")) is Code.ABSENT
+    assert (len(store), store._expiry) == (0, [])
+
+
+def test_a_token_expires_unredeemed(clock: Clock) -> None:
+    """Then it is UNKNOWN, as if it had never been."""
+    store = MemoryStore(clock=clock)
+    store.apply(IssueOp(b"t", owner(1), None, 5_000))
+    clock.now += 5
+    redeem = ClaimOp(b"t", terms(Mode.REDEEM, 1000, 2000, False), owner(2), None)
+    assert store.apply(redeem).outcome is Outcome.UNKNOWN  # type: ignore[union-attr]
+
+
+# Fences
+
+
+def take_over(store: MemoryStore, clock: Clock) -> None:
+    clock.now += 10
+
+
+def release(store: MemoryStore, clock: Clock) -> None:
+    store.apply(ReleaseOp(b"k", owner(1), 0))
+
+
+def forget(store: MemoryStore, clock: Clock) -> None:
+    store.apply(ForgetOp(b"k"))
+
+
+def expire(store: MemoryStore, clock: Clock) -> None:
+    clock.now += 61
+    store.apply(ReadOp(b"k"))
+
+
+@pytest.mark.parametrize("step_back", [0.0, 0.001, 3_600.0])
+@pytest.mark.parametrize("ends", [take_over, release, forget, expire])
+def test_the_fence_rises_even_when_the_clock_does_not(
+    ends: Callable[[MemoryStore, Clock], None], step_back: float, clock: Clock
+) -> None:
+    """From owner to owner of a key, whether the record lived on or not: promise 1."""
+    store = MemoryStore(clock=clock)
+    first = claim(store, by=1)
+    ends(store, clock)
+    clock.now -= step_back if ends is not take_over else 0
+    second = claim(store, by=2)
+    assert second.outcome is Outcome.ACQUIRED
+    assert second.fence > first.fence
+
+
+def test_a_takeover_after_a_step_back_keeps_the_fence_rising(clock: Clock) -> None:
+    """The former fence counts, not only the time."""
+    store = MemoryStore(clock=clock)
+    first = claim(store, lease=10)
+    clock.now += 1
+    second = claim(store, by=2, lease=10)
+    store.apply(ReleaseOp(b"k", owner(2), 0))
+    clock.now -= 3_600
+    third = claim(store, by=3)
+    assert first.fence < second.fence < third.fence
+
+
+def test_attempts_stop_counting_at_their_limit(clock: Clock) -> None:
+    """Two bytes of a record, in every store."""
+    store = MemoryStore(clock=clock)
+    claim(store)
+    dict(store)[b"k"].attempt = 65_534
+    for expected in (65_535, 65_535):
+        clock.now += 10
+        assert claim(store, by=expected).attempt == expected
+
+
+# Odds and ends
+
+
+def test_an_operation_of_another_kind_is_a_mistake() -> None:
+    """A verb added elsewhere must be added here."""
+    with pytest.raises(TypeError, match="does not know"):
+        MemoryStore().apply(object())  # type: ignore[arg-type]
+
+
+async def test_a_listener_is_told_once() -> None:
+    """However often it was registered."""
+    store, heard = MemoryStore(), list[bytes | None]()
+    await store.listen(heard.append)
+    on_freed = heard.append
+    await store.listen(on_freed)
+    watched = terms(Mode.CLAIM, 1000, 2000, True)
+    await store.execute(
+        Verb.CLAIM, [ClaimOp(b"k", watched, owner(1), None), ClaimOp(b"k", watched, owner(2), None)]
+    )
+    settle(store)
+    assert heard == [b"k"]
+
+
+async def test_reading_changes_nothing(clock: Clock) -> None:
+    """What is read is what the claim left: state, owner, times."""
+    store = MemoryStore(clock=clock)
+    claim(store, lease=10_000, keep=60_000)
+    clock.now += 1
+    for _ in range(2):
+        stored: Any = store.apply(ReadOp(b"k"))
+        assert (stored.state, stored.owner, stored.left_ms, stored.ttl_ms) == ("P", owner(1), 9_000, 59_000)

@@ -1,0 +1,153 @@
+"""URLs of every store: what they mean, what is wrong with them, and no password in any message."""
+
+from typing import Any
+
+import pytest
+
+from fastdedup import ConfigError, Dedup
+from fastdedup.stores import make_store
+from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.redis import RedisStore
+from fastdedup.stores.redis.url import Target, name_of, parse
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("redis://host", {"host": "host"}),
+        ("redis://host:6380/3", {"host": "host", "port": 6380, "db": 3}),
+        ("redis://user:p%40ss@host/0", {"host": "host", "username": "user", "password": "p@ss"}),
+        ("rediss://host:6380", {"host": "host", "port": 6380}),
+        ("redis://[::1]:6379/0", {"host": "::1", "port": 6379}),
+        ("unix:///run/redis.sock?db=2", {"path": "/run/redis.sock", "db": 2}),
+        ("unix://user:pw@/run/redis.sock", {"path": "/run/redis.sock", "username": "user", "password": "pw"}),
+        ("REDIS://host", {"host": "host"}),
+    ],
+)
+def test_a_url_says_where_redis_is_and_how_to_log_in(url: str, options: dict[str, Any]) -> None:
+    """As redis-py reads it, which many programs share their URL with."""
+    parsed, _ = parse(url)
+    assert parsed.items() >= options.items()
+
+
+def test_rediss_is_tls() -> None:
+    """The scheme decides, not an option."""
+    assert parse("rediss://host")[1].__name__ == "SSLConnection"
+    assert parse("redis://host")[1].__name__ == "Connection"
+    assert parse("unix:///run/redis.sock")[1].__name__ == "UnixDomainSocketConnection"
+
+
+def test_a_connection_gives_up_within_the_deadline_and_once() -> None:
+    """redis-py's stock retries would resend for seconds."""
+    connection = Target("redis://host").connection(0.25)
+    assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.25, 0.25)
+    assert connection.retry.get_retries() == 0
+    assert Target("redis://host?socket_timeout=2").connection(0.25).socket_timeout == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "store"),
+    [
+        ("memory://", MemoryStore),
+        ("memory://?maxsize=7&max_bytes=4096", MemoryStore),
+        ("redis://host", RedisStore),
+        ("rediss://host", RedisStore),
+        ("unix:///run/redis.sock", RedisStore),
+        ("MEMORY://", MemoryStore),
+    ],
+)
+def test_the_scheme_names_the_store(url: str, store: type) -> None:
+    """Whatever its case."""
+    assert type(make_store(url, 0.25)) is store
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        # No scheme, or one that nobody knows: the message lists those that exist.
+        ("", "memory://, redis://, rediss://, unix://"),
+        ("localhost:6379", "use one of"),
+        ("redis:/host", "use one of"),
+        ("http://host", "'http'"),
+        ("postgresql://host/db", "'postgresql'"),
+        # memory://
+        ("memory://host", "write memory://"),
+        ("memory:///path", "write memory://"),
+        ("memory://?size=7", "write memory://"),
+        ("memory://?maxsize=0", "maxsize is a whole number of at least 1"),
+        ("memory://?maxsize=-1", "maxsize"),
+        ("memory://?maxsize=many", "many"),
+        ("memory://?maxsize=1.5", "1.5"),
+        ("memory://?maxsize=", "maxsize"),
+        ("memory://?maxsize", "maxsize"),
+        ("memory://[", "memory://"),
+        # redis:// and rediss://
+        ("redis://", "names no host: write redis://host:6379/0"),
+        ("redis:///0", "names no host"),
+        ("rediss://:pw@", "names no host"),
+        ("redis://host:port", "cannot read the Redis URL"),
+        ("redis://host:99999", "cannot read the Redis URL"),
+        ("redis://[::1", "cannot read the Redis URL"),
+        ("redis://host/zero", "the database in .* must be a number"),
+        ("redis://host/-1", "must be a number"),
+        ("redis://host/0/1", "must be a number"),
+        ("redis://host/\N{SUPERSCRIPT TWO}", "must be a number"),
+        ("redis://host?db=zero", "'db'"),
+        ("redis://host?socket_timeout=soon", "socket_timeout"),
+        ("redis://host?flavour=vanilla", "unknown option: .*flavour"),
+        ("redis://host?protocol=9", "protocol"),
+        ("rediss://host?ssl_cert_reqs=perhaps", "perhaps"),
+        # unix://
+        ("unix://", "names no socket: write unix:///path/to/redis.sock"),
+        ("unix://?db=0", "names no socket"),
+        ("unix:///run/redis.sock?db=zero", "'db'"),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_at_once(url: str, advice: str) -> None:
+    """Before anything is connected; the message says what is wrong or how one looks."""
+    with pytest.raises(ConfigError, match=advice):
+        Dedup(url)
+
+
+@pytest.mark.parametrize("url", [None, 7, b"redis://host", ["redis://host"]])
+def test_what_is_no_url_is_refused_at_once(url: Any) -> None:
+    """`Dedup(os.environ.get("REDIS_URL"))` with the variable unset is a common slip."""
+    with pytest.raises(ConfigError, match="URL"):
+        Dedup(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:s3cret@host:port",
+        "redis://user:s3cret@host/zero",
+        "redis://user:s3@cret@host/zero",
+        "redis://:s3cret@",
+        "redis://:s3cret/x@host",
+        "redis://:s3cret@host?flavour=vanilla",
+        "unix://:s3cret@",
+        "unix://?password=s3cret",
+        "redis://host/zero?password=s3cret",
+        "redis://host?db=zero&password=s3cret",
+        "redsi://:s3cret@host",
+    ],
+)
+def test_no_message_shows_a_password(url: str) -> None:
+    """Messages go to logs: neither the password nor what looks like one stands in them."""
+    with pytest.raises(ConfigError) as caught:
+        Dedup(url)
+    assert "s3" not in str(caught.value)
+    assert "cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("redis://user:pw@host:6380/3", "Redis at host:6380"),
+        ("redis://host", "Redis at host:6379"),
+        ("unix://user:pw@/run/redis.sock?db=2", "Redis at /run/redis.sock"),
+    ],
+)
+def test_a_server_is_named_without_its_password(url: str, name: str) -> None:
+    """As it stands in every error message."""
+    assert name_of(parse(url)[0]) == name
