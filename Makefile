@@ -1,4 +1,4 @@
-# The two commands: `make demo` and `make test`. Each sets up what it needs; repeats are quick.
+# The two commands: `make demo` and `make test`. Each sets up what it needs; repeats are quick. So does `make bench`.
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -7,13 +7,14 @@ BIN   := .venv/bin
 VENV  := .venv/.stamp-venv
 CLI   := .venv/.stamp-cli
 DEV   := .venv/.stamp-dev
+BENCH := .venv/.stamp-bench
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types format clean
+.PHONY: help demo test lint types format bench bench-check clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
 demo: $(CLI) ## run the flash sale; REDIS_URL=redis://… runs it on a real Redis, ARGS='--buyers 500' passes options
 	@$(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(ARGS)
@@ -34,6 +35,13 @@ types: $(DEV) ## mypy, strict
 format: $(DEV) ## let ruff rewrite what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+# For figures that mean something let nothing else run. ARGS='--quick' sees that it works; bench/README.md has more.
+bench: $(BENCH) redis-server ## measure everything beside the peers, in under 10 minutes; writes bench/results
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m bench $(ARGS)
+
+bench-check: $(BENCH) redis-server ## measure, print each target with pass or short, fail on a short one
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m bench check $(ARGS)
 
 clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
@@ -57,4 +65,9 @@ $(CLI): $(VENV) pyproject.toml
 $(DEV): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[dev] ..."
 	@$(PIP) --editable '.[dev]'
+	@touch $(CLI) $@
+
+$(BENCH): $(VENV) pyproject.toml
+	@echo "Installing fastdedup[bench] ..."
+	@$(PIP) --editable '.[bench]'
 	@touch $(CLI) $@

@@ -5,8 +5,10 @@ To add a command: write a function below the last one, decorate it with ``@cli.c
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -19,6 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from fastdedup import Dedup, DedupError, Record
+from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
+from fastdedup.bench import Table as Played
 from fastdedup.demo import Report, run_sale, sale_gate
 
 T = TypeVar("T")
@@ -74,10 +78,11 @@ def gate_options(*, namespace: str, url: str | None = None) -> Callable[[Command
 
 def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
     if not url:
-        raise click.UsageError("say which store to look in: give --url, or set FASTDEDUP_URL")
+        raise click.UsageError("say which store is meant: give --url, or set FASTDEDUP_URL")
     if urlsplit(url).scheme == "memory":
         raise click.BadParameter(
-            "a memory:// store lives inside one process, so it is empty here; name the Redis of your service",
+            "a memory:// store lives inside one process, so there is none to look into or to measure here; "
+            "name the Redis of your service",
             ctx,
             param,
         )
@@ -191,6 +196,68 @@ def forget(key: str, url: str, namespace: str, as_json: bool) -> None:
         click.echo(f"Nothing is recorded for {key!r} in namespace {namespace!r}.", err=True)
     if not forgotten:
         raise SystemExit(1)
+
+
+@cli.command()
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="More give steadier medians."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="Of a turn.",
+)
+@gate_options(namespace="bench")
+def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) -> None:
+    """Measure fastdedup beside redis-py on your Redis. Compare ratios: absolute figures belong to a machine.
+
+    Nothing is flushed or deleted. The namespace is only the beginning of one that is new in every run; a turn
+    leaves up to 100,000 keys under it, which expire within two minutes. A row that could not be measured says
+    why, and the command exits with 1.
+    """
+    plan = Plan(url, rounds, seconds, namespace=f"{namespace}-{secrets.token_hex(3)}")
+    played = _run(_played(plan, quiet=as_json))
+    if as_json:
+        _print_json([_played_facts(table) for table in played])
+    else:
+        for table in played:
+            Console().print(_played_table(table))
+    failed = [
+        f"{table.title}: {row.contestant}: {row.note}"
+        for table in played
+        for row in table.rows
+        if not row.figures
+    ]
+    for line in failed:
+        click.echo(line, err=True)
+    if failed:
+        raise SystemExit(1)
+
+
+async def _played(plan: Plan, *, quiet: bool) -> tuple[Played, ...]:
+    await _get(Dedup(plan.url, namespace=plan.namespace), "here?")  # one error now, not one in each row
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
+        task = progress.add_task("", total=sum(turns(each, CONTESTANTS, plan.rounds) for each in SCENARIOS))
+        on_turn = partial(progress.update, task, advance=1)
+        plan = replace(plan, on_turn=lambda label: on_turn(description=label))
+        return await side_by_side(plan, scenarios=SCENARIOS, contestants=CONTESTANTS)
+
+
+def _played_facts(table: Played) -> dict[str, Any]:
+    return {"scenario": table.name, "title": table.title, "rows": [asdict(row) for row in table.rows]}
+
+
+def _played_table(played: Played) -> Table:
+    headings, rows = cells(played)
+    table = Table(title=played.title, box=ROUNDED)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in {headings[0], headings[-1]} else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 async def _get(gate: Dedup, key: str) -> Record | None:

@@ -1,12 +1,12 @@
 """The command line, as people and as programs use it."""
 
 import asyncio
-import dataclasses
 import json
 import subprocess
 import sys
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,8 +14,10 @@ from click.testing import CliRunner, Result
 
 import fastdedup.cli
 from fastdedup import Dedup, DedupError, fingerprint
+from fastdedup.bench import SCENARIOS, Scenario
 from fastdedup.demo import Report
 
+FEW_CALLERS = (Scenario("few", "Four callers", "claim", 4),)
 DEMO = ["demo", "--buyers", "100", "--stock", "7"]
 
 
@@ -101,9 +103,7 @@ def test_demo_names_each_broken_promise_and_fails(
     sale = fastdedup.cli.run_sale
 
     async def broken_sale(*args: Any, **kwargs: Any) -> Report:
-        return dataclasses.replace(
-            await sale(*args, **kwargs), violations=("too many sold", "one bought two")
-        )
+        return replace(await sale(*args, **kwargs), violations=("too many sold", "one bought two"))
 
     monkeypatch.setattr(fastdedup.cli, "run_sale", broken_sale)
     result = run(*DEMO, *options)
@@ -216,21 +216,59 @@ def test_forget_prints_json_for_programs(
     assert json.loads(result.stdout) == {"key": "order:42", "forgotten": present}
 
 
+# bench
+
+TINY = ["bench", "--seconds", "0.01", "--rounds", "1"]
+
+
+def test_bench_shows_a_table_for_each_scenario(
+    at_redis: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fastdedup.cli, "SCENARIOS", FEW_CALLERS)
+    result = at_redis(*TINY)
+    assert result.exit_code == 0, result.output
+    for part in ("Four callers", "redis-py SET NX PX", "fastdedup", "per second"):
+        assert part in result.stdout
+    assert "4/4" in result.stderr  # the progress bar's last line
+
+
+def test_bench_prints_nothing_but_json_for_programs(at_redis: Callable[..., Result]) -> None:
+    result = at_redis(*TINY, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    tables = json.loads(result.stdout)
+    assert [table["scenario"] for table in tables] == [scenario.name for scenario in SCENARIOS]
+    for table in tables:
+        baseline, ours = table["rows"]
+        assert baseline["ratios"]["redis-py SET NX PX"] == 1.0
+        assert ours["figures"]["rate"] > 0
+
+
+def test_bench_says_why_a_row_has_no_figures_and_fails(
+    at_redis: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fastdedup.cli, "SCENARIOS", [replace(FEW_CALLERS[0], verb="fly")])
+    result = at_redis(*TINY)
+    assert result.exit_code == 1
+    assert "Four callers: fastdedup: n/a: AttributeError" in result.stderr
+
+
 # What goes wrong
 
 
-@pytest.mark.parametrize("command", ["inspect", "forget"])
+@pytest.mark.parametrize("command", [["inspect", "order:42"], ["forget", "order:42"], ["bench"]])
 def test_a_command_that_needs_a_shared_store_demands_its_url(
-    run: Callable[..., Result], command: str
+    run: Callable[..., Result], command: list[str]
 ) -> None:
-    result = run(command, "order:42")
+    result = run(*command)
     assert result.exit_code == 2
     assert "give --url, or set FASTDEDUP_URL" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["inspect", "forget"])
-def test_an_embedded_store_is_refused_because_it_is_empty(run: Callable[..., Result], command: str) -> None:
-    result = run(command, "order:42", "--url", "memory://")
+@pytest.mark.parametrize("command", [["inspect", "order:42"], ["forget", "order:42"], ["bench"]])
+def test_an_embedded_store_is_refused_because_it_is_empty(
+    run: Callable[..., Result], command: list[str]
+) -> None:
+    result = run(*command, "--url", "memory://")
     assert result.exit_code == 2
     assert "inside one process" in " ".join(result.stderr.split())
 
@@ -243,6 +281,8 @@ def test_an_embedded_store_is_refused_because_it_is_empty(run: Callable[..., Res
         ["demo", "--json", "--url", "unix:///nonexistent/redis.sock"],
         ["inspect", "order:42", "--url", "gopher://nowhere"],
         ["inspect", "", "--url", "unix:///nonexistent/redis.sock"],
+        ["bench", "--url", "unix:///nonexistent/redis.sock"],
+        ["bench", "--url", "gopher://nowhere"],
     ],
 )
 def test_an_error_is_one_line_on_stderr(run: Callable[..., Result], args: list[str]) -> None:
@@ -290,4 +330,4 @@ def test_without_its_extra_the_command_names_it(missing: str) -> None:
 def test_help_lists_every_command(run: Callable[..., Result]) -> None:
     result = run("--help")
     assert result.exit_code == 0
-    assert all(command in result.stdout for command in ("demo", "inspect", "forget"))
+    assert all(command in result.stdout for command in ("demo", "inspect", "forget", "bench"))

@@ -1,0 +1,190 @@
+"""``python -m bench`` measures everything; ``python -m bench check`` says which targets are met."""
+
+import asyncio
+import resource
+import signal
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as Grid
+
+from bench.report import Report, from_json, machine, to_json, to_markdown
+from bench.run import Job, Run
+from bench.scenarios import JOBS
+from bench.server import flush, private_server
+from bench.targets import HEADINGS, SHORT, verdicts
+from fastdedup.bench import GC_THRESHOLDS, Plan, cells
+
+RESULTS = Path(__file__).parent / "results"
+SIZES = {
+    # seconds of a turn, live keys that growth goes up to, claims of the soak, callers of the sweep
+    "full": (0.5, 10_000_000, 10_000_000, (1, 4, 16, 64, 256, 1000, 2000)),
+    "quick": (0.1, 200_000, 500_000, (1, 256)),
+}
+PRIVATE_MAX_OPS = 1_000_000
+FILES = 4096  # open at once: a pool may have a connection for each of 2000 callers
+LIVE_KEYS, CLAIMS = "live keys at most", "claims of the soak"  # settings in a report
+Command = Callable[..., Any]
+
+
+def run_options(command: Command) -> Command:
+    """The options that both commands share."""
+    options = [
+        click.option("--quick", is_flag=True, help="Short turns and small sizes: to see that it works."),
+        click.option(
+            "--only", multiple=True, type=click.Choice([job.name for job in JOBS]), help="Repeatable."
+        ),
+        click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True),
+        click.option("--url", help="Your own Redis; what the run leaves there expires within minutes."),
+        click.option("--live-keys", type=click.IntRange(min=20_000), help="How far growth goes: 10 million."),
+        click.option("--claims", type=click.IntRange(min=200_000), help="How long the soak is: 10 million."),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@run_options
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The folder to write to.")
+@click.pass_context
+def main(ctx: click.Context, /, out: Path | None, **options: Any) -> None:
+    """Measure fastdedup beside its peers, in one run.
+
+    A full run writes bench/results; one that an option shortens only prints, unless --out is given.
+    """
+    if ctx.invoked_subcommand:
+        return
+    report = _measured(**options)
+    _show(report)
+    shortened = any(options[name] for name in ("quick", "only", "url", "live_keys", "claims"))
+    if out or not shortened:
+        _write(report, out or RESULTS)
+
+
+@main.command()
+@run_options
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Of an earlier run.",
+)
+def check(source: Path | None, **options: Any) -> None:
+    """Print each target with its figure; exit with 1 if one falls short."""
+    report = from_json(source.read_bytes()) if source else _measured(**options)
+    lines = verdicts(report)
+    _print("Targets", HEADINGS, lines, texts=2)
+    if any(
+        report.settings[name] < size
+        for name, size in zip((LIVE_KEYS, CLAIMS), SIZES["full"][1:3], strict=True)
+    ):
+        click.echo(
+            f"Shortened: {report.settings[LIVE_KEYS]:,} live keys, {report.settings[CLAIMS]:,} claims."
+        )
+    if any(line[-1] == SHORT for line in lines):
+        raise SystemExit(1)
+
+
+def _measured(
+    *,
+    quick: bool,
+    only: Sequence[str],
+    rounds: int,
+    url: str | None,
+    live_keys: int | None,
+    claims: int | None,
+) -> Report:
+    seconds, most_keys, most_claims, sweep = SIZES["quick" if quick else "full"]
+    with nullcontext(url) if url else private_server() as place:
+        plan = Plan(place, rounds, seconds)
+        if not url:
+            plan = replace(plan, private=True, max_ops=PRIVATE_MAX_OPS, clean=partial(flush, place))
+        run = Run(plan, live_keys or most_keys, claims or most_claims, sweep)
+        jobs = [
+            job for job in JOBS if (not only or job.name in only) and (plan.private or not job.needs_private)
+        ]
+        try:
+            return uvloop.run(_play(run, jobs))
+        except asyncio.CancelledError:
+            raise click.Abort from None
+
+
+async def _play(run: Run, jobs: Sequence[Job]) -> Report:
+    _let_signals_stop_us()
+    _allow_files()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("", total=sum(job.steps(run) for job in jobs))
+
+        def on_turn(label: str) -> None:
+            progress.update(bar, advance=1, description=label)
+
+        run = replace(run, plan=replace(run.plan, on_turn=on_turn))
+        began, facts = time.monotonic(), await machine(run.plan)
+        tables = tuple([await job.play(run) for job in jobs])
+        return Report(facts, _settings(run) | {"seconds in all": round(time.monotonic() - began)}, tables)
+
+
+def _let_signals_stop_us() -> None:
+    """SIGTERM too must unwind the blocks that stop servers and workers."""
+    task = asyncio.current_task()
+    assert task
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
+def _allow_files() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+
+
+def _settings(run: Run) -> dict[str, Any]:
+    return {
+        "rounds": run.plan.rounds,
+        "seconds of a turn": run.plan.seconds,
+        LIVE_KEYS: run.live_keys,
+        CLAIMS: run.claims,
+        "records of the memory mean": run.records,
+        "gc thresholds": str(GC_THRESHOLDS),
+    }
+
+
+def _write(report: Report, folder: Path) -> None:
+    from bench.plots import draw  # after the run: what it imports would weigh on the garbage collector
+
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "latest.json").write_bytes(to_json(report))
+    (folder / "latest.md").write_text(to_markdown(report, HEADINGS, verdicts(report)))
+    draw(report, folder)
+
+
+def _show(report: Report) -> None:
+    for table in report.tables:
+        _print(table.title, *cells(table))
+    played = {table.name for table in report.tables}
+    if played == {job.name for job in JOBS}:
+        _print("Targets", HEADINGS, verdicts(report), texts=2)
+
+
+def _print(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1) -> None:
+    """A table whose first `texts` columns and whose last are text, and the others figures."""
+    table = Grid(title=title, title_justify="left")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if texts <= i < len(headings) - 1 else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

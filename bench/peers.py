@@ -1,0 +1,249 @@
+"""Who plays beside fastdedup: the tables of contestants, and how each peer is asked.
+
+To add a peer: an async context manager that yields the `Ops` it offers, its import inside (an absent peer is
+a row that says so), and a line in a table below. A peer is used as its documentation shows, with what it offers
+for speed.
+"""
+
+import asyncio
+import contextlib
+from array import array
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from time import perf_counter_ns
+from typing import Any
+from urllib.parse import urlsplit
+
+from bench.server import loopback_port
+from fastdedup.bench import (
+    CONTESTANTS,
+    LEASE_MS,
+    TURN_LIMIT,
+    ClaimedTwiceError,
+    Contestant,
+    Ops,
+    Setting,
+    as_expected,
+    ours,
+    redis_client,
+    result_of,
+)
+
+CLIENTS = 50  # of redis-benchmark, as it has by default
+LEAST = 500_000  # requests of redis-benchmark on a private server: a shorter run is too short for its clock
+VALUE = "v" * 28  # as long as our live record
+LEASE_S = LEASE_MS // 1000
+BATCH = 256
+BATCH_SCRIPT = """
+local won = {}
+for i, key in ipairs(KEYS) do
+  won[i] = redis.call('SET', key, ARGV[1], 'NX', 'PX', ARGV[2]) and 1 or 0
+end
+return won
+"""
+
+
+@asynccontextmanager
+async def redis_benchmark(setting: Setting) -> AsyncIterator[Ops]:
+    """The ceiling: Redis's own C client, `width` commands in a pipeline, nobody waiting for one answer."""
+    where = ["-s", urlsplit(setting.url).path] if setting.url.startswith("unix:") else ["-u", setting.url]
+    command = ["redis-benchmark", *where, "-c", str(CLIENTS), "-P", str(setting.width), "--csv"]
+    key = f"{setting.namespace}:={setting.namespace}-__rand_int__"  # twelve digits, so as long as ours
+    least = LEAST if setting.private else 1
+
+    async def drive(verb: str, keys: Sequence[str], spent: object) -> float:
+        size = ["-n", str(max(len(keys), least)), "-r", "1000000000"]
+        output = await _output([*command, *size, "SET", key, VALUE, "NX", "PX", str(LEASE_MS)])
+        return len(keys) / float(output.splitlines()[-1].split('","')[1])
+
+    yield Ops(drive=drive)
+
+
+async def _output(command: Sequence[str]) -> str:
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, start_new_session=True)
+    try:
+        async with asyncio.timeout(TURN_LIMIT):
+            stdout, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return stdout.decode()
+
+
+@asynccontextmanager
+async def batched(setting: Setting) -> AsyncIterator[Ops]:
+    """What batching by hand gives on redis-py: a script that does SET NX for many keys, a few at once."""
+    client = redis_client(setting)
+    script = client.register_script(BATCH_SCRIPT)
+
+    async def drive(verb: str, keys: Sequence[str], spent: object) -> None:
+        batches = iter([keys[i : i + BATCH] for i in range(0, len(keys), BATCH)])
+
+        async def caller() -> None:
+            for batch in batches:
+                if sum(await script(keys=batch, args=["v", LEASE_MS])) != len(batch):
+                    raise ClaimedTwiceError
+
+        await asyncio.gather(*(caller() for _ in range(setting.width)))
+
+    try:
+        yield Ops(drive=drive)
+    finally:
+        await client.aclose()
+
+
+@asynccontextmanager
+async def coredis(setting: Setting) -> AsyncIterator[Ops]:
+    """coredis, another asyncio client: ``SET NX PX``, a call each."""
+    from coredis import PureToken, Redis
+
+    async with Redis.from_url(setting.url, max_connections=setting.width) as client:
+        yield Ops(partial(client.set, value=b"v", condition=PureToken.NX, px=LEASE_MS))
+
+
+@asynccontextmanager
+async def valkey_glide(setting: Setting) -> AsyncIterator[Ops]:
+    """valkey-glide, a Rust core that multiplexes one connection. It knows no Unix socket, so it has TCP."""
+    from glide import ConditionalChange, ExpirySet, ExpiryType, GlideClient, GlideClientConfiguration
+    from glide import NodeAddress as Address
+
+    async with contextlib.AsyncExitStack() as stack:
+        address = Address(*await _tcp_address(stack, setting))
+        # By default more than 1000 requests under way are an error, and one that takes 250 ms is another.
+        limits = {"inflight_requests_limit": 4 * setting.callers, "request_timeout": 5000}
+        client = await GlideClient.create(GlideClientConfiguration([address], **limits))
+        stack.push_async_callback(client.close)
+        only_new, expiry = ConditionalChange.ONLY_IF_DOES_NOT_EXIST, ExpirySet(ExpiryType.MILLSEC, LEASE_MS)
+        yield Ops(partial(client.set, value=b"v", conditional_set=only_new, expiry=expiry))
+
+
+async def _tcp_address(stack: contextlib.AsyncExitStack, setting: Setting) -> tuple[str, int]:
+    parts = urlsplit(setting.url)
+    if parts.scheme == "redis" and not parts.password and parts.path in {"", "/", "/0"}:
+        return parts.hostname or "localhost", parts.port or 6379
+    if not setting.private:
+        raise NotImplementedError("needs a plain TCP address")
+    return "127.0.0.1", await stack.enter_async_context(loopback_port(setting.url))
+
+
+@asynccontextmanager
+async def idempotency_kit(setting: Setting) -> AsyncIterator[Ops]:
+    """idempotency-kit: a claim is its reservation, a cycle its coordinator around an action."""
+    from idempotency_kit.core.adapters import JsonResultAdapter
+    from idempotency_kit.core.services import IdempotencyDomainService
+    from idempotency_kit.core.services.aio.coordinator import AsyncIdempotencyCoordinator
+    from idempotency_kit.infra.storage.redis.aio import RedisAsyncIdempotencyRepository
+
+    client = redis_client(setting)
+    store = RedisAsyncIdempotencyRepository(client, key_prefix=f"{setting.namespace}:")
+    records, adapter = IdempotencyDomainService(), JsonResultAdapter()
+    coordinator = AsyncIdempotencyCoordinator(store, records, on_storage_error="raise")
+
+    async def claim(key: str) -> bool:
+        await store.save(
+            records.create_pending_record("order", key, lease_seconds=LEASE_S)
+        )  # raises if taken
+        return True
+
+    async def first(key: str) -> str:
+        firsts.add(key)
+        return result_of(key)
+
+    async def coordinate(key: str) -> tuple[bool, Any]:
+        result = await coordinator.coordinate("order", key, 60, adapter, first, key)
+        return key in firsts, result
+
+    async def cycle(key: str) -> bool:
+        won, _ = await coordinate(key)
+        firsts.discard(key)
+        return won
+
+    async def replay(key: str) -> bool:
+        won, result = await coordinate(key)
+        return as_expected(key, won, result)
+
+    firsts: set[str] = set()  # it does not say who was first; its action does
+    try:
+        yield Ops(claim, cycle, replay)
+    finally:
+        await client.aclose()
+
+
+@asynccontextmanager
+async def powertools(setting: Setting) -> AsyncIterator[Ops]:
+    """AWS Lambda Powertools' Redis layer: blocking, so it is called from `width` threads."""
+    from aws_lambda_powertools.utilities.idempotency import IdempotencyConfig, idempotent_function
+    from aws_lambda_powertools.utilities.idempotency.persistence.cache import CachePersistenceLayer
+    from redis import Redis
+
+    client = Redis.from_url(setting.url, decode_responses=True)
+    layer = CachePersistenceLayer(client=client)  # type: ignore[arg-type] # its protocol is narrower
+    config = IdempotencyConfig(expires_after_seconds=60)
+    config.register_lambda_context(_LambdaContext())  # type: ignore[arg-type] # all that it asks for
+    layer.configure(config, key_prefix=setting.namespace)
+
+    def claim(key: str) -> bool:
+        layer.save_inprogress(data=key, remaining_time_in_millis=LEASE_MS)  # type: ignore[arg-type] # any JSON
+        return True  # raises if taken
+
+    asked: dict[str, Any] = {"data_keyword_argument": "key", "persistence_store": layer, "config": config}
+    cycle = idempotent_function(result_of, **asked, key_prefix=setting.namespace)
+    verbs = {"claim": claim, "cycle": lambda key: cycle(key=key)}
+
+    async def drive(verb: str, keys: Sequence[str], spent: "array[int] | None") -> None:
+        threads = setting.width if spent is None else setting.callers  # a caller's wait counts
+        await asyncio.to_thread(_in_threads, threads, verbs[verb], keys, spent)
+
+    try:
+        yield Ops(drive=drive)
+    finally:
+        client.close()
+
+
+class _LambdaContext:
+    """Without one Powertools warns at every call, and a crash would hold the key for its whole expiry."""
+
+    @staticmethod
+    def get_remaining_time_in_millis() -> int:
+        return LEASE_MS
+
+
+def _in_threads(
+    threads: int, op: Callable[[str], object], keys: Sequence[str], spent: "array[int] | None"
+) -> None:
+    source = enumerate(keys)  # one for all threads: the next item is taken under the interpreter's lock
+
+    def caller() -> None:
+        for i, key in source:
+            began = perf_counter_ns()
+            op(key)
+            if spent is not None:
+                spent[i] = perf_counter_ns() - began
+
+    with ThreadPoolExecutor(threads) as pool:
+        for done in [pool.submit(caller) for _ in range(threads)]:
+            done.result()
+
+
+REDIS_PY, FASTDEDUP = CONTESTANTS
+REDIS_BENCHMARK = Contestant("redis-benchmark", redis_benchmark, (64, 256, 512), unit="pipelining")
+BATCHED = Contestant("redis-py, batches by hand", batched, (1, 4))
+COREDIS = Contestant("coredis SET NX PX", coredis, (1, 8, 32))
+VALKEY_GLIDE = Contestant("valkey-glide SET NX PX", valkey_glide)
+IDEMPOTENCY_KIT = Contestant("idempotency-kit", idempotency_kit, (0, 32))
+POWERTOOLS = Contestant("aws-lambda-powertools", powertools, (1, 8, 64), unit="threads")
+UNTUNED = Contestant("fastdedup, default gc", ours, tuned=False)
+UNCACHED = Contestant("fastdedup, known duplicates off", partial(ours, known_duplicates=0.0))
+
+CLIENTS_ONLY = (COREDIS, VALKEY_GLIDE)
+LIBRARIES = (IDEMPOTENCY_KIT, POWERTOOLS)
+
+EVERYONE = (REDIS_BENCHMARK, REDIS_PY, BATCHED, *CLIENTS_ONLY, *LIBRARIES, FASTDEDUP, UNTUNED)
+ONE_CALL_EACH = (REDIS_PY, *CLIENTS_ONLY, *LIBRARIES, FASTDEDUP)
+FULL_CYCLE = (REDIS_PY, *LIBRARIES, FASTDEDUP)
+REPLAYING = (REDIS_PY, IDEMPOTENCY_KIT, FASTDEDUP, UNCACHED)
+KEEPING_RECORDS = (REDIS_PY, *LIBRARIES, FASTDEDUP)

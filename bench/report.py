@@ -1,0 +1,117 @@
+"""A run's outcome: facts about the machine, the tables, and their two written forms."""
+
+import os
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import orjson
+from redis.asyncio import Redis
+
+from fastdedup.bench import GC_THRESHOLDS, Plan, Row, Table, cells
+
+PACKAGES = (
+    *("fastdedup", "redis", "hiredis", "uvloop", "orjson"),
+    *("coredis", "valkey-glide", "idempotency-kit", "aws-lambda-powertools"),
+)
+CAVEATS = (
+    "Compare ratios within this run. Absolute figures belong to this machine, and vary from run to run.",
+    "Client and server share the machine's cores; on two cores redis-benchmark, redis-server and any threads of a "
+    "peer compete.",
+    "uvloop, one process; one connection where a row does not say otherwise. A row's note names what was best of "
+    "those tried: pool sizes, threads, pipelining depths.",
+    "A lone caller mostly waits for two wake-ups by the kernel. On a virtual machine they take turns at being fast "
+    "and slow, for seconds at a time: its milliseconds vary by a factor of two, its ratios less.",
+    "Callers are closed loops: each has one operation under way and starts the next when it is answered.",
+    "fastdedup's claims have an owner, a fence and a lease that the server checks; SET NX PX has none of them. "
+    "It is the default Dedup but for expiry and deadline; its local cache of known duplicates is on but where a "
+    "row says so.",
+    f"Every contestant has the benefit of gc.freeze() and gc.set_threshold{GC_THRESHOLDS}, but the row that says "
+    "otherwise, which pays for all that this process has imported.",
+    "valkey-glide knows no Unix socket and is asked over loopback TCP; its CPU includes its threads.",
+    "aws-lambda-powertools blocks and is asked from threads: for the rate as many as suit it best, for the "
+    "latency one a caller.",
+    "redis-benchmark waits for no single answer: it is a ceiling, not a client. Batches by hand answer no single "
+    "caller either, and check nothing but SET NX.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What is written to results/."""
+
+    machine: Mapping[str, str]
+    settings: Mapping[str, Any]
+    tables: tuple[Table, ...]
+
+    def table(self, name: str) -> Table:
+        """A scenario's table, empty where it was not played."""
+        return next((table for table in self.tables if table.name == name), Table(name, name, "", ()))
+
+
+async def machine(plan: Plan) -> dict[str, str]:
+    """What figures depend on. No names of hosts or folders."""
+    async with Redis.from_url(plan.url) as client:
+        server = await client.info("server") | await client.info("memory")
+    return {
+        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
+        "cpu": _cpu_model(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "server": f"Redis {server['redis_version']}, {server.get('mem_allocator', 'unknown allocator')}",
+        "transport": "Unix socket, private server" if plan.private else "a server of the user's",
+    } | {package: _version(package) for package in PACKAGES}
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    found = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(found, platform.processor() or "unknown")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def to_json(report: Report) -> bytes:
+    document = asdict(report) | {"caveats": CAVEATS}
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def from_json(data: bytes) -> Report:
+    document = orjson.loads(data)
+    tables = tuple(
+        Table(**(table | {"rows": tuple(Row(**row) for row in table["rows"])}))
+        for table in document["tables"]
+    )
+    return Report(document["machine"], document["settings"], tables)
+
+
+def to_markdown(report: Report, headings: Sequence[str], verdicts: Sequence[Sequence[str]]) -> str:
+    parts = ["# fastdedup beside its peers", "One run; every ratio is within it."]
+    parts += ["## Targets", grid(headings, verdicts, texts=2)]
+    for table in report.tables:
+        parts += [f"## {table.title}", grid(*cells(table)), _list(table.notes)]
+    parts += ["## Machine", _list(f"{name}: {fact}" for name, fact in report.machine.items())]
+    parts += ["## Settings", _list(f"{name}: {fact}" for name, fact in report.settings.items())]
+    parts += ["## Caveats", _list(CAVEATS)]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _list(items: Iterable[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
+def grid(headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1) -> str:
+    """A Markdown table: the first `texts` columns and the last to the left, the figures between to the right."""
+    rule = [*["---"] * texts, *["---:"] * (len(headings) - 1 - texts), "---"]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *rows))

@@ -1,0 +1,67 @@
+"""The table of scenarios. To add one: a function of a `Run` that returns a `Table`, and a line below.
+
+A plain contest needs no function: a `Scenario` and its contestants are enough.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from bench.growth import growth, growth_steps, soak, soak_steps
+from bench.memory import memory, memory_steps
+from bench.peers import EVERYONE, FULL_CYCLE, LIBRARIES, ONE_CALL_EACH, REDIS_BENCHMARK
+from bench.processes import processes, processes_steps
+from bench.run import Job, Run
+from bench.storm import absent, absent_steps, storm, storm_steps
+from fastdedup.bench import BASELINE, SCENARIOS, Contestant, Row, Scenario, Table, contest, turns
+
+SWEEP_SECONDS = 0.25
+FRESH_1000, FRESH_64, ALONE, CYCLE_64 = SCENARIOS
+
+
+def _contest(scenario: Scenario, contestants: Sequence[Contestant], *more_baselines: str) -> Job:
+    async def play(run: Run) -> Table:
+        return await contest(run.plan, scenario, contestants, (BASELINE, *more_baselines))
+
+    return Job(scenario.name, play, lambda run: turns(scenario, contestants, run.plan.rounds))
+
+
+def _at(callers: int) -> Scenario:
+    return Scenario(f"sweep-{callers}", f"{callers} callers", "claim", callers)
+
+
+async def sweep(run: Run) -> Table:
+    """The rate against the number of callers: short turns, for the shape of the curve."""
+    plan = replace(run.plan, seconds=min(SWEEP_SECONDS, run.plan.seconds))
+    found = {each: await contest(plan, _at(each), ONE_CALL_EACH, (BASELINE,)) for each in run.sweep}
+    rows = tuple(_swept(contestant.name, found) for contestant in ONE_CALL_EACH)
+    curves = {row.contestant: _curve(row) for row in rows if row.figures}
+    return Table("sweep", "Rate of fresh claims against callers", f"at_{run.sweep[-1]}", rows, curves)
+
+
+def _swept(name: str, found: Mapping[int, Table]) -> Row:
+    rows = {each: row for each, table in found.items() for row in table.rows if row.contestant == name}
+    figures = {f"at_{each}": row.figures["rate"] for each, row in rows.items() if row.figures}
+    return Row(name, figures, note=next((row.note for row in rows.values() if not row.figures), ""))
+
+
+def _curve(row: Row) -> tuple[tuple[float, float], ...]:
+    return tuple((float(name.removeprefix("at_")), rate) for name, rate in row.figures.items())
+
+
+def _sweep_steps(run: Run) -> int:
+    return sum(turns(_at(callers), ONE_CALL_EACH, run.plan.rounds) for callers in run.sweep)
+
+
+JOBS = (
+    _contest(FRESH_1000, EVERYONE, REDIS_BENCHMARK.name),
+    _contest(FRESH_64, ONE_CALL_EACH),
+    _contest(ALONE, ONE_CALL_EACH),
+    _contest(CYCLE_64, FULL_CYCLE, *(each.name for each in LIBRARIES)),
+    Job("storm", storm, storm_steps),
+    Job("absent", absent, absent_steps, needs_private=True),  # counts every command that Redis gets
+    Job("sweep", sweep, _sweep_steps),
+    Job("memory", memory, memory_steps, needs_private=True),
+    Job("processes", processes, processes_steps),
+    Job("growth", growth, growth_steps, needs_private=True),
+    Job("soak", soak, soak_steps, needs_private=True),
+)

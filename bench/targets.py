@@ -1,0 +1,108 @@
+"""What must hold: each target of the benchmark, the figure that answers it, and pass or short."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+from bench.growth import FEW_KEYS
+from bench.peers import IDEMPOTENCY_KIT, POWERTOOLS, REDIS_BENCHMARK
+from bench.processes import ONE, SAME, TWO
+from bench.report import Report
+from fastdedup.bench import BASELINE, OURS, P99
+
+CEILING = REDIS_BENCHMARK.name
+HANDFUL = 10  # commands that our client sends; what its scripts run is stated beside them
+HEADINGS = ("#", "target", "figure", "wanted", "aim", "verdict")
+PASS, SHORT, BESIDE = "pass", "short", "no target"
+Line = tuple[str, str, str, str, str, str]  # as HEADINGS
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One line. A figure that is missing (NaN) falls short; without `wanted` it stands beside a target."""
+
+    number: str
+    title: str
+    figure: Callable[[Report], float]
+    wanted: float | None = None
+    aim: float | None = None
+    at_least: bool = True
+
+    def line(self, report: Report) -> Line:
+        """The target as HEADINGS name it."""
+        figure = self.figure(report)
+        wanted, aim = (self._limit(limit) for limit in (self.wanted, self.aim))
+        return self.number, self.title, f"{figure:.3g}", wanted, aim, self._verdict(figure)
+
+    def _verdict(self, figure: float) -> str:
+        if self.wanted is None:
+            return BESIDE
+        return PASS if (figure >= self.wanted if self.at_least else figure <= self.wanted) else SHORT
+
+    def _limit(self, limit: float | None) -> str:
+        return "" if limit is None else f"{'≥' if self.at_least else '≤'} {limit:g}"
+
+
+def _figure(table: str, name: str, row: str = OURS) -> Callable[[Report], float]:
+    return lambda report: report.table(table).row(row).figures.get(name, nan)
+
+
+def _ratio(table: str, base: str, row: str = OURS) -> Callable[[Report], float]:
+    return lambda report: report.table(table).row(row).ratios.get(base, nan)
+
+
+def _storm(report: Report) -> float:
+    return _figure("storm", "rate")(report) / _figure("fresh-1000", "rate")(report)
+
+
+def _growth(report: Report) -> float:
+    rows = report.table("growth").rows
+    return rows[-1].ratios[FEW_KEYS] if rows else nan
+
+
+def _crowd(name: str) -> Callable[[Report], float]:
+    """The worse of the two crowds at an absent key."""
+    return lambda report: max((row.figures[name] for row in report.table("absent").rows), default=nan)
+
+
+def _not_one_winner(report: Report) -> float:
+    return max((abs(row.figures["winners"] - 1) for row in report.table("absent").rows), default=nan)
+
+
+def _cpu_ratio(report: Report) -> float:
+    return _figure("fresh-1000", "cpu_us")(report) / _figure("fresh-1000", "cpu_us", BASELINE)(report)
+
+
+def _misjudged(report: Report) -> float:
+    return sum(_figure("processes", name, SAME)(report) for name in ("lost", "doubled"))
+
+
+AT_MOST: dict[str, Any] = {"at_least": False}
+TARGETS = (
+    Target("1", "1000 callers, fresh, ratio to redis-benchmark", _ratio("fresh-1000", CEILING), 0.6, 0.9),
+    Target("1", "1000 callers, fresh, ratio to redis-py", _ratio("fresh-1000", BASELINE), 12, 20),
+    Target("2", "64 callers, fresh, ratio to redis-py", _ratio("fresh-64", BASELINE), 7, 10),
+    Target("2", "64 callers, p99, ratio to redis-py's", _ratio("fresh-64", BASELINE + P99), 0.35, **AT_MOST),
+    Target("3", "alone, p50, ratio to redis-py's", _ratio("alone", BASELINE), 1, 0.5, **AT_MOST),
+    Target("4", "64 callers, full cycle, ratio to idempotency-kit", _ratio("cycle-64", IDEMPOTENCY_KIT.name), 10),
+    Target("4", "64 callers, full cycle, ratio to Powertools", _ratio("cycle-64", POWERTOOLS.name), 10),
+    Target("5", "storm on settled keys, ratio to our fresh claims", _storm, 3),
+    Target("5", "1000 callers of an absent key: commands we send", _crowd("sent"), HANDFUL, **AT_MOST),
+    Target("5", "… writes in Redis, a result stored included", _crowd("writes")),
+    Target("5", "… winners too many or too few", _not_one_winner, 0, **AT_MOST),
+    Target("6", "client CPU per fresh claim, µs", _figure("fresh-1000", "cpu_us"), 4, 2.5, **AT_MOST),
+    Target("6", "… ratio to redis-py's", _cpu_ratio),
+    Target("7", "rate at the most live keys, ratio to 10,000 keys", _growth, 0.85),
+    Target("7", "growth of client memory, %", _figure("soak", "growth_pct"), 5, **AT_MOST),
+    Target("7", "tasks, timers, futures left behind", _figure("soak", "left_behind"), 0, **AT_MOST),
+    Target("8", "bytes per live record, MEMORY USAGE", _figure("memory", "memory_usage"), 165, **AT_MOST),
+    Target("8", "… by the growth of used_memory", _figure("memory", "used_memory")),
+    Target("9", "two processes, ratio to one", _ratio("processes", ONE, row=TWO), 1),
+    Target("9", "winners lost or doubled between processes", _misjudged, 0, **AT_MOST),
+)  # fmt: skip
+
+
+def verdicts(report: Report) -> Sequence[Line]:
+    """Every target's line."""
+    return [target.line(report) for target in TARGETS]

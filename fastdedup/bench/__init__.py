@@ -1,0 +1,74 @@
+"""Side by side on your own Redis: what ``fastdedup bench --url …`` measures, and the core of ``bench/``.
+
+`side_by_side` is the main path. Every contestant plays every scenario on one Redis in one process; rounds are
+interleaved, so that noise hits all alike, and a figure is the median of its rounds. Compare the ratios within
+a run: absolute figures belong to a machine.
+
+To add a contestant: write an async context manager that yields `Ops`, and add it to a table of contestants.
+"""
+
+from .contestants import (
+    BASELINE,
+    CONTESTANTS,
+    HOT,
+    LEASE_MS,
+    OURS,
+    as_expected,
+    ours,
+    redis_client,
+    result_of,
+)
+from .model import (
+    ClaimedTwiceError,
+    Contestant,
+    Ops,
+    Plan,
+    Row,
+    Scenario,
+    Setting,
+    Table,
+    Turn,
+    WrongReplayError,
+)
+from .rounds import P99, SCENARIOS, contest, side_by_side, turns
+from .text import cells, reason
+from .turn import GC_THRESHOLDS, TURN_LIMIT, collector, drive, fresh_keys
+
+__all__ = [
+    # a run
+    "side_by_side",
+    "contest",
+    "turns",
+    "SCENARIOS",
+    "P99",
+    # who plays
+    "CONTESTANTS",
+    "BASELINE",
+    "OURS",
+    "ours",
+    "redis_client",
+    "result_of",
+    "as_expected",
+    "HOT",
+    "LEASE_MS",
+    # what it is made of
+    "Plan",
+    "Scenario",
+    "Contestant",
+    "Setting",
+    "Ops",
+    "Turn",
+    "Table",
+    "Row",
+    "ClaimedTwiceError",
+    "WrongReplayError",
+    # one turn
+    "drive",
+    "fresh_keys",
+    "collector",
+    "GC_THRESHOLDS",
+    "TURN_LIMIT",
+    # as text
+    "cells",
+    "reason",
+]

@@ -1,0 +1,92 @@
+"""Who plays on any Redis: redis-py, the baseline, and ours. A further one is as short, and a line in a table."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from operator import attrgetter
+from typing import Any
+
+import orjson
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
+
+from ..claim import Claim
+from ..gateway import Dedup
+from .model import Contestant, Ops, Setting
+
+LEASE_MS = 30_000
+HOT = "h"  # ends the keys that a storm aims at; fresh keys end in a digit
+
+
+def result_of(key: str) -> str:
+    """What the first caller of a key stores: short, so that checking it costs the clock little."""
+    return "paid " + key
+
+
+def as_expected(key: str, first: bool, result: Any) -> bool:
+    """Whether a claim amid a storm got what it must: a hot key is settled and has its first result."""
+    return not first and bool(result == result_of(key)) if key[-1] == HOT else first
+
+
+def redis_client(setting: Setting) -> Redis:
+    """redis-py with a pool of `width` connections; 0: one for every caller."""
+    if setting.width:
+        pool = BlockingConnectionPool.from_url(setting.url, max_connections=setting.width, timeout=None)
+        return Redis.from_pool(pool)
+    return Redis.from_pool(ConnectionPool.from_url(setting.url, max_connections=setting.callers))
+
+
+@asynccontextmanager
+async def redis_py(setting: Setting) -> AsyncIterator[Ops]:
+    """The baseline: ``SET key value NX PX``, a call each."""
+    client = redis_client(setting)
+    claim = partial(client.set, value=b"v", nx=True, px=LEASE_MS)
+
+    async def cycle(key: str) -> bool:
+        won = await claim(key)
+        await client.set(key, orjson.dumps(result_of(key)), px=LEASE_MS)
+        return bool(won)
+
+    async def replay(key: str) -> bool:
+        if await claim(key):
+            return as_expected(key, True, None)
+        return as_expected(key, False, orjson.loads(await client.get(key) or b"null"))
+
+    try:
+        yield Ops(claim, cycle, replay)
+    finally:
+        await client.aclose()
+
+
+@asynccontextmanager
+async def ours(setting: Setting, **options: Any) -> AsyncIterator[Ops]:
+    """Ours, through the public API, as it is by default: owner, fence, lease, known duplicates from memory.
+
+    What differs: all expires within minutes, and a busy machine does not run into the deadline.
+    """
+    gate = Dedup(
+        setting.url,
+        namespace=setting.namespace,
+        lease=LEASE_MS / 1000,
+        ttl=60.0,
+        timeout=5.0,
+        **options,
+    )
+
+    async def cycle(key: str) -> bool:
+        claim = await gate.claim(key)
+        await claim.complete(result_of(key))
+        return claim.acquired is True
+
+    def right(key: str, claim: Claim) -> bool:
+        return as_expected(key, claim.acquired, claim.result)
+
+    async with gate:
+        yield Ops(gate.claim, cycle, gate.claim, attrgetter("acquired"), right)
+
+
+CONTESTANTS = (
+    Contestant("redis-py SET NX PX", redis_py, widths=(0, 8, 32, 128)),
+    Contestant("fastdedup", ours),
+)
+BASELINE = CONTESTANTS[0].name
+OURS = CONTESTANTS[1].name

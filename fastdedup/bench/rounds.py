@@ -1,0 +1,182 @@
+"""Scenarios, and the rounds in which everyone plays them; `side_by_side` is the main path."""
+
+import contextlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import dataclass, field
+from statistics import median
+
+from redis import RedisError
+
+from .contestants import BASELINE, CONTESTANTS
+from .model import Contestant, Ops, Plan, Row, Scenario, Setting, Spent, Table, Turn
+from .text import reason
+from .turn import collector, drive, fresh_keys
+
+PROBE = 0.2  # of a turn: how long a warm-up takes
+P99 = ", p99"  # follows the baseline's name where a ratio is that of p99_ms
+CURVE = (*(i / 100 for i in range(1, 100)), 0.995, 0.999)  # the quantiles of a latency curve
+
+
+SCENARIOS = (
+    Scenario("fresh-1000", "Fresh claims, 1000 callers", "claim", 1000),
+    Scenario("fresh-64", "Fresh claims, 64 callers", "claim", 64, latency=True),
+    Scenario("alone", "One caller alone", "claim", 1, main="p50_ms", latency=True, slices=3),
+    Scenario("cycle-64", "Claim, then complete, 64 callers", "cycle", 64),
+)
+
+
+async def side_by_side(
+    plan: Plan,
+    *,
+    scenarios: Iterable[Scenario] = SCENARIOS,
+    contestants: Sequence[Contestant] = CONTESTANTS,
+    baselines: Sequence[str] = (BASELINE,),
+) -> tuple[Table, ...]:
+    """Play every scenario; a contestant that fails has a row that says why, and no figures."""
+    return tuple([await contest(plan, scenario, contestants, baselines) for scenario in scenarios])
+
+
+def turns(scenario: Scenario, contestants: Sequence[Contestant], rounds: int) -> int:
+    """How often `contest` calls `Plan.on_turn`."""
+    return len(contestants) * (1 + rounds * scenario.slices * len(scenario.modes))
+
+
+async def contest(
+    plan: Plan, scenario: Scenario, contestants: Sequence[Contestant], baselines: Sequence[str]
+) -> Table:
+    """One scenario: warm everyone up, then play round after round, each starting with another contestant."""
+    async with AsyncExitStack() as stack:
+        players = [_Player(plan, scenario, contestant) for contestant in contestants]
+        for player in players:
+            await player.warm_up(stack)
+        for number in range(plan.rounds * scenario.slices):
+            shift = number % len(players)
+            for player in players[shift:] + players[:shift]:
+                await player.play()
+        return Table(
+            scenario.name,
+            scenario.title,
+            scenario.main,
+            tuple(
+                player.row([each for each in players if each.contestant.name in baselines])
+                for player in players
+            ),
+            {player.contestant.name: player.curve() for player in players if player.spent},
+        )
+
+
+@dataclass(slots=True)
+class _Player:
+    """A contestant in a scenario, and what it has shown so far."""
+
+    plan: Plan
+    scenario: Scenario
+    contestant: Contestant
+    ops: Ops = field(default_factory=Ops)
+    width: int = 1
+    count: int = 0
+    failure: str = ""
+    turns: list[Turn] = field(default_factory=list)
+    spent: list[Sequence[int]] = field(default_factory=list)  # nanoseconds, sorted, one a round
+
+    async def warm_up(self, stack: AsyncExitStack) -> None:
+        """Find the best width, connect, and size a turn by the rate of a short one."""
+        self._tell()
+        with self._surviving():
+            self.width = await self._best_width()
+            self.ops = await stack.enter_async_context(self._connect(self.width))
+            rate = await self._probe(self.ops)
+            count = int(rate * self.plan.seconds / self.scenario.slices)
+            self.count = max(self.scenario.callers, min(self.plan.max_ops, count))
+
+    async def play(self) -> None:
+        """One round."""
+        for timed in self.scenario.modes:
+            self._tell()
+            if self.failure:
+                continue
+            with self._surviving():
+                spent = array("q", bytes(8 * self.count)) if timed else None
+                turn = await self._turn(self.ops, self.count, spent)
+                if spent is not None:
+                    self.spent.append(sorted(spent))
+                if not timed or len(self.scenario.modes) == 1:
+                    self.turns.append(turn)
+
+    def row(self, baselines: "Sequence[_Player]") -> Row:
+        """The medians of all rounds. A ratio is that of the rounds' ratios: whatever slows the machine down
+        for a while slows the two turns of a round alike.
+        """
+        if self.failure:
+            return Row(self.contestant.name, note=self.failure)
+        series, ratios = self.series(), {}
+        for name in (self.scenario.main, "p99_ms") if self.spent else (self.scenario.main,):
+            for base in baselines:
+                pairs = zip(series[name], base.series().get(name, ()), strict=False)
+                if parts := [ours / theirs for ours, theirs in pairs]:
+                    ratios[base.contestant.name + ("" if name == self.scenario.main else P99)] = median(parts)
+        note = f"{self.contestant.unit}: {self.width or self.scenario.callers}"
+        return Row(
+            self.contestant.name, {name: median(found) for name, found in series.items()}, ratios, note
+        )
+
+    def series(self) -> dict[str, list[float]]:
+        """Each figure, round by round."""
+        if self.failure:
+            return {}
+        found = {"rate": [turn.rate for turn in self.turns]}
+        if cpu := [turn.cpu / turn.ops * 1e6 for turn in self.turns if turn.cpu is not None]:
+            found["cpu_us"] = cpu
+        for name, quantile in (("p50_ms", 0.5), ("p99_ms", 0.99)) if self.spent else ():
+            found[name] = self._latencies(quantile)
+        return found
+
+    def curve(self) -> tuple[tuple[float, float], ...]:
+        """Latency in milliseconds at each quantile of CURVE."""
+        return tuple((quantile, median(self._latencies(quantile))) for quantile in CURVE)
+
+    async def _best_width(self) -> int:
+        widths = [width for width in self.contestant.widths if width <= self.scenario.callers] or [1]
+        if len(widths) == 1:
+            return widths[0]
+        rates = {}
+        for width in widths:
+            # A pool that is too large for this process or server is out of the race, not a failure.
+            with contextlib.suppress(OSError, RedisError):
+                async with self._connect(width) as ops:
+                    rates[width] = await self._probe(ops)
+        return max(rates, key=rates.__getitem__)
+
+    async def _probe(self, ops: Ops) -> float:
+        """The rate, once connections are open and scripts loaded."""
+        count = max(self.scenario.callers, 500)
+        first = await self._turn(ops, count)
+        return (await self._turn(ops, max(count, int(first.rate * self.plan.seconds * PROBE)))).rate
+
+    async def _turn(self, ops: Ops, count: int, spent: "Spent[int] | None" = None) -> Turn:
+        if self.plan.clean:
+            await self.plan.clean()
+        keys = fresh_keys(self.plan.namespace, count)  # made before the clock starts
+        if self.scenario.deal:
+            keys = await self.scenario.deal(ops, keys)
+        with collector(tuned=self.contestant.tuned):
+            return await drive(ops, self.scenario.verb, keys, self.scenario.callers, spent)
+
+    def _connect(self, width: int) -> AbstractAsyncContextManager[Ops]:
+        plan, callers = self.plan, self.scenario.callers
+        return self.contestant.connect(Setting(plan.url, plan.namespace, callers, width, plan.private))
+
+    def _latencies(self, quantile: float) -> list[float]:
+        return [spent[int(quantile * len(spent))] / 1e6 for spent in self.spent]
+
+    def _tell(self) -> None:
+        self.plan.on_turn(f"{self.scenario.title}: {self.contestant.name}")
+
+    @contextlib.contextmanager
+    def _surviving(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 # a peer may fail in any way; its row shows how
+            self.failure = f"n/a: {reason(error)}"

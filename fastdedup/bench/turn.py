@@ -1,0 +1,83 @@
+"""One turn: callers share keys that were made before the clock started, on a swept heap."""
+
+import asyncio
+import contextlib
+import gc
+import secrets
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any
+
+from .model import ClaimedTwiceError, Numbered, Ops, Spent, Turn, Verb, WrongReplayError
+
+TURN_LIMIT = 60.0  # seconds; a turn is sized to take about one
+GC_THRESHOLDS = (50_000, 20, 100)
+
+
+def fresh_keys(namespace: str, count: int) -> list[str]:
+    """Keys that nobody has used, without a colon (idempotency-kit refuses it)."""
+    salt = secrets.token_hex(2)
+    return [f"{namespace}-{salt}-{i}" for i in range(count)]
+
+
+async def drive(
+    ops: Ops, verb: str, keys: Sequence[str], callers: int, spent: "Spent[int] | None" = None
+) -> Turn:
+    """Let `callers` callers share the keys, each with one operation under way."""
+    cpu, began = time.process_time(), time.perf_counter()
+    seconds = None
+    if ops.drive:
+        seconds = await ops.drive(verb, keys, spent)
+    elif op := getattr(ops, verb):
+        caller = _caller(ops, verb, op, enumerate(keys), spent)
+        async with asyncio.timeout(TURN_LIMIT), asyncio.TaskGroup() as group:
+            for _ in range(callers):
+                group.create_task(caller())
+    else:
+        raise NotImplementedError(f"offers no {verb}")
+    if seconds is not None:
+        return Turn(len(keys), seconds, None)
+    return Turn(len(keys), time.perf_counter() - began, time.process_time() - cpu)
+
+
+def _caller(
+    ops: Ops, verb: str, op: Verb, source: Numbered, spent: "Spent[int] | None"
+) -> Callable[[], Coroutine[Any, Any, None]]:
+    """What each caller runs. Three loops, so that none does more between two claims than it must."""
+    won, right, now = ops.won if verb == "claim" else bool, ops.right, time.perf_counter_ns
+
+    async def plain() -> None:
+        for _, key in source:
+            if not won(await op(key)):
+                raise ClaimedTwiceError(key)
+
+    async def replaying() -> None:
+        for _, key in source:
+            if not right(key, await op(key)):
+                raise WrongReplayError(key)
+
+    async def timed() -> None:
+        assert spent is not None
+        for i, key in source:
+            began = now()
+            answer = await op(key)
+            spent[i] = now() - began
+            if not won(answer):
+                raise ClaimedTwiceError(key)
+
+    return timed if spent is not None else replaying if verb == "replay" else plain
+
+
+@contextlib.contextmanager
+def collector(*, tuned: bool) -> Iterator[None]:
+    """Everyone starts a turn with a swept heap; tuned, it is frozen and the collector runs seldom."""
+    before = gc.get_threshold()
+    gc.collect()
+    if tuned:
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+        gc.unfreeze()

@@ -1,0 +1,292 @@
+"""The side-by-side benchmark: what it plays, checks and reports. No test looks at a time."""
+
+import gc
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fastdedup.bench import (
+    BASELINE,
+    CONTESTANTS,
+    GC_THRESHOLDS,
+    HOT,
+    OURS,
+    SCENARIOS,
+    Contestant,
+    Ops,
+    Plan,
+    Row,
+    Scenario,
+    Setting,
+    Table,
+    cells,
+    collector,
+    contest,
+    fresh_keys,
+    ours,
+    reason,
+    redis_client,
+    result_of,
+    side_by_side,
+    turns,
+)
+
+CLAIM = Scenario("few", "Four callers", "claim", 4)
+
+
+def plan(url: str = "", **settings: Any) -> Plan:
+    return Plan(url, rounds=2, seconds=0.001, max_ops=20, **settings)
+
+
+def player(name: str, ops: Ops, **facts: Any) -> Contestant:
+    """A contestant that needs no server."""
+
+    @asynccontextmanager
+    async def connect(setting: Setting) -> AsyncIterator[Ops]:
+        yield ops
+
+    return Contestant(name, connect, **facts)
+
+
+async def won(key: str) -> bool:
+    return True
+
+
+FIRST, SECOND = player("first", Ops(claim=won)), player("second", Ops(claim=won))
+
+
+async def played(scenario: Scenario, *contestants: Contestant, **settings: Any) -> Table:
+    return await contest(plan(**settings), scenario, contestants, ("first",))
+
+
+# What everyone plays, on a real Redis
+
+
+@pytest.mark.parametrize("verb", ["claim", "cycle", "replay"])
+async def test_every_contestant_offers_every_verb(redis_url: str, verb: str) -> None:
+    contestants = [replace(each, widths=each.widths[:2]) for each in CONTESTANTS]
+    [table] = await side_by_side(
+        plan(redis_url), scenarios=[replace(CLAIM, verb=verb)], contestants=contestants
+    )
+    assert [row.contestant for row in table.rows] == [BASELINE, OURS]
+    for row in table.rows:
+        assert {"rate", "cpu_us"} <= row.figures.keys(), row.note
+        assert set(row.ratios) == {BASELINE}
+
+
+async def settle_some(ops: Ops, keys: list[str]) -> list[str]:
+    hot = keys[0] + HOT
+    await ops.cycle(hot)  # type: ignore[misc] # both offer it
+    return [*keys, hot, hot]
+
+
+async def test_a_storm_replays_the_first_result(redis_url: str) -> None:
+    [table] = await side_by_side(
+        plan(redis_url), scenarios=[Scenario("storm", "A storm", "replay", 4, deal=settle_some)]
+    )
+    for row in table.rows:
+        assert row.figures, row.note
+
+
+async def pretend_settled(ops: Ops, keys: list[str]) -> list[str]:
+    return [key + HOT for key in keys]
+
+
+async def test_a_replay_that_was_never_settled_voids_the_row(redis_url: str) -> None:
+    [table] = await side_by_side(
+        plan(redis_url), scenarios=[Scenario("storm", "A storm", "replay", 4, deal=pretend_settled)]
+    )
+    assert all(row.note.startswith("n/a: WrongReplayError") for row in table.rows)
+
+
+async def test_ours_takes_the_options_of_a_gate(redis_url: str) -> None:
+    async with ours(Setting(redis_url, "t", 1), known_duplicates=0.0) as ops:
+        assert ops.cycle
+        assert ops.replay
+        assert await ops.cycle("a" + HOT)
+        assert ops.right("a" + HOT, await ops.replay("a" + HOT))
+
+
+@pytest.mark.parametrize(("width", "connections"), [(0, 7), (3, 3)])
+async def test_a_pool_is_as_wide_as_asked(redis_url: str, width: int, connections: int) -> None:
+    async with redis_client(Setting(redis_url, "t", callers=7, width=width)) as client:
+        assert client.connection_pool.max_connections == connections
+
+
+def test_a_stored_result_depends_on_its_key() -> None:
+    assert result_of("a") != result_of("b")
+
+
+# A contest
+
+
+async def test_everybody_plays_every_round_each_begun_by_another() -> None:
+    labels: list[str] = []
+    table = await played(CLAIM, FIRST, SECOND, on_turn=labels.append)
+    assert [label.rpartition(" ")[2] for label in labels] == [
+        *("first", "second"),  # warm-ups
+        *("first", "second", "second", "first"),
+    ]
+    assert len(labels) == turns(CLAIM, [FIRST, SECOND], 2)
+    assert [row.ratios.keys() for row in table.rows] == [{"first"}, {"first"}]
+    assert table.row("second").note == "connections: 1"
+    assert table.row("nobody") == Row("nobody")
+
+
+async def test_latency_is_recorded_in_turns_of_its_own() -> None:
+    timed = replace(CLAIM, latency=True)
+    table = await played(timed, FIRST, SECOND)
+    assert timed.modes == (False, True)
+    assert table.row("second").figures.keys() == {"rate", "cpu_us", "p50_ms", "p99_ms"}
+    assert table.row("second").ratios.keys() == {"first", "first, p99"}
+    quantiles, times = zip(*table.curves["second"], strict=True)
+    assert (quantiles[0], quantiles[-1]) == (0.01, 0.999)
+    assert list(times) == sorted(times)
+
+
+async def test_one_caller_alone_is_timed_in_every_turn() -> None:
+    alone = replace(CLAIM, callers=1, latency=True, main="p50_ms", slices=3)
+    labels: list[str] = []
+    table = await played(alone, FIRST, SECOND, on_turn=labels.append)
+    assert alone.modes == (True,)
+    assert len(labels) == turns(alone, [FIRST, SECOND], 2) == 2 * (1 + 2 * 3)
+    assert table.row("second").ratios.keys() == {"first", "first, p99"}
+
+
+async def test_a_private_server_is_emptied_before_each_turn() -> None:
+    cleaned: list[None] = []
+
+    async def clean() -> None:
+        cleaned.append(None)
+
+    await played(CLAIM, FIRST, clean=clean)
+    assert len(cleaned) == 2 + 2  # the warm-up's turns, and the rounds
+
+
+async def test_the_width_that_plays_was_tried_and_works() -> None:
+    tried: list[int] = []
+
+    @asynccontextmanager
+    async def connect(setting: Setting) -> AsyncIterator[Ops]:
+        tried.append(setting.width)
+        if setting.width == 3:
+            raise OSError("too many open files")
+        yield Ops(claim=won)
+
+    table = await played(CLAIM, Contestant("first", connect, widths=(0, 3, 64), unit="threads"))
+    assert tried == [0, 3, 0]  # 64 is more than there are callers; 0 means one each
+    assert table.row("first").note == "threads: 4"
+
+
+async def test_a_program_tells_its_own_time() -> None:
+    async def drive(verb: str, keys: Sequence[str], spent: object) -> float:
+        return len(keys) / 1000
+
+    table = await played(CLAIM, FIRST, player("program", Ops(drive=drive)))
+    assert table.row("program").figures == {"rate": pytest.approx(1000.0)}  # whose CPU is not ours
+
+
+async def test_one_that_brings_its_own_callers_may_leave_the_clock_to_us() -> None:
+    async def drive(verb: str, keys: Sequence[str], spent: object) -> None:
+        return None
+
+    table = await played(CLAIM, FIRST, player("driver", Ops(drive=drive)))
+    assert table.row("driver").figures.keys() == {"rate", "cpu_us"}
+
+
+# Who fails
+
+
+async def lost(key: str) -> bool:
+    return False
+
+
+async def crash(key: str) -> bool:
+    raise ConnectionError("no\n way to redis://me:secret@host:6379 from /tmp/x.sock")
+
+
+def wrong(key: str, answer: object) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("scenario", "ops", "note"),
+    [
+        (CLAIM, Ops(claim=lost), "n/a: ClaimedTwiceError: few"),
+        (replace(CLAIM, latency=True), Ops(claim=lost), "n/a: ClaimedTwiceError: few"),
+        (replace(CLAIM, callers=1, latency=True), Ops(claim=lost), "n/a: ClaimedTwiceError: few"),
+        (replace(CLAIM, verb="cycle"), Ops(cycle=lost), "n/a: ClaimedTwiceError: few"),
+        (replace(CLAIM, verb="replay"), Ops(replay=won, right=wrong), "n/a: WrongReplayError: few"),
+        (replace(CLAIM, verb="cycle"), Ops(claim=won), "n/a: NotImplementedError: offers no cycle"),
+        (CLAIM, Ops(claim=crash), "n/a: ConnectionError: no way to … from …"),
+    ],
+)
+async def test_one_that_fails_has_a_row_that_says_why_and_the_others_play_on(
+    scenario: Scenario, ops: Ops, note: str
+) -> None:
+    good = player("good", Ops(won, won, won))
+    table = await contest(plan(namespace="few"), scenario, [player("bad", ops), good], ("bad", "good"))
+    bad = table.row("bad")
+    assert (bad.figures, bad.ratios) == ({}, {})
+    assert bad.note.startswith(note)
+    assert {base.partition(",")[0] for base in table.row("good").ratios} == {"good"}
+
+
+@pytest.mark.parametrize("scenario", [CLAIM, replace(CLAIM, callers=1, latency=True)])
+async def test_one_that_fails_in_a_later_round_is_out(scenario: Scenario) -> None:
+    asked = 0
+
+    async def tiring(key: str) -> bool:
+        nonlocal asked
+        asked += 1
+        return asked <= 1000  # what the warm-up asks for
+
+    table = await played(scenario, FIRST, player("tiring", Ops(claim=tiring)))
+    assert table.row("first").figures
+    assert not table.row("tiring").figures
+
+
+def test_a_reason_is_one_line_and_a_group_s_first() -> None:
+    nested = ExceptionGroup("a", [ExceptionGroup("b", [ValueError("one\ntwo")]), KeyError("c")])
+    assert reason(nested) == "ValueError: one two"
+    assert reason(ValueError()) == "ValueError"
+    assert len(reason(ValueError("long " * 99))) < 120
+
+
+# The rest
+
+
+def test_fresh_keys_are_fresh_and_have_no_colon() -> None:
+    keys = fresh_keys("t", 3) + fresh_keys("t", 3)
+    assert len(set(keys)) == 6
+    assert not any(":" in key or key.endswith(HOT) for key in keys)
+
+
+@pytest.mark.parametrize(("tuned", "inside"), [(True, lambda was: GC_THRESHOLDS), (False, lambda was: was)])
+def test_the_collector_is_as_before_after_a_turn(tuned: bool, inside: Callable[[Any], Any]) -> None:
+    was = gc.get_threshold()
+    with collector(tuned=tuned):
+        assert gc.get_threshold() == inside(was)
+        assert bool(gc.get_freeze_count()) is tuned
+    assert gc.get_threshold() == was
+    assert gc.get_freeze_count() == 0
+
+
+def test_a_table_as_text_leaves_gaps_where_there_is_no_figure() -> None:
+    table = Table(
+        "t",
+        "T",
+        "rate",
+        (Row("a", {"rate": 12345.6, "odd_name": 2.0}, {"a": 1.0}, "n"), Row("b", note="n/a: why")),
+    )
+    assert cells(table) == (
+        ["", "per second", "odd name", "to a", "note"],
+        [["a", "12,346", "2", "1.00", "n"], ["b", "", "", "", "n/a: why"]],
+    )
+
+
+def test_scenarios_have_names_of_their_own() -> None:
+    assert len({scenario.name for scenario in SCENARIOS}) == len(SCENARIOS)
