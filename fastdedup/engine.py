@@ -62,7 +62,8 @@ class Engine:
         self._max_batch = max_batch
         self._max_bytes = max_bytes
         self._max_in_flight = max_in_flight
-        self._max_pending = max_pending
+        # 0 once closed: one comparison refuses both.
+        self._room = max_pending
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
         # Mutable: what waits, by verb; how much waits or is under way; the batches under way.
@@ -103,14 +104,14 @@ class Engine:
             UnavailableError: too much is pending.
             UsageError: the engine is closed.
         """
-        if self._closed or self._pending >= self._max_pending or get_ident() != self._thread:
+        if self._pending >= self._room or get_ident() != self._thread:
             self._refuse()
         return self._enqueue(op)
 
     def claim(self, op: ClaimOp) -> asyncio.Future[Reply]:
         """Accept a claim with an owner drawn by the library: led by an equal one that is under way."""
         # Written out flat, as is `_deliver`: each call that this path does not make is worth 2 % of a claim.
-        if self._closed or self._pending >= self._max_pending or get_ident() != self._thread:
+        if self._pending >= self._room or get_ident() != self._thread:
             self._refuse()
         leader = self._leaders.setdefault(op.wire, op)
         if leader is not op:
@@ -152,6 +153,7 @@ class Engine:
     async def drain(self) -> None:
         """Refuse new operations, answer the accepted ones: at most one deadline long."""
         self._closed = True
+        self._room = 0
         if self._pending or self._batches:
             self._drained = self._loop.create_future()
             await self._drained
@@ -310,17 +312,16 @@ class Engine:
     def _deliver_claims(self, batch: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
         leaders = self._leaders
         for op, reply in zip(batch, replies, strict=True):
-            future = op.future
-            if op.followers is None and not future.done():
-                if leaders.get(op.wire) is op:
-                    del leaders[op.wire]
-                future.set_result(reply)
+            leader = leaders.pop(op.wire, None)
+            if leader is not op and leader is not None:
+                leaders[op.wire] = leader  # a claim beside the one that leads: of other terms, or named
+            if op.followers is None and not op.future.done():
+                op.future.set_result(reply)
             else:
                 self._claim_done(op, reply)
 
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
         """Deliver a claim that others follow, or whose caller is gone."""
-        self._forget_claim(op)
         if not op.future.done():
             op.future.set_result(reply)
         elif self._release_unwanted(op, reply):

@@ -269,7 +269,7 @@ async def test_policies_are_a_namespaces() -> None:
 
 
 class Hesitant:
-    """Lets exactly the keys of one namespace through to a list, and refuses all else."""
+    """Answers for the keys of very important people, and refuses all others."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Verb, str]] = []
@@ -283,7 +283,7 @@ class Hesitant:
         raise UnavailableError("ask again at noon", retry_after=60.0)
 
     def holds(self, wire: bytes) -> bool:
-        return False
+        return wire.endswith(b"vip") and bool(self.asked)
 
 
 async def test_a_policy_of_ones_own_needs_two_methods() -> None:

@@ -10,7 +10,7 @@ answers NOSCRIPT before doing anything, and the batch is sent again with the tex
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
@@ -29,6 +29,7 @@ from ..base import (
     RenewOp,
     Reply,
     SettleOp,
+    Terms,
     TransitionOp,
     Verb,
     Verdict,
@@ -81,15 +82,13 @@ class ClaimScript:
 
     def pack(self, ops: Sequence[ClaimOp]) -> Args:
         """See the header of the script."""
-        terms = ops[0].terms
-        tails = [op.tail for op in ops]
-        # Nearly always one run. `count` compares by identity first: no Python code per operation.
-        if [op.terms for op in ops].count(terms) == len(ops):
-            return [len(ops), *terms.header, *tails]
         args: Args = []
-        for terms, run in groupby(ops, attrgetter("terms")):
-            stretch = [op.tail for op in run]
-            args += [len(stretch), *terms.header, *stretch]
+        start = 0
+        for terms, size in runs_of(ops):
+            args.append(size)
+            args += terms.header
+            args += [op.tail for op in (ops if size == len(ops) else ops[start : start + size])]
+            start += size
         return args
 
     def read(self, ops: Sequence[ClaimOp], reply: list[Any]) -> Sequence[Reply]:
@@ -226,13 +225,13 @@ def token_tail(op: IssueOp) -> bytes:
     return bytes((tail[0] | 64,)) + tail[1:]
 
 
-def runs_of(ops: Sequence[ClaimOp]) -> Iterator[tuple[Any, int]]:
-    """Yield the terms and the length of each stretch of claims with equal terms."""
-    if [op.terms for op in ops].count(ops[0].terms) == len(ops):
-        yield ops[0].terms, len(ops)
-        return
-    for terms, run in groupby(ops, attrgetter("terms")):
-        yield terms, sum(1 for _ in run)
+def runs_of(ops: Sequence[ClaimOp]) -> Sequence[tuple[Terms, int]]:
+    """Return the terms and the length of each stretch of claims with equal terms."""
+    # Nearly always one. `count` compares by identity first: no Python code per operation.
+    terms = ops[0].terms
+    if [op.terms for op in ops].count(terms) == len(ops):
+        return ((terms, len(ops)),)
+    return [(terms, sum(1 for _ in run)) for terms, run in groupby(ops, attrgetter("terms"))]
 
 
 def codes(ops: Sequence[Op], reply: list[Any]) -> list[Reply]:
