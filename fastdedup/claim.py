@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED = Outcome.SUCCEEDED
 _LOST = "lost"
+_SHAREABLE = (str, int, float, bool)
+"""Decoded once for all who ask; what could be changed by one caller is decoded for each."""
 
 
 class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
@@ -154,10 +156,14 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 class KnownCall(ClaimCall):
     """A claim whose answer is known, and shared by all who ask: see `known.py`."""
 
-    __slots__ = ("_claim",)
+    __slots__ = ("_claim", "mark", "size", "until")
 
-    def __init__(self, claim: Claim) -> None:
+    def __init__(self, claim: Claim, until: float, fingerprint: bytes | None, size: int) -> None:
         self._claim = claim
+        self.mark = fingerprint
+        self.until = until
+        """When it must be asked anew, by time.monotonic()."""
+        self.size = size
 
     def __await__(self) -> Generator[Any, Any, Claim]:
         yield from ()  # makes this a generator, the cheapest iterator that can return a value
@@ -246,7 +252,12 @@ class Claim:
         verdict = self._verdict
         if verdict.outcome is not _SUCCEEDED or not verdict.payload:
             return None
-        return self._scope.settings.codec.loads(verdict.payload)
+        if verdict.value is not None:
+            return verdict.value
+        value = self._scope.settings.codec.loads(verdict.payload)
+        if type(value) in _SHAREABLE:
+            verdict.value = value
+        return value
 
     @property
     def error(self) -> Any:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from time import monotonic
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar
 
 from . import codec as codecs
-from .checks import milliseconds
+from .checks import check_seconds, milliseconds
 from .claim import Claim, ClaimCall, foreign, verdict_of
 from .codec import Codec, JSONCodec
 from .core import Core, check_supported
-from .errors import ConfigError, UnavailableError
+from .errors import ConfigError, InvalidKeyError, UnavailableError
 from .events import Degraded, LeaseLost, OnEvent, emit
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
@@ -105,6 +106,10 @@ class Dedup:
         on_event: OnEvent | None = None,
     ) -> None:
         check_supported(replicas)
+        if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
+            raise ConfigError(f"codec has dumps() and loads(), as an object; {codec!r} has not")
+        if on_event is not None and not callable(on_event):
+            raise ConfigError(f"on_event is called with each event; {on_event!r} cannot be")
         policy = Reject() if on_unavailable is None else on_unavailable
         settings = Settings(
             namespace=namespace,
@@ -133,7 +138,7 @@ class Dedup:
         self.settings = settings
         self._core = core
         self._policy = policy
-        self._known = KnownDuplicates(core.known_age) if core.known_age else None
+        self._known = KnownDuplicates(core.known_age)
         # The claims of most programs ask nothing of the policy; then the hot path does not either.
         self._remembers = not isinstance(policy, Reject)
         self._claims = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys)
@@ -233,14 +238,26 @@ class Dedup:
 
         Raises:
             InvalidKeyError: the key or owner cannot be used.
+            ConfigError: a time is none, or the fingerprint's value cannot be digested.
             UnavailableError: (on await) the store did not answer and the policy does not either.
             ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
             UsageError: (on await) not open, closed, or another event loop.
         """
         mark = None if fingerprint is None else digest(fingerprint)
-        if self._known is not None and key.__class__ is str and self._core.engine is not None:
-            known = self._known.answer(key, mark)
-            if known is not None:
+        if wait:
+            check_seconds(wait, "wait", least=0.0)
+        if self._known and key.__class__ is str:  # empty but in a storm
+            known = self._known.get(key)
+            if (
+                known is not None
+                # Of another fingerprint only the store can judge, which knows the record's own.
+                and known.mark == mark
+                and monotonic() < known.until
+                and owner is None
+                and lease is None
+                and ttl is None
+                and self._core.engine is not None
+            ):
                 return known
         call = ClaimCall(
             self,
@@ -272,6 +289,10 @@ class Dedup:
         Where one cannot be answered its error is raised, and those that were acquired are released.
         Arguments and errors as for `claim`; `fingerprints` gives one for each key.
         """
+        if isinstance(keys, str | bytes):
+            raise InvalidKeyError(
+                "claim_many() takes a list of keys, not one text: its characters would be the keys"
+            )
         marks = [None] * len(keys) if fingerprints is None else fingerprints
         if len(marks) != len(keys):
             raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
@@ -347,8 +368,7 @@ class Dedup:
     async def forget(self, key: str) -> bool:
         """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
         reply = await self.run(ForgetOp(self._claims.wire(key)))
-        if self._known is not None:
-            self._known.drop(key)
+        self._known.drop(key)
         if reply == Code.FOREIGN:
             raise foreign(key)
         return reply == Code.OK
@@ -466,8 +486,8 @@ class Dedup:
 
     def learn(self, claim: Claim, op: ClaimOp, verdict: Verdict) -> None:
         """Remember a success for the duplicates to come; a token's is not a key's."""
-        if self._known is not None and op.terms.shared and not verdict.degraded:
-            self._known.learn(claim, op.fingerprint, verdict.payload, verdict.left_ms / 1000)
+        if op.terms.shared and not verdict.degraded:
+            self._known.learn(claim, op.fingerprint, len(verdict.payload), verdict.left_ms / 1000)
 
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that must end even when its caller is cancelled."""

@@ -16,46 +16,35 @@ MAX_ENTRIES = 10_000
 MAX_BYTES = 16 * 1024 * 1024
 
 
-class KnownDuplicates:
+class KnownDuplicates(dict[str, KnownCall]):
     """Successes of one namespace, learned in the last `age` seconds; bounded, the oldest go first.
 
     By the key's text, not the store's key, and with a finished answer that all callers share: so a
-    known duplicate costs neither a hash nor an object.
+    known duplicate costs neither a hash nor an object. An age of 0 learns nothing.
     """
 
-    __slots__ = ("_age", "_bytes", "_entries")
+    __slots__ = ("_age", "_bytes")
 
     def __init__(self, age: float) -> None:
+        super().__init__()
         self._age = age
-        self._entries: dict[str, tuple[float, bytes | None, int, KnownCall]] = {}
         self._bytes = 0
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def answer(self, key: str, fingerprint: bytes | None) -> KnownCall | None:
-        """Return the answer to a claim, or None: then the store must be asked."""
-        entry = self._entries.get(key)
-        # Asked with another fingerprint only the store can judge, which knows the record's own.
-        if entry is None or entry[1] != fingerprint:
-            return None
-        if monotonic() >= entry[0]:
-            self.drop(key)
-            return None
-        return entry[3]
-
-    def learn(self, claim: Claim, fingerprint: bytes | None, payload: bytes, left: float) -> None:
-        """Keep a success that the store has told, and that its record keeps for `left` seconds."""
-        size = len(payload)
-        if claim.key in self._entries or size > MAX_BYTES // 16:
+    def learn(self, claim: Claim, fingerprint: bytes | None, size: int, left: float) -> None:
+        """Keep a success of `size` bytes that the store has told, and that its record keeps for `left` seconds."""
+        now = monotonic()
+        age = min(self._age, left)
+        former = self.get(claim.key)
+        if age <= 0 or size > MAX_BYTES // 16 or (former is not None and now < former.until):
             return
-        self._entries[claim.key] = (monotonic() + min(self._age, left), fingerprint, size, KnownCall(claim))
+        self.drop(claim.key)
+        self[claim.key] = KnownCall(claim, now + age, fingerprint, size)
         self._bytes += size
-        while len(self._entries) > MAX_ENTRIES or self._bytes > MAX_BYTES:
-            self.drop(next(iter(self._entries)))
+        while len(self) > MAX_ENTRIES or self._bytes > MAX_BYTES:
+            self.drop(next(iter(self)))
 
     def drop(self, key: str) -> None:
         """Forget one key."""
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self._bytes -= entry[2]
+        known = self.pop(key, None)
+        if known is not None:
+            self._bytes -= known.size

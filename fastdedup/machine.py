@@ -41,18 +41,17 @@ class StateMachine:
     def __init__(
         self, scope: Dedup, name: str, *, initial: str, transitions: Transitions, ttl: float
     ) -> None:
-        check_definition(name, initial, transitions)
+        moves = read_definition(name, initial, transitions)
         self.name = name
         self.initial = initial
-        self.states = frozenset(transitions)
+        self.states = frozenset(moves)
         self._scope = scope
         self._keyspace = Keyspace(
             scope.settings.namespace, Kind.MACHINE, readable=scope.settings.readable_keys
         )
         self._keep_ms = milliseconds(ttl, "ttl")
         self._sources = {
-            to: frozenset(state for state, targets in transitions.items() if to in targets)
-            for to in transitions
+            to: frozenset(state for state, targets in moves.items() if to in targets) for to in moves
         }
 
     async def transition(self, id: str, *, to: str, version: int | None = None) -> Transition:
@@ -70,7 +69,7 @@ class StateMachine:
         Raises:
             ConfigError: no such state, or a version that is no whole number.
         """
-        if to not in self._sources:
+        if not isinstance(to, str) or to not in self._sources:
             raise ConfigError(f"{self.name!r} has no state {to!r}; it has {_listed(self.states)}")
         if version is not None:
             check_count(version, "version", least=0)
@@ -98,31 +97,49 @@ class StateMachine:
         return reply.payload.decode(), reply.fence
 
     def _wire(self, id: str) -> bytes:
-        # The length keeps ("a", "b:c") and ("a:b", "c") apart.
+        # A name holds no "/", so ("a", "b/c") and ("a/b", "c") cannot meet.
         self._keyspace.wire(id)
         return self._keyspace.wire(f"{self.name}/{id}")
 
 
-def check_definition(name: str, initial: str, transitions: Transitions) -> None:
-    """Raise ConfigError, naming the state, where a definition cannot be meant so."""
+def read_definition(name: str, initial: str, transitions: Transitions) -> dict[str, tuple[str, ...]]:
+    """Return each state with those that may follow it.
+
+    Raises:
+        ConfigError: it cannot be meant so; the message names the state.
+    """
     if not isinstance(name, str) or not name or "/" in name or len(name) > MAX_STATE_BYTES:
         raise ConfigError(
             f"a machine's name is text of 1 to {MAX_STATE_BYTES} characters without '/', not {name!r}"
         )
-    for state, targets in transitions.items():
-        check_state(state)
-        if isinstance(targets, str):
-            raise ConfigError(f"the targets of {state!r} must be a tuple: write ({targets!r},)")
-    states = set(transitions)
+    if not isinstance(transitions, Mapping):
+        raise ConfigError(f"transitions maps each state to those that may follow it, not {transitions!r}")
+    moves = {state: read_targets(state, targets) for state, targets in transitions.items()}
+    states = set(moves)
     if initial not in states:
         raise ConfigError(f"the initial state {initial!r} is not among the states {_listed(states)}")
-    unknown = {target for targets in transitions.values() for target in targets} - states
+    unknown = {target for targets in moves.values() for target in targets} - states
     if unknown:
         raise ConfigError(
             f"unknown states {_listed(unknown)}: define each, a final one as {sorted(unknown)[0]!r}: ()"
         )
-    if unreachable := states - reachable(initial, transitions):
+    if unreachable := states - reachable(initial, moves):
         raise ConfigError(f"unreachable states {_listed(unreachable)}: nothing leads there from {initial!r}")
+    return moves
+
+
+def read_targets(state: str, targets: Iterable[str]) -> tuple[str, ...]:
+    """Return the states that may follow `state`, each checked."""
+    check_state(state)
+    if isinstance(targets, str):
+        raise ConfigError(f"the targets of {state!r} must be a tuple: write ({targets!r},)")
+    try:
+        followers = tuple(targets)
+    except TypeError:
+        raise ConfigError(f"the targets of {state!r} must be a tuple of states, not {targets!r}") from None
+    for follower in followers:
+        check_state(follower)
+    return followers
 
 
 def check_state(state: str) -> None:

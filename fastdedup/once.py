@@ -8,7 +8,15 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from .claim import Claim
-from .errors import ConfigError, DedupError, FailedError, InProgressError, MismatchError
+from .errors import (
+    ConfigError,
+    DedupError,
+    FailedError,
+    InProgressError,
+    MismatchError,
+    ResultError,
+    ResultTooLargeError,
+)
 from .model import Outcome
 
 if TYPE_CHECKING:
@@ -31,7 +39,8 @@ def once(
     The first call runs the function and completes with its result. A later one returns that result,
     as the codec gives it back. A call while the first runs raises InProgressError (after `wait`);
     another fingerprint MismatchError. An exception frees the key, so that a retry runs again; one
-    of the types in `fail_on` is recorded, and later calls raise FailedError.
+    of the types in `fail_on` is recorded, and later calls raise FailedError. So is a result that cannot
+    be stored (ResultError, ResultTooLargeError): its effect has happened, and must not happen again.
 
     Raises:
         ConfigError: the function is not async, or the key function is.
@@ -54,7 +63,12 @@ def once(
                 except fail_on as error:
                     await claim.fail(error)
                     raise
-                await claim.complete(result)
+                try:
+                    await claim.complete(result)
+                except (ResultError, ResultTooLargeError) as error:
+                    # The effect has happened: a retry must not run it again for want of its result.
+                    await claim.fail({"type": type(error).__name__, "message": "the result cannot be stored"})
+                    raise
                 return result
 
         return wrapper

@@ -24,12 +24,13 @@ _SPLIT = struct.Struct(f"{1 + RANDOM_BYTES}s" * _POOL_SIZE).unpack
 class OwnerPool:
     """Draws owner fields. One system call for many: urandom costs as much as the rest of a claim."""
 
-    __slots__ = ("_fields", "_pid")
+    __slots__ = ("_fields",)
 
     def __init__(self) -> None:
         self._fields: list[bytes] = []
         # A forked child inherits the undrawn rest; two processes must never share an owner.
-        os.register_at_fork(after_in_child=self._fields.clear)
+        if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+            os.register_at_fork(after_in_child=self._fields.clear)
 
     def draw(self) -> bytes:
         """Return a fresh owner field."""

@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 DEADLINE = 20.0
 
@@ -63,7 +65,7 @@ class RedisServer:
         return self
 
     def client(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self.socket), protocol=2)
+        return redis.Redis(unix_socket_path=str(self.socket), protocol=2, retry=Retry(NoBackoff(), 0))
 
     def kill(self) -> None:
         """End it as a crash would."""

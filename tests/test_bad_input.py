@@ -25,6 +25,7 @@ from fastdedup import (
     UnavailableError,
     UsageError,
 )
+from fastdedup.codec import JSONCodec
 from fastdedup.keys import Keyspace, Kind
 from fastdedup.stores.base import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
@@ -782,3 +783,54 @@ async def test_a_redis_that_is_young_enough_opens(version: str, tmp_path: Path) 
     """Versions are numbers, not text: 10 is above 6."""
     async with resp_server(tmp_path, version=version) as url, Dedup(url, timeout=5.0) as dedup:
         assert "shop" in repr(dedup.scoped("shop"))
+
+
+@pytest.mark.parametrize(
+    ("transitions", "named"),
+    [
+        (None, "not None"),
+        ([("a", ())], "maps each state"),
+        ({"a": (1, "b"), "b": ()}, "not 1"),
+        ({"a": 7}, "must be a tuple of states, not 7"),
+        ({"a": None}, "must be a tuple of states"),
+        ({1: ()}, "not 1"),
+    ],
+)
+def test_a_definition_of_other_types_is_refused(transitions: Any, named: str) -> None:
+    """ConfigError, not what the checks themselves trip over."""
+    with pytest.raises(ConfigError, match=named):
+        Dedup().machine("order", initial="a", transitions=transitions)
+
+
+async def test_targets_may_be_any_iterable_and_are_read_once() -> None:
+    """An iterator is not eaten by the check."""
+    async with Dedup() as dedup:
+        orders = dedup.machine("order", initial="a", transitions={"a": iter(["b"]), "b": iter(())})
+        assert (await orders.transition("7", to="b")).changed
+        with pytest.raises(ConfigError, match="no state"):
+            await orders.transition("7", to=["b"])  # type: ignore[arg-type]
+
+
+async def test_one_text_is_no_list_of_keys() -> None:
+    """Its characters would be claimed."""
+    async with Dedup() as dedup:
+        with pytest.raises(InvalidKeyError, match="list of keys"):
+            await dedup.claim_many("abc")
+
+
+@pytest.mark.parametrize(("option", "value"), [("codec", object()), ("codec", JSONCodec), ("on_event", 3)])
+def test_a_codec_or_callback_that_is_none_is_refused(option: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=option):
+        Dedup(**{option: value})
+
+
+async def test_a_known_duplicate_does_not_excuse_bad_arguments() -> None:
+    """Nor does it answer under another claimant's name."""
+    async with Dedup() as dedup:
+        claim = await dedup.claim("k")
+        await claim.complete("r")
+        await dedup.claim("k")
+        for option in ({"lease": -1}, {"ttl": math.nan}, {"wait": "x"}, {"wait": -1}):
+            with pytest.raises(ConfigError):
+                await dedup.claim("k", **option)  # type: ignore[arg-type]
+        assert (await dedup.claim("k", owner="me")).owner == "me"

@@ -235,7 +235,7 @@ class Verdict:
     answered from another claim's reply.
     """
 
-    __slots__ = ("attempt", "degraded", "fence", "fresh", "left_ms", "outcome", "payload")
+    __slots__ = ("attempt", "degraded", "fence", "fresh", "left_ms", "outcome", "payload", "value")
 
     def __init__(
         self,
@@ -253,6 +253,8 @@ class Verdict:
         self.attempt = attempt
         self.left_ms = left_ms
         self.payload = payload
+        self.value: Any = None
+        """The payload decoded, where that is done and can be shared."""
         self.fresh = fresh
         self.degraded = degraded
 

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ClaimLostError, FailedError, InProgressError, MismatchError, Outcome
+from fastdedup import (
+    ClaimLostError,
+    FailedError,
+    InProgressError,
+    MismatchError,
+    Outcome,
+    ResultError,
+    ResultTooLargeError,
+)
 
 from ..stores import Backend
 
@@ -229,3 +237,25 @@ async def test_once_raises_what_is_no_result(backend: Backend) -> None:
                 await work("b")
             await claim.complete("x")
         assert await work("a") == "x"
+
+
+async def test_once_does_not_run_again_for_want_of_its_result(backend: Backend) -> None:
+    """The effect has happened; only its result cannot be stored."""
+    async with backend.make(max_result=100) as dedup:
+        runs: list[object] = []
+
+        @dedup.once(key=lambda result: "key")
+        async def work(result: object) -> object:
+            runs.append(result)
+            return result
+
+        with pytest.raises(ResultError):
+            await work(object())
+        with pytest.raises(FailedError, match="ResultError"):
+            await work("x" * 1000)
+        await dedup.forget("key")
+        with pytest.raises(ResultTooLargeError):
+            await work("x" * 1000)
+        with pytest.raises(FailedError, match="ResultTooLargeError"):
+            await work("small")
+        assert len(runs) == 2

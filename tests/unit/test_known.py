@@ -28,6 +28,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr("fastdedup.known.monotonic", clock)
+    monkeypatch.setattr("fastdedup.gateway.monotonic", clock)
     return clock
 
 

@@ -22,8 +22,9 @@ OnFreed = Callable[[bytes | None], None]
 class Listener:
     """Keeps one subscription alive while the store is open."""
 
-    def __init__(self, connect: Callable[[Callable[[Any], None]], Awaitable[Link]]) -> None:
+    def __init__(self, connect: Callable[[Callable[[Any], None]], Awaitable[Link]], timeout: float) -> None:
         self._connect = connect
+        self._timeout = timeout
         # Mutable: the task that listens, and a future that is done once it does.
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
@@ -72,10 +73,14 @@ class Listener:
                 on_freed(message[2])
 
         link = await self._connect(on_push)
-        reply = await link.send(pack("SUBSCRIBE", CHANNEL))
-        if isinstance(reply, Exception):
+        try:
+            async with asyncio.timeout(self._timeout):
+                reply = await link.send(pack("SUBSCRIBE", CHANNEL))
+            if isinstance(reply, Exception):
+                raise reply
+        except BaseException:
             link.abort("cannot subscribe")
-            raise reply
+            raise
         return link
 
 

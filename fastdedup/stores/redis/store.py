@@ -37,7 +37,7 @@ class RedisStore:
         self._timeout = timeout
         self._scripts = load_scripts()
         self._connect = self._connect_by_url if connect is None else connect
-        self._listener = Listener(self._connect)
+        self._listener = Listener(self._connect, timeout)
         # Mutable: the one connection, and the attempt to make it that concurrent batches share.
         self._link: Link | None = None
         self._connecting: asyncio.Task[Link] | None = None
@@ -108,7 +108,8 @@ class RedisStore:
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
         """Subscribe, once, over a connection of its own."""
         try:
-            await self._listener.start(on_freed)
+            async with asyncio.timeout(self._timeout):
+                await self._listener.start(on_freed)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 
