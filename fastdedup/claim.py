@@ -201,7 +201,18 @@ class Claim:
     settled already, or belongs to another event loop.
     """
 
-    __slots__ = ("__weakref__", "_body", "_call", "_lost", "_renewal", "_scope", "_settled", "_verdict")
+    __slots__ = (
+        "__weakref__",
+        "_body",
+        "_call",
+        "_lost",
+        "_renewal",
+        "_scope",
+        "_settled",
+        "_stopped_body",
+        "_verdict",
+        "settling",
+    )
 
     def __init__(self, scope: Dedup, call: ClaimCall, verdict: Verdict) -> None:
         self._scope = scope
@@ -210,6 +221,9 @@ class Claim:
         # Mutable: how it was settled; whether the lease is known to be lost; who renews; whose body it guards.
         self._settled: str | None = None
         self._lost = False
+        self._stopped_body = False
+        self.settling = False
+        """Completing or failing was tried: the effect has happened, so leaving never frees the key."""
         self._renewal: Renewal | None = None
         self._body: asyncio.Task[Any] | None = None
 
@@ -282,6 +296,11 @@ class Claim:
         return self._verdict.degraded
 
     @property
+    def first_hand(self) -> bool:
+        """True where this call acquired the key, False where its owner held it before."""
+        return self._verdict.fresh
+
+    @property
     def lost(self) -> bool:
         """True once the lease is known to be lost."""
         return self._lost
@@ -322,6 +341,7 @@ class Claim:
 
     def _outcome_op(self, value: Any, ttl: float | None, *, succeeded: bool) -> SettleOp:
         self._check_live()
+        self.settling = True
         settings = self._scope.settings
         if ttl is None:
             # A claim's own ttl is what its terms keep beyond the lease.
@@ -393,6 +413,7 @@ class Claim:
         self._lost = True
         self._scope.lease_lost(self)
         if self._body is not None:
+            self._stopped_body = True
             self._body.cancel()
 
     async def leave(self, error: BaseException | None, *, release: bool = False) -> None:
@@ -400,14 +421,16 @@ class Claim:
         body, self._body = self._body, None
         if not self.acquired:
             return
-        if self._lost and self._settled is None:
-            self._settled = _LOST
-            if isinstance(error, asyncio.CancelledError) and body is not None and body.uncancel() > 0:
-                return  # cancelled from outside as well: that goes first
-            if error is None or isinstance(error, asyncio.CancelledError):
+        if self._stopped_body and body is not None:
+            outside = body.uncancel() > 0  # cancelled from outside as well: that goes first
+            if not outside and (error is None or isinstance(error, asyncio.CancelledError)):
                 raise ClaimLostError(f"the lease of {self.key!r} was lost while its body ran") from None
             return
-        if self._settled is not None:
+        if self._settled is not None or (error is not None and self.settling):
+            return
+        if self._lost:
+            if error is None:
+                raise self._lost_error()
             return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.
         settling = self._scope.keep(self.complete() if error is None and not release else self.release())
@@ -415,7 +438,7 @@ class Claim:
             await asyncio.shield(settling)
             return
         # The body's own error matters more than that of freeing the key; the lease ends by itself.
-        with contextlib.suppress(ClaimLostError, UnavailableError):
+        with contextlib.suppress(DedupError):
             await asyncio.shield(settling)
 
 

@@ -10,6 +10,7 @@ from .checks import check_count, check_seconds
 from .engine import Engine, wrong_loop
 from .errors import ConfigError, UsageError
 from .events import OnEvent
+from .known import KnownDuplicates
 from .stores import make_store
 from .stores.base import Store
 from .waiters import Waiters
@@ -40,7 +41,11 @@ class Core:
         self.known_age = 0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)
         # Mutable: None before open() and after aclose(); work that goes on when its caller is cancelled.
         self.engine: Engine | None = None
+        self.last_engine: Engine | None = None
+        """Also while closing: what was answered too late for its caller is released by it."""
         self._closed = False
+        self._closing: asyncio.Future[None] | None = None
+        self._known: dict[str, KnownDuplicates] = {}
         self._kept: set[asyncio.Task[Any]] = set()
 
     async def open(self) -> None:
@@ -55,6 +60,7 @@ class Core:
         if self.engine is not None:
             raise UsageError("this Dedup is open already; open it once, at start-up, and share it")
         self.engine = Engine(self.store, timeout=self.timeout, max_pending=self.max_pending)
+        self.last_engine = self.engine
         try:
             await self.store.open()
         except BaseException:
@@ -63,14 +69,24 @@ class Core:
 
     async def aclose(self) -> None:
         """Answer what was accepted, then close. Closing twice is fine."""
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        # What must end even when its caller is gone still needs the engine.
+        if self._kept:
+            await asyncio.wait(self._kept, timeout=self.timeout)
         self._closed = True
         engine, self.engine = self.engine, None
         if engine is not None:
-            if self._kept:
-                await asyncio.wait(self._kept, timeout=self.timeout)
             await engine.drain()
         await self.store.aclose()
         self.waiters.freed(None)
+
+    def known_of(self, namespace: str) -> KnownDuplicates:
+        """Return what is known in a namespace, whichever scope learned it."""
+        return self._known.setdefault(namespace, KnownDuplicates(self.known_age))
 
     def running_engine(self) -> Engine:
         """Return the engine, in the event loop that it belongs to.

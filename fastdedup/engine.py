@@ -113,13 +113,13 @@ class Engine:
         # Written out flat, as is `_deliver`: each call that this path does not make is worth 2 % of a claim.
         if self._pending >= self._room or get_ident() != self._thread:
             self._refuse()
+        if not self._flushing:
+            self._flush_soon()  # first: in another event loop it raises, and nothing may be left behind
         leader = self._leaders.setdefault(op.wire, op)
         if leader is not op:
             return self._follow(leader, op)
         op.future = future = self._loop.create_future()
         self._pending += 1
-        if not self._flushing:
-            self._flush_soon()
         op.at = self._now
         self._claims.append(op)
         return future
@@ -128,6 +128,7 @@ class Engine:
         if leader.terms is not op.terms or leader.fingerprint != op.fingerprint:
             return self.submit(op)
         self._pending += 1
+        op.at = leader.at
         op.future = self._loop.create_future()
         if leader.followers is None:
             leader.followers = []
@@ -174,9 +175,9 @@ class Engine:
         return future
 
     def _put(self, op: Op) -> None:
-        self._pending += 1
         if not self._flushing:
             self._flush_soon()
+        self._pending += 1
         op.at = self._now
         self._lanes[op.verb].append(op)
 

@@ -19,7 +19,6 @@ from .events import Degraded, LeaseLost, OnEvent, emit
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
 from .keys import READABLE_BYTES, Keyspace, Kind, fingerprint
-from .known import KnownDuplicates
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import Outcome, Record, State
@@ -54,6 +53,8 @@ _STATES = {
     "S": State.SUCCEEDED,
     "F": State.FAILED,
 }
+_DEAF_PAUSE = 0.25
+"""Seconds between two looks of a waiter that cannot be told."""
 _FREEING = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
 
 
@@ -138,7 +139,7 @@ class Dedup:
         self.settings = settings
         self._core = core
         self._policy = policy
-        self._known = KnownDuplicates(core.known_age)
+        self._known = core.known_of(settings.namespace)
         # The claims of most programs ask nothing of the policy; then the hot path does not either.
         self._remembers = not isinstance(policy, Reject)
         self._claims = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys)
@@ -298,14 +299,14 @@ class Dedup:
             raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
         options: dict[str, Any] = {"owner": owner, "lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
         calls = [self.claim(key, fingerprint=mark, **options) for key, mark in zip(keys, marks, strict=True)]
-        answers = await asyncio.gather(*calls, return_exceptions=True)
-        failures = [answer for answer in answers if isinstance(answer, BaseException)]
-        claims = [answer for answer in answers if isinstance(answer, Claim)]
-        if failures:
-            acquired = [claim.release() for claim in claims if claim.acquired]
-            await asyncio.gather(*acquired, return_exceptions=True)
-            raise failures[0]
-        return claims
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        try:
+            return list(await asyncio.gather(*tasks))
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await self.keep(_release_all(tasks))
+            raise
 
     def lock(
         self, key: str, *, lease: float | None = None, wait: float = 0.0, renew: bool = False
@@ -367,8 +368,10 @@ class Dedup:
 
     async def forget(self, key: str) -> bool:
         """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
-        reply = await self.run(ForgetOp(self._claims.wire(key)))
-        self._known.drop(key)
+        try:
+            reply = await self.run(ForgetOp(self._claims.wire(key)))
+        finally:
+            self._known.drop(key)  # also where the answer is lost: it may have taken effect
         if reply == Code.FOREIGN:
             raise foreign(key)
         return reply == Code.OK
@@ -412,8 +415,8 @@ class Dedup:
 
     def disown(self, op: ClaimOp) -> None:
         """Take back a claim whose caller was cancelled."""
-        if self._core.engine is not None:
-            self._core.engine.disown(op)
+        if self._core.last_engine is not None:
+            self._core.last_engine.disown(op)
 
     async def claim_patiently(self, call: ClaimCall) -> Verdict:
         """Claim, and while another owner is at work wait for news of it, `call.wait` seconds at the most."""
@@ -421,6 +424,7 @@ class Dedup:
         patient = terms(call.terms.mode, call.terms.lease_ms, call.terms.keep_ms, True)
         loop = asyncio.get_running_loop()
         gives_up = loop.time() + call.wait
+        heard = await self._listens()
         while True:
             with self._core.waiters.watch(call.wire) as freed:
                 reply = await self._claim_watched(call, patient)
@@ -430,15 +434,21 @@ class Dedup:
                 if not reply.fresh:
                     continue  # answered by the engine: ask the store itself, so that it has us on its list
                 # News, the end of the owner's lease, or our own patience: whichever comes first.
-                await asyncio.wait([freed], timeout=min(left, reply.left_ms / 1000 + 0.001))
+                alarm = min(left, reply.left_ms / 1000 + 0.001)
+                await asyncio.wait([freed], timeout=alarm if heard else min(alarm, _DEAF_PAUSE))
+
+    async def _listens(self) -> bool:
+        """Hear of freed keys. Where the store refuses just that, waiters look again every so often instead."""
+        try:
+            await self._core.store.listen(self._core.waiters.freed)
+        except UnavailableError:
+            return False
+        return True
 
     async def _claim_watched(self, call: ClaimCall, patient: Terms) -> Verdict:
         op = ClaimOp(call.wire, patient, call.owner, call.fingerprint)
         op.named = call.named
-        try:
-            await self._core.store.listen(self._core.waiters.freed)
-        except UnavailableError as error:
-            return verdict_of(self.fall_back(op, error), call.key)
+        call.at = asyncio.get_running_loop().time()
         try:
             return verdict_of(await self.start_claim(op), call.key)
         except UnavailableError as error:
@@ -487,7 +497,9 @@ class Dedup:
     def learn(self, claim: Claim, op: ClaimOp, verdict: Verdict) -> None:
         """Remember a success for the duplicates to come; a token's is not a key's."""
         if op.terms.shared and not verdict.degraded:
-            self._known.learn(claim, op.fingerprint, len(verdict.payload), verdict.left_ms / 1000)
+            # Counted from when it was asked: surely not past the record's expiry.
+            waited = asyncio.get_running_loop().time() - op.at
+            self._known.learn(claim, op.fingerprint, len(verdict.payload), verdict.left_ms / 1000 - waited)
 
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that must end even when its caller is cancelled."""
@@ -504,3 +516,13 @@ class Dedup:
 def digest(value: Any) -> bytes:
     """Return a fingerprint as it is, anything else digested."""
     return value if isinstance(value, bytes) and len(value) == 16 else fingerprint(value)
+
+
+async def _release_all(tasks: Sequence[asyncio.Task[Claim]]) -> None:
+    """Free what was acquired on behalf of a caller who does not get to know of it."""
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    # A claim that the same named owner held before is that earlier call's to settle.
+    claims = [
+        answer for answer in answers if isinstance(answer, Claim) and answer.acquired and answer.first_hand
+    ]
+    await asyncio.gather(*(claim.release() for claim in claims), return_exceptions=True)

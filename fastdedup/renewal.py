@@ -6,7 +6,7 @@ import asyncio
 import weakref
 from typing import TYPE_CHECKING
 
-from .errors import ClaimLostError, DedupError, UnavailableError
+from .errors import DedupError, UnavailableError
 
 if TYPE_CHECKING:
     from .claim import Claim
@@ -40,15 +40,15 @@ class Renewal:
             if claim is None:
                 return None
             try:
-                await claim.renew()
-            except UnavailableError:
-                if started >= ends:
+                async with asyncio.timeout_at(ends):
+                    await claim.renew()
+            except (UnavailableError, TimeoutError):
+                if self._loop.time() >= ends:
                     return claim.lose()
                 pause = self._lease / 10
-            except ClaimLostError:
-                return claim.lose()
             except DedupError:
-                return None  # settled or closed meanwhile
+                # Lost, or the store holds something else by now. Settled or being settled: no concern of ours.
+                return None if claim.settling else claim.lose()
             else:
                 pause = self._lease / 3
                 ends = started + self._lease

@@ -57,7 +57,7 @@ end
 local function read(key, states)
   local record = redis.pcall('GET', key)
   if record == false then return false end
-  if type(record) ~= 'string' or #record < 20 or byte(record) ~= 1 then return nil end
+  if type(record) ~= 'string' or #record < 19 or byte(record) ~= 1 then return nil end
   local state = sub(record, 2, 2)
   if not string.find(states, state, 1, true) then return nil end
   if state ~= 'M' then

@@ -43,11 +43,13 @@ local function take(i, key, tail, record, terms)
   answer(i, TAKEN, record)
 end
 
+-- The owner's lease starts anew, but never ends sooner than it would have.
 local function reenter(i, key, record, terms)
   if terms.ends > unpack_number(record, 10, 15) then
     record = sub(record, 1, 9) .. terms.deadline .. sub(record, 16)
-    redis.call('SET', key, record, 'PX', terms.keep)
+    redis.call('SETRANGE', key, 9, terms.deadline)
   end
+  if tonumber(terms.keep) > redis.call('PTTL', key) then redis.call('PEXPIRE', key, terms.keep) end
   answer(i, REENTERED, record)
 end
 

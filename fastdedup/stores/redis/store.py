@@ -77,6 +77,8 @@ class RedisStore:
             try:
                 reply = await self._evaluate(script, keys_and_args)
             except ConnectionError:
+                if verb is Verb.FORGET:
+                    raise  # names no owner: sent again it might remove the record of the next one
                 reply = await self._evaluate(script, keys_and_args)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
@@ -85,7 +87,7 @@ class RedisStore:
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
         """Send a batch over the connection, if it stands. Anything but a plain answer goes the long way."""
         link = self._link
-        if link is None or not link.usable:
+        if link is None or not link.usable or verb is Verb.FORGET:
             return False
         script = self._scripts[verb]
 
