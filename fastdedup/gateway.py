@@ -314,7 +314,7 @@ class Dedup:
         """Return a mutual exclusion: `async with dedup.lock(key, wait=5.0) as lock:`. Nothing is remembered.
 
         Raises InProgressError on entry where it is still held after `wait` seconds, ClaimLostError on
-        leaving where the lease ended before the body did. Hand `lock.fence` to what you write to.
+        leaving where another holder took over meanwhile. Hand `lock.fence` to what you write to.
         """
         seconds = self.settings.lease if lease is None else lease
         call = ClaimCall(

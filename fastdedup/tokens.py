@@ -70,7 +70,9 @@ class Tokens:
     ) -> ClaimCall:
         """Claim a token: do the work, then `complete(result)`, and a second click replays that result.
 
-        Await it or enter it with `async with`; arguments as for `Dedup.claim`.
+        Await it or enter it with `async with`; arguments as for `Dedup.claim`. A token that was redeemed
+        and released, or whose redeemer crashed, can be redeemed again by its subject for `ttl` seconds
+        more, whatever was left of its `token_ttl`: its form was sent in time.
         """
         call = self._call(token, subject, Mode.REDEEM, lease, ttl)
         call.set_patience(wait, renew)

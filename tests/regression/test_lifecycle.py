@@ -1,0 +1,271 @@
+"""Bugs that were found by review, one test each: each failed before its fix."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from fastdedup import ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError, UsageError
+from fastdedup.stores.base import Op, Reply, Verb
+from fastdedup.stores.memory import MemoryStore
+
+from ..servers import RedisServer
+from ..stores import Backend
+
+WaitUntil = Callable[..., Any]
+
+
+class Moody(MemoryStore):
+    """A memory store that can be told to lose replies, to hang, or to refuse its subscription."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loses: set[Verb] = set()
+        self.hangs = False
+        self.deaf = False
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if self.hangs:
+            await asyncio.Event().wait()
+        replies = await super().execute(verb, ops)
+        if verb in self.loses:
+            raise UnavailableError("the reply was lost")
+        return replies
+
+    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
+        if self.deaf:
+            raise UnavailableError("the channel is not for this user")
+        await super().listen(on_freed)
+
+
+@pytest.mark.parametrize("owner", ["1", "x" * 63, "ü"])
+async def test_an_owner_may_be_as_short_and_as_long_as_it_is_said(backend: Backend, owner: str) -> None:
+    """One byte made the record shorter than any that Redis's scripts took for a record."""
+    async with backend.make() as dedup:
+        claim = await dedup.claim("key", owner=owner)
+        await claim.renew()
+        assert (await dedup.claim("key")).outcome is Outcome.IN_PROGRESS
+        record = await dedup.get("key")
+        assert record is not None
+        assert record.owner == owner
+        await claim.complete("done")
+
+
+async def test_a_claim_from_another_loop_leaves_nothing_behind() -> None:
+    """It led a key for ever, and closing waited for it."""
+    dedup = await Dedup().open()
+
+    def elsewhere() -> None:
+        async def claim() -> None:
+            with pytest.raises(UsageError, match="another event loop"):
+                await dedup.claim("key")
+
+        asyncio.run(claim())
+
+    await asyncio.to_thread(elsewhere)
+    assert (await dedup.claim("key")).acquired
+    await dedup.aclose()
+
+
+async def test_a_cancelled_claim_many_leaves_no_orphan(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make() as dedup:
+        busy = await dedup.claim("b", lease=60)
+        task = asyncio.create_task(dedup.claim_many(["a", "b"], lease=60, wait=60))
+        await wait_until(lambda: dedup._core.waiters._count, description="it waits for b")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (await dedup.claim("a")).acquired
+        await busy.release()
+        assert (await dedup.claim("b")).acquired
+
+
+async def test_a_failed_claim_many_frees_only_what_it_took_itself() -> None:
+    """The same owner's earlier claim goes on."""
+    async with Dedup("memory://?maxsize=2") as dedup:
+        mine = await dedup.claim("a", owner="me")
+        with pytest.raises(UnavailableError):
+            await dedup.claim_many(["a", "b", "c"], owner="me")
+        assert (await dedup.claim("b")).acquired
+        await mine.complete("kept")
+
+
+async def test_an_effect_whose_completion_got_no_answer_is_not_freed() -> None:
+    """Freed, the next delivery would run it again at once."""
+    store = Moody()
+    async with Dedup(store) as dedup:
+        runs = []
+
+        @dedup.once(key=lambda: "key")
+        async def pay() -> str:
+            runs.append(1)
+            return "paid"
+
+        store.loses = {Verb.SETTLE}
+        with pytest.raises(UnavailableError):
+            await pay()
+        store.loses = set()
+        assert await pay() == "paid"
+        assert runs == [1], "its completion took effect, though the answer was lost"
+
+
+async def test_leaving_does_not_mask_the_bodys_error() -> None:
+    dedup = await Dedup().open()
+
+    async def work() -> None:
+        async with dedup.claim("key"):
+            await dedup.aclose()
+            raise ValueError("the body's")
+
+    with pytest.raises(ValueError, match="the body's"):
+        await work()
+
+
+async def test_a_cancelled_body_ends_cancelled_while_closing() -> None:
+    """And its claim is freed before the store goes."""
+    store = MemoryStore()
+    dedup = await Dedup(store).open()
+    inside = asyncio.Event()
+
+    async def work() -> None:
+        async with dedup.claim("key"):
+            inside.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await inside.wait()
+    task.cancel()
+    await dedup.aclose()
+    await asyncio.gather(task, return_exceptions=True)
+    assert task.cancelled()
+
+
+async def test_closing_twice_at_once_is_closing_once() -> None:
+    dedup = await Dedup().open()
+    task = asyncio.create_task(dedup.claim("key"))
+    await asyncio.sleep(0)
+    await asyncio.gather(dedup.aclose(), dedup.aclose())
+    assert (await task).acquired
+
+
+@pytest.mark.parametrize("policy", [None, LocalLRU()])
+async def test_a_refused_subscription_is_no_outage_of_claims(policy: Any) -> None:
+    """Waiters look again every so often instead, and nobody is answered from elsewhere."""
+    store = Moody()
+    store.deaf = True
+    async with Dedup(store, on_unavailable=policy) as dedup:
+        first = await dedup.claim("key", lease=60)
+        waiter = asyncio.create_task(dedup.claim("key", wait=60))
+        await asyncio.sleep(0)
+        await first.complete("done")
+        claim = await waiter
+        assert (claim.result, claim.degraded) == ("done", False)
+
+
+async def test_forget_reaches_what_every_scope_of_the_namespace_knows() -> None:
+    async with Dedup() as dedup:
+        one, two = dedup.scoped("s"), dedup.scoped("s")
+        claim = await one.claim("key")
+        await claim.complete("r")
+        assert (await one.claim("key")).result == "r"
+        await two.forget("key")
+        assert (await one.claim("key")).acquired
+
+
+async def test_a_body_does_not_outlive_its_lease_while_the_store_hangs() -> None:
+    store = Moody()
+    async with Dedup(store, timeout=5.0) as dedup:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+
+        async def work() -> None:
+            async with dedup.claim("key", lease=0.1, renew=True):
+                store.hangs = True
+                await asyncio.Event().wait()
+
+        with pytest.raises(ClaimLostError):
+            await work()
+        assert loop.time() - started < 2, "not the store's deadline on top"
+        store.hangs = False
+        for batch in list(dedup._core.engine._batches):  # type: ignore[union-attr]
+            assert batch.task is not None
+            batch.task.cancel()
+
+
+async def test_a_cancellation_from_outside_stays_one() -> None:
+    """The body had seen that its claim was lost, and went on."""
+    async with Dedup() as dedup:
+        went_on = asyncio.Event()
+
+        async def work() -> None:
+            async with dedup.claim("key") as claim:
+                await dedup.forget("key")
+                with pytest.raises(ClaimLostError):
+                    await claim.renew()
+                went_on.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(work())
+        await went_on.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert task.cancelled()
+
+
+async def test_renewal_does_not_stop_a_body_whose_completion_is_recorded() -> None:
+    """The reply to `complete` was lost; the body is about to try again."""
+    store = Moody()
+    async with Dedup(store) as dedup, dedup.claim("key", lease=0.06, renew=True) as claim:
+        store.loses = {Verb.SETTLE}
+        with pytest.raises(UnavailableError):
+            await claim.complete("done")
+        store.loses = set()
+        renewal = claim._renewal
+        assert renewal is not None
+        await asyncio.wait([renewal._task], timeout=5)
+        assert renewal._task.done()
+        await claim.complete("done")
+    assert not claim._stopped_body
+
+
+async def test_claiming_again_never_shortens_what_is_remembered(backend: Backend) -> None:
+    """Memory and Redis had rules of their own."""
+    async with backend.make() as dedup:
+        await dedup.claim("key", owner="me", lease=30, ttl=60)
+        await dedup.claim("key", owner="me", lease=40, ttl=1)
+        record = await dedup.get("key")
+        assert record is not None
+        assert record.lease is not None
+        assert 35 < record.lease <= 40
+        assert 85 < record.ttl <= 90
+        await dedup.claim("key", owner="me", lease=10, ttl=120)
+        record = await dedup.get("key")
+        assert record is not None
+        assert record.lease is not None
+        assert 35 < record.lease <= 40
+        assert 125 < record.ttl <= 130
+
+
+async def test_forget_is_not_sent_twice() -> None:
+    """It names no owner: sent again after a lost reply, it might remove the next owner's claim."""
+    server = RedisServer().start()
+    try:
+        async with Dedup(server.url, timeout=5.0) as dedup:
+            await dedup.claim("key")
+            store: Any = dedup._core.store
+            sent = []
+            evaluate = store._evaluate
+
+            async def breaks(script: Any, keys_and_args: list[Any]) -> Any:
+                sent.append(script)
+                await evaluate(script, keys_and_args)
+                raise ConnectionError("the reply was lost")
+
+            store._evaluate = breaks
+            with pytest.raises(UnavailableError):
+                await dedup.forget("key")
+            assert len(sent) == 1
+    finally:
+        server.stop()
