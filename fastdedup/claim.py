@@ -65,14 +65,11 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
         self.followers = None
         self.named = False
-        self.counted = False
         self._scope = scope
         self.key = key
         self.wait = 0.0
         self.renew = False
         self._used = False
-        self._generator: Generator[Any, Any, Claim] | None = None
-        self._entered: Claim | None = None
 
     def set_patience(self, wait: float, renew: bool) -> None:
         """Set how long to wait, in seconds, and whether to renew; apart, as most claims do neither."""
@@ -119,9 +116,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        claim, self._entered = self._entered, None
-        assert claim is not None
-        await claim.leave(error)
+        await self._entered.leave(error)
 
     # The rest of a coroutine's interface, for create_task.
 
@@ -135,7 +130,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     def _started(self) -> Generator[Any, Any, Claim]:
         task = asyncio.current_task()
-        if self._generator is None:
+        if not hasattr(self, "_generator"):
             self._generator = self.__await__()
             self._task = task
         elif (
@@ -149,7 +144,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     def close(self) -> None:
         """Give up."""
-        if self._generator is not None:
+        if hasattr(self, "_generator"):
             self._generator.close()
 
 
@@ -218,14 +213,13 @@ class Claim:
         self._scope = scope
         self._call = call
         self._verdict = verdict
-        # Mutable: how it was settled; whether the lease is known to be lost; who renews; whose body it guards.
+        # Mutable: how it was settled; whether the lease is known to be lost; who renews. `bind_body` adds
+        # whose body it guards: what most claims never need is not set for all of them.
         self._settled: str | None = None
         self._lost = False
-        self._stopped_body = False
         self.settling = False
         """Completing or failing was tried: the effect has happened, so leaving never frees the key."""
         self._renewal: Renewal | None = None
-        self._body: asyncio.Task[Any] | None = None
 
     def __repr__(self) -> str:
         return f"<Claim {self.key!r} {self.outcome} fence={self.fence} attempt={self.attempt}>"
@@ -402,7 +396,8 @@ class Claim:
 
     def bind_body(self, task: asyncio.Task[Any] | None) -> None:
         """Remember whose body to cancel should the lease be lost."""
-        self._body = task
+        self._body: asyncio.Task[Any] | None = task
+        self._stopped_body = False
 
     def keep_renewing(self) -> None:
         """Renew at a third of the lease until settled, lost, or no longer referred to."""
@@ -412,13 +407,16 @@ class Claim:
         """The lease could not be renewed: stop the body before another owner starts."""
         self._lost = True
         self._scope.lease_lost(self)
-        if self._body is not None:
+        body = getattr(self, "_body", None)
+        if body is not None:
             self._stopped_body = True
-            self._body.cancel()
+            body.cancel()
 
     async def leave(self, error: BaseException | None, *, release: bool = False) -> None:
         """Settle on the way out of `async with`, shielded from cancellation; see `Dedup.claim`."""
         body, self._body = self._body, None
+        if self._renewal is not None:
+            self._renewal.stop()
         if not self.acquired:
             return
         if self._stopped_body and body is not None:

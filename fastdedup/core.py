@@ -69,9 +69,12 @@ class Core:
 
     async def aclose(self) -> None:
         """Answer what was accepted, then close. Closing twice is fine."""
+        if self._closed and self.engine is None and self._closing is None:
+            return
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
+        self._closing = None
 
     async def _close(self) -> None:
         # What must end even when its caller is gone still needs the engine.

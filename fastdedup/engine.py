@@ -158,8 +158,10 @@ class Engine:
         if self._pending or self._batches:
             self._drained = self._loop.create_future()
             await self._drained
+            self._drained = None
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def _refuse(self) -> NoReturn:
         if self._closed:
@@ -353,7 +355,7 @@ class Engine:
         """
         if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
             return False
-        others = self._named.get((op.wire, op.owner), 0) - op.counted
+        others = self._named.get((op.wire, op.owner), 0) - getattr(op, "counted", False)
         kept = op.named and (not reply.fresh or others > 0)
         if kept or op.terms.consumes:
             return False
