@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 from . import codec as codecs
 from .checks import check_seconds, milliseconds
-from .claim import Claim, ClaimCall, foreign, verdict_of
+from .claim import Claim, ClaimCall, foreign
 from .codec import Codec, JSONCodec
 from .core import Core, check_supported
 from .errors import ConfigError, InvalidKeyError, UnavailableError
@@ -21,9 +21,10 @@ from .fallback.reject import Reject
 from .keys import READABLE_BYTES, Keyspace, Kind, fingerprint
 from .lock import LockCall
 from .machine import StateMachine, Transitions
-from .model import Outcome, Record, State
+from .model import Record, State
 from .once import once
 from .owners import draw_owner, owner_field, owner_text
+from .patience import claim_patiently
 from .settings import Settings
 from .stores.base import (
     ClaimOp,
@@ -53,8 +54,6 @@ _STATES = {
     "S": State.SUCCEEDED,
     "F": State.FAILED,
 }
-_DEAF_PAUSE = 0.25
-"""Seconds between two looks of a waiter that cannot be told."""
 _FREEING = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
 
 
@@ -419,43 +418,8 @@ class Dedup:
             self._core.last_engine.disown(op)
 
     async def claim_patiently(self, call: ClaimCall) -> Verdict:
-        """Claim, and while another owner is at work wait for news of it, `call.wait` seconds at the most."""
-        self.check_loop()
-        patient = terms(call.terms.mode, call.terms.lease_ms, call.terms.keep_ms, True)
-        loop = asyncio.get_running_loop()
-        gives_up = loop.time() + call.wait
-        heard = await self._listens()
-        while True:
-            with self._core.waiters.watch(call.wire) as freed:
-                reply = await self._claim_watched(call, patient)
-                left = gives_up - loop.time()
-                if reply.outcome is not Outcome.IN_PROGRESS or left <= 0:
-                    return reply
-                if not reply.fresh:
-                    continue  # answered by the engine: ask the store itself, so that it has us on its list
-                # News, the end of the owner's lease, or our own patience: whichever comes first.
-                alarm = min(left, reply.left_ms / 1000 + 0.001)
-                await asyncio.wait([freed], timeout=alarm if heard else min(alarm, _DEAF_PAUSE))
-
-    async def _listens(self) -> bool:
-        """Hear of freed keys. Where the store refuses just that, waiters look again every so often instead."""
-        try:
-            await self._core.store.listen(self._core.waiters.freed)
-        except UnavailableError:
-            return False
-        return True
-
-    async def _claim_watched(self, call: ClaimCall, patient: Terms) -> Verdict:
-        op = ClaimOp(call.wire, patient, call.owner, call.fingerprint)
-        op.named = call.named
-        call.at = asyncio.get_running_loop().time()
-        try:
-            return verdict_of(await self.start_claim(op), call.key)
-        except UnavailableError as error:
-            return verdict_of(self.fall_back(op, error), call.key)
-        except asyncio.CancelledError:
-            self.disown(op)
-            raise
+        """Claim, and wait while another owner is at work. See `patience.py`."""
+        return await claim_patiently(self, self._core, call)
 
     async def run(self, op: Op, *, degraded: bool = False) -> Reply:
         """Execute one operation that is no claim; `degraded` where it belongs to the policy's own record."""

@@ -1,0 +1,59 @@
+"""A claim that waits: for news of the key, the end of its owner's lease, or the end of its own patience."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from .claim import ClaimCall, verdict_of
+from .core import Core
+from .errors import UnavailableError
+from .model import Outcome
+from .stores.base import ClaimOp, Terms, Verdict, terms
+
+if TYPE_CHECKING:
+    from .gateway import Dedup
+
+_DEAF_PAUSE = 0.25
+"""Seconds between two looks of a waiter that cannot be told."""
+
+
+async def claim_patiently(scope: Dedup, core: Core, call: ClaimCall) -> Verdict:
+    """Claim, and while another owner is at work wait for news of it, `call.wait` seconds at the most."""
+    scope.check_loop()
+    patient = terms(call.terms.mode, call.terms.lease_ms, call.terms.keep_ms, True)
+    loop = asyncio.get_running_loop()
+    gives_up = loop.time() + call.wait
+    heard = await _listens(core)
+    while True:
+        with core.waiters.watch(call.wire) as freed:
+            reply = await _claim_watched(scope, call, patient)
+            left = gives_up - loop.time()
+            if reply.outcome is not Outcome.IN_PROGRESS or left <= 0:
+                return reply
+            if not reply.fresh:
+                continue  # answered by the engine: ask the store itself, so that it has us on its list
+            alarm = min(left, reply.left_ms / 1000 + 0.001)
+            await asyncio.wait([freed], timeout=alarm if heard else min(alarm, _DEAF_PAUSE))
+
+
+async def _listens(core: Core) -> bool:
+    """Hear of freed keys. Where the store refuses just that, waiters look again every so often instead."""
+    try:
+        await core.store.listen(core.waiters.freed)
+    except UnavailableError:
+        return False
+    return True
+
+
+async def _claim_watched(scope: Dedup, call: ClaimCall, patient: Terms) -> Verdict:
+    op = ClaimOp(call.wire, patient, call.owner, call.fingerprint)
+    op.named = call.named
+    call.at = asyncio.get_running_loop().time()
+    try:
+        return verdict_of(await scope.start_claim(op), call.key)
+    except UnavailableError as error:
+        return verdict_of(scope.fall_back(op, error), call.key)
+    except asyncio.CancelledError:
+        scope.disown(op)
+        raise
