@@ -30,7 +30,7 @@ _MIN_BATCH = 16
 
 # Always first: whoever settles gives work back. Claims cannot be starved by it, as every settling
 # needs a claim before it; and a release must overtake the claims that wait for it.
-_URGENT = (Verb.SETTLE, Verb.RELEASE, Verb.RENEW)
+_URGENT = (Verb.ADOPT, Verb.SETTLE, Verb.RELEASE, Verb.RENEW)
 # In turn: whichever was served goes to the end.
 _IN_TURN = (Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET)
 

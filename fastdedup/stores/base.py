@@ -34,6 +34,9 @@ class Code(IntEnum):
     ILLEGAL = 11
     STALE = 12
     ABSENT = 13
+    OUTRANKED = 14
+    OVERRULED = 15
+    UNCONFIRMED = 16
 
 
 class Verb(StrEnum):
@@ -47,6 +50,7 @@ class Verb(StrEnum):
     TRANSITION = "transition"
     READ = "read"
     FORGET = "forget"
+    ADOPT = "adopt"
 
 
 class Mode(StrEnum):
@@ -222,6 +226,24 @@ class ForgetOp(Op):
         self.wire = wire
 
 
+class AdoptOp(Op):
+    """Put a record that was made elsewhere, during an outage, where it belongs."""
+
+    verb = Verb.ADOPT
+    __slots__ = ("base", "record")
+
+    def __init__(self, wire: bytes, record: Stored, base: bytes | None) -> None:
+        self.wire = wire
+        self.record = record
+        self.base = base
+        """The owner (of a machine: the change) that the store last held, as far as known: it gives way."""
+
+    @property
+    def weight(self) -> int:
+        """The payload's size."""
+        return len(self.record.payload)
+
+
 def with_fingerprint(owner: bytes, fingerprint: bytes) -> bytes:
     """Join an owner field and a fingerprint as they stand in a record."""
     return bytes((owner[0] | 128,)) + owner[1:] + fingerprint
@@ -235,7 +257,7 @@ class Verdict:
     answered from another claim's reply.
     """
 
-    __slots__ = ("attempt", "degraded", "fence", "fresh", "left_ms", "outcome", "payload", "value")
+    __slots__ = ("attempt", "degraded", "fence", "fresh", "left_ms", "outcome", "payload", "short", "value")
 
     def __init__(
         self,
@@ -257,24 +279,43 @@ class Verdict:
         """The payload decoded, where that is done and can be shared."""
         self.fresh = fresh
         self.degraded = degraded
+        self.short = False
+        """Acquired, and too few replicas confirmed it (`replicas=`); set by the store before it answers."""
 
 
 class Moved:
     """The answer to one transition: OK, ALREADY, ILLEGAL, STALE or FOREIGN."""
 
-    __slots__ = ("code", "degraded", "state", "version")
+    __slots__ = ("code", "degraded", "short", "state", "version")
 
     def __init__(self, code: Code, state: str, version: int) -> None:
         self.code = code
         self.state = state
         self.version = version
         self.degraded = False
+        self.short = False
+
+
+class Adopted:
+    """The answer to one adoption, and whose record stands there now.
+
+    `code`: OK (ours, and nobody lost), OUTRANKED (another's stands, ours is lost), OVERRULED (ours
+    stands, another's is lost), FOREIGN.
+    """
+
+    __slots__ = ("code", "fence", "owner")
+
+    def __init__(self, code: Code, owner: bytes, fence: int) -> None:
+        self.code = code
+        self.owner = owner
+        """The other's owner field; empty where there is no other."""
+        self.fence = fence
 
 
 class Stored:
-    """A record as the store holds it. `state` is a letter: I P W S F R, or M for a machine (see `lua/`)."""
+    """A record as a store holds it. `state` is a letter: I P W S F R, or M for a machine (see `lua/`)."""
 
-    __slots__ = ("attempt", "fence", "fingerprint", "left_ms", "owner", "payload", "state", "ttl_ms")
+    __slots__ = ("attempt", "fence", "fingerprint", "left_ms", "owner", "payload", "state", "token", "ttl_ms")
 
     def __init__(
         self,
@@ -287,8 +328,10 @@ class Stored:
         ttl_ms: int,
         fingerprint: bytes | None,
         payload: bytes,
+        token: bool = False,
     ) -> None:
         self.state = state
+        self.token = token
         self.owner = owner
         self.fence = fence
         self.attempt = attempt
@@ -298,9 +341,10 @@ class Stored:
         self.payload = payload
 
 
-Reply = Verdict | Moved | Stored | Code | UnavailableError
-"""Claim: Verdict, or FOREIGN. Transition: Moved. Read: Stored, ABSENT or FOREIGN. All others: Code.
-Any: UnavailableError, where one operation of a batch is refused alone."""
+Reply = Verdict | Moved | Stored | Adopted | Code | UnavailableError
+"""Claim: Verdict, or FOREIGN. Transition: Moved. Read: Stored, ABSENT or FOREIGN. Adopt: Adopted. All others: Code.
+Any: UnavailableError, where one operation of a batch is refused alone. UNCONFIRMED is OK that too few
+replicas confirmed."""
 
 
 class Store(Protocol):
@@ -322,6 +366,7 @@ class Store(Protocol):
     12. Every record expires by itself.
     13. The operations of a batch are independent: one bad key fails alone.
     14. Whoever frees or settles a watched key tells the listener.
+    15. A record made elsewhere is adopted, unless one that outranks it stands there: then both are named.
 
     A store raises UnavailableError, and nothing else, where it cannot answer.
     """
@@ -373,4 +418,41 @@ class DirectStore(Protocol):
 
     def abandon(self) -> None:
         """Call `done(None)` for every batch under way: one of them is past its deadline."""
+        ...
+
+
+@runtime_checkable
+class ProbedStore(Protocol):
+    """An optional ability of a store: to say cheaply whether it would take a write now.
+
+    Without it the breaker probes by reading a key that does not exist.
+    """
+
+    async def probe(self, wire: bytes) -> None:
+        """Return where a write of `wire` would be taken; nothing is written.
+
+        Raises:
+            UnavailableError: it would not.
+        """
+        ...
+
+
+@runtime_checkable
+class ShardedStore(Protocol):
+    """An optional ability of a store: to be made of parts that fail and queue apart, such as a Cluster's nodes.
+
+    Each part is a `Store` that executes the operations on the keys that it holds. The router gives
+    each an engine and a breaker of its own; `open`, `aclose` and `listen` are the whole store's.
+    """
+
+    def shard(self, wire: bytes) -> Store:
+        """Return the part that holds a key now. Called for each operation: a lookup, no I/O.
+
+        Raises:
+            UnavailableError: no part is known to hold it.
+        """
+        ...
+
+    def shards(self) -> Sequence[Store]:
+        """Return the parts that exist now. A part that has gone answers no more; its engine is closed."""
         ...

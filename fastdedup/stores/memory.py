@@ -9,6 +9,8 @@ from heapq import heapify, heappop, heappush
 from ..errors import UnavailableError
 from ..model import Outcome
 from .base import (
+    Adopted,
+    AdoptOp,
     ClaimOp,
     Code,
     ForgetOp,
@@ -28,6 +30,7 @@ from .base import (
 )
 
 _LIVE = "PW"
+_SETTLED = "SF"
 _OVERHEAD = 400
 """Bytes that an entry costs beside its payload, roughly: dictionary slot, object, key, heap entry."""
 _MAX_ATTEMPT = 65_535
@@ -128,6 +131,8 @@ class MemoryStore:
                 return self._read(op, now)
             case ForgetOp():
                 return self._forget(op)
+            case AdoptOp():
+                return self._adopt(op, now)
         raise TypeError(f"the memory store does not know {op!r}")
 
     def holds(self, wire: bytes) -> bool:
@@ -276,16 +281,7 @@ class MemoryStore:
         entry = self._entries.get(op.wire)
         if entry is None:
             return Code.ABSENT
-        return Stored(
-            entry.state,
-            owner=entry.owner,
-            fence=entry.fence,
-            attempt=entry.attempt,
-            left_ms=entry.until - now,
-            ttl_ms=entry.expires - now,
-            fingerprint=entry.fingerprint,
-            payload=entry.payload,
-        )
+        return stored(entry, now)
 
     def _forget(self, op: ForgetOp) -> Code:
         entry = self._entries.get(op.wire)
@@ -295,6 +291,35 @@ class MemoryStore:
         if entry.state == "W":
             self._tell(op.wire)
         return Code.OK
+
+    def _adopt(self, op: AdoptOp, now: int) -> Adopted:
+        ours, former = op.record, self._entries.get(op.wire)
+        until = now + ours.left_ms
+        if former is None:
+            self._place(op, now, ours.fence)
+            return Adopted(Code.OK, b"", 0)
+        live = ours.state in _LIVE and until > now
+        code, writes = _judge(ours, live, op.base, former, now)
+        if writes:
+            self._place(op, now, ours.fence if live else max(ours.fence, former.fence))
+            if former.state == "W":
+                self._tell(op.wire)
+        return Adopted(code, former.owner, former.fence)
+
+    def _place(self, op: AdoptOp, now: int, fence: int) -> None:
+        record, former = op.record, self._entries.get(op.wire)
+        if former is None:
+            self._make_room()
+            self._bytes += _OVERHEAD
+        else:
+            self._bytes -= len(former.payload)
+        entry = Entry(record.state, record.owner, fence, record.attempt, now + record.left_ms, 0)
+        entry.fingerprint, entry.payload, entry.token = record.fingerprint, record.payload, record.token
+        self._bytes += len(entry.payload)
+        self._entries[op.wire] = entry
+        self._keep(op.wire, entry, now + max(record.ttl_ms, 1))
+        if record.state != "M":
+            self._fence = max(self._fence, fence)
 
     def _tell(self, wire: bytes) -> None:
         for on_freed in self._listeners:
@@ -327,6 +352,39 @@ class MemoryStore:
                 f"the local store is full: {len(self._entries)} unexpired records, {self._bytes} bytes; "
                 "it refuses new keys rather than forget a claim (raise maxsize or lower ttl)"
             )
+
+
+def stored(entry: Entry, now: int) -> Stored:
+    """Return an entry as a record, at `now` ms of the store's clock."""
+    return Stored(
+        entry.state,
+        owner=entry.owner,
+        fence=entry.fence,
+        attempt=entry.attempt,
+        left_ms=entry.until - now,
+        ttl_ms=entry.expires - now,
+        fingerprint=entry.fingerprint,
+        payload=entry.payload,
+        token=entry.token,
+    )
+
+
+def _judge(ours: Stored, live: bool, base: bytes | None, former: Entry, now: int) -> tuple[Code, bool]:
+    """Return what `adopt.lua` does: the code, and whether to write."""
+    same, known = former.owner == ours.owner, former.owner in (ours.owner, base)
+    success, settled = ours.state == "S", ours.state in _SETTLED
+    if "M" in (former.state, ours.state):
+        return (Code.OK, True) if known else (Code.OUTRANKED, False)
+    if former.state in _SETTLED:
+        if same:
+            return Code.OK, False
+        return (Code.OVERRULED, True) if success and former.state == "F" else (Code.OUTRANKED, False)
+    if known:
+        return Code.OK, True
+    lost = Code.OUTRANKED if settled or live else Code.OK
+    if former.state in _LIVE and former.until > now:
+        return (Code.OVERRULED, True) if success else (lost, False)
+    return (Code.OK, True) if settled or ours.fence > former.fence else (lost, False)
 
 
 def _verdict(outcome: Outcome, entry: Entry, now: int, *, fresh: bool = True) -> Verdict:

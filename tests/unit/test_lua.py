@@ -14,6 +14,7 @@ from fastdedup.keys import Keyspace, Kind
 from fastdedup.model import Outcome
 from fastdedup.owners import draw_owner
 from fastdedup.stores.base import (
+    AdoptOp,
     ClaimOp,
     Code,
     ForgetOp,
@@ -24,6 +25,7 @@ from fastdedup.stores.base import (
     ReleaseOp,
     RenewOp,
     SettleOp,
+    Stored,
     TransitionOp,
     Verb,
     terms,
@@ -107,6 +109,20 @@ def issue_op(number: int, ttl: int = 30) -> IssueOp:
 
 def release_op(number: int, _: int = 0) -> ReleaseOp:
     return ReleaseOp(WIRE(str(number)), draw_owner(), 7)
+
+
+def adopt_op(number: int) -> AdoptOp:
+    record = Stored(
+        "S",
+        owner=draw_owner(),
+        fence=7,
+        attempt=1,
+        left_ms=1000,
+        ttl_ms=1000,
+        fingerprint=None,
+        payload=b"{}",
+    )
+    return AdoptOp(WIRE(str(number)), record, None)
 
 
 def transition_op(number: int, keep: int = 30) -> TransitionOp:
@@ -342,6 +358,7 @@ def op_for(verb: Verb) -> Op:
         Verb.TRANSITION: transition_op,
         Verb.READ: lambda number: ReadOp(WIRE(str(number))),
         Verb.FORGET: lambda number: ForgetOp(WIRE(str(number))),
+        Verb.ADOPT: adopt_op,
     }
     return makers[verb](1)
 

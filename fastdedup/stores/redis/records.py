@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...model import Outcome
-from ..base import Code, Stored, Verdict
+from ..base import Code, Stored, Verdict, with_fingerprint
 
 _OUTCOMES = {
     Code.REENTERED: Outcome.ACQUIRED,
@@ -29,7 +29,19 @@ def decode(record: bytes, now_ms: int, ttl_ms: int = 0) -> Stored:
         ttl_ms=ttl_ms,
         fingerprint=record[owner_end:payload_at] or None,
         payload=record[payload_at:],
+        token=bool(shape & 64),
     )
+
+
+def encode(stored: Stored) -> bytes:
+    """Put a record together as the scripts would; its deadline is zero, `adopt.lua` sets it by its own clock."""
+    head = b"\1" + stored.state.encode() + stored.fence.to_bytes(7, "big")
+    if stored.state == "M":
+        return head + stored.owner + stored.payload
+    tail = stored.owner if stored.fingerprint is None else with_fingerprint(stored.owner, stored.fingerprint)
+    if stored.token:
+        tail = bytes((tail[0] | 64,)) + tail[1:]
+    return head + bytes(6) + stored.attempt.to_bytes(2, "big") + tail + stored.payload
 
 
 def decode_machine(record: bytes, ttl_ms: int) -> Stored:

@@ -20,6 +20,8 @@ from typing import Any, Protocol, cast
 from ...errors import ConfigError
 from ...model import Outcome
 from ..base import (
+    Adopted,
+    AdoptOp,
     ClaimOp,
     Code,
     IssueOp,
@@ -35,7 +37,7 @@ from ..base import (
     Verdict,
     with_fingerprint,
 )
-from .records import decode, decode_machine, verdict
+from .records import decode, decode_machine, encode, verdict
 
 Args = list[str | bytes | int]
 
@@ -214,6 +216,30 @@ class ForgetScript:
         return [Code(code) for code in reply[1:]]
 
 
+class AdoptScript:
+    """`adopt.lua`."""
+
+    def pack(self, ops: Sequence[AdoptOp]) -> Args:
+        """Four arguments for each."""
+        args: Args = []
+        for op in ops:
+            record = op.record
+            args += [max(record.ttl_ms, 1), record.left_ms, op.base or b"", encode(record)]
+        return args
+
+    def read(self, ops: Sequence[AdoptOp], reply: list[Any]) -> Sequence[Reply]:
+        """A pair for each."""
+        now_ms = reply[0] // 1000
+        pairs = zip(reply[1::2], reply[2::2], strict=True)
+        return [self._one(code, former, now_ms) for code, former in pairs]
+
+    def _one(self, code: int, former: bytes, now_ms: int) -> Reply:
+        if not former:
+            return Adopted(Code(code), b"", 0)
+        stored = decode_machine(former, 0) if former[1:2] == b"M" else decode(former, now_ms)
+        return Adopted(Code(code), stored.owner, stored.fence)
+
+
 def proof(op: SettleOp | ReleaseOp | RenewOp) -> bytes:
     """What an owner shows: the fence (0 for any) and the owner field."""
     return op.fence.to_bytes(7, "big") + op.owner
@@ -256,6 +282,7 @@ FACES: dict[Verb, Script] = {
     Verb.TRANSITION: TransitionScript(),
     Verb.READ: ReadScript(),
     Verb.FORGET: ForgetScript(),
+    Verb.ADOPT: AdoptScript(),
 }
 
 
