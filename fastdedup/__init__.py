@@ -21,7 +21,7 @@ from .gateway import Dedup
 from .keys import business_key, fingerprint
 from .lock import Lock
 from .machine import StateMachine
-from .model import Outcome, Record, State, Transition, TransitionOutcome
+from .model import BreakerState, Outcome, Record, State, Transition, TransitionOutcome
 
 __version__ = "0.1.0"
 
@@ -37,6 +37,7 @@ __all__ = [
     "Reject",
     "LocalLRU",
     "FallbackPolicy",
+    "BreakerState",
     # State machines
     "StateMachine",
     "Transition",

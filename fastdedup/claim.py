@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Coroutine, Generator
 from types import GeneratorType, TracebackType
 from typing import TYPE_CHECKING, Any, cast
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED = Outcome.SUCCEEDED
 _LOST = "lost"
+_DONE = (Code.OK, Code.UNCONFIRMED)
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.4
+"""Seconds between two tries to settle while the store is unavailable."""
 _SHAREABLE = (str, int, float, bool)
 """Decoded once for all who ask; what could be changed by one caller is decoded for each."""
 
@@ -45,7 +50,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     without costing one.
     """
 
-    __slots__ = ("_entered", "_generator", "_scope", "_task", "_used", "key", "renew", "wait")
+    __slots__ = ("_entered", "_generator", "_scope", "_task", "_used", "renew", "wait")
     __name__ = "ClaimCall"  # shown for a task that runs one
 
     def __init__(
@@ -193,13 +198,16 @@ class Claim:
     Settle it once, with `complete`, `fail` or `release`. Each of these raises ClaimLostError where
     another owner has the key by now (nothing was changed), UnavailableError where the store did not
     answer (call it again: repeating is safe), UsageError on a claim that is not acquired, is
-    settled already, or belongs to another event loop.
+    settled already, or belongs to another event loop. `complete` and `fail` are tried again until the
+    lease ends before they give up: the effect has happened, and its result must not be lost to a
+    blip. To wait less, put `asyncio.timeout` around them.
     """
 
     __slots__ = (
         "__weakref__",
         "_body",
         "_call",
+        "_ends",
         "_lost",
         "_renewal",
         "_scope",
@@ -208,6 +216,9 @@ class Claim:
         "_verdict",
         "settling",
     )
+
+    _ends: float
+    """When the lease ends, in the loop's time, once somebody has asked or renewed."""
 
     def __init__(self, scope: Dedup, call: ClaimCall, verdict: Verdict) -> None:
         self._scope = scope
@@ -306,7 +317,7 @@ class Claim:
             ResultError: the codec cannot encode the result.
             ResultTooLargeError: it is larger than `max_result`; the claim stays live.
         """
-        await self._finish("completed", self._outcome_op(result, ttl, succeeded=True))
+        await self._finish("completed", self._settle(self._outcome_op(result, ttl, succeeded=True)))
 
     async def fail(self, error: Any = None, ttl: float | None = None) -> None:
         """Record a failure for good: every duplicate gets `error` for `ttl` seconds (`failure_ttl` by default).
@@ -316,12 +327,13 @@ class Claim:
         """
         if isinstance(error, BaseException):
             error = {"type": type(error).__name__, "message": str(error)}
-        await self._finish("failed", self._outcome_op(error, ttl, succeeded=False))
+        await self._finish("failed", self._settle(self._outcome_op(error, ttl, succeeded=False)))
 
     async def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""
         self._check_live()
-        await self._finish("released", ReleaseOp(self._call.wire, self._call.owner, self.fence))
+        op = ReleaseOp(self._call.wire, self._call.owner, self.fence)
+        await self._finish("released", self._act(op))
 
     async def renew(self, lease: float | None = None) -> None:
         """Start the lease anew from now: `lease` seconds, as long as the first by default."""
@@ -329,7 +341,9 @@ class Claim:
         terms = self._call.terms
         lease_ms = terms.lease_ms if lease is None else milliseconds(lease, "lease")
         keep_ms = terms.keep_ms - terms.lease_ms + lease_ms
+        ends = asyncio.get_running_loop().time() + lease_ms / 1000
         await self._act(RenewOp(self._call.wire, self._call.owner, self.fence, lease_ms, keep_ms))
+        self._ends = ends
 
     # Settling
 
@@ -362,14 +376,17 @@ class Claim:
             raise UsageError(f"this claim was {self._settled} already; settle it once")
         self._scope.check_loop()
 
-    async def _finish(self, how: str, op: Op) -> None:
+    async def _finish(self, how: str, settling: Coroutine[Any, Any, None]) -> None:
         self._settled = how
         try:
-            await self._act(op)
+            await settling
         except ClaimLostError:
             self._settled = _LOST
             raise
         except asyncio.CancelledError:
+            # Of a release no more is asked; a result whose recording was given up may be recorded again.
+            if self.settling:
+                self._settled = None
             raise
         except BaseException:
             self._settled = None
@@ -378,11 +395,31 @@ class Claim:
             if self._settled is not None and self._renewal is not None:
                 self._renewal.stop()
 
+    async def _settle(self, op: SettleOp) -> None:
+        """Until the lease ends: by the claim's own clock, which started before the store's."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                return await self._act(op)
+            except UnavailableError:
+                left = self._lease_left()
+                if left <= 0:
+                    raise
+            await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _lease_left(self) -> float:
+        now = asyncio.get_running_loop().time()
+        if not hasattr(self, "_ends"):
+            asked = getattr(self._call, "at", now)  # where the policy answered, nothing was sent
+            self._ends = asked + self._verdict.left_ms / 1000
+        return self._ends - now
+
     async def _act(self, op: Op) -> None:
         code = await self._scope.run(op, degraded=self.degraded)
         if code == Code.FOREIGN:
             raise foreign(self.key)
-        if code != Code.OK:
+        if code not in _DONE:
             self._lost = True
             raise self._lost_error()
 

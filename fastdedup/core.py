@@ -9,10 +9,14 @@ from typing import Any, TypeVar
 from .checks import check_count, check_seconds
 from .engine import Engine, wrong_loop
 from .errors import ConfigError, UsageError
-from .events import OnEvent
+from .events import BreakerClosed, BreakerOpened, Event, OnEvent, emit
+from .fallback.base import JournalledPolicy
 from .known import KnownDuplicates
+from .model import BreakerState
+from .reconcile import Reconciler
+from .router import Router
 from .stores import make_store
-from .stores.base import Store
+from .stores.base import Op, Reply, ShardedStore, Store
 from .waiters import Waiters
 
 T = TypeVar("T")
@@ -29,10 +33,12 @@ class Core:
         max_pending: int,
         known_duplicates: float,
         on_event: OnEvent | None,
+        namespace: str,
     ) -> None:
         self.timeout = check_seconds(timeout, "timeout")
         self.max_pending = check_count(max_pending, "max_pending")
         self.on_event = on_event
+        self._probe_wire = f"{namespace}:~probe".encode()
         if store is None or isinstance(store, bytes | int | float | list | tuple | dict):
             raise ConfigError(f"a URL such as redis://localhost:6379/0 is wanted, not {store!r}")
         self.store: Store = make_store(store, self.timeout) if isinstance(store, str) else store
@@ -40,13 +46,14 @@ class Core:
         off = known_duplicates is False
         self.known_age = 0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)
         # Mutable: None before open() and after aclose(); work that goes on when its caller is cancelled.
-        self.engine: Engine | None = None
-        self.last_engine: Engine | None = None
+        self.engine: Engine | Router | None = None
+        self.last_engine: Engine | Router | None = None
         """Also while closing: what was answered too late for its caller is released by it."""
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
         self._known: dict[str, KnownDuplicates] = {}
         self._kept: set[asyncio.Task[Any]] = set()
+        self._reconcilers: dict[int, Reconciler] = {}
 
     async def open(self) -> None:
         """Open the store in the running event loop.
@@ -59,7 +66,11 @@ class Core:
             raise UsageError("this Dedup is closed; make a new one")
         if self.engine is not None:
             raise UsageError("this Dedup is open already; open it once, at start-up, and share it")
-        self.engine = Engine(self.store, timeout=self.timeout, max_pending=self.max_pending)
+        store = self.store
+        if isinstance(store, ShardedStore):
+            self.engine = Router(store, self._make_engine)
+        else:
+            self.engine = self._make_engine(store)
         self.last_engine = self.engine
         try:
             await self.store.open()
@@ -80,18 +91,59 @@ class Core:
         # What must end even when its caller is gone still needs the engine.
         if self._kept:
             await asyncio.wait(self._kept, timeout=self.timeout)
+        for reconciler in self._reconcilers.values():
+            await reconciler.finish(self.timeout)
         self._closed = True
         engine, self.engine = self.engine, None
         if engine is not None:
             await engine.drain()
+        for reconciler in self._reconcilers.values():
+            reconciler.give_up()
         await self.store.aclose()
         self.waiters.freed(None)
+
+    @property
+    def breaker(self) -> BreakerState:
+        """Whether the store is asked. CLOSED before opening: nothing is known to its disadvantage."""
+        return BreakerState.CLOSED if self.engine is None else self.engine.breaker
+
+    def _make_engine(self, store: Store) -> Engine:
+        name = getattr(store, "name", type(store).__name__)
+
+        def on_breaker(reason: str, lasted: float) -> None:
+            self.report(BreakerOpened(name, reason) if reason else BreakerClosed(name, lasted))
+            for reconciler in self._reconcilers.values():
+                reconciler.store_is_back()
+
+        return Engine(
+            store,
+            timeout=self.timeout,
+            max_pending=self.max_pending,
+            probe_wire=self._probe_wire,
+            on_breaker=on_breaker,
+        )
+
+    def report(self, event: Event) -> None:
+        """Hand an event to the user's callback."""
+        emit(self.on_event, event)
+
+    def reconcile(self, policy: JournalledPolicy) -> None:
+        """A policy has answered: what it made is brought into the store as soon as that takes it."""
+        reconciler = self._reconcilers.get(id(policy))
+        if reconciler is None:
+            reconciler = Reconciler(policy, self._submit, self.report, lambda: self.waiters.freed(None))
+            self._reconcilers[id(policy)] = reconciler
+        if self._closing is None:
+            reconciler.wake()
+
+    def _submit(self, op: Op) -> asyncio.Future[Reply]:
+        return self.running_engine().submit(op)
 
     def known_of(self, namespace: str) -> KnownDuplicates:
         """Return what is known in a namespace, whichever scope learned it."""
         return self._known.setdefault(namespace, KnownDuplicates(self.known_age))
 
-    def running_engine(self) -> Engine:
+    def running_engine(self) -> Engine | Router:
         """Return the engine, in the event loop that it belongs to.
 
         Raises:

@@ -12,27 +12,24 @@ follow and are answered from its reply, as if they had come right behind it.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
+from math import inf
 from threading import get_ident
 from typing import NoReturn, cast
 
 from .errors import UnavailableError, UsageError
-from .model import Outcome
+from .guard import Guard, OnChange
+from .lanes import Lanes
+from .model import BreakerState, Outcome
 from .stores.base import ClaimOp, DirectStore, Op, ReleaseOp, Reply, Store, Verb, Verdict
 
 _GRACE = 0.05
 """Seconds that a batch gets on top where the loop itself was blocked past the deadline."""
 
-_MIN_BATCH = 16
-"""Smaller batches cost more than their overlapping saves."""
 
-# Always first: whoever settles gives work back. Claims cannot be starved by it, as every settling
-# needs a claim before it; and a release must overtake the claims that wait for it.
-_URGENT = (Verb.ADOPT, Verb.SETTLE, Verb.RELEASE, Verb.RENEW)
-# In turn: whichever was served goes to the end.
-_IN_TURN = (Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET)
+_OPEN = BreakerState.OPEN
 
 
 class Engine:
@@ -44,6 +41,8 @@ class Engine:
         max_bytes: bytes of results in a batch at most.
         max_in_flight: batches under way at once.
         max_pending: operations waiting or under way; one more is refused with UnavailableError.
+        probe_wire: a store key that nobody uses, to ask by whether the store is back.
+        on_breaker: called when the breaker has opened or closed.
     """
 
     def __init__(
@@ -55,21 +54,23 @@ class Engine:
         max_bytes: int = 1024 * 1024,
         max_in_flight: int = 4,
         max_pending: int = 65_536,
+        probe_wire: bytes = b"fastdedup:~probe",
+        on_breaker: OnChange | None = None,
     ) -> None:
         self._store = store
         self._direct = store if isinstance(store, DirectStore) else None
         self._timeout = timeout
-        self._max_batch = max_batch
-        self._max_bytes = max_bytes
         self._max_in_flight = max_in_flight
-        # 0 once closed: one comparison refuses both.
+        self._max_pending = max_pending
+        self._on_breaker = on_breaker
+        self._guard = Guard(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
+        # 0 once closed, and while the breaker is open: one comparison refuses all.
         self._room = max_pending
         self._loop = asyncio.get_running_loop()
         self._thread = get_ident()
-        # Mutable: what waits, by verb; how much waits or is under way; the batches under way.
-        self._lanes: dict[Verb, deque[Op]] = {verb: deque() for verb in (*_URGENT, *_IN_TURN)}
-        self._claims = self._lanes[Verb.CLAIM]
-        self._turns = deque(_IN_TURN)
+        # Mutable: what waits; how much waits or is under way; the batches under way.
+        self._lanes = Lanes(max_batch=max_batch, max_bytes=max_bytes, retire=self._retire)
+        self._claims = self._lanes.claims
         self._pending = 0
         self._batches: set[Batch] = set()
         self._flushing = False
@@ -96,6 +97,11 @@ class Engine:
     def in_flight(self) -> int:
         """Batches under way."""
         return len(self._batches)
+
+    @property
+    def breaker(self) -> BreakerState:
+        """OPEN while the store does not answer and is asked by probes alone."""
+        return self._guard.state
 
     def submit(self, op: Op) -> asyncio.Future[Reply]:
         """Accept an operation; the future gets its reply.
@@ -155,6 +161,7 @@ class Engine:
         """Refuse new operations, answer the accepted ones: at most one deadline long."""
         self._closed = True
         self._room = 0
+        await self._guard.aclose()
         if self._pending or self._batches:
             self._drained = self._loop.create_future()
             await self._drained
@@ -168,6 +175,8 @@ class Engine:
             raise UsageError("this Dedup is closed; open a new one")
         if get_ident() != self._thread:
             raise wrong_loop()
+        if self._guard.state is _OPEN:
+            raise self._guard.error()
         raise UnavailableError(f"{self._pending} operations are pending, the limit; the store is too slow")
 
     def _enqueue(self, op: Op) -> asyncio.Future[Reply]:
@@ -181,7 +190,7 @@ class Engine:
             self._flush_soon()
         self._pending += 1
         op.at = self._now
-        self._lanes[op.verb].append(op)
+        self._lanes.put(op)
 
     def _flush_soon(self) -> None:
         """At the end of this turn of the loop; all that comes until then shares one look at the clock."""
@@ -191,56 +200,20 @@ class Engine:
         self._now = self._loop.time()
         self._loop.call_soon(self._flush)
 
-    # Forming batches: decides what goes out, sends nothing itself.
+    # Sending
 
     def _flush(self) -> None:
         self._flushing = False
-        while len(self._batches) < self._max_in_flight and (ops := self._next_batch()):
+        if self._guard.state is _OPEN:
+            self._refuse_waiting()
+        while (free := self._max_in_flight - len(self._batches)) > 0 and (
+            ops := self._lanes.next_batch(free)
+        ):
             self._start(Batch(ops, ops[0].at + self._timeout))
         if self._timer is None:
             self._set_timer()
         if self._drained is not None and not self._pending and not self._batches and not self._drained.done():
             self._drained.set_result(None)
-
-    def _next_batch(self) -> list[Op]:
-        for verb in _URGENT:
-            if (lane := self._lanes[verb]) and (batch := self._take(lane)):
-                return batch
-        turns = self._turns
-        for _ in range(len(turns)):
-            verb = turns[0]
-            turns.rotate(-1)
-            if (lane := self._lanes[verb]) and (batch := self._take(lane)):
-                return batch
-        return []
-
-    def _take(self, lane: deque[Op]) -> list[Op]:
-        if lane is self._claims:
-            return self._take_claims()
-        batch: list[Op] = []
-        weight = 0
-        while lane and len(batch) < self._max_batch and weight < self._max_bytes:
-            op = lane.popleft()
-            weight += op.weight
-            batch.append(op)
-        return batch
-
-    def _share(self, waiting: int) -> int:
-        """What waits is spread over the free slots: the store works on one batch, the loop on another's answers."""
-        free = self._max_in_flight - len(self._batches)
-        return min(waiting, self._max_batch, max(_MIN_BATCH, -(-waiting // free)))
-
-    def _take_claims(self) -> list[Op]:
-        """Nobody waits for a claim that was cancelled before it went out. All else is an order."""
-        lane = self._claims
-        taken = [lane.popleft() for _ in range(self._share(len(lane)))]
-        batch = [op for op in taken if not op.future.done()]
-        if len(batch) != len(taken):
-            for op in taken:
-                if op.future.done():
-                    self._retire(cast(ClaimOp, op))
-            return batch or (self._take_claims() if lane else [])
-        return batch
 
     def _retire(self, op: ClaimOp) -> None:
         """Drop a claim that was never sent; its first living follower leads."""
@@ -254,7 +227,7 @@ class Engine:
         living = [follower for follower in followers if not follower.future.done()]
         if living:
             leader, rest = living[0], living[1:]
-            leader.followers = rest or None
+            leader.followers = rest if rest or hasattr(leader, "witness") else None
             self._pending += len(rest)
             self._leaders[leader.wire] = leader
             self._put(leader)
@@ -299,8 +272,12 @@ class Engine:
         self._batches.discard(batch)
         if isinstance(outcome, BaseException):
             self._fail(batch.ops, outcome)
+            if isinstance(outcome, UnavailableError) and not self._closed:
+                self._guard.failed(outcome)
         else:
             self._deliver(batch.ops, outcome)
+            if self._guard.troubled:
+                self._guard.answered()
         self._flush()
 
     def _deliver(self, batch: Sequence[Op], replies: Sequence[Reply]) -> None:
@@ -324,8 +301,10 @@ class Engine:
                 self._claim_done(op, reply)
 
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
-        """Deliver a claim that others follow, or whose caller is gone."""
+        """Deliver a claim that others follow or witness, or whose caller is gone."""
         if not op.future.done():
+            if hasattr(op, "witness"):
+                op.witness(op, reply)
             op.future.set_result(reply)
         elif self._release_unwanted(op, reply):
             # The release overtakes: one of these may be the first.
@@ -383,7 +362,9 @@ class Engine:
 
     def _set_timer(self) -> None:
         due = [batch.deadline for batch in self._batches]
-        due += [lane[0].at + self._timeout for lane in self._lanes.values() if lane]
+        oldest = self._lanes.oldest()
+        if oldest is not None:
+            due.append(oldest + self._timeout)
         if due:
             self._due = min(due)
             self._timer = self._loop.call_at(self._due, self._on_timer)
@@ -396,11 +377,9 @@ class Engine:
             self._due = now + _GRACE
             self._timer = self._loop.call_at(self._due, self._on_timer)
             return
-        for lane in self._lanes.values():
-            while lane and lane[0].at + self._timeout <= now:
-                op = lane.popleft()
-                self._pending -= 1
-                self._fail_one(op, UnavailableError(f"the store was busy for {self._timeout:g} s"))
+        for op in self._lanes.overdue(now - self._timeout):
+            self._pending -= 1
+            self._fail_one(op, UnavailableError(f"the store was busy for {self._timeout:g} s"))
         self._give_up([batch for batch in self._batches if batch.deadline <= now])
         self._flush()
 
@@ -416,6 +395,20 @@ class Engine:
 
     def _too_late(self) -> UnavailableError:
         return UnavailableError(f"the store gave no answer within {self._timeout:g} s")
+
+    # The breaker: while it is open everything is refused at once
+
+    def _breaker_changed(self, reason: str, lasted: float) -> None:
+        closed = not reason
+        self._room = self._max_pending if closed and not self._closed else 0
+        if self._on_breaker is not None:
+            self._on_breaker(reason, lasted)
+
+    def _refuse_waiting(self) -> None:
+        """What waited for a batch when the breaker opened; also a release on behalf of a cancelled caller."""
+        for op in self._lanes.overdue(inf):
+            self._pending -= 1
+            self._fail_one(op, self._guard.error())
 
 
 class Batch:

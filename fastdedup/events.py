@@ -29,7 +29,60 @@ class LeaseLost:
     fence: int
 
 
-Event = Degraded | LeaseLost
+@dataclass(frozen=True, slots=True)
+class BreakerOpened:
+    """The store does not answer: from now on the policy does at once, and probes look for its return."""
+
+    store: str
+    """Which store or node, as far as it has a name."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerClosed:
+    """The store answers again."""
+
+    store: str
+    lasted: float
+    """Seconds for which the breaker was open."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """An outage left two owners of one key: one in this process, one in the store. Both may have acted."""
+
+    namespace: str
+    key: str
+    """The key, or "#" and its digest where that is all that is known."""
+    ours: str
+    """The owner whom the fallback policy let through."""
+    theirs: str
+    """The owner whom the store knows."""
+    kept: str
+    """Whose record stands, "ours" or "theirs": a success outranks all but another success, else theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreplayed:
+    """What was answered in an outage never got into the store: it is forgotten."""
+
+    namespace: str
+    key: str
+    owner: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """The store is back, and what was answered in the outage has been put there."""
+
+    adopted: int
+    """Keys."""
+    conflicts: int
+    """Of these, how many had another owner by then: each is a `Conflict` of its own."""
+
+
+Event = Degraded | LeaseLost | BreakerOpened | BreakerClosed | Conflict | Unreplayed | Replayed
 OnEvent = Callable[[Event], None]
 
 

@@ -16,12 +16,12 @@ from .codec import Codec, JSONCodec
 from .core import Core, check_supported
 from .errors import ConfigError, InvalidKeyError, UnavailableError
 from .events import Degraded, LeaseLost, OnEvent, emit
-from .fallback.base import FallbackPolicy
+from .fallback.base import FallbackPolicy, JournalledPolicy
 from .fallback.reject import Reject
 from .keys import READABLE_BYTES, Keyspace, Kind, fingerprint
 from .lock import LockCall
 from .machine import StateMachine, Transitions
-from .model import Record, State
+from .model import BreakerState, Record, State
 from .once import once
 from .owners import draw_owner, owner_field, owner_text
 from .patience import claim_patiently
@@ -54,6 +54,7 @@ _STATES = {
     "S": State.SUCCEEDED,
     "F": State.FAILED,
 }
+_HELD_LOCALLY = "this key was used while the store was unavailable, and the store does not know of it yet"
 _FREEING = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
 
 
@@ -128,6 +129,7 @@ class Dedup:
             max_pending=max_pending,
             known_duplicates=known_duplicates,
             on_event=on_event,
+            namespace=namespace,
         )
         self._set_up(core, settings)
 
@@ -141,6 +143,7 @@ class Dedup:
         self._known = core.known_of(settings.namespace)
         # The claims of most programs ask nothing of the policy; then the hot path does not either.
         self._remembers = not isinstance(policy, Reject)
+        self._journal = policy if isinstance(policy, JournalledPolicy) else None
         self._claims = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys)
         self._locks = Keyspace(settings.namespace, Kind.LOCK, readable=settings.readable_keys)
         self._terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
@@ -175,6 +178,11 @@ class Dedup:
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    @property
+    def breaker(self) -> BreakerState:
+        """OPEN while the store does not answer and is not asked; PARTLY_OPEN where some nodes of a Cluster do not."""
+        return self._core.breaker
 
     def scoped(
         self,
@@ -408,8 +416,11 @@ class Dedup:
         engine = self._core.engine
         if engine is None:
             raise self._core.not_open()
-        if self._remembers and self._policy.holds(op.wire):
-            raise UnavailableError("this key was claimed while the store was unavailable")
+        if self._remembers:
+            if self._policy.holds(op.wire):
+                raise UnavailableError(_HELD_LOCALLY)
+            if self._journal is not None:
+                op.let_witness(self._journal.saw)
         return engine.claim(op) if op.terms.shared and not op.named else engine.claim_named(op)
 
     def disown(self, op: ClaimOp) -> None:
@@ -424,12 +435,16 @@ class Dedup:
     async def run(self, op: Op, *, degraded: bool = False) -> Reply:
         """Execute one operation that is no claim; `degraded` where it belongs to the policy's own record."""
         engine = self._core.running_engine()
-        if degraded or (self._remembers and self._policy.holds(op.wire)):
+        if self._remembers and self._policy.holds(op.wire):
+            return self._ask_policy_alone(op)
+        if degraded and self._journal is None:
             return self._ask_policy_alone(op)
         try:
             reply = await engine.submit(op)
             if isinstance(reply, UnavailableError):
                 raise reply
+            if self._journal is not None:
+                self._journal.saw(op, reply)
             return reply
         except UnavailableError as error:
             return self.fall_back(op, error)
@@ -437,9 +452,7 @@ class Dedup:
     def _ask_policy_alone(self, op: Op) -> Reply:
         """Of a record that the policy made, the store knows nothing; once that is gone, nobody does."""
         try:
-            return self.fall_back(
-                op, UnavailableError("this key was claimed while the store was unavailable")
-            )
+            return self.fall_back(op, UnavailableError(_HELD_LOCALLY))
         except UnavailableError:
             if self._policy.holds(op.wire):
                 raise
@@ -454,6 +467,8 @@ class Dedup:
             emit(on_event, Degraded(settings.namespace, op.verb.value, False, str(error)))
             raise
         emit(on_event, Degraded(settings.namespace, op.verb.value, True, str(error)))
+        if self._journal is not None:
+            self._core.reconcile(self._journal)
         if op.verb in _FREEING:
             self._core.waiters.freed(op.wire)
         return reply

@@ -35,6 +35,10 @@ class Kind(Enum):
     MACHINE = (b"@", b"$")
 
 
+_WIRE = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$])(.*)", re.DOTALL)
+_READABLE_MARKS = {kind.value[0] for kind in Kind}
+
+
 class Keyspace:
     """Turns the keys of one namespace and kind into store keys: `shop:=order:7`, or a digest where long."""
 
@@ -72,6 +76,15 @@ class Keyspace:
     def wire_digest(self, data: bytes) -> bytes:
         """Return the store key of a secret: always a digest, so that the store never holds the secret."""
         return self._digested + blake2b(data, digest_size=16).digest()
+
+
+def names_of(wire: bytes) -> tuple[str, str]:
+    """Return the namespace and the key that a store key stands for; of a long key or a token its digest."""
+    found = _WIRE.fullmatch(wire)
+    if found is None:
+        return "", wire.decode(errors="replace")
+    namespace, mark, key = found.groups()
+    return namespace.decode(), key.decode(errors="replace") if mark in _READABLE_MARKS else "#" + key.hex()
 
 
 def _not_text(what: str, value: object) -> InvalidKeyError:

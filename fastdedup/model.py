@@ -34,6 +34,17 @@ class State(StrEnum):
     FAILED = "failed"
 
 
+class BreakerState(StrEnum):
+    """Whether a store is asked."""
+
+    CLOSED = "closed"
+    """It answers."""
+    PARTLY_OPEN = "partly_open"
+    """Some nodes of a Cluster do not answer."""
+    OPEN = "open"
+    """It does not answer: callers are answered by the policy at once, and probes look whether it is back."""
+
+
 class TransitionOutcome(StrEnum):
     """What became of a requested transition."""
 

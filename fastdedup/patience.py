@@ -34,7 +34,9 @@ async def claim_patiently(scope: Dedup, core: Core, call: ClaimCall) -> Verdict:
             if not reply.fresh:
                 continue  # answered by the engine: ask the store itself, so that it has us on its list
             alarm = min(left, reply.left_ms / 1000 + 0.001)
-            await asyncio.wait([freed], timeout=alarm if heard else min(alarm, _DEAF_PAUSE))
+            # Of what a fallback holds no other process, nor another gate of this one, sends news.
+            told = heard and not reply.degraded
+            await asyncio.wait([freed], timeout=alarm if told else min(alarm, _DEAF_PAUSE))
 
 
 async def _listens(core: Core) -> bool:
@@ -49,6 +51,7 @@ async def _listens(core: Core) -> bool:
 async def _claim_watched(scope: Dedup, call: ClaimCall, patient: Terms) -> Verdict:
     op = ClaimOp(call.wire, patient, call.owner, call.fingerprint)
     op.named = call.named
+    op.key = call.key
     call.at = asyncio.get_running_loop().time()
     try:
         return verdict_of(await scope.start_claim(op), call.key)

@@ -58,6 +58,10 @@ end
 local function read(key, states)
   local record = redis.pcall('GET', key)
   if record == false then return false end
+  -- Refused (an ACL, a stale replica) says nothing of the value: raise that. A list or a hash is foreign.
+  if type(record) == 'table' and not string.find(tostring(record.err), 'WRONGTYPE', 1, true) then
+    redis.call('GET', key)
+  end
   if type(record) ~= 'string' or #record < 19 or byte(record) ~= 1 then return nil end
   local state = sub(record, 2, 2)
   if not string.find(states, state, 1, true) then return nil end

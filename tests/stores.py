@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import fakeredis
+import pytest
 import redis
 
-from fastdedup import Dedup
-from fastdedup.stores.base import Store
+from fastdedup import Dedup, FallbackPolicy, LocalLRU, Reject, UnavailableError
+from fastdedup.stores.base import Op, Reply, Store, Verb
+from fastdedup.stores.memory import MemoryStore
 
 from .fakes import fake_store
 from .servers import RedisServer
@@ -21,16 +23,32 @@ TIMEOUT = 5.0
 class Backend:
     """A running store; `make` returns gates on it. `raw` is a client to look behind them, or None."""
 
-    def __init__(self, name: str, store: Callable[[], str | Store], raw: redis.Redis | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Callable[[], str | Store],
+        raw: redis.Redis | None,
+        *,
+        policy: Callable[[], FallbackPolicy] = Reject,
+    ) -> None:
         self.name = name
         self._store = store
+        # One for all gates of a test: unique within a process is what LocalLRU promises.
+        self._make_policy = policy
+        self._policy = policy()
         self.raw = raw
 
     def make(self, **options: object) -> Dedup:
-        settings = {"namespace": "t", "timeout": TIMEOUT, **options}
+        settings = {"namespace": "t", "timeout": TIMEOUT, "on_unavailable": self._policy, **options}
         return Dedup(self._store(), **settings)  # type: ignore[arg-type]
 
+    @property
+    def only_the_store_knows(self) -> AbstractContextManager[object]:
+        """Around what a fallback refuses to guess: there it is UnavailableError, elsewhere an answer."""
+        return pytest.raises(UnavailableError) if self.name == "local" else nullcontext()
+
     def clear(self) -> None:
+        self._policy = self._make_policy()
         if self.raw is not None:
             self.raw.flushdb()
 
@@ -57,8 +75,25 @@ def real() -> Iterator[Backend]:
         server.stop()
 
 
+class DownStore(MemoryStore):
+    """A store that never answers."""
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        raise UnavailableError("the store is down")
+
+    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
+        raise UnavailableError("the store is down")
+
+
+@contextmanager
+def local() -> Iterator[Backend]:
+    """LocalLRU in a long outage: the same contract, each answer marked as degraded."""
+    yield Backend("local", DownStore, None, policy=LocalLRU)
+
+
 STORES: dict[str, Callable[[], AbstractContextManager[Backend]]] = {
     "memory": memory,
+    "local": local,
     "fakeredis": fake,
     "redis": real,
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 from ..errors import UnavailableError
-from ..stores.base import Op, Reply
+from ..events import Conflict, Unreplayed
+from ..stores.base import Adopted, AdoptOp, Code, ForgetOp, Op, Reply
 
 
 @runtime_checkable
@@ -13,7 +15,24 @@ class FallbackPolicy(Protocol):
     """Answers an operation in place of the store, or says that nobody can.
 
     A policy must never answer as if the check had been made: it either keeps records of its own,
-    or raises. It is called in the event loop and must not block.
+    or raises. It is called in the event loop and must not block. What it is asked, and what it may
+    answer, stands in `fastdedup.stores.base`: operations (`ClaimOp`, `SettleOp`, …) and replies
+    (`Verdict` for a claim, `Moved` for a transition, a `Code` for most else), with `degraded=True`
+    wherever there is such a field.
+
+    A policy that lets premium customers go on, and refuses all others::
+
+        class PremiumOnly:
+            def __init__(self) -> None:
+                self.local = LocalLRU(maxsize=1_000)
+
+            def answer(self, op: Op, error: UnavailableError) -> Reply:
+                if b"premium" in op.wire:          # the store's key: namespace, kind, the user's key
+                    return self.local.answer(op, error)
+                raise UnavailableError("only premium orders for now", retry_after=5.0)
+
+            def holds(self, wire: bytes) -> bool:
+                return self.local.holds(wire)
     """
 
     def answer(self, op: Op, error: UnavailableError) -> Reply:
@@ -21,5 +40,39 @@ class FallbackPolicy(Protocol):
         ...
 
     def holds(self, wire: bytes) -> bool:
-        """True while this policy keeps a record for a store key: then it goes on answering for it."""
+        """True while this policy keeps a record that the store does not know: then it goes on answering for it."""
+        ...
+
+
+@runtime_checkable
+class JournalledPolicy(FallbackPolicy, Protocol):
+    """An optional ability of a policy: to bring what it answered into the store, once that is back.
+
+    The gateway then tells it what the store answers (`saw`), and when the store is back takes the
+    journal's lines (`next_lines`), has each adopted, and reports (`adopted`, or `put_back`).
+    """
+
+    def saw(self, op: Op, reply: Reply) -> None:
+        """The store has answered. Must not raise."""
+        ...
+
+    def next_lines(self, most: int) -> Sequence[AdoptOp | ForgetOp]:
+        """Take lines that the store has yet to adopt (or records that it has yet to forget), the oldest first."""
+        ...
+
+    def adopted(self, line: AdoptOp | ForgetOp, reply: Adopted | Code) -> Conflict | Unreplayed | None:
+        """The store has judged a line: return what was lost by it, if anything."""
+        ...
+
+    def put_back(self, line: AdoptOp | ForgetOp, *, asked: bool) -> Unreplayed | None:
+        """The store did not answer, or was not even asked: the line is still to be adopted."""
+        ...
+
+    def give_up(self) -> Sequence[Unreplayed]:
+        """Return what has not been adopted: the gate is closing."""
+        ...
+
+    @property
+    def lines(self) -> int:
+        """How many lines are yet to be adopted."""
         ...

@@ -105,7 +105,12 @@ class ClaimOp(Op):
     """Claim, redeem or consume a key."""
 
     verb = Verb.CLAIM
-    __slots__ = ("counted", "fingerprint", "followers", "named", "owner", "tail", "terms")
+    __slots__ = ("counted", "fingerprint", "followers", "key", "named", "owner", "tail", "terms", "witness")
+
+    key: str
+    """What the caller calls it."""
+    witness: Callable[[ClaimOp, Reply], None]
+    """Called with the reply before anything else can happen; set by `let_witness` alone."""
 
     def __init__(self, wire: bytes, terms: Terms, owner: bytes, fingerprint: bytes | None) -> None:
         self.wire = wire
@@ -117,6 +122,11 @@ class ClaimOp(Op):
         self.followers: list[ClaimOp] | None = None
         self.named = False
         self.counted = False
+
+    def let_witness(self, witness: Callable[[ClaimOp, Reply], None]) -> None:
+        """Have the engine call `witness` when the store has answered, before the claimant goes on."""
+        self.witness = witness
+        self.followers = []  # so that the engine takes the way on which it looks closer
 
 
 class SettleOp(Op):

@@ -60,6 +60,7 @@ class MemoryStore:
         maxsize: records held at most.
         max_bytes: estimate of the memory they may take.
         clock: seconds since 1970.
+        make_room: called when full: drops a record that may go, or returns False.
     """
 
     def __init__(
@@ -68,10 +69,12 @@ class MemoryStore:
         maxsize: int = 1_000_000,
         max_bytes: int = 1024 * 1024 * 1024,
         clock: Callable[[], float] = time.time,
+        make_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self._maxsize = maxsize
         self._max_bytes = max_bytes
         self._clock = clock
+        self._evict = make_room
         self._listeners: list[Callable[[bytes | None], None]] = []
         # Mutable: the records, the order in which they expire (stale pairs are passed over), their size.
         self._entries: dict[bytes, Entry] = {}
@@ -137,8 +140,47 @@ class MemoryStore:
 
     def holds(self, wire: bytes) -> bool:
         """True while a record stands under this key."""
-        self._expire(int(self._clock() * 1000))
+        self.now()
         return wire in self._entries
+
+    # For who keeps records here on behalf of another store: see `fallback/local.py`
+
+    def now(self) -> int:
+        """Return the time in ms since 1970; what has expired by then is gone."""
+        now = int(self._clock() * 1000)
+        self._expire(now)
+        return now
+
+    def entry(self, wire: bytes) -> Entry | None:
+        """Return the record under a key."""
+        return self._entries.get(wire)
+
+    def put(self, wire: bytes, entry: Entry, expires: int) -> None:
+        """Put a record under a key, whatever stands there, until `expires` (ms since 1970).
+
+        Raises:
+            UnavailableError: there is no room.
+        """
+        former = self._entries.get(wire)
+        if former is None:
+            self._make_room(len(entry.payload))
+            self._bytes += _OVERHEAD
+        else:
+            self._bytes -= len(former.payload)
+        self._bytes += len(entry.payload)
+        self._entries[wire] = entry
+        if entry.state != "M":
+            self._fence = max(self._fence, entry.fence)
+        self._keep(wire, entry, expires)
+
+    def keep(self, wire: bytes, entry: Entry, expires: int) -> None:
+        """Let a record stand until another time."""
+        self._keep(wire, entry, expires)
+
+    def drop(self, wire: bytes) -> None:
+        """Remove the record under a key, where there is one."""
+        if wire in self._entries:
+            self._drop(wire)
 
     # Claims
 
@@ -195,7 +237,9 @@ class MemoryStore:
             return Code.OK
         if entry.state not in _LIVE:
             return Code.LOST
-        if self._bytes + len(op.payload) > self._max_bytes:
+        while self._bytes + len(op.payload) > self._max_bytes:
+            if self._evict():
+                continue
             raise UnavailableError(f"the local store is full: {self._max_bytes} bytes of results and records")
         self._bytes += len(op.payload)
         entry.payload = op.payload
@@ -307,19 +351,10 @@ class MemoryStore:
         return Adopted(code, former.owner, former.fence)
 
     def _place(self, op: AdoptOp, now: int, fence: int) -> None:
-        record, former = op.record, self._entries.get(op.wire)
-        if former is None:
-            self._make_room()
-            self._bytes += _OVERHEAD
-        else:
-            self._bytes -= len(former.payload)
+        record = op.record
         entry = Entry(record.state, record.owner, fence, record.attempt, now + record.left_ms, 0)
         entry.fingerprint, entry.payload, entry.token = record.fingerprint, record.payload, record.token
-        self._bytes += len(entry.payload)
-        self._entries[op.wire] = entry
-        self._keep(op.wire, entry, now + max(record.ttl_ms, 1))
-        if record.state != "M":
-            self._fence = max(self._fence, fence)
+        self.put(op.wire, entry, now + max(record.ttl_ms, 1))
 
     def _tell(self, wire: bytes) -> None:
         for on_freed in self._listeners:
@@ -346,8 +381,10 @@ class MemoryStore:
     def _drop(self, wire: bytes) -> None:
         self._bytes -= _OVERHEAD + len(self._entries.pop(wire).payload)
 
-    def _make_room(self) -> None:
-        if len(self._entries) >= self._maxsize or self._bytes + _OVERHEAD > self._max_bytes:
+    def _make_room(self, size: int = 0) -> None:
+        while len(self._entries) >= self._maxsize or self._bytes + _OVERHEAD + size > self._max_bytes:
+            if self._evict():
+                continue
             raise UnavailableError(
                 f"the local store is full: {len(self._entries)} unexpired records, {self._bytes} bytes; "
                 "it refuses new keys rather than forget a claim (raise maxsize or lower ttl)"

@@ -24,7 +24,8 @@ ORDER = {
 async def test_a_machine_moves_along_its_definition(backend: Backend) -> None:
     async with backend.make() as dedup:
         orders = dedup.machine("order", initial="pending", transitions=ORDER)
-        assert await orders.get("42") == ("pending", 0)
+        with backend.only_the_store_knows:
+            assert await orders.get("42") == ("pending", 0)
         move = await orders.transition("42", to="paid")
         assert (move.outcome, move.state, move.version) == (TransitionOutcome.CHANGED, "paid", 1)
         assert move.changed
@@ -33,7 +34,8 @@ async def test_a_machine_moves_along_its_definition(backend: Backend) -> None:
         illegal = await orders.transition("42", to="canceled")
         assert (illegal.outcome, illegal.state, illegal.version) == (TransitionOutcome.ILLEGAL, "paid", 1)
         assert await orders.get("42") == ("paid", 1)
-        assert await orders.get("43") == ("pending", 0)
+        with backend.only_the_store_knows:
+            assert await orders.get("43") == ("pending", 0)
 
 
 async def test_a_version_must_be_the_present_one(backend: Backend) -> None:

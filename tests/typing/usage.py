@@ -21,7 +21,16 @@ from fastdedup import (
     business_key,
     fingerprint,
 )
-from fastdedup.events import Degraded, Event, LeaseLost
+from fastdedup.events import (
+    BreakerClosed,
+    BreakerOpened,
+    Conflict,
+    Degraded,
+    Event,
+    LeaseLost,
+    Replayed,
+    Unreplayed,
+)
 from fastdedup.stores.base import Op, Reply, Verdict
 
 
@@ -50,10 +59,15 @@ class Brave:
 
 
 def on_event(event: Event) -> None:
-    if isinstance(event, Degraded):
-        assert_type(event.reason, str)
-    else:
-        assert_type(event, LeaseLost)
+    match event:
+        case Degraded() | BreakerOpened() | Unreplayed():
+            assert_type(event.reason, str)
+        case LeaseLost() | Conflict():
+            assert_type(event.key, str)
+        case BreakerClosed():
+            assert_type(event.lasted, float)
+        case _:
+            assert_type(event, Replayed)
 
 
 def settings() -> None:

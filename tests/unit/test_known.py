@@ -3,13 +3,13 @@
 Shown by a store that is down meanwhile: whoever is answered then was answered from memory.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from fastdedup import ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup import BreakerState, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
 
 from .test_fallback import FlakyStore
 
@@ -181,7 +181,9 @@ async def test_the_oldest_go_first_when_there_are_too_many(
         assert [await told_from_memory(store, dedup, key) for key in "abcd"] == [False, True, True, True]
 
 
-async def test_results_are_bounded_in_bytes(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_results_are_bounded_in_bytes(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
     """Sixteen of the largest, and none that is larger; what went makes room."""
     monkeypatch.setattr("fastdedup.known.MAX_BYTES", 16 * 100)
     keys = [str(number) for number in range(20)]
@@ -195,6 +197,9 @@ async def test_results_are_bounded_in_bytes(clock: Clock, monkeypatch: pytest.Mo
         clock.now += 1.0
         for key in keys:
             assert not await told_from_memory(store, dedup, key)
+        await wait_until(
+            lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back"
+        )
         await dedup.claim("0")
         assert await told_from_memory(store, dedup, "0")
 

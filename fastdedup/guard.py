@@ -1,0 +1,90 @@
+"""Runs one store's breaker: counts what fails, and while it is open looks whether the store is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from .errors import UnavailableError
+from .fallback.breaker import Breaker
+from .model import BreakerState
+from .stores.base import ProbedStore, ReadOp, Store, Verb
+from .tasks import stop
+
+OnChange = Callable[[str, float], None]
+"""Called with a reason and 0.0 when the breaker has opened, with "" and the seconds it was open when closed."""
+
+
+class Guard:
+    """Says whether a store is to be asked; belongs to one event loop.
+
+    Args:
+        timeout: seconds that a probe has.
+        wire: a store key that nobody uses, to ask by.
+        on_change: see `OnChange`; called in the loop, must not raise.
+    """
+
+    def __init__(self, store: Store, *, timeout: float, wire: bytes, on_change: OnChange) -> None:
+        self._store = store
+        self._timeout = timeout
+        self._wire = wire
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        # Mutable: the decider; since when it is open, in the loop's time; the task that probes.
+        self._breaker = Breaker()
+        self._opened_at = 0.0
+        self._prober: asyncio.Task[None] | None = None
+
+    @property
+    def state(self) -> BreakerState:
+        """CLOSED or OPEN."""
+        return self._breaker.state
+
+    @property
+    def troubled(self) -> bool:
+        """True where the last batches failed: then `answered` has something to do."""
+        return self._breaker.failed_in_a_row > 0
+
+    def answered(self) -> None:
+        """A batch was answered."""
+        self._breaker.succeeded()
+
+    def failed(self, error: UnavailableError) -> None:
+        """A batch was not answered."""
+        if self._breaker.failed(str(error)):
+            self._opened_at = self._loop.time()
+            self._prober = self._loop.create_task(self._probe_until_back(), name="fastdedup-probe")
+            self._on_change(self._breaker.reason, 0.0)
+
+    def error(self) -> UnavailableError:
+        """The error for an operation that is not even tried."""
+        lasted = self._loop.time() - self._opened_at
+        return UnavailableError(f"{self._breaker.reason} (breaker open: not asked for {lasted:.1f} s)")
+
+    async def aclose(self) -> None:
+        """Probe no more."""
+        if self._prober is not None:
+            await stop(self._prober)
+
+    async def _probe_until_back(self) -> None:
+        while True:
+            await asyncio.sleep(self._breaker.pause())
+            if self._breaker.probed(await self._probe()):
+                self._on_change("", self._loop.time() - self._opened_at)
+                return
+
+    async def _probe(self) -> str | None:
+        """Ask once; None where the store would take a write, else why not."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                if isinstance(self._store, ProbedStore):
+                    await self._store.probe(self._wire)
+                else:
+                    await self._store.execute(Verb.READ, [ReadOp(self._wire)])
+        except TimeoutError:
+            return f"the store gave no answer within {self._timeout:g} s"
+        except UnavailableError as error:
+            return str(error)
+        except Exception:  # noqa: BLE001 -- it answers, and this is no outage: who asks next shall meet it
+            return None
+        return None
