@@ -13,6 +13,7 @@ from .errors import (
     MismatchError,
     ResultError,
     ResultTooLargeError,
+    ShortfallError,
     UnavailableError,
     UsageError,
 )
@@ -49,6 +50,7 @@ __all__ = [
     # Errors
     "DedupError",
     "UnavailableError",
+    "ShortfallError",
     "ClaimLostError",
     "InProgressError",
     "MismatchError",

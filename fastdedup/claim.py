@@ -1,195 +1,47 @@
-"""A claim, from asking to settling: `ClaimCall` is what `dedup.claim()` returns, `Claim` the answer."""
+"""The answer to a claim, and the right to settle it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine, Generator
-from types import GeneratorType, TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
 
 from . import codec
-from .checks import check_seconds, milliseconds
-from .errors import ClaimLostError, DedupError, ForeignRecordError, UnavailableError, UsageError
+from .checks import milliseconds
+from .errors import (
+    ClaimLostError,
+    DedupError,
+    ForeignRecordError,
+    UnavailableError,
+    UsageError,
+)
 from .model import Outcome
 from .owners import owner_text
 from .renewal import Renewal
 from .stores.base import (
-    ClaimOp,
     Code,
     Op,
     ReleaseOp,
     RenewOp,
-    Reply,
     SettleOp,
-    Terms,
     Verdict,
-    with_fingerprint,
 )
 
 if TYPE_CHECKING:
-    from .gateway import Dedup
+    from .call import ClaimCall
+    from .scope import Scope
 
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED = Outcome.SUCCEEDED
 _LOST = "lost"
-_DONE = (Code.OK, Code.UNCONFIRMED)
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.4
 """Seconds between two tries to settle while the store is unavailable."""
 _SHAREABLE = (str, int, float, bool)
 """Decoded once for all who ask; what could be changed by one caller is decoded for each."""
-
-
-class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
-    """A claim not yet made: `await` it for a `Claim`, or `async with` it to have it settled.
-
-    Nothing is sent before. It is a coroutine to `asyncio.create_task`, `gather` and `TaskGroup`,
-    without costing one.
-    """
-
-    __slots__ = ("_entered", "_generator", "_scope", "_task", "_used", "renew", "wait")
-    __name__ = "ClaimCall"  # shown for a task that runs one
-
-    def __init__(
-        self,
-        scope: Dedup,
-        key: str,
-        wire: bytes,
-        terms: Terms,
-        owner: bytes,
-        fingerprint: bytes | None,
-    ) -> None:
-        # Not by ClaimOp.__init__: a call less, see Engine.claim.
-        self.wire = wire
-        self.terms = terms
-        self.owner = owner
-        self.fingerprint = fingerprint
-        self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
-        self.followers = None
-        self.named = False
-        self._scope = scope
-        self.key = key
-        self.wait = 0.0
-        self.renew = False
-        self._used = False
-
-    def set_patience(self, wait: float, renew: bool) -> None:
-        """Set how long to wait, in seconds, and whether to renew; apart, as most claims do neither."""
-        self.wait = check_seconds(wait, "wait", least=0.0)
-        self.renew = renew
-
-    def __await__(self) -> Generator[Any, Any, Claim]:
-        """The main path. A generator, not a coroutine: nothing but the future stands between task and reply."""
-        if self._used:
-            raise UsageError(f"this claim of {self.key!r} was awaited before; call claim() for another one")
-        self._used = True
-        scope = self._scope
-        if self.wait > 0.0:
-            patient = scope.claim_patiently(self)
-            return self._answered((yield from patient.__await__()))
-        try:
-            reply = yield from scope.start_claim(self)
-            if type(reply) is not Verdict:
-                raise odd_reply(reply, self.key)
-        except UnavailableError as error:
-            reply = verdict_of(scope.fall_back(self, error), self.key)
-        except asyncio.CancelledError:
-            scope.disown(self)
-            raise
-        return self._answered(reply)
-
-    def _answered(self, reply: Verdict) -> Claim:
-        claim = Claim(self._scope, self, reply)
-        if reply.outcome is _ACQUIRED:
-            if self.renew:
-                claim.keep_renewing()
-        elif reply.outcome is _SUCCEEDED:
-            self._scope.learn(claim, self, reply)
-        return claim
-
-    async def __aenter__(self) -> Claim:
-        self._entered = claim = await self
-        claim.bind_body(asyncio.current_task())
-        return claim
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self._entered.leave(error)
-
-    # The rest of a coroutine's interface, for create_task.
-
-    def send(self, value: Any) -> Any:
-        """Advance; asyncio's tasks call this."""
-        return self._started().send(value)
-
-    def throw(self, *error: Any) -> Any:
-        """Raise inside; asyncio's tasks call this to cancel."""
-        return self._started().throw(*error)
-
-    def _started(self) -> Generator[Any, Any, Claim]:
-        task = asyncio.current_task()
-        if not hasattr(self, "_generator"):
-            self._generator = self.__await__()
-            self._task = task
-        elif (
-            self._task is not task or cast("GeneratorType[Any, Any, Claim]", self._generator).gi_frame is None
-        ):
-            # A generator that has ended would answer None, which is no claim.
-            raise RuntimeError(
-                f"this claim of {self.key!r} runs in a task already; call claim() for another one"
-            )
-        return self._generator
-
-    def close(self) -> None:
-        """Give up."""
-        if hasattr(self, "_generator"):
-            self._generator.close()
-
-
-class KnownCall(ClaimCall):
-    """A claim whose answer is known, and shared by all who ask: see `known.py`."""
-
-    __slots__ = ("_claim", "mark", "size", "until")
-
-    def __init__(self, claim: Claim, until: float, fingerprint: bytes | None, size: int) -> None:
-        self._claim = claim
-        self.mark = fingerprint
-        self.until = until
-        """When it must be asked anew, by time.monotonic()."""
-        self.size = size
-
-    def __await__(self) -> Generator[Any, Any, Claim]:
-        yield from ()  # makes this a generator, the cheapest iterator that can return a value
-        return self._claim
-
-    def send(self, value: Any) -> Any:
-        """Answer."""
-        raise StopIteration(self._claim)
-
-    def throw(self, *error: Any) -> Any:
-        """Nothing is under way that could be cancelled."""
-        raise error[0]
-
-    def close(self) -> None:
-        """Nothing to give up."""
-
-    async def __aenter__(self) -> Claim:
-        return self._claim
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Nothing to settle."""
 
 
 class Claim:
@@ -220,7 +72,7 @@ class Claim:
     _ends: float
     """When the lease ends, in the loop's time, once somebody has asked or renewed."""
 
-    def __init__(self, scope: Dedup, call: ClaimCall, verdict: Verdict) -> None:
+    def __init__(self, scope: Scope, call: ClaimCall, verdict: Verdict) -> None:
         self._scope = scope
         self._call = call
         self._verdict = verdict
@@ -299,6 +151,11 @@ class Claim:
     def degraded(self) -> bool:
         """True where the fallback policy answered instead of the store."""
         return self._verdict.degraded
+
+    @property
+    def confirmed(self) -> bool:
+        """False where it was acquired and too few replicas had that in time (`replicas=`)."""
+        return not self._verdict.short
 
     @property
     def first_hand(self) -> bool:
@@ -419,7 +276,7 @@ class Claim:
         code = await self._scope.run(op, degraded=self.degraded)
         if code == Code.FOREIGN:
             raise foreign(self.key)
-        if code not in _DONE:
+        if code != Code.OK:
             self._lost = True
             raise self._lost_error()
 
@@ -475,18 +332,6 @@ class Claim:
         # The body's own error matters more than that of freeing the key; the lease ends by itself.
         with contextlib.suppress(DedupError):
             await asyncio.shield(settling)
-
-
-def verdict_of(reply: Reply, key: str) -> Verdict:
-    """Return the verdict on a claim, or raise what the reply is instead."""
-    if type(reply) is not Verdict:
-        raise odd_reply(reply, key)
-    return reply
-
-
-def odd_reply(reply: Reply, key: str) -> DedupError:
-    """The error for a reply to a claim that is no verdict."""
-    return reply if isinstance(reply, UnavailableError) else foreign(key)
 
 
 def foreign(key: str) -> ForeignRecordError:

@@ -31,6 +31,8 @@ class Core:
         *,
         timeout: float,
         max_pending: int,
+        replicas: int,
+        on_shortfall: str,
         known_duplicates: float,
         on_event: OnEvent | None,
         namespace: str,
@@ -39,9 +41,11 @@ class Core:
         self.max_pending = check_count(max_pending, "max_pending")
         self.on_event = on_event
         self._probe_wire = f"{namespace}:~probe".encode()
-        if store is None or isinstance(store, bytes | int | float | list | tuple | dict):
-            raise ConfigError(f"a URL such as redis://localhost:6379/0 is wanted, not {store!r}")
-        self.store: Store = make_store(store, self.timeout) if isinstance(store, str) else store
+        self.replicas = check_count(replicas, "replicas", least=0)
+        if on_shortfall not in ("report", "raise"):
+            raise ConfigError(f"on_shortfall is 'report' or 'raise', not {on_shortfall!r}")
+        self.raises_shortfall = on_shortfall == "raise"
+        self.store = self._store_of(store)
         self.waiters = Waiters()
         off = known_duplicates is False
         self.known_age = 0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)
@@ -54,6 +58,17 @@ class Core:
         self._known: dict[str, KnownDuplicates] = {}
         self._kept: set[asyncio.Task[Any]] = set()
         self._reconcilers: dict[int, Reconciler] = {}
+
+    def _store_of(self, store: str | Store) -> Store:
+        if store is None or isinstance(store, bytes | int | float | list | tuple | dict):
+            raise ConfigError(f"a URL such as redis://localhost:6379/0 is wanted, not {store!r}")
+        if isinstance(store, str):
+            return make_store(store, self.timeout, self.replicas)
+        if self.replicas:
+            raise ConfigError(
+                "replicas= goes with a URL; a store object of your own waits for its replicas itself"
+            )
+        return store
 
     async def open(self) -> None:
         """Open the store in the running event loop.
@@ -173,9 +188,3 @@ class Core:
         self._kept.discard(task)
         if not task.cancelled():
             task.exception()  # a caller that was cancelled does not fetch it; the lease ends by itself
-
-
-def check_supported(replicas: int) -> None:
-    """Refuse what this version cannot keep as a promise."""
-    if check_count(replicas, "replicas", least=0):
-        raise ConfigError("replicas= (WAIT for replicas) is not available in this version: leave it at 0")

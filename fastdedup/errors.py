@@ -45,6 +45,14 @@ class UnavailableError(DedupError):
         self.retry_after = retry_after
 
 
+class ShortfallError(UnavailableError):
+    """It was done, and too few replicas confirmed it in time (`replicas=`, `on_shortfall="raise"`).
+
+    A claim is released again; anything else stands on the primary, and repeating it asks the replicas
+    again. The fallback policy is not asked: the store is there.
+    """
+
+
 class ClaimLostError(DedupError):
     """This owner no longer holds the key: its lease ended and another owner, or nobody, has it. Nothing changed."""
 

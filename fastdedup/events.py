@@ -48,6 +48,18 @@ class BreakerClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class Shortfall:
+    """Too few replicas confirmed a write in time: should the primary be lost now, it may be forgotten."""
+
+    namespace: str
+    verb: str
+    key: str
+    """The key, or "#" and its digest where that is all that is known."""
+    replicas: int
+    """How many were wanted."""
+
+
+@dataclass(frozen=True, slots=True)
 class Conflict:
     """An outage left two owners of one key: one in this process, one in the store. Both may have acted."""
 
@@ -82,7 +94,7 @@ class Replayed:
     """Of these, how many had another owner by then: each is a `Conflict` of its own."""
 
 
-Event = Degraded | LeaseLost | BreakerOpened | BreakerClosed | Conflict | Unreplayed | Replayed
+Event = Degraded | LeaseLost | BreakerOpened | BreakerClosed | Shortfall | Conflict | Unreplayed | Replayed
 OnEvent = Callable[[Event], None]
 
 

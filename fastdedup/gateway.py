@@ -7,16 +7,17 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from time import monotonic
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from . import codec as codecs
-from .checks import check_seconds, milliseconds
-from .claim import Claim, ClaimCall, foreign
+from .call import ClaimCall
+from .checks import check_seconds
+from .claim import Claim, foreign
 from .codec import Codec, JSONCodec
-from .core import Core, check_supported
-from .errors import ConfigError, InvalidKeyError, UnavailableError
-from .events import Degraded, LeaseLost, OnEvent, emit
-from .fallback.base import FallbackPolicy, JournalledPolicy
+from .core import Core
+from .errors import ConfigError, InvalidKeyError
+from .events import OnEvent
+from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
 from .keys import READABLE_BYTES, Keyspace, Kind, fingerprint
 from .lock import LockCall
@@ -24,22 +25,15 @@ from .machine import StateMachine, Transitions
 from .model import BreakerState, Record, State
 from .once import once
 from .owners import draw_owner, owner_field, owner_text
-from .patience import claim_patiently
+from .scope import Scope
 from .settings import Settings
 from .stores.base import (
-    ClaimOp,
     Code,
     ForgetOp,
     Mode,
-    Op,
     ReadOp,
-    Reply,
     Store,
     Stored,
-    Terms,
-    Verb,
-    Verdict,
-    terms,
 )
 from .tokens import Tokens
 
@@ -54,11 +48,9 @@ _STATES = {
     "S": State.SUCCEEDED,
     "F": State.FAILED,
 }
-_HELD_LOCALLY = "this key was used while the store was unavailable, and the store does not know of it yet"
-_FREEING = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
 
 
-class Dedup:
+class Dedup(Scope):
     """The gate in front of a side effect: `claim` answers "are you the first?", once, for each key.
 
     Open it once in each event loop (`async with dedup:` or `await dedup.open()`), and share it.
@@ -72,7 +64,11 @@ class Dedup:
         failure_ttl: seconds that a failure is remembered.
         token_ttl: seconds in which a token can be redeemed.
         timeout: seconds, the deadline of one operation.
-        replicas: replicas that must confirm each write; only 0 in this version.
+        replicas: replicas that shall confirm each write (WAIT), within two fifths of `timeout`. It narrows
+            the window in which a failover forgets a write that was acknowledged, and shows when it
+            stands open; it does not close it (see README).
+        on_shortfall: where fewer confirm, "report" answers with `confirmed=False` and a `Shortfall` event,
+            "raise" raises ShortfallError.
         on_unavailable: the policy while the store cannot answer: `Reject()` or `LocalLRU()`.
         codec: how results become bytes; JSON by default.
         max_result: bytes of an encoded result at most.
@@ -98,6 +94,7 @@ class Dedup:
         token_ttl: float = 300.0,
         timeout: float = 0.25,
         replicas: int = 0,
+        on_shortfall: Literal["report", "raise"] = "report",
         on_unavailable: FallbackPolicy | None = None,
         codec: Codec | None = None,
         max_result: int = 256 * 1024,
@@ -106,7 +103,6 @@ class Dedup:
         known_duplicates: float = 1.0,
         on_event: OnEvent | None = None,
     ) -> None:
-        check_supported(replicas)
         if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
             raise ConfigError(f"codec has dumps() and loads(), as an object; {codec!r} has not")
         if on_event is not None and not callable(on_event):
@@ -127,6 +123,8 @@ class Dedup:
             url,
             timeout=timeout,
             max_pending=max_pending,
+            replicas=replicas,
+            on_shortfall=on_shortfall,
             known_duplicates=known_duplicates,
             on_event=on_event,
             namespace=namespace,
@@ -134,16 +132,7 @@ class Dedup:
         self._set_up(core, settings)
 
     def _set_up(self, core: Core, settings: Settings) -> None:
-        policy = settings.on_unavailable
-        if isinstance(policy, type) or not isinstance(policy, FallbackPolicy):
-            raise ConfigError(f"on_unavailable is a policy such as Reject() or LocalLRU(), not {policy!r}")
-        self.settings = settings
-        self._core = core
-        self._policy = policy
-        self._known = core.known_of(settings.namespace)
-        # The claims of most programs ask nothing of the policy; then the hot path does not either.
-        self._remembers = not isinstance(policy, Reject)
-        self._journal = policy if isinstance(policy, JournalledPolicy) else None
+        super().__init__(core, settings)
         self._claims = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys)
         self._locks = Keyspace(settings.namespace, Kind.LOCK, readable=settings.readable_keys)
         self._terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
@@ -397,98 +386,6 @@ class Dedup:
             fingerprint=stored.fingerprint,
             result=value if state is State.SUCCEEDED else None,
             error=value if state is State.FAILED else None,
-        )
-
-    # For the other modules of this package
-
-    def terms(self, mode: Mode, lease: float | None, ttl: float | None) -> Terms:
-        """Return the shared terms of claims with this lease and ttl."""
-        lease_ms = milliseconds(self.settings.lease if lease is None else lease, "lease")
-        ttl_ms = milliseconds(self.settings.ttl if ttl is None else ttl, "ttl")
-        return terms(mode, lease_ms, ttl_ms if mode is Mode.CONSUME else lease_ms + ttl_ms, False)
-
-    def check_loop(self) -> None:
-        """Raise UsageError unless open in the running event loop."""
-        self._core.running_engine()
-
-    def start_claim(self, op: ClaimOp) -> asyncio.Future[Reply]:
-        """Send a claim on its way."""
-        engine = self._core.engine
-        if engine is None:
-            raise self._core.not_open()
-        if self._remembers:
-            if self._policy.holds(op.wire):
-                raise UnavailableError(_HELD_LOCALLY)
-            if self._journal is not None:
-                op.let_witness(self._journal.saw)
-        return engine.claim(op) if op.terms.shared and not op.named else engine.claim_named(op)
-
-    def disown(self, op: ClaimOp) -> None:
-        """Take back a claim whose caller was cancelled."""
-        if self._core.last_engine is not None:
-            self._core.last_engine.disown(op)
-
-    async def claim_patiently(self, call: ClaimCall) -> Verdict:
-        """Claim, and wait while another owner is at work. See `patience.py`."""
-        return await claim_patiently(self, self._core, call)
-
-    async def run(self, op: Op, *, degraded: bool = False) -> Reply:
-        """Execute one operation that is no claim; `degraded` where it belongs to the policy's own record."""
-        engine = self._core.running_engine()
-        if self._remembers and self._policy.holds(op.wire):
-            return self._ask_policy_alone(op)
-        if degraded and self._journal is None:
-            return self._ask_policy_alone(op)
-        try:
-            reply = await engine.submit(op)
-            if isinstance(reply, UnavailableError):
-                raise reply
-            if self._journal is not None:
-                self._journal.saw(op, reply)
-            return reply
-        except UnavailableError as error:
-            return self.fall_back(op, error)
-
-    def _ask_policy_alone(self, op: Op) -> Reply:
-        """Of a record that the policy made, the store knows nothing; once that is gone, nobody does."""
-        try:
-            return self.fall_back(op, UnavailableError(_HELD_LOCALLY))
-        except UnavailableError:
-            if self._policy.holds(op.wire):
-                raise
-            return Code.LOST
-
-    def fall_back(self, op: Op, error: UnavailableError) -> Reply:
-        """Ask the policy, visibly: every such answer is an event."""
-        settings, on_event = self.settings, self._core.on_event
-        try:
-            reply = self._policy.answer(op, error)
-        except UnavailableError:
-            emit(on_event, Degraded(settings.namespace, op.verb.value, False, str(error)))
-            raise
-        emit(on_event, Degraded(settings.namespace, op.verb.value, True, str(error)))
-        if self._journal is not None:
-            self._core.reconcile(self._journal)
-        if op.verb in _FREEING:
-            self._core.waiters.freed(op.wire)
-        return reply
-
-    def learn(self, claim: Claim, op: ClaimOp, verdict: Verdict) -> None:
-        """Remember a success for the duplicates to come; a token's is not a key's."""
-        if op.terms.shared and not verdict.degraded:
-            # Counted from when it was asked: surely not past the record's expiry.
-            waited = asyncio.get_running_loop().time() - op.at
-            self._known.learn(claim, op.fingerprint, len(verdict.payload), verdict.left_ms / 1000 - waited)
-
-    def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Run work that must end even when its caller is cancelled."""
-        return self._core.keep(work)
-
-    def lease_lost(self, claim: Claim) -> None:
-        """Report a lease that could not be renewed."""
-        emit(
-            self._core.on_event,
-            LeaseLost(self.settings.namespace, claim.key, claim.owner, claim.fence),
         )
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from time import monotonic
 
-from .claim import Claim, KnownCall
+from .call import KnownCall
+from .claim import Claim
 
 MAX_ENTRIES = 10_000
 MAX_BYTES = 16 * 1024 * 1024

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from .claim import Claim, ClaimCall
+from .call import ClaimCall
+from .claim import Claim
 from .errors import InProgressError
 
 

@@ -14,7 +14,7 @@ from .owners import draw_owner
 from .stores.base import Code, Moved, ReadOp, Stored, TransitionOp
 
 if TYPE_CHECKING:
-    from .gateway import Dedup
+    from .scope import Scope
 
 Transitions = Mapping[str, Iterable[str]]
 
@@ -39,7 +39,7 @@ class StateMachine:
     """
 
     def __init__(
-        self, scope: Dedup, name: str, *, initial: str, transitions: Transitions, ttl: float
+        self, scope: Scope, name: str, *, initial: str, transitions: Transitions, ttl: float
     ) -> None:
         moves = read_definition(name, initial, transitions)
         self.name = name
@@ -85,7 +85,7 @@ class StateMachine:
         moved = await self._scope.run(op)
         if not isinstance(moved, Moved) or moved.code is Code.FOREIGN:
             raise foreign(id)
-        return Transition(_OUTCOMES[moved.code], moved.state, moved.version, moved.degraded)
+        return Transition(_OUTCOMES[moved.code], moved.state, moved.version, moved.degraded, not moved.short)
 
     async def get(self, id: str) -> tuple[str, int]:
         """Return the state and version of an instance: (`initial`, 0) where nothing is remembered."""

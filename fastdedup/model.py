@@ -90,12 +90,14 @@ class Transition:
         state: where the machine stands now, changed or not.
         version: how many changes it has had.
         degraded: True where the fallback policy answered instead of the store.
+        confirmed: False where too few replicas had it in time (`replicas=`).
     """
 
     outcome: TransitionOutcome
     state: str
     version: int
     degraded: bool = False
+    confirmed: bool = True
 
     @property
     def changed(self) -> bool:

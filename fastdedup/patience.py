@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from .claim import ClaimCall, verdict_of
+from .call import ClaimCall, verdict_of
 from .core import Core
 from .errors import UnavailableError
 from .model import Outcome
 from .stores.base import ClaimOp, Terms, Verdict, terms
 
 if TYPE_CHECKING:
-    from .gateway import Dedup
+    from .scope import Scope
 
 _DEAF_PAUSE = 0.25
 """Seconds between two looks of a waiter that cannot be told."""
 
 
-async def claim_patiently(scope: Dedup, core: Core, call: ClaimCall) -> Verdict:
+async def claim_patiently(scope: Scope, core: Core, call: ClaimCall) -> Verdict:
     """Claim, and while another owner is at work wait for news of it, `call.wait` seconds at the most."""
     scope.check_loop()
     patient = terms(call.terms.mode, call.terms.lease_ms, call.terms.keep_ms, True)
@@ -48,7 +48,7 @@ async def _listens(core: Core) -> bool:
     return True
 
 
-async def _claim_watched(scope: Dedup, call: ClaimCall, patient: Terms) -> Verdict:
+async def _claim_watched(scope: Scope, call: ClaimCall, patient: Terms) -> Verdict:
     op = ClaimOp(call.wire, patient, call.owner, call.fingerprint)
     op.named = call.named
     op.key = call.key

@@ -6,8 +6,8 @@ import secrets
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from .call import ClaimCall
 from .checks import milliseconds
-from .claim import ClaimCall
 from .errors import ForeignRecordError, InvalidKeyError
 from .keys import Keyspace, Kind, fingerprint
 from .model import Outcome
@@ -15,7 +15,7 @@ from .owners import draw_owner
 from .stores.base import Code, IssueOp, Mode
 
 if TYPE_CHECKING:
-    from .gateway import Dedup
+    from .scope import Scope
 
 _BYTES = 24
 """192 random bits: 32 characters."""
@@ -29,7 +29,7 @@ class Tokens:
     fingerprint: so it has leases, takeover after a crash, and replay like any other claim.
     """
 
-    def __init__(self, scope: Dedup) -> None:
+    def __init__(self, scope: Scope) -> None:
         self._scope = scope
         self._keyspace = Keyspace(scope.settings.namespace, Kind.TOKEN)
 

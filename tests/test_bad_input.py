@@ -110,9 +110,18 @@ def test_a_policys_retry_after_is_a_time(value: Any) -> None:
 
 @pytest.mark.parametrize("replicas", [1, 2, -1, True, 1.0, "1"])
 def test_replicas_that_cannot_be_waited_for_are_refused(replicas: Any) -> None:
-    """A promise that this version does not keep must not be accepted in silence."""
+    """A promise that memory:// cannot keep, or a store of one's own has to, is not accepted in silence."""
     with pytest.raises(ConfigError, match="replicas"):
         Dedup(replicas=replicas)
+    with pytest.raises(ConfigError, match="replicas"):
+        Dedup(MemoryStore(), replicas=replicas)
+
+
+@pytest.mark.parametrize("choice", ["", "error", None, True, "Raise"])
+def test_a_shortfall_is_reported_or_raised(choice: Any) -> None:
+    """There is no third way."""
+    with pytest.raises(ConfigError, match="on_shortfall is 'report' or 'raise'"):
+        Dedup(on_shortfall=choice)
 
 
 @pytest.mark.parametrize("policy", [object(), "reject", True, lambda op, error: None, Reject, LocalLRU])

@@ -29,6 +29,7 @@ from fastdedup.events import (
     Event,
     LeaseLost,
     Replayed,
+    Shortfall,
     Unreplayed,
 )
 from fastdedup.stores.base import Op, Reply, Verdict
@@ -62,7 +63,7 @@ def on_event(event: Event) -> None:
     match event:
         case Degraded() | BreakerOpened() | Unreplayed():
             assert_type(event.reason, str)
-        case LeaseLost() | Conflict():
+        case LeaseLost() | Conflict() | Shortfall():
             assert_type(event.key, str)
         case BreakerClosed():
             assert_type(event.lasted, float)

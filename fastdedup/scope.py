@@ -1,0 +1,149 @@
+"""One namespace's way to the store, and to its policy when the store is unavailable: what `Dedup` stands on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .checks import milliseconds
+from .core import Core
+from .errors import ConfigError, ShortfallError, UnavailableError
+from .events import Degraded, LeaseLost, Shortfall, emit
+from .fallback.base import FallbackPolicy, JournalledPolicy
+from .fallback.reject import Reject
+from .keys import names_of
+from .patience import claim_patiently
+from .settings import Settings
+from .stores.base import ClaimOp, Code, Mode, Moved, Op, Reply, Terms, Verb, Verdict, terms
+
+if TYPE_CHECKING:
+    from .call import ClaimCall
+    from .claim import Claim
+
+T = TypeVar("T")
+
+_HELD_LOCALLY = "this key was used while the store was unavailable, and the store does not know of it yet"
+_FREEING = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
+
+
+class Scope:
+    """Executes operations: by the store, or where that cannot, by the namespace's policy, visibly.
+
+    Raises:
+        ConfigError: the policy is none.
+    """
+
+    def __init__(self, core: Core, settings: Settings) -> None:
+        policy = settings.on_unavailable
+        if isinstance(policy, type) or not isinstance(policy, FallbackPolicy):
+            raise ConfigError(f"on_unavailable is a policy such as Reject() or LocalLRU(), not {policy!r}")
+        self.settings = settings
+        self._core = core
+        self._policy = policy
+        self._known = core.known_of(settings.namespace)
+        # The claims of most programs ask nothing of the policy; then the hot path does not either.
+        self._remembers = not isinstance(policy, Reject)
+        self._journal = policy if isinstance(policy, JournalledPolicy) else None
+
+    def terms(self, mode: Mode, lease: float | None, ttl: float | None) -> Terms:
+        """Return the shared terms of claims with this lease and ttl."""
+        lease_ms = milliseconds(self.settings.lease if lease is None else lease, "lease")
+        ttl_ms = milliseconds(self.settings.ttl if ttl is None else ttl, "ttl")
+        return terms(mode, lease_ms, ttl_ms if mode is Mode.CONSUME else lease_ms + ttl_ms, False)
+
+    def check_loop(self) -> None:
+        """Raise UsageError unless open in the running event loop."""
+        self._core.running_engine()
+
+    def start_claim(self, op: ClaimOp) -> asyncio.Future[Reply]:
+        """Send a claim on its way."""
+        engine = self._core.engine
+        if engine is None:
+            raise self._core.not_open()
+        if self._remembers:
+            if self._policy.holds(op.wire):
+                raise UnavailableError(_HELD_LOCALLY)
+            if self._journal is not None:
+                op.let_witness(self._journal.saw)
+        return engine.claim(op) if op.terms.shared and not op.named else engine.claim_named(op)
+
+    def disown(self, op: ClaimOp) -> None:
+        """Take back a claim whose caller was cancelled."""
+        if self._core.last_engine is not None:
+            self._core.last_engine.disown(op)
+
+    async def claim_patiently(self, call: ClaimCall) -> Verdict:
+        """Claim, and wait while another owner is at work. See `patience.py`."""
+        return await claim_patiently(self, self._core, call)
+
+    async def run(self, op: Op, *, degraded: bool = False) -> Reply:
+        """Execute one operation that is no claim; `degraded` where it belongs to the policy's own record."""
+        engine = self._core.running_engine()
+        if self._remembers and self._policy.holds(op.wire):
+            return self._ask_policy_alone(op)
+        if degraded and self._journal is None:
+            return self._ask_policy_alone(op)
+        try:
+            reply = await engine.submit(op)
+            if isinstance(reply, UnavailableError):
+                raise reply
+        except UnavailableError as error:
+            return self.fall_back(op, error)
+        if self._journal is not None:
+            self._journal.saw(op, reply)
+        if reply is Code.UNCONFIRMED or (isinstance(reply, Moved) and reply.short):
+            self.fell_short(op)
+        return Code.OK if reply is Code.UNCONFIRMED else reply
+
+    def _ask_policy_alone(self, op: Op) -> Reply:
+        """Of a record that the policy made, the store knows nothing; once that is gone, nobody does."""
+        try:
+            return self.fall_back(op, UnavailableError(_HELD_LOCALLY))
+        except UnavailableError:
+            if self._policy.holds(op.wire):
+                raise
+            return Code.LOST
+
+    def fall_back(self, op: Op, error: UnavailableError) -> Reply:
+        """Ask the policy, visibly: every such answer is an event."""
+        settings, on_event = self.settings, self._core.on_event
+        try:
+            reply = self._policy.answer(op, error)
+        except UnavailableError:
+            emit(on_event, Degraded(settings.namespace, op.verb.value, False, str(error)))
+            raise
+        emit(on_event, Degraded(settings.namespace, op.verb.value, True, str(error)))
+        if self._journal is not None:
+            self._core.reconcile(self._journal)
+        if op.verb in _FREEING:
+            self._core.waiters.freed(op.wire)
+        return reply
+
+    def fell_short(self, op: Op) -> None:
+        """Too few replicas confirmed: say so, or raise ShortfallError."""
+        wanted = self._core.replicas
+        key = getattr(op, "key", "") or names_of(op.wire)[1]
+        emit(self._core.on_event, Shortfall(self.settings.namespace, op.verb.value, key, wanted))
+        if self._core.raises_shortfall:
+            raise ShortfallError(
+                f"{op.verb} of {key!r}: done, but fewer than {wanted} replicas confirmed it in time"
+            )
+
+    def learn(self, claim: Claim, op: ClaimOp, verdict: Verdict) -> None:
+        """Remember a success for the duplicates to come; a token's is not a key's."""
+        if op.terms.shared and not verdict.degraded:
+            # Counted from when it was asked: surely not past the record's expiry.
+            waited = asyncio.get_running_loop().time() - op.at
+            self._known.learn(claim, op.fingerprint, len(verdict.payload), verdict.left_ms / 1000 - waited)
+
+    def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run work that must end even when its caller is cancelled."""
+        return self._core.keep(work)
+
+    def lease_lost(self, claim: Claim) -> None:
+        """Report a lease that could not be renewed."""
+        emit(
+            self._core.on_event,
+            LeaseLost(self.settings.namespace, claim.key, claim.owner, claim.fence),
+        )

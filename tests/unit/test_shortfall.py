@@ -1,0 +1,111 @@
+"""Too few replicas: said on the answer and as an event, or raised, by choice. The store is a double that says so."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fastdedup import Dedup, LocalLRU, Outcome, ShortfallError
+from fastdedup.events import BreakerOpened, Event, Shortfall
+from fastdedup.stores.base import Code, Moved, Op, Reply, Verb, Verdict
+from fastdedup.stores.memory import MemoryStore
+
+
+class LoneStore(MemoryStore):
+    """Does everything, and says that no replica confirmed it, for the verbs named."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unconfirmed = set(Verb)
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        replies = await super().execute(verb, ops)
+        return [self._marked(reply) for reply in replies] if verb in self.unconfirmed else replies
+
+    def _marked(self, reply: Reply) -> Reply:
+        if isinstance(reply, Verdict | Moved):
+            reply.short = isinstance(reply, Moved) or reply.outcome is Outcome.ACQUIRED
+        return Code.UNCONFIRMED if reply is Code.OK else reply
+
+
+@asynccontextmanager
+async def gate(choice: Any, **options: Any) -> AsyncIterator[tuple[Dedup, LoneStore, list[Event]]]:
+    store, events = LoneStore(), []
+    dedup = Dedup(store, namespace="shop", on_shortfall=choice, on_event=events.append, **options)
+    dedup._core.replicas = 2  # with a store of one's own it is the store's setting
+    async with dedup:
+        yield dedup, store, events
+
+
+async def test_reported_on_the_claim_and_as_an_event() -> None:
+    async with gate("report") as (dedup, _, events):
+        claim = await dedup.claim("order:7")
+        assert (claim.acquired, claim.confirmed) == (True, False)
+        assert events == [Shortfall("shop", "claim", "order:7", 2)]
+        await claim.complete("done")
+        again = await dedup.claim("order:7")
+        assert (again.result, again.confirmed) == ("done", True), "a replay writes nothing"
+        assert [event.verb for event in events if isinstance(event, Shortfall)] == ["claim", "settle"]
+
+
+async def test_reported_of_every_verb_without_changing_its_answer() -> None:
+    async with gate("report") as (dedup, _, events):
+        claim = await dedup.claim("k")
+        await claim.renew()
+        await claim.release()
+        token = await dedup.tokens.issue()
+        assert await dedup.tokens.consume(token) is Outcome.ACQUIRED
+        orders = dedup.machine("o", initial="a", transitions={"a": ("b",), "b": ()})
+        move = await orders.transition("1", to="b")
+        assert (move.changed, move.confirmed) == (True, False)
+        assert await dedup.forget("k") is True
+        verbs = [event.verb for event in events if isinstance(event, Shortfall)]
+        assert verbs == ["claim", "renew", "release", "issue", "claim", "transition", "forget"]
+
+
+@pytest.mark.parametrize("options", [{}, {"wait": 1.0}, {"renew": True}, {"owner": "me"}])
+async def test_a_claim_that_raises_is_freed(options: Any) -> None:
+    """Nobody was told that it is theirs."""
+    async with gate("raise") as (dedup, store, _):
+        with pytest.raises(ShortfallError, match="fewer than 2 replicas"):
+            await dedup.claim("k", **options)
+        store.unconfirmed.clear()
+        claim = await dedup.claim("k")
+        assert (claim.acquired, claim.attempt) == (True, 2)
+
+
+async def test_a_completion_is_tried_until_enough_replicas_have_it() -> None:
+    async with gate("raise") as (dedup, store, events):
+        store.unconfirmed = {Verb.SETTLE}
+        claim = await dedup.claim("k", lease=0.05)
+        with pytest.raises(ShortfallError):
+            await claim.complete("done")
+        assert sum(isinstance(event, Shortfall) for event in events) > 1
+        store.unconfirmed.clear()
+        await claim.complete("done")
+        assert (await dedup.claim("k")).result == "done"
+
+
+async def test_it_is_no_outage() -> None:
+    """The store is there: the policy is not asked, and the breaker stays closed."""
+    async with gate("raise", on_unavailable=LocalLRU()) as (dedup, _, events):
+        for _ in range(10):
+            with pytest.raises(ShortfallError):
+                await dedup.claim("k")
+        assert {type(event) for event in events} == {Shortfall}
+        assert not any(isinstance(event, BreakerOpened) for event in events)
+
+
+async def test_every_verb_raises() -> None:
+    async with gate("raise") as (dedup, store, _):
+        store.unconfirmed = set(Verb) - {Verb.CLAIM}
+        claim = await dedup.claim("k")
+        for call in (claim.renew, claim.release, dedup.tokens.issue, lambda: dedup.forget("k")):
+            with pytest.raises(ShortfallError):
+                await call()
+        orders = dedup.machine("o", initial="a", transitions={"a": ("b",), "b": ()})
+        with pytest.raises(ShortfallError):
+            await orders.transition("1", to="b")
