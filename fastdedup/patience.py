@@ -21,13 +21,17 @@ _DEAF_PAUSE = 0.25
 async def claim_patiently(scope: Scope, core: Core, call: ClaimCall) -> Verdict:
     """Claim, and while another owner is at work wait for news of it, `call.wait` seconds at the most."""
     scope.check_loop()
-    patient = terms(call.terms.mode, call.terms.lease_ms, call.terms.keep_ms, True)
     loop = asyncio.get_running_loop()
     gives_up = loop.time() + call.wait
-    heard = await _listens(core)
+    # Most need not wait; and where the store is silent, its silence is paid for once.
+    reply = await _claim(scope, call, call.terms)
+    if reply.outcome is not Outcome.IN_PROGRESS:
+        return reply
+    patient = terms(call.terms.mode, call.terms.lease_ms, call.terms.keep_ms, True)
+    heard = not reply.degraded and await _listens(core)
     while True:
         with core.waiters.watch(call.wire) as freed:
-            reply = await _claim_watched(scope, call, patient)
+            reply = await _claim(scope, call, patient)
             left = gives_up - loop.time()
             if reply.outcome is not Outcome.IN_PROGRESS or left <= 0:
                 return reply
@@ -48,8 +52,8 @@ async def _listens(core: Core) -> bool:
     return True
 
 
-async def _claim_watched(scope: Scope, call: ClaimCall, patient: Terms) -> Verdict:
-    op = ClaimOp(call.wire, patient, call.owner, call.fingerprint)
+async def _claim(scope: Scope, call: ClaimCall, terms: Terms) -> Verdict:
+    op = ClaimOp(call.wire, terms, call.owner, call.fingerprint)
     op.named = call.named
     op.key = call.key
     call.at = asyncio.get_running_loop().time()
