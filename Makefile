@@ -11,7 +11,7 @@ BENCH := .venv/.stamp-bench
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types format bench bench-check clean
+.PHONY: help demo test lint types format bench bench-check chaos clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -42,6 +42,10 @@ bench: $(BENCH) redis-server ## measure everything beside the peers, in under 10
 
 bench-check: $(BENCH) redis-server ## measure, print each target with pass or short, fail on a short one
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m bench check $(ARGS)
+
+# Prints its seed first; ARGS='--seed N' replays one, ARGS=--quick takes a minute. tests/chaos/README.md has more.
+chaos: $(DEV) redis-server ## break real servers under load for about 10 minutes, and check every answer that was given
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m tests.chaos $(ARGS)
 
 clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build

@@ -59,7 +59,8 @@ class MemoryStore:
     Args:
         maxsize: records held at most.
         max_bytes: estimate of the memory they may take.
-        clock: seconds since 1970.
+        clock: seconds since 1970, as of now and then by the monotonic clock: when the system's time is set,
+            no lease ends early.
         make_room: called when full: drops a record that may go, or returns False.
     """
 
@@ -68,12 +69,12 @@ class MemoryStore:
         *,
         maxsize: int = 1_000_000,
         max_bytes: int = 1024 * 1024 * 1024,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         make_room: Callable[[], bool] = lambda: False,
     ) -> None:
         self._maxsize = maxsize
         self._max_bytes = max_bytes
-        self._clock = clock
+        self._clock = steady_clock() if clock is None else clock
         self._evict = make_room
         self._listeners: list[Callable[[bytes | None], None]] = []
         # Mutable: the records, the order in which they expire (stale pairs are passed over), their size.
@@ -168,6 +169,7 @@ class MemoryStore:
         else:
             self._bytes -= len(former.payload)
         self._bytes += len(entry.payload)
+        entry.payload = trimmed(entry.payload)
         self._entries[wire] = entry
         if entry.state != "M":
             self._fence = max(self._fence, entry.fence)
@@ -242,7 +244,7 @@ class MemoryStore:
                 continue
             raise UnavailableError(f"the local store is full: {self._max_bytes} bytes of results and records")
         self._bytes += len(op.payload)
-        entry.payload = op.payload
+        entry.payload = trimmed(op.payload)
         entry.until = now + op.keep_ms
         self._keep(op.wire, entry, entry.until)
         self._free(op.wire, entry, state)
@@ -389,6 +391,17 @@ class MemoryStore:
                 f"the local store is full: {len(self._entries)} unexpired records, {self._bytes} bytes; "
                 "it refuses new keys rather than forget a claim (raise maxsize or lower ttl)"
             )
+
+
+def steady_clock() -> Callable[[], float]:
+    """Return a clock that starts at the time of day and goes on whatever is done to that."""
+    started = time.time() - time.monotonic()
+    return lambda: started + time.monotonic()
+
+
+def trimmed(payload: bytes) -> bytes:
+    """Return the same bytes in memory of their own size: orjson's results hold 4 KiB for the shortest of them."""
+    return bytes(memoryview(payload))
 
 
 def stored(entry: Entry, now: int) -> Stored:

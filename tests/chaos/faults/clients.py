@@ -1,0 +1,79 @@
+"""Faults of the clients: processes that die or stand still, loops that are blocked, clocks that are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+
+from ..board import SKEW
+from ..history import SECOND
+from .base import Fault, Scene
+from .server import Freeze
+
+SKEWS = (-30, 30)
+"""Seconds by which clocks of clients are wrong."""
+
+
+class WorkerKilled(Fault):
+    """A process dies at work; what it held ends with its leases."""
+
+    name = "worker killed"
+
+    async def inject(self, scene: Scene) -> None:
+        self._member = scene.anyone()
+        await self._member.kill()
+
+    async def heal(self, scene: Scene) -> None:
+        await scene.restart(self._member)
+
+
+class WorkerFrozen(Fault):
+    """A process stands still for longer than its leases, and goes on as if nothing had happened."""
+
+    name = "worker frozen"
+
+    async def inject(self, scene: Scene) -> None:
+        self._member = scene.anyone()
+        scene.stalled[self._member.slot] = scene.seconds + 0.5
+        self._member.freeze()
+
+    async def heal(self, scene: Scene) -> None:
+        self._member.thaw()
+
+
+class LoopBlocked(Fault):
+    """A program blocks its own event loop."""
+
+    name = "loop blocked"
+
+    async def inject(self, scene: Scene) -> None:
+        member = scene.anyone()
+        scene.stalled[member.slot] = scene.seconds + 0.5
+        member.tell({"do": "block", "seconds": scene.seconds})
+
+    async def heal(self, scene: Scene) -> None:
+        """It ends by itself."""
+
+
+class ClockStep(Fault):
+    """The clock of a client jumps."""
+
+    name = "clock step"
+
+    async def inject(self, scene: Scene) -> None:
+        scene.crew.board[scene.anyone().slot, SKEW] = scene.draw.choice(SKEWS) * SECOND
+
+    async def heal(self, scene: Scene) -> None:
+        for member in scene.crew.members:
+            scene.crew.board[member.slot, SKEW] = 0
+
+
+class ClockStepInOutage(Freeze):
+    """The clocks of clients jump while they answer by themselves."""
+
+    name = "clock step in outage"
+
+    async def inject(self, scene: Scene) -> None:
+        await super().inject(scene)
+        await asyncio.sleep(scene.seconds / 2)
+        for member in scene.crew.members:
+            scene.crew.board[member.slot, SKEW] += scene.draw.choice(SKEWS) * SECOND

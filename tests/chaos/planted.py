@@ -1,0 +1,141 @@
+"""Clients, stores and policies: as they should be, and broken on purpose so that the checker must say so.
+
+The broken ones stand outside fastdedup and use only its protocols (`Store`, `FallbackPolicy`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fastdedup import Dedup, LocalLRU, Outcome, Reject, UnavailableError
+from fastdedup.owners import draw_owner
+from fastdedup.stores import make_store
+from fastdedup.stores.base import ClaimOp, Mode, Op, ReadOp, ReleaseOp, Reply, Store, Stored, Verb, Verdict
+from fastdedup.stores.memory import MemoryStore
+
+from .steps import TOKEN_TTL, TTL
+
+LEASE = 0.4
+
+
+class Wrapped:
+    """A store that hands everything on."""
+
+    def __init__(self, inner: Store) -> None:
+        self.inner = inner
+
+    async def open(self) -> None:
+        await self.inner.open()
+
+    async def aclose(self) -> None:
+        await self.inner.aclose()
+
+    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
+        await self.inner.listen(on_freed)
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        return await self.inner.execute(verb, ops)
+
+
+class UnownedRelease(Wrapped):
+    """Planted: a release frees the key whoever owns it, as `DEL` by hand does."""
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if verb is Verb.RELEASE:
+            ops = [await self._forged(op) for op in ops]
+        return await self.inner.execute(verb, ops)
+
+    async def _forged(self, op: Op) -> Op:
+        (stored,) = await self.inner.execute(Verb.READ, [ReadOp(op.wire)])
+        return ReleaseOp(op.wire, stored.owner, stored.fence) if isinstance(stored, Stored) else op
+
+
+class NewOwnerRetry(Wrapped):
+    """Planted: every fifth reply to a claim is lost, and the retry comes as a new owner.
+
+    So the winner is told "duplicate" by its own claim, as a resent `SET NX` is.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self._count = 0
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        replies = await self.inner.execute(verb, ops)
+        if verb is not Verb.CLAIM:
+            return replies
+        return [await self._retried(op, reply) for op, reply in zip(ops, replies, strict=True)]
+
+    async def _retried(self, op: Op, reply: Reply) -> Reply:
+        self._count += 1
+        if self._count % 5 or not isinstance(op, ClaimOp) or op.terms.mode is Mode.CONSUME:
+            return reply
+        again = ClaimOp(op.wire, op.terms, draw_owner(), op.fingerprint)
+        return (await self.inner.execute(Verb.CLAIM, [again]))[0]
+
+
+class PresumedWinner(NewOwnerRetry):
+    """Planted: as above, and a retry that finds the key in progress takes that for its own first try."""
+
+    async def _retried(self, op: Op, reply: Reply) -> Reply:
+        again = await super()._retried(op, reply)
+        if again is reply or not isinstance(again, Verdict) or again.outcome is not Outcome.IN_PROGRESS:
+            return again
+        return Verdict(
+            Outcome.ACQUIRED, fence=again.fence, attempt=again.attempt, left_ms=again.left_ms, fresh=True
+        )
+
+
+class EvictingLRU:
+    """Planted: a fallback that forgets the oldest claim to make room, expired or not."""
+
+    def __init__(self, maxsize: int = 3) -> None:
+        self._maxsize = maxsize
+        self._records: OrderedDict[bytes, MemoryStore] = OrderedDict()
+
+    def answer(self, op: Op, error: UnavailableError) -> Reply:
+        store = self._records.setdefault(op.wire, MemoryStore())
+        while len(self._records) > self._maxsize:
+            self._records.popitem(last=False)
+        reply = store.apply(op)
+        if hasattr(reply, "degraded"):
+            reply.degraded = True  # type: ignore[union-attr]
+        return reply
+
+    def holds(self, wire: bytes) -> bool:
+        return wire in self._records and self._records[wire].holds(wire)
+
+
+STORES: dict[str, type[Wrapped]] = {
+    "unowned-release": UnownedRelease,
+    "new-owner-retry": NewOwnerRetry,
+    "presumed-winner": PresumedWinner,
+}
+POLICIES: dict[str, Callable[[], Any]] = {"evicting-lru": EvictingLRU}
+BUGS = (*STORES, *POLICIES)
+
+
+def scopes(order: dict[str, Any], on_event: Callable[[Any], None]) -> dict[str, Dedup]:
+    """Return the two gates of a worker's run: "reject", which opens and closes for both, and "local".
+
+    `order`: url, namespace, timeout; `planted` names a bug, `known` the seconds of known duplicates.
+    """
+    bug = order.get("planted")
+    url = order["url"]
+    reject = Dedup(
+        STORES[bug](make_store(url, order["timeout"])) if bug in STORES else url,
+        namespace=order["namespace"],
+        lease=LEASE,
+        ttl=TTL,
+        failure_ttl=TTL,
+        token_ttl=TOKEN_TTL,
+        timeout=order["timeout"],
+        known_duplicates=order.get("known", 0.0),
+        on_unavailable=Reject(),
+        on_event=on_event,
+        **order.get("options", {}),
+    )
+    policy = POLICIES[bug]() if bug in POLICIES else LocalLRU(maxsize=order.get("maxsize", 10_000))
+    return {"reject": reject, "local": reject.scoped("local", on_unavailable=policy)}
