@@ -8,8 +8,8 @@ from types import GeneratorType, TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from .checks import check_seconds
-from .claim import Claim, foreign
-from .errors import DedupError, ShortfallError, UnavailableError, UsageError
+from .claim import Claim
+from .errors import DedupError, ShortfallError, UnavailableError, UsageError, foreign
 from .model import Outcome
 from .stores.base import ClaimOp, Reply, Terms, Verdict, with_fingerprint
 

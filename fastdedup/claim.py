@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import codec
 from .checks import milliseconds
-from .errors import (
-    ClaimLostError,
-    DedupError,
-    ForeignRecordError,
-    UnavailableError,
-    UsageError,
-)
+from .errors import ClaimLostError, DedupError, UnavailableError, UsageError, foreign
 from .model import Outcome
 from .owners import owner_text
 from .renewal import Renewal
@@ -65,6 +59,7 @@ class Claim:
         "_scope",
         "_settled",
         "_stopped_body",
+        "_unsure",
         "_verdict",
         "settling",
     )
@@ -83,6 +78,8 @@ class Claim:
         self.settling = False
         """Completing or failing was tried: the effect has happened, so leaving never frees the key."""
         self._renewal: Renewal | None = None
+        self._unsure = False
+        """A release got no reply: it may have taken effect."""
 
     def __repr__(self) -> str:
         return f"<Claim {self.key!r} {self.outcome} fence={self.fence} attempt={self.attempt}>"
@@ -158,6 +155,16 @@ class Claim:
         return not self._verdict.short
 
     @property
+    def verdict(self) -> Verdict:
+        """The store's own answer."""
+        return self._verdict
+
+    @property
+    def hold(self) -> tuple[bytes, bytes]:
+        """The store key and the owner field: what settling takes, for who keeps no claim object."""
+        return self._call.wire, self._call.owner
+
+    @property
     def first_hand(self) -> bool:
         """True where this call acquired the key, False where its owner held it before."""
         return self._verdict.fresh
@@ -190,7 +197,12 @@ class Claim:
         """Free the key: nothing happened, the next claimant may try."""
         self._check_live()
         op = ReleaseOp(self._call.wire, self._call.owner, self.fence)
-        await self._finish("released", self._act(op))
+        op.unsure = self._unsure
+        try:
+            await self._finish("released", self._act(op))
+        except UnavailableError:
+            self._unsure = True
+            raise
 
     async def renew(self, lease: float | None = None) -> None:
         """Start the lease anew from now: `lease` seconds, as long as the first by default."""
@@ -276,6 +288,8 @@ class Claim:
         code = await self._scope.run(op, degraded=self.degraded)
         if code == Code.FOREIGN:
             raise foreign(self.key)
+        if code == Code.LOST and isinstance(op, ReleaseOp) and op.unsure and self._lease_left() > 0:
+            return  # within its lease nobody takes a key that was not freed: it was, by the first sending
         if code != Code.OK:
             self._lost = True
             raise self._lost_error()
@@ -332,11 +346,3 @@ class Claim:
         # The body's own error matters more than that of freeing the key; the lease ends by itself.
         with contextlib.suppress(DedupError):
             await asyncio.shield(settling)
-
-
-def foreign(key: str) -> ForeignRecordError:
-    """The error for a key that holds somebody else's value."""
-    return ForeignRecordError(
-        f"the store holds a value under {key!r} that this version of fastdedup did not write; "
-        "choose another namespace, or remove that key"
-    )

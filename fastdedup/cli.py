@@ -24,6 +24,7 @@ from fastdedup import Dedup, DedupError, Record
 from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
 from fastdedup.bench import Table as Played
 from fastdedup.demo import Report, run_sale, sale_gate
+from fastdedup.sidecar.cli import COMMANDS as SIDECAR
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -43,6 +44,10 @@ class _Group(click.Group):
 @click.version_option(package_name="fastdedup")
 def cli() -> None:
     """Are you the first? A dedup gateway on Redis, and its records."""
+
+
+for command in SIDECAR:
+    cli.add_command(command)
 
 
 def gate_options(*, namespace: str, url: str | None = None) -> Callable[[Command], Command]:

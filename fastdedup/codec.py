@@ -69,12 +69,17 @@ def encode(codec: Codec, value: Any, limit: int) -> bytes:
         ) from error
     if not isinstance(payload, bytes):
         raise ResultError(f"the codec's dumps() must return bytes, it returned {type(payload).__name__}")
+    check_size(payload, limit)
+    return payload
+
+
+def check_size(payload: bytes, limit: int) -> None:
+    """Raise ResultTooLargeError where a payload has more than `limit` bytes."""
     if len(payload) > limit:
         raise ResultTooLargeError(
             f"the result takes {len(payload)} bytes, the limit is {limit}; "
             "store it elsewhere and complete with a reference, or raise max_result="
         )
-    return payload
 
 
 def decode(codec: Codec, payload: bytes) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 from .checks import check_count, check_seconds
@@ -16,7 +17,7 @@ from .model import BreakerState
 from .reconcile import Reconciler
 from .router import Router
 from .stores import make_store
-from .stores.base import Op, Reply, ShardedStore, Store
+from .stores.base import DegradingStore, Op, Reply, ShardedStore, Store
 from .waiters import Waiters
 
 T = TypeVar("T")
@@ -46,6 +47,7 @@ class Core:
             raise ConfigError(f"on_shortfall is 'report' or 'raise', not {on_shortfall!r}")
         self.raises_shortfall = on_shortfall == "raise"
         self.store = self._store_of(store)
+        self.behind_a_policy = isinstance(self.store, DegradingStore)
         self.waiters = Waiters()
         off = known_duplicates is False
         self.known_age = 0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)
@@ -97,6 +99,9 @@ class Core:
         """Answer what was accepted, then close. Closing twice is fine."""
         if self._closed and self.engine is None and self._closing is None:
             return
+        # Not get_running_loop(): a forked child in its parent's loop has none.
+        if self.last_engine is not None and asyncio._get_running_loop() is not self.last_engine.loop:
+            raise wrong_loop()
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
@@ -151,6 +156,12 @@ class Core:
         if self._closing is None:
             reconciler.wake()
 
+    async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
+        """See `Scope.overhear`."""
+        await self.store.listen(self.waiters.freed)
+        self.waiters.overheard_by.add(on_freed)
+        return partial(self.waiters.overheard_by.discard, on_freed)
+
     def _submit(self, op: Op) -> asyncio.Future[Reply]:
         return self.running_engine().submit(op)
 
@@ -167,7 +178,7 @@ class Core:
         engine = self.engine
         if engine is None:
             raise self.not_open()
-        if asyncio.get_running_loop() is not engine.loop:
+        if asyncio._get_running_loop() is not engine.loop:
             raise wrong_loop()
         return engine
 

@@ -12,12 +12,14 @@ follow and are answered from its reply, as if they had come right behind it.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from math import inf
 from threading import get_ident
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
+from weakref import WeakSet
 
 from .errors import UnavailableError, UsageError
 from .guard import Guard, OnChange
@@ -82,6 +84,7 @@ class Engine:
         # Mutable: the claim that leads each key, and how many claims of a caller-chosen owner are open.
         self._leaders: dict[bytes, ClaimOp] = {}
         self._named: Counter[tuple[bytes, bytes]] = Counter()
+        _ENGINES.add(self)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -103,8 +106,8 @@ class Engine:
         """OPEN while the store does not answer and is asked by probes alone."""
         return self._guard.state
 
-    def submit(self, op: Op) -> asyncio.Future[Reply]:
-        """Accept an operation; the future gets its reply.
+    def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
+        """Accept an operation; the future gets its reply. `future` as for `claim`.
 
         Raises:
             UnavailableError: too much is pending.
@@ -112,30 +115,34 @@ class Engine:
         """
         if self._pending >= self._room or get_ident() != self._thread:
             self._refuse()
-        return self._enqueue(op)
+        return self._enqueue(op, future)
 
-    def claim(self, op: ClaimOp) -> asyncio.Future[Reply]:
-        """Accept a claim with an owner drawn by the library: led by an equal one that is under way."""
+    def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
+        """Accept a claim with an owner drawn by the library: led by an equal one that is under way.
+
+        `future`: what takes the reply; whatever has a future's done, set_result and set_exception.
+        """
         # Written out flat, as is `_deliver`: each call that this path does not make is worth 2 % of a claim.
         if self._pending >= self._room or get_ident() != self._thread:
             self._refuse()
         if not self._flushing:
             self._flush_soon()  # first: in another event loop it raises, and nothing may be left behind
         leader = self._leaders.setdefault(op.wire, op)
+        taker: asyncio.Future[Reply] = self._loop.create_future() if future is None else future
+        op.future = taker
         if leader is not op:
             return self._follow(leader, op)
-        op.future = future = self._loop.create_future()
         self._pending += 1
         op.at = self._now
         self._claims.append(op)
-        return future
+        return taker
 
     def _follow(self, leader: ClaimOp, op: ClaimOp) -> asyncio.Future[Reply]:
         if leader.terms is not op.terms or leader.fingerprint != op.fingerprint:
-            return self.submit(op)
+            self._put(op)
+            return op.future
         self._pending += 1
         op.at = leader.at
-        op.future = self._loop.create_future()
         if leader.followers is None:
             leader.followers = []
         leader.followers.append(op)
@@ -170,6 +177,10 @@ class Engine:
             self._timer.cancel()
             self._timer = None
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: what waits and what is under way is the parent's; refuse all else."""
+        self._room = self._thread = 0
+
     def _refuse(self) -> NoReturn:
         if self._closed:
             raise UsageError("this Dedup is closed; open a new one")
@@ -179,11 +190,11 @@ class Engine:
             raise self._guard.error()
         raise UnavailableError(f"{self._pending} operations are pending, the limit; the store is too slow")
 
-    def _enqueue(self, op: Op) -> asyncio.Future[Reply]:
-        future: asyncio.Future[Reply] = self._loop.create_future()
-        op.future = future
+    def _enqueue(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
+        taker: asyncio.Future[Reply] = self._loop.create_future() if future is None else future
+        op.future = taker
         self._put(op)
-        return future
+        return taker
 
     def _put(self, op: Op) -> None:
         if not self._flushing:
@@ -203,6 +214,8 @@ class Engine:
     # Sending
 
     def _flush(self) -> None:
+        if not self._thread:
+            return  # in a forked child that goes on in its parent's loop
         self._flushing = False
         if self._guard.state is _OPEN:
             self._refuse_waiting()
@@ -370,6 +383,8 @@ class Engine:
             self._timer = self._loop.call_at(self._due, self._on_timer)
 
     def _on_timer(self) -> None:
+        if not self._thread:
+            return
         self._timer = None
         now = self._loop.time()
         if now - self._due > _GRACE:
@@ -449,6 +464,18 @@ def _copy(error: BaseException) -> BaseException:
     if isinstance(error, UnavailableError):
         return UnavailableError(*error.args, retry_after=error.retry_after)
     return error
+
+
+_ENGINES: WeakSet[Engine] = WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for engine in list(_ENGINES):
+        engine.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _swallow(future: asyncio.Future[Reply]) -> None:

@@ -83,3 +83,11 @@ class FailedError(DedupError):
     def __init__(self, message: str, *, error: object) -> None:
         super().__init__(message)
         self.error = error
+
+
+def foreign(key: str) -> ForeignRecordError:
+    """The error for a key that holds somebody else's value."""
+    return ForeignRecordError(
+        f"the store holds a value under {key!r} that this version of fastdedup did not write; "
+        "choose another namespace, or remove that key"
+    )

@@ -12,10 +12,10 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar
 from . import codec as codecs
 from .call import ClaimCall
 from .checks import check_seconds
-from .claim import Claim, foreign
-from .codec import Codec, JSONCodec
+from .claim import Claim
+from .codec import Codec, JSONCodec, check_size
 from .core import Core
-from .errors import ConfigError, InvalidKeyError
+from .errors import ConfigError, InvalidKeyError, foreign
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
@@ -135,7 +135,6 @@ class Dedup(Scope):
         super().__init__(core, settings)
         self._claims = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys)
         self._locks = Keyspace(settings.namespace, Kind.LOCK, readable=settings.readable_keys)
-        self._terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
         self.tokens = Tokens(self)
 
     def __repr__(self) -> str:
@@ -199,9 +198,13 @@ class Dedup(Scope):
             "max_result": max_result,
         }
         changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
-        scope = object.__new__(type(self))
         namespace = f"{self.settings.namespace}:{name}"
-        scope._set_up(self._core, replace(self.settings, namespace=namespace, **changes))
+        return self.with_settings(replace(self.settings, namespace=namespace, **changes))
+
+    def with_settings(self, settings: Settings) -> Dedup:
+        """Return a gate with these settings over the same connection; `scoped` is the way for users."""
+        scope = object.__new__(type(self))
+        scope._set_up(self._core, settings)
         return scope
 
     # Claims
@@ -260,7 +263,7 @@ class Dedup(Scope):
             self,
             key,
             self._claims.wire(key),
-            self._terms if lease is None and ttl is None else self.terms(Mode.CLAIM, lease, ttl),
+            self.claim_terms if lease is None and ttl is None else self.terms(Mode.CLAIM, lease, ttl),
             draw_owner() if owner is None else owner_field(owner),
             mark,
         )
@@ -301,7 +304,7 @@ class Dedup(Scope):
         except BaseException:
             for task in tasks:
                 task.cancel()
-            await self.keep(_release_all(tasks))
+            await asyncio.shield(self.keep(_release_all(tasks, owner is not None)))
             raise
 
     def lock(
@@ -350,6 +353,14 @@ class Dedup(Scope):
         """Define a state machine whose instances live in the store. See `StateMachine`."""
         return StateMachine(self, name, initial=initial, transitions=transitions, ttl=ttl)
 
+    def claim_wire(self, key: bytes) -> bytes:
+        """Return the store key of a claim by its key's UTF-8; for who keeps no text of it."""
+        return self._claims.wire_of(key)
+
+    def check_result(self, payload: bytes) -> None:
+        """Raise ResultTooLargeError where a result as bytes exceeds `max_result`."""
+        check_size(payload, self.settings.max_result)
+
     # Inspection and administration
 
     async def get(self, key: str) -> Record | None:
@@ -394,11 +405,14 @@ def digest(value: Any) -> bytes:
     return value if isinstance(value, bytes) and len(value) == 16 else fingerprint(value)
 
 
-async def _release_all(tasks: Sequence[asyncio.Task[Claim]]) -> None:
+async def _release_all(tasks: Sequence[asyncio.Task[Claim]], named: bool) -> None:
     """Free what was acquired on behalf of a caller who does not get to know of it."""
     answers = await asyncio.gather(*tasks, return_exceptions=True)
-    # A claim that the same named owner held before is that earlier call's to settle.
+    # A claim that the same named owner held before is that earlier call's to settle. An owner drawn
+    # for this call held nothing before: told so, it lost the first reply.
     claims = [
-        answer for answer in answers if isinstance(answer, Claim) and answer.acquired and answer.first_hand
+        answer
+        for answer in answers
+        if isinstance(answer, Claim) and answer.acquired and (answer.first_hand or not named)
     ]
     await asyncio.gather(*(claim.release() for claim in claims), return_exceptions=True)

@@ -34,6 +34,7 @@ class Guard:
         self._breaker = Breaker()
         self._opened_at = 0.0
         self._prober: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
 
     @property
     def state(self) -> BreakerState:
@@ -53,7 +54,7 @@ class Guard:
         """A batch was not answered."""
         if self._breaker.failed(str(error)):
             self._opened_at = self._loop.time()
-            self._prober = self._loop.create_task(self._probe_until_back(), name="fastdedup-probe")
+            self._probe_later()
             self._on_change(self._breaker.reason, 0.0)
 
     def error(self) -> UnavailableError:
@@ -63,15 +64,23 @@ class Guard:
 
     async def aclose(self) -> None:
         """Probe no more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._prober is not None:
             await stop(self._prober)
 
-    async def _probe_until_back(self) -> None:
-        while True:
-            await asyncio.sleep(self._breaker.pause())
-            if self._breaker.probed(await self._probe()):
-                self._on_change("", self._loop.time() - self._opened_at)
-                return
+    def _probe_later(self) -> None:
+        # A timer, not a task that sleeps: a program that ends without closing leaves no task behind.
+        self._alarm = self._loop.call_later(self._breaker.pause(), self._probe_now)
+
+    def _probe_now(self) -> None:
+        self._prober = self._loop.create_task(self._look(), name="fastdedup-probe")
+
+    async def _look(self) -> None:
+        if self._breaker.probed(await self._probe()):
+            self._on_change("", self._loop.time() - self._opened_at)
+        else:
+            self._probe_later()
 
     async def _probe(self) -> str | None:
         """Ask once; None where the store would take a write, else why not."""
@@ -80,7 +89,8 @@ class Guard:
                 if isinstance(self._store, ProbedStore):
                     await self._store.probe(self._wire)
                 else:
-                    await self._store.execute(Verb.READ, [ReadOp(self._wire)])
+                    (reply,) = await self._store.execute(Verb.READ, [ReadOp(self._wire)])
+                    return str(reply) if isinstance(reply, UnavailableError) else None
         except TimeoutError:
             return f"the store gave no answer within {self._timeout:g} s"
         except UnavailableError as error:

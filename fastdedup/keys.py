@@ -62,6 +62,10 @@ class Keyspace:
             data = key.encode()
         except UnicodeEncodeError as error:
             raise InvalidKeyError(f"a key must be text that UTF-8 can hold: {error.reason}") from None
+        return self.wire_of(data)
+
+    def wire_of(self, data: bytes) -> bytes:
+        """Return the store key of a key's UTF-8. Raises as `wire`; that it is UTF-8 is the caller's to see to."""
         size = len(data)
         if size > self._readable:
             if size > MAX_KEY_BYTES:

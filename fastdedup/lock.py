@@ -55,6 +55,11 @@ class LockCall:
         self._call = call
         self._held: Claim | None = None
 
+    @property
+    def call(self) -> ClaimCall:
+        """The claim that it stands on."""
+        return self._call
+
     async def __aenter__(self) -> Lock:
         claim = await self._call
         if not claim.acquired:

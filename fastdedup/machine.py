@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from .checks import check_count, milliseconds
-from .claim import foreign
-from .errors import ConfigError
+from .errors import ConfigError, foreign
 from .keys import Keyspace, Kind
 from .model import Transition, TransitionOutcome
 from .owners import draw_owner

@@ -12,9 +12,9 @@ import random
 from collections.abc import Callable, Sequence
 
 from .errors import DedupError
-from .events import Conflict, Event, Replayed
-from .fallback.base import JournalledPolicy
-from .stores.base import Adopted, AdoptOp, Code, ForgetOp, Op, Reply
+from .events import Conflict, Event, Replayed, Unreplayed, log
+from .fallback.base import JournalledPolicy, LineOp
+from .stores.base import Adopted, AdoptOp, Code, Op, Reply, Stored
 from .tasks import stop
 
 _BATCH = 256
@@ -50,6 +50,7 @@ class Reconciler:
         self._now = asyncio.Event()
         self._adopted = 0
         self._conflicts = 0
+        self._is_puzzled = False
 
     def wake(self) -> None:
         """There may be something to bring home."""
@@ -104,9 +105,11 @@ class Reconciler:
         try:
             replies = await asyncio.gather(*futures, return_exceptions=True)
             for line, reply in zip(lines, replies, strict=False):
-                if isinstance(reply, Adopted | Code):
+                if isinstance(reply, Adopted | Stored | Code):
                     answered.add(line)
                     self._judged(line, reply)
+                elif not isinstance(reply, DedupError):
+                    self._puzzled(reply)
         finally:
             for number, line in enumerate(lines):
                 if line in answered:
@@ -126,14 +129,23 @@ class Reconciler:
                 break
         return futures
 
-    def _judged(self, line: AdoptOp | ForgetOp, reply: Adopted | Code) -> None:
+    def _judged(self, line: LineOp, reply: Adopted | Stored | Code) -> None:
+        lines = self._policy.lines
         event = self._policy.adopted(line, reply)
         if event is not None:
             self._report(event)
-        self._adopted += 1
+        done = self._policy.lines < lines  # else it has changed meanwhile, and goes again
+        self._adopted += done and isinstance(line, AdoptOp) and not isinstance(event, Unreplayed)
         self._conflicts += isinstance(event, Conflict)
 
+    def _puzzled(self, answer: object) -> None:
+        """No outage: a store that cannot adopt. Said once, and tried on: what was answered is not given up."""
+        if not self._is_puzzled:
+            self._is_puzzled = True
+            error = answer if isinstance(answer, BaseException) else None
+            log.error("the store does not adopt what was answered in an outage: %r", answer, exc_info=error)
+
     def _tell(self) -> None:
-        if self._adopted:
+        if self._adopted or self._conflicts:
             self._report(Replayed(self._adopted, self._conflicts))
             self._adopted = self._conflicts = 0

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable
+from typing import Any
 
-from .engine import Engine
+from .engine import Engine, wrong_loop
+from .errors import DedupError, UsageError
 from .model import BreakerState
 from .stores.base import ClaimOp, Op, Reply, ShardedStore, Store
 
 MakeEngine = Callable[[Store], Engine]
+
+_LOOK_EVERY = 1.0
+"""Seconds between two looks for parts that have gone, whose engines would probe for ever."""
 
 
 class Router:
@@ -25,6 +31,7 @@ class Router:
         # Mutable: the engines of the parts that exist; those of parts that have gone, until they are drained.
         self._engines: dict[Store, Engine] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._look: asyncio.TimerHandle | None = None
         self._closed = False
 
     @property
@@ -51,36 +58,52 @@ class Router:
             for shard in shards
         )
 
-    def submit(self, op: Op) -> asyncio.Future[Reply]:
+    def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
         """As `Engine.submit`; UnavailableError also where no part is known to hold the key."""
-        return self._engine(op.wire).submit(op)
+        return self._engine(op.wire).submit(op, future)
 
-    def claim(self, op: ClaimOp) -> asyncio.Future[Reply]:
+    def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
         """As `Engine.claim`."""
-        return self._engine(op.wire).claim(op)
+        return self._engine(op.wire).claim(op, future)
 
     def claim_named(self, op: ClaimOp) -> asyncio.Future[Reply]:
         """As `Engine.claim_named`."""
         return self._engine(op.wire).claim_named(op)
 
     def disown(self, op: ClaimOp) -> None:
-        """As `Engine.disown`. Not for a claim that was never accepted."""
+        """As `Engine.disown`. Not for a claim that was never accepted, or whose part is out of reach by now."""
         if hasattr(op, "future"):
-            self._engine(op.wire).disown(op)
+            # Never raises: its caller is being cancelled, and shall be. Then the lease ends by itself.
+            with contextlib.suppress(DedupError):
+                self._engine(op.wire).disown(op)
 
     async def drain(self) -> None:
         """As `Engine.drain`, all at once."""
         self._closed = True
+        if self._look is not None:
+            self._look.cancel()
         drains = [engine.drain() for engine in self._engines.values()]
         await asyncio.gather(*drains, *self._leaving)
 
     def _engine(self, wire: bytes) -> Engine:
         shard = self._store.shard(wire)
         engine = self._engines.get(shard)
-        if engine is None:
-            engine = self._engines[shard] = self._make_engine(shard)
-            self._let_go()
+        return self._begin(shard) if engine is None else engine
+
+    def _begin(self, shard: Store) -> Engine:
+        if asyncio.get_running_loop() is not self._loop:
+            raise wrong_loop()  # an engine belongs to the loop that makes it
+        if self._closed:
+            raise UsageError("this Dedup is closed; open a new one")
+        engine = self._engines[shard] = self._make_engine(shard)
+        self._let_go()
+        if self._look is None:
+            self._look = self._loop.call_later(_LOOK_EVERY, self._look_around)
         return engine
+
+    def _look_around(self) -> None:
+        self._let_go()
+        self._look = self._loop.call_later(_LOOK_EVERY, self._look_around)
 
     def _let_go(self) -> None:
         """Close the engines of parts that have gone. What they hold is answered first, as by any drain."""

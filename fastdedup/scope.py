@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .checks import milliseconds
 from .core import Core
-from .errors import ConfigError, ShortfallError, UnavailableError
+from .errors import (
+    ClaimLostError,
+    ConfigError,
+    ResultTooLargeError,
+    ShortfallError,
+    UnavailableError,
+    foreign,
+)
 from .events import Degraded, LeaseLost, Shortfall, emit
 from .fallback.base import FallbackPolicy, JournalledPolicy
 from .fallback.reject import Reject
 from .keys import names_of
 from .patience import claim_patiently
 from .settings import Settings
-from .stores.base import ClaimOp, Code, Mode, Moved, Op, Reply, Terms, Verb, Verdict, terms
+from .stores.base import (
+    ClaimOp,
+    Code,
+    Mode,
+    Moved,
+    Op,
+    ReleaseOp,
+    RenewOp,
+    Reply,
+    SettleOp,
+    Terms,
+    Verb,
+    Verdict,
+    terms,
+)
 
 if TYPE_CHECKING:
     from .call import ClaimCall
@@ -42,6 +63,7 @@ class Scope:
         self._core = core
         self._policy = policy
         self._known = core.known_of(settings.namespace)
+        self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
         # The claims of most programs ask nothing of the policy; then the hot path does not either.
         self._remembers = not isinstance(policy, Reject)
         self._journal = policy if isinstance(policy, JournalledPolicy) else None
@@ -52,12 +74,25 @@ class Scope:
         ttl_ms = milliseconds(self.settings.ttl if ttl is None else ttl, "ttl")
         return terms(mode, lease_ms, ttl_ms if mode is Mode.CONSUME else lease_ms + ttl_ms, False)
 
+    def terms_ms(self, lease_ms: int | None, ttl_ms: int | None) -> Terms:
+        """As `terms`, of claims, in ms."""
+        if lease_ms is None and ttl_ms is None:
+            return self.claim_terms
+        default = self.claim_terms
+        lease = default.lease_ms if lease_ms is None else lease_ms
+        ttl = default.keep_ms - default.lease_ms if ttl_ms is None else ttl_ms
+        return terms(Mode.CLAIM, lease, lease + ttl, False)
+
+    def keep_ms(self, *, succeeded: bool) -> int:
+        """Return for how many ms an outcome is remembered by default."""
+        return milliseconds(self.settings.ttl if succeeded else self.settings.failure_ttl, "ttl")
+
     def check_loop(self) -> None:
         """Raise UsageError unless open in the running event loop."""
         self._core.running_engine()
 
-    def start_claim(self, op: ClaimOp) -> asyncio.Future[Reply]:
-        """Send a claim on its way."""
+    def start_claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
+        """Send a claim on its way; `future` as for `Engine.claim`."""
         engine = self._core.engine
         if engine is None:
             raise self._core.not_open()
@@ -66,7 +101,7 @@ class Scope:
                 raise UnavailableError(_HELD_LOCALLY)
             if self._journal is not None:
                 op.let_witness(self._journal.saw)
-        return engine.claim(op) if op.terms.shared and not op.named else engine.claim_named(op)
+        return engine.claim(op, future) if op.terms.shared and not op.named else engine.claim_named(op)
 
     def disown(self, op: ClaimOp) -> None:
         """Take back a claim whose caller was cancelled."""
@@ -82,11 +117,11 @@ class Scope:
         engine = self._core.running_engine()
         if self._remembers and self._policy.holds(op.wire):
             return self._ask_policy_alone(op)
-        if degraded and self._journal is None:
+        if degraded and self._journal is None and not self._core.behind_a_policy:
             return self._ask_policy_alone(op)
         try:
             reply = await engine.submit(op)
-            if isinstance(reply, UnavailableError):
+            if isinstance(reply, UnavailableError | ResultTooLargeError):
                 raise reply
         except UnavailableError as error:
             return self.fall_back(op, error)
@@ -104,6 +139,60 @@ class Scope:
             if self._policy.holds(op.wire):
                 raise
             return Code.LOST
+
+    def hand_in(self, op: Op, taker: Any) -> Reply | None:
+        """Execute an operation of another gate's, which named its owner there: each stands for itself.
+
+        Returns the policy's reply where the store is not asked; else None, and `taker` (as for
+        `Engine.claim`) gets the reply, for `took`, or the error, for `fall_back`.
+
+        Raises:
+            UnavailableError: neither the store nor the policy answers.
+        """
+        if self._remembers:
+            if self._policy.holds(op.wire):
+                held = UnavailableError(_HELD_LOCALLY)
+                return self.fall_back(op, held) if op.verb is Verb.CLAIM else self._ask_policy_alone(op)
+            if self._journal is not None and isinstance(op, ClaimOp):
+                op.let_witness(self._journal.saw)
+        try:
+            self._core.running_engine().submit(op, taker)
+        except UnavailableError as error:
+            return self.fall_back(op, error)
+        return None
+
+    def took(self, op: Op, reply: Reply) -> None:
+        """The store has answered what was handed in."""
+        if self._journal is not None and op.verb is not Verb.CLAIM:
+            self._journal.saw(op, reply)
+
+    async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
+        """Call `on_freed` for all that wakes a waiter of this gate, as `Store.listen` does; return what ends that.
+
+        Raises:
+            UnavailableError: the store cannot be listened to just now.
+        """
+        return await self._core.overhear(on_freed)
+
+    async def change(self, op: SettleOp | ReleaseOp | RenewOp) -> None:
+        """Settle, free or renew on behalf of an owner who keeps no `Claim`.
+
+        Raises:
+            ClaimLostError: it is not, or no longer, the owner's; nothing was changed.
+            ForeignRecordError: the key holds what fastdedup did not write.
+            UnavailableError: neither the store nor the policy answered; repeating is safe.
+        """
+        code = await self.run(op)
+        if code == Code.FOREIGN:
+            raise foreign(names_of(op.wire)[1])
+        if code != Code.OK:
+            raise ClaimLostError(f"{names_of(op.wire)[1]!r} is not held by this owner; nothing was changed")
+        self._known.drop(names_of(op.wire)[1])
+
+    def release_later(self, wire: bytes, owner: bytes) -> None:
+        """Free a claim whose holder is gone, as soon as the store takes it."""
+        if self._core.engine is not None:
+            self.keep(self.run(ReleaseOp(wire, owner, 0)))
 
     def fall_back(self, op: Op, error: UnavailableError) -> Reply:
         """Ask the policy, visibly: every such answer is an event."""

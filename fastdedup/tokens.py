@@ -58,6 +58,10 @@ class Tokens:
         claim = await self._call(token, subject, Mode.CONSUME, None, None)
         return claim.outcome
 
+    def wire(self, token: str) -> bytes:
+        """Return the store key of a token."""
+        return self._keyspace.wire_digest(token_bytes(token))
+
     def redeem(
         self,
         token: str,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -13,6 +13,8 @@ class Waiters:
     def __init__(self) -> None:
         self._freed: dict[bytes, asyncio.Future[None]] = {}
         self._count: dict[bytes, int] = {}
+        self.overheard_by: set[Callable[[bytes | None], None]] = set()
+        """Told of each key as well: who waits in other processes, behind the sidecar."""
 
     @contextmanager
     def watch(self, wire: bytes) -> Iterator[asyncio.Future[None]]:
@@ -34,3 +36,5 @@ class Waiters:
         for future in list(self._freed.values()) if wire is None else (self._freed.get(wire),):
             if future is not None and not future.done():
                 future.set_result(None)
+        for on_freed in tuple(self.overheard_by):
+            on_freed(wire)

@@ -44,6 +44,9 @@ class FakeLink(Link):
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._answered(task, on_reply))
 
+    def post(self, packed: bytes) -> None:
+        self._loop.call_soon(self._on_push, [b"pong", b""])
+
     def _answered(self, task: asyncio.Task[Any], on_reply: Any) -> None:
         self._tasks.discard(task)
         on_reply(ConnectionError("closed") if task.cancelled() else task.result())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+from urllib.parse import quote
 
 import redis
 from redis.backoff import NoBackoff
@@ -17,33 +19,43 @@ from redis.retry import Retry
 DEADLINE = 20.0
 
 
-class RedisServer:
-    """One redis-server process with its own folder, which `stop` removes."""
+def free_port() -> int:
+    """A TCP port of this host that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
-    def __init__(self, *options: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-redis-"))
+
+class RedisServer:
+    """One redis-server process with its own folder, which `stop` removes.
+
+    Args:
+        options: of redis-server; they win over those of `start`, which takes them as they then are.
+        password: what the server asks for; it stands in `url`, and `client` knows it.
+        folder: one that exists, with files that the options name; a new one by default.
+    """
+
+    def __init__(self, *options: str, password: str = "", folder: Path | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-redis-")) if folder is None else folder
         self.socket = self.folder / "redis.sock"
-        self.url = f"unix://{self.socket}?db=0"
-        self._options = options
+        self.login = f":{quote(password, safe='')}@" if password else ""
+        self.url = f"unix://{self.login}{self.socket}?db=0"
+        self._password = password
+        self.options = (*(("--requirepass", password) if password else ()), *options)
         self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def at(cls, folder: Path, *options: str) -> RedisServer:
         """A server in a folder that exists, with files that its options name."""
-        server = object.__new__(cls)
-        server.folder = folder
-        server.socket = folder / "redis.sock"
-        server.url = f"unix://{server.socket}?db=0"
-        server._options = options
-        server._process = None
-        return server
+        return cls(*options, folder=folder)
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
-    def start(self) -> RedisServer:
+    def start(self, *, loading: bool = False) -> RedisServer:
+        """Return once it serves; with `loading`, once it answers at all."""
         binary = shutil.which("redis-server")
         assert binary, "redis-server is not on the PATH: `make test` installs it"
         command = [
@@ -57,15 +69,20 @@ class RedisServer:
             "--appendonly",
             "no",
         ]
-        command += ["--dir", str(self.folder), "--loglevel", "warning", *self._options]
+        command += ["--dir", str(self.folder), "--loglevel", "warning", *self.options]
         log = (self.folder / "log").open("ab")
         with log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        self._wait_until_up()
+        self._wait_until_up(loading)
         return self
 
     def client(self) -> redis.Redis:
-        return redis.Redis(unix_socket_path=str(self.socket), protocol=2, retry=Retry(NoBackoff(), 0))
+        return redis.Redis(
+            unix_socket_path=str(self.socket),
+            password=self._password or None,
+            protocol=2,
+            retry=Retry(NoBackoff(), 0),
+        )
 
     def kill(self) -> None:
         """End it as a crash would."""
@@ -85,7 +102,7 @@ class RedisServer:
             self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _wait_until_up(self) -> None:
+    def _wait_until_up(self, loading: bool) -> None:
         ends = time.monotonic() + DEADLINE
         while time.monotonic() < ends:
             assert self._process is not None
@@ -96,6 +113,10 @@ class RedisServer:
                 return
             except redis.AuthenticationError:
                 return
+            except redis.BusyLoadingError:
+                if loading:
+                    return
+                time.sleep(0.005)
             except redis.ConnectionError:
                 time.sleep(0.005)
         raise TimeoutError("redis-server did not come up")

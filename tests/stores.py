@@ -15,6 +15,8 @@ from fastdedup.stores.memory import MemoryStore
 
 from .fakes import fake_store
 from .servers import RedisServer
+from .sidecars import Sidecar
+from .topologies import ClusterGroup, SentinelGroup
 
 TIMEOUT = 5.0
 """Seconds: generous, as the tests share two cores; deadlines have tests of their own."""
@@ -27,7 +29,7 @@ class Backend:
         self,
         name: str,
         store: Callable[[], str | Store],
-        raw: redis.Redis | None,
+        raw: redis.Redis | redis.RedisCluster | None,
         *,
         policy: Callable[[], FallbackPolicy] = Reject,
     ) -> None:
@@ -75,6 +77,31 @@ def real() -> Iterator[Backend]:
         server.stop()
 
 
+@contextmanager
+def sentinel() -> Iterator[Backend]:
+    """A primary with two replicas, behind three sentinels."""
+    group = SentinelGroup()
+    try:
+        group.start()
+        with group.primary().client() as raw:
+            yield Backend("sentinel", lambda: group.url, raw)
+    finally:
+        group.stop()
+
+
+@contextmanager
+def cluster() -> Iterator[Backend]:
+    """Three primaries with a replica each."""
+    group = ClusterGroup()
+    try:
+        group.start()
+        raw = group.raw()
+        yield Backend("cluster", lambda: group.url, raw)
+        raw.close()
+    finally:
+        group.stop()
+
+
 class DownStore(MemoryStore):
     """A store that never answers."""
 
@@ -91,9 +118,26 @@ def local() -> Iterator[Backend]:
     yield Backend("local", DownStore, None, policy=LocalLRU)
 
 
+@contextmanager
+def sidecar() -> Iterator[Backend]:
+    """A sidecar over a server: what stands in Redis is the same as without it."""
+    server = RedisServer().start()
+    gate = Sidecar(server.url, timeout=TIMEOUT)
+    try:
+        gate.start()
+        with server.client() as raw:
+            yield Backend("sidecar", lambda: gate.url, raw)
+    finally:
+        gate.stop()
+        server.stop()
+
+
 STORES: dict[str, Callable[[], AbstractContextManager[Backend]]] = {
     "memory": memory,
     "local": local,
     "fakeredis": fake,
     "redis": real,
+    "sentinel": sentinel,
+    "cluster": cluster,
+    "sidecar": sidecar,
 }

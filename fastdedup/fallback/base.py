@@ -7,7 +7,10 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..stores.base import Adopted, AdoptOp, Code, ForgetOp, Op, Reply
+from ..stores.base import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored
+
+LineOp = AdoptOp | ReadOp | ForgetOp
+"""What a journal asks of the store: to adopt a record; of a forgotten key to be shown it, and to remove it."""
 
 
 @runtime_checkable
@@ -20,19 +23,16 @@ class FallbackPolicy(Protocol):
     (`Verdict` for a claim, `Moved` for a transition, a `Code` for most else), with `degraded=True`
     wherever there is such a field.
 
-    A policy that lets premium customers go on, and refuses all others::
+    What a policy answers stays with it, unless it is a `JournalledPolicy`, as `LocalLRU` is. So the
+    simplest one of your own refuses what `LocalLRU` shall not answer; here, all but premium customers::
 
-        class PremiumOnly:
-            def __init__(self) -> None:
-                self.local = LocalLRU(maxsize=1_000)
-
+        class PremiumOnly(LocalLRU):
             def answer(self, op: Op, error: UnavailableError) -> Reply:
-                if b"premium" in op.wire:          # the store's key: namespace, kind, the user's key
-                    return self.local.answer(op, error)
-                raise UnavailableError("only premium orders for now", retry_after=5.0)
+                if b"premium" not in op.wire:      # the store's key: namespace, kind, the user's key
+                    raise UnavailableError("only premium orders for now", retry_after=5.0)
+                return super().answer(op, error)
 
-            def holds(self, wire: bytes) -> bool:
-                return self.local.holds(wire)
+        dedup = Dedup("redis://localhost:6379/0", on_unavailable=PremiumOnly(maxsize=1_000))
     """
 
     def answer(self, op: Op, error: UnavailableError) -> Reply:
@@ -56,15 +56,15 @@ class JournalledPolicy(FallbackPolicy, Protocol):
         """The store has answered. Must not raise."""
         ...
 
-    def next_lines(self, most: int) -> Sequence[AdoptOp | ForgetOp]:
-        """Take lines that the store has yet to adopt (or records that it has yet to forget), the oldest first."""
+    def next_lines(self, most: int) -> Sequence[LineOp]:
+        """Take what the store is to be asked next, the oldest first; empty where nothing waits."""
         ...
 
-    def adopted(self, line: AdoptOp | ForgetOp, reply: Adopted | Code) -> Conflict | Unreplayed | None:
-        """The store has judged a line: return what was lost by it, if anything."""
+    def adopted(self, line: LineOp, reply: Adopted | Stored | Code) -> Conflict | Unreplayed | None:
+        """The store has answered: return what was lost, if anything."""
         ...
 
-    def put_back(self, line: AdoptOp | ForgetOp, *, asked: bool) -> Unreplayed | None:
+    def put_back(self, line: LineOp, *, asked: bool) -> Unreplayed | None:
         """The store did not answer, or was not even asked: the line is still to be adopted."""
         ...
 

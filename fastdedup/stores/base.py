@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 from enum import IntEnum, StrEnum
 from functools import lru_cache
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
-from ..errors import UnavailableError
+from ..errors import ResultTooLargeError, UnavailableError
 from ..model import Outcome
 
 
@@ -155,12 +155,14 @@ class ReleaseOp(Op):
     """Free a claim."""
 
     verb = Verb.RELEASE
-    __slots__ = ("fence", "owner")
+    __slots__ = ("fence", "owner", "unsure")
 
     def __init__(self, wire: bytes, owner: bytes, fence: int) -> None:
         self.wire = wire
         self.owner = owner
         self.fence = fence
+        self.unsure = False
+        """It was sent and got no reply: then it may have freed the key, and another owner may have it."""
 
 
 class RenewOp(Op):
@@ -351,10 +353,10 @@ class Stored:
         self.payload = payload
 
 
-Reply = Verdict | Moved | Stored | Adopted | Code | UnavailableError
+Reply = Verdict | Moved | Stored | Adopted | Code | UnavailableError | ResultTooLargeError
 """Claim: Verdict, or FOREIGN. Transition: Moved. Read: Stored, ABSENT or FOREIGN. Adopt: Adopted. All others: Code.
 Any: UnavailableError, where one operation of a batch is refused alone. UNCONFIRMED is OK that too few
-replicas confirmed."""
+replicas confirmed. ResultTooLargeError: a store with a limit of its own refuses a result."""
 
 
 class Store(Protocol):
@@ -445,6 +447,16 @@ class ProbedStore(Protocol):
             UnavailableError: it would not.
         """
         ...
+
+
+@runtime_checkable
+class DegradingStore(Protocol):
+    """An optional ability of a store: to have a policy of its own, such as the sidecar's.
+
+    Its answers may be `degraded`, and the records that they are about are still its own to settle.
+    """
+
+    degrades: Literal[True]
 
 
 @runtime_checkable

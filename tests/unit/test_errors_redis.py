@@ -6,13 +6,22 @@ import ssl
 import hiredis
 import pytest
 import redis.exceptions as driver
+from redis._parsers.base import BaseParser
 
 from fastdedup import ConfigError, Dedup, UnavailableError
-from fastdedup.stores.redis.errors import translate
+from fastdedup.stores.redis.errors import LoginRefusedError, translate
 
 from ..servers import RedisServer
 
 WHERE = "Redis at host:6379"
+IN_6_2 = "ERR Error running script (call to f_0a9a51ee9632095): @user_script:41: @user_script: 41: "
+
+
+def wrap(error: Exception) -> Exception:
+    """What redis-py makes of a refusal while it shakes hands over a Unix socket."""
+    wrapped = driver.ConnectionError(error)
+    wrapped.__cause__ = error
+    return wrapped
 
 
 @pytest.mark.parametrize(
@@ -33,6 +42,22 @@ WHERE = "Redis at host:6379"
         ("NOPERM this user has no permissions to run the 'evalsha' command", "needs EVALSHA"),
         ("ERR max number of clients reached", "maxclients"),
         ("ERR invalid password", "check the one in the URL"),
+        ("DENIED Redis is running in protected mode because protected mode is enabled", "protected mode"),
+        # What a command meets that a script called: Redis 6.2 wraps it, and later ones word it differently.
+        (IN_6_2 + "-OOM command not allowed when used memory > 'maxmemory'.", "out of memory"),
+        (IN_6_2 + "-READONLY You can't write against a read only replica.", "read-only replica"),
+        (IN_6_2 + "Can not execute the command on a stale replica", "lost its primary"),
+        (IN_6_2 + "The user executing the script can't run this command or subcommand", "needs EVALSHA"),
+        (
+            "ERR Can not execute the command on a stale replica script: f, on @user_script:9.",
+            "lost its primary",
+        ),
+        (
+            "ERR The user executing the script can't access at least one of the keys mentioned",
+            "needs EVALSHA",
+        ),
+        ("ERR ACL failure in script: User u has no permissions to run the 'set' command", "needs EVALSHA"),
+        ("NOPERM ACL failure in script: User u has no permissions to run the 'set' command", "needs EVALSHA"),
     ],
 )
 def test_a_refusal_of_the_server_is_unavailable(reply: str, meaning: str) -> None:
@@ -44,11 +69,56 @@ def test_a_refusal_of_the_server_is_unavailable(reply: str, meaning: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("reply", "meaning"),
+    [
+        ("LOADING Redis is loading the dataset in memory", "loading its data"),
+        ("READONLY You can't write against a read only replica.", "read-only replica"),
+        ("OOM command not allowed when used memory > 'maxmemory'.", "out of memory"),
+        ("MASTERDOWN Link with MASTER is down", "lost its primary"),
+        ("CLUSTERDOWN The cluster is down", "cluster is down"),
+        ("TRYAGAIN Multiple keys request during rehashing of slot", "slot is being moved"),
+        ("NOPERM this user has no permissions to run the 'client|setname' command", "needs EVALSHA"),
+        ("WRONGPASS invalid username-password pair or user is disabled.", "check those in the URL"),
+        ("NOAUTH Authentication required.", "redis://:password@host"),
+        ("BUSY Redis is busy running a script.", "another script"),
+        ("ERR max number of clients reached", "maxclients"),
+        ("DENIED Redis is running in protected mode", "protected mode"),
+    ],
+)
+@pytest.mark.parametrize("wrapped", [False, True], ids=["as it is", "wrapped"])
+def test_a_refusal_means_the_same_while_redis_py_shakes_hands(
+    reply: str, meaning: str, wrapped: bool
+) -> None:
+    """It makes a class of the code and cuts it off; over a Unix socket it wraps that once more."""
+    error = BaseParser.parse_error(reply)
+    translated = translate(wrap(error) if wrapped else error, WHERE)
+    assert isinstance(translated, UnavailableError)
+    assert meaning in str(translated)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "NOAUTH Authentication required.",
+        "WRONGPASS invalid username-password pair or user is disabled.",
+        "NOPERM this user has no permissions to run the 'client|setname' command",
+        "ERR The user executing the script can't run this command or subcommand",
+        "DENIED Redis is running in protected mode",
+        "ERR AUTH <password> called without any password configured for the default user.",
+    ],
+)
+def test_a_login_that_is_refused_can_be_told_from_a_server_that_is_down(reply: str) -> None:
+    """At opening it is a mistake; while it lasts later on, an outage."""
+    error = hiredis.ReplyError(reply) if "AUTH <" not in reply else driver.AuthenticationError(reply)
+    assert isinstance(translate(error, WHERE), LoginRefusedError)
+
+
+@pytest.mark.parametrize(
     "error",
     [
         ConnectionRefusedError(111, "Connection refused"),
         ConnectionResetError("reset by peer"),
-        BrokenPipeError(),
+        BrokenPipeError(32, "Broken pipe"),
         FileNotFoundError(2, "No such file or directory"),
         TimeoutError(),
         EOFError(),
@@ -64,13 +134,18 @@ def test_a_connection_that_fails_is_unavailable(error: Exception) -> None:
     """Whatever went wrong on the way; where the error has no text, its type says it."""
     translated = translate(error, WHERE)
     assert isinstance(translated, UnavailableError)
-    assert len(str(translated)) > len(f"{WHERE}: ")
+    assert " " in str(translated).removeprefix(f"{WHERE}: "), "in words"
 
 
 @pytest.mark.parametrize(
     ("error", "advice"),
     [
         (hiredis.ReplyError("ERR DB index is out of range"), "database number in the URL"),
+        (hiredis.ReplyError("ERR SELECT is not allowed in cluster mode"), "only database 0"),
+        (wrap(driver.ResponseError("DB index is out of range")), "database number in the URL"),
+        (wrap(driver.ResponseError("syntax error")), "a fault, not an outage"),
+        (hiredis.ReplyError(IN_6_2 + "a bug"), "a fault, not an outage"),
+        (hiredis.ReplyError("ERR user_script:3: OOM is my own word script: f"), "a fault, not an outage"),
         (hiredis.ReplyError("ERR unknown command 'EVALSHA'"), "does not know a command"),
         (hiredis.ReplyError("ERR Error compiling script (new function)"), "a fault, not an outage"),
         (hiredis.ReplyError("WRONGTYPE Operation against a key"), "a fault, not an outage"),

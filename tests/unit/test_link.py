@@ -9,19 +9,18 @@ import hiredis
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.stores.base import ReadOp, Verb
+from fastdedup.stores.base import Code, ForgetOp, ReadOp, ReleaseOp, Verb
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.link import Link, pack
-from fastdedup.stores.redis.url import Target
+from fastdedup.stores.redis.primary import Parcel
+from fastdedup.stores.redis.url import Server
 
 from ..resp import resp_server
 from ..servers import RedisServer
 
 
 async def link_to(url: str, on_push: Callable[[Any], None] | None = None) -> Link:
-    connection = Target(url).connection(5.0)
-    await connection.connect()
-    return Link(connection, on_push)
+    return Link(await Server.of(url).connection(5.0), on_push)
 
 
 async def test_replies_come_back_in_the_order_of_the_commands(redis_url: str) -> None:
@@ -259,3 +258,108 @@ async def test_closing_while_connecting_leaves_nothing_behind(tmp_path: Path) ->
         await store.aclose()
         await asyncio.wait([opening])
         assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("fastdedup")]
+
+
+async def test_several_commands_in_one_write_get_all_replies_at_once(redis_url: str) -> None:
+    """In order, errors among them; between those of others."""
+    link = await link_to(redis_url)
+    before = link.send(pack("ECHO", "before"))
+    many = link.send_many(pack("ECHO", 1) + pack("NONSENSE") + pack("ECHO", 2), 3)
+    one = link.send_many(pack("ECHO", "one"), 1)
+    after = link.send(pack("ECHO", "after"))
+    first, error, second = await many
+    assert (await before, first, second, await one, await after) == (
+        b"before",
+        b"1",
+        b"2",
+        [b"one"],
+        b"after",
+    )
+    assert isinstance(error, hiredis.ReplyError)
+    await link.aclose()
+    with pytest.raises(ConnectionError):
+        link.call_many(pack("PING") * 2, 2, print)
+
+
+async def test_a_connection_that_ends_in_between_leaves_the_replies_that_came(tmp_path: Path) -> None:
+    """What is missing is a ConnectionError in its place."""
+
+    def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
+        writer.write(b":1\r\n") if command == [b"A"] else writer.close()
+
+    async with resp_server(tmp_path, answer) as url:
+        link = await link_to(url)
+        first, *rest = await link.send_many(pack("A") + pack("B") + pack("C"), 3)
+        assert first == 1
+        assert [type(each) for each in rest] == [ConnectionError] * 2
+
+
+async def test_finishing_waits_for_what_was_sent(redis_url: str) -> None:
+    """It takes nothing new, and closes with the last reply."""
+    link = await link_to(redis_url)
+    last = link.send(pack("ECHO", "last"))
+    link.finish()
+    assert not link.usable
+    assert not link.closed.done()
+    assert await last == b"last"
+    await link.closed
+    idle = await link_to(redis_url)
+    idle.finish()
+    idle.finish()
+    assert idle.closed.done()
+
+
+async def test_a_subscription_that_gives_no_sign_of_life_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would be woken for as long as its server is frozen; one that answers is kept."""
+    monkeypatch.setattr("fastdedup.stores.redis.listener._QUIET", 0.02)
+    seen: list[bytes] = []
+    missed = asyncio.Event()
+
+    def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
+        seen.append(command[0])
+        if command[0] == b"SUBSCRIBE":
+            writer.write(b"*3\r\n$9\r\nsubscribe\r\n$17\r\nfastdedup:settled\r\n:1\r\n")
+        elif seen.count(b"PING") < 4:
+            writer.write(b"*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+
+    async with resp_server(tmp_path, answer) as url:
+        store = RedisStore(url, timeout=5.0)
+        await store.listen(lambda wire: missed.set() if wire is None else None)
+        await missed.wait()
+        await store.aclose()
+    assert seen[:5] == [b"SUBSCRIBE", b"PING", b"PING", b"PING", b"PING"]
+
+
+async def test_a_batch_cut_off_in_between_resends_only_what_has_no_reply(tmp_path: Path) -> None:
+    """What was answered stays answered: asked again it would say that the owner had it before."""
+    calls: list[bytes] = []
+
+    def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
+        calls.append(command[3])
+        writer.write(b"*1\r\n:7\r\n") if len(calls) != 2 else writer.close()
+
+    async with resp_server(tmp_path, answer) as url:
+        store = RedisStore(url, timeout=5.0)
+        parcels = [Parcel([ReleaseOp(wire, b"\1o", 0)]) for wire in (b"a", b"b")]
+        await store._primary.deliver(Verb.RELEASE, parcels)
+        assert [parcel.answer for parcel in parcels] == [[Code.OK], [Code.OK]]
+        assert calls == [b"a", b"b", b"b"]
+        await store.aclose()
+
+
+async def test_forgetting_is_never_sent_again(tmp_path: Path) -> None:
+    """It names no owner: the record that it would find may be the next one's."""
+    calls: list[bytes] = []
+
+    def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
+        calls.append(command[0])
+        writer.close()
+
+    async with resp_server(tmp_path, answer) as url:
+        store = RedisStore(url, timeout=5.0)
+        with pytest.raises(UnavailableError):
+            await store.execute(Verb.FORGET, [ForgetOp(b"k")])
+        assert calls == [b"EVALSHA"]
+        await store.aclose()

@@ -7,8 +7,9 @@ import pytest
 from fastdedup import ConfigError, Dedup
 from fastdedup.stores import make_store
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.redis import RedisStore
-from fastdedup.stores.redis.url import Target, name_of, parse
+from fastdedup.stores.redis import ClusterStore, RedisStore
+from fastdedup.stores.redis.sentinel import SentinelTarget
+from fastdedup.stores.redis.url import Server, name_of, parse
 
 
 @pytest.mark.parametrize(
@@ -39,10 +40,10 @@ def test_rediss_is_tls() -> None:
 
 def test_a_connection_gives_up_within_the_deadline_and_once() -> None:
     """redis-py's stock retries would resend for seconds."""
-    connection = Target("redis://host").connection(0.25)
+    connection = Server.of("redis://host").unconnected(0.25)
     assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.25, 0.25)
     assert connection.retry.get_retries() == 0
-    assert Target("redis://host?socket_timeout=2").connection(0.25).socket_timeout == 2
+    assert Server.of("redis://host?socket_timeout=2").unconnected(0.25).socket_timeout == 2
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,11 @@ def test_a_connection_gives_up_within_the_deadline_and_once() -> None:
         ("rediss://host", RedisStore),
         ("unix:///run/redis.sock", RedisStore),
         ("MEMORY://", MemoryStore),
+        ("redis+sentinel://host/main", RedisStore),
+        ("rediss+sentinel://host/main", RedisStore),
+        ("redis+cluster://host", ClusterStore),
+        ("rediss+cluster://host", ClusterStore),
+        ("Redis+Cluster://host", ClusterStore),
     ],
 )
 def test_the_scheme_names_the_store(url: str, store: type) -> None:
@@ -65,7 +71,7 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
     ("url", "advice"),
     [
         # No scheme, or one that nobody knows: the message lists those that exist.
-        ("", "memory://, redis://, rediss://, unix://"),
+        ("", r"memory://, redis://, rediss://, unix://, redis\+sentinel://, .*redis\+cluster://"),
         ("localhost:6379", "use one of"),
         ("redis:/host", "use one of"),
         ("http://host", "'http'"),
@@ -97,10 +103,33 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         ("redis://host?flavour=vanilla", "unknown option: .*flavour"),
         ("redis://host?protocol=9", "protocol"),
         ("rediss://host?ssl_cert_reqs=perhaps", "perhaps"),
+        ("rediss://host?ssl_ca_certs=/nowhere/ca.pem", "ssl_ca_certs: there is no file /nowhere/ca.pem"),
+        ("rediss+cluster://host?ssl_certfile=/nowhere/me.pem", "rediss.cluster.*ssl_certfile: there is no"),
         # unix://
         ("unix://", "names no socket: write unix:///path/to/redis.sock"),
         ("unix://?db=0", "names no socket"),
         ("unix:///run/redis.sock?db=zero", "'db'"),
+        # redis+sentinel://
+        ("redis+sentinel://", "names no host, or an empty one; write redis.sentinel://user"),
+        ("redis+sentinel://host", "stands the name of the service"),
+        ("redis+sentinel://host/", "stands the name of the service"),
+        ("redis+sentinel://host/main/0/1", "stands the name of the service"),
+        ("redis+sentinel://host/main/zero", "the database is a number"),
+        ("redis+sentinel://host,/main", "an empty one"),
+        ("redis+sentinel://a:1,b:port/main", "its hosts cannot be read"),
+        ("redis+sentinel://a:1,b:70000/main", "from 1 to 65535"),
+        ("redis+sentinel://a:0/main", "from 1 to 65535"),
+        ("redis+sentinel://[::1/main", "its hosts cannot be read"),
+        ("redis+sentinel://host/main?flavour=vanilla", "unknown option: .*flavour"),
+        ("redis+sentinel://host/main?socket_timeout=soon", "socket_timeout"),
+        # redis+cluster://
+        ("redis+cluster://", "names no host"),
+        ("redis+cluster://a b", "its hosts cannot be read"),
+        ("redis+cluster://host/1", "no database but 0"),
+        ("redis+cluster://host/zero", "no database but 0"),
+        ("redis+cluster://host?db=1", "no database but 0"),
+        ("redis+cluster://host?sentinel_password=x", "unknown option: .*sentinel_password"),
+        ("rediss+cluster://host?ssl_cert_reqs=perhaps", "perhaps"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_at_once(url: str, advice: str) -> None:
@@ -130,6 +159,16 @@ def test_what_is_no_url_is_refused_at_once(url: Any) -> None:
         "redis://host/zero?password=s3cret",
         "redis://host?db=zero&password=s3cret",
         "redsi://:s3cret@host",
+        "redis+sentinel://:s3cret@host:port/main",
+        "redis+sentinel://:s3cret/x@host/main",
+        "redis+sentinel://:s3cret@host",
+        "redis+sentinel://:s3cret@host/main/zero",
+        "redis+sentinel://host/main?sentinel_password=s3cret&flavour=vanilla",
+        "redis+sentinel://:s3@cret@host,/main",
+        "redis+cluster://:s3cret@host:port",
+        "redis+cluster://:s3cret#x@host",
+        "redis+cluster://:s3cret@host/1",
+        "redis+cluster://:s3cret@host?db=zero",
     ],
 )
 def test_no_message_shows_a_password(url: str) -> None:
@@ -138,6 +177,40 @@ def test_no_message_shows_a_password(url: str) -> None:
         Dedup(url)
     assert "s3" not in str(caught.value)
     assert "cret" not in str(caught.value)
+
+
+def test_a_url_of_sentinels_names_logins_for_both_kinds_of_servers() -> None:
+    """The one before the hosts is for Redis; options are for both; TLS is for both."""
+    target = SentinelTarget(
+        "rediss+sentinel://user:p%40ss@a,b:7,[::1]:8/my%20service/3?sentinel_username=watch"
+        "&sentinel_password=w%26d&socket_timeout=2"
+    )
+    assert target.name == "Redis 'my service' of the sentinels at a:26379, b:7, ::1:8"
+    assert [sentinel.address for sentinel in target._sentinels] == [("a", 26379), ("b", 7), ("::1", 8)]
+    primary = target._server.at(("host", 6380)).unconnected(0.25)
+    assert (primary.host, primary.port, primary.db) == ("host", 6380, 3)
+    assert (primary.username, primary.password, primary.client_name) == ("user", "p@ss", "fastdedup")
+    for sentinel in (each.unconnected(0.25) for each in target._sentinels):
+        assert (sentinel.username, sentinel.password, sentinel.db) == ("watch", "w&d", 0)
+        assert type(sentinel).__name__ == type(primary).__name__ == "SSLConnection"
+        assert sentinel.socket_timeout == primary.socket_timeout == 2
+
+
+def test_a_url_of_a_cluster_names_some_of_its_nodes() -> None:
+    """Others are found by asking these; the login is for all."""
+    store = ClusterStore("redis+cluster://:pw@a:7000,b/0?socket_timeout=2", timeout=0.25)
+    assert store.name == "Redis Cluster at a:7000, b:6379"
+    connection = store._seed.at(("c", 7)).unconnected(0.25)
+    assert (connection.host, connection.port, connection.password) == ("c", 7, "pw")
+    assert connection.socket_timeout == 2
+
+
+def test_an_in_process_store_has_no_replicas() -> None:
+    """What cannot be kept is not promised."""
+    with pytest.raises(ConfigError, match="memory:// has none"):
+        make_store("memory://", 0.25, replicas=1)
+    with pytest.raises(ConfigError, match="whole number"):
+        make_store("redis://host", 0.25, replicas=-1)
 
 
 @pytest.mark.parametrize(

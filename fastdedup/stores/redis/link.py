@@ -8,9 +8,12 @@ costs one write, one future and one parse.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import deque
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any, cast
+from weakref import WeakSet
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
@@ -43,15 +46,17 @@ class Link(asyncio.Protocol):
         self._reader = hiredis.Reader()
         self._waiting: deque[OnReply] = deque()
         self._lost: ConnectionError | None = None
+        self._finishing = False
         # Kept alive as long as we use its socket: redis-py closes it when collected.
         self._connection = connection
         self._transport = take_transport(connection)
         self._transport.set_protocol(self)
+        _LINKS.add(self)
 
     @property
     def usable(self) -> bool:
-        """False once the connection has ended."""
-        return self._lost is None and not self._transport.is_closing()
+        """False once the connection has ended, or is to."""
+        return self._lost is None and not self._finishing and not self._transport.is_closing()
 
     def call(self, packed: bytes, on_reply: OnReply) -> None:
         """Send one command; `on_reply` is called once, with its reply or with a ConnectionError.
@@ -65,6 +70,42 @@ class Link(asyncio.Protocol):
             raise ConnectionError(*self._lost.args)
         self._waiting.append(on_reply)
         self._transport.write(packed)
+
+    def call_many(self, packed: bytes, count: int, on_replies: Callable[[list[Any]], None]) -> None:
+        """Send `count` commands in one write; `on_replies` gets all replies at once, under the terms of `call`.
+
+        Where the connection ended in between, the last of them are ConnectionErrors.
+        """
+        if count == 1:
+            self.call(packed, lambda reply: on_replies([reply]))
+            return
+        if self._lost is not None:
+            raise ConnectionError(*self._lost.args)
+        replies: list[Any] = []
+
+        def on_last(reply: Any) -> None:
+            replies.append(reply)
+            on_replies(replies)
+
+        self._waiting.extend(repeat(replies.append, count - 1))
+        self._waiting.append(on_last)
+        self._transport.write(packed)
+
+    def send_many(self, packed: bytes, count: int) -> asyncio.Future[list[Any]]:
+        """Send `count` commands in one write; the future gets all replies, as of `call_many`."""
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+
+        def on_replies(replies: list[Any]) -> None:
+            if not future.done():
+                future.set_result(replies)
+
+        self.call_many(packed, count, on_replies)
+        return future
+
+    def post(self, packed: bytes) -> None:
+        """Send a command whose reply comes as a push: PING on a subscription."""
+        if self._lost is None:
+            self._transport.write(packed)
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
         """Send one command; the future gets its reply. Raises as `call`."""
@@ -81,6 +122,13 @@ class Link(asyncio.Protocol):
         self.call(packed, on_reply)
         return future
 
+    def finish(self) -> None:
+        """Close once every command that was sent has its reply; nothing more is to be sent."""
+        self._finishing = True
+        if not self._waiting and self._lost is None:
+            self._end(ConnectionError("the connection was closed"))
+            self._transport.close()
+
     def abort(self, reason: str) -> None:
         """Drop the connection at once, and with it every reply that is still to come."""
         self._end(ConnectionError(reason))
@@ -95,6 +143,19 @@ class Link(asyncio.Protocol):
         self._transport.abort()
         self._forget_connection()
 
+    def leave_to_parent(self) -> None:
+        """In a forked child: let go of the parent's socket, so that nothing here can send, read or close it.
+
+        Not by closing the transport: that would take the socket out of the epoll set, which is shared.
+        """
+        self._lost = ConnectionError("this connection belongs to the process that this one was forked from")
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
+            return
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, sock.fileno(), inheritable=False)
+        os.close(null)
+
     def data_received(self, data: bytes) -> None:
         """Hand out the replies that are complete (asyncio calls this)."""
         reader, waiting = self._reader, self._waiting
@@ -107,6 +168,8 @@ class Link(asyncio.Protocol):
                 waiting.popleft()(reply)
             if reader.len() > MAX_REPLY_BYTES:
                 self.abort("Redis sent a reply of more than 256 MiB")
+            if self._finishing:
+                self.finish()
         except (hiredis.ProtocolError, IndexError) as error:
             self.abort(f"Redis sent what is no reply: {error!r}")
 
@@ -129,6 +192,18 @@ class Link(asyncio.Protocol):
     def _forget_connection(self) -> None:
         self._connection._reader = None
         self._connection._writer = None
+
+
+_LINKS: WeakSet[Link] = WeakSet()
+
+
+def _leave_all_to_parent() -> None:
+    for link in list(_LINKS):
+        link.leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def take_transport(connection: AbstractConnection) -> asyncio.Transport:

@@ -15,6 +15,8 @@ from .link import Link, pack, stop
 CHANNEL = "fastdedup:settled"
 _PAUSE = 0.2
 """Seconds between attempts to subscribe again."""
+_QUIET = 1.0
+"""Seconds of silence after which the server is asked whether it is still there, and that it has to answer."""
 
 OnFreed = Callable[[bytes | None], None]
 
@@ -25,9 +27,10 @@ class Listener:
     def __init__(self, connect: Callable[[Callable[[Any], None]], Awaitable[Link]], timeout: float) -> None:
         self._connect = connect
         self._timeout = timeout
-        # Mutable: the task that listens, and a future that is done once it does.
+        # Mutable: the task that listens, a future that is done once it does, and whether the server spoke of late.
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
+        self._heard = False
 
     async def start(self, on_freed: OnFreed) -> None:
         """Return once subscribed; at once where it was before. Concurrent callers share one attempt."""
@@ -52,12 +55,23 @@ class Listener:
         ready.set_result(None)
         try:
             while True:
-                await asyncio.shield(link.closed)
+                await self._until_ended(link)
                 on_freed(None)
                 link = await self._again(on_freed)
                 on_freed(None)
         finally:
             link.abort("no longer listening")
+
+    async def _until_ended(self, link: Link) -> None:
+        """Also where nothing says so: behind a frozen server or a cut cable nobody would be woken."""
+        while not link.closed.done():
+            self._heard = False
+            await asyncio.wait([link.closed], timeout=_QUIET)
+            if not self._heard:
+                link.post(pack("PING"))
+                await asyncio.wait([link.closed], timeout=_QUIET)
+            if not self._heard:
+                link.abort("the subscription gives no sign of life")
 
     async def _again(self, on_freed: OnFreed) -> Link:
         while True:
@@ -69,6 +83,7 @@ class Listener:
 
     async def _subscribe(self, on_freed: OnFreed) -> Link:
         def on_push(message: Any) -> None:
+            self._heard = True
             if isinstance(message, list) and message[:1] == [b"message"]:
                 on_freed(message[2])
 

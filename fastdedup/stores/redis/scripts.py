@@ -255,6 +255,8 @@ def runs_of(ops: Sequence[ClaimOp]) -> Sequence[tuple[Terms, int]]:
     """Return the terms and the length of each stretch of claims with equal terms."""
     # Nearly always one. `count` compares by identity first: no Python code per operation.
     terms = ops[0].terms
+    if len(ops) == 1:
+        return ((terms, 1),)
     if [op.terms for op in ops].count(terms) == len(ops):
         return ((terms, len(ops)),)
     return [(terms, sum(1 for _ in run)) for terms, run in groupby(ops, attrgetter("terms"))]

@@ -1,0 +1,293 @@
+"""The store behind `sidecar://`: batches go to the sidecar as `FD.RUN`, over one connection of `stores/redis`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, Literal, cast
+from urllib.parse import unquote, urlsplit
+
+import hiredis
+
+from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
+from ..base import Code, Done, Op, ReleaseOp, Reply, SettleOp, Verb
+from ..redis.line import Line, OnPush
+from ..redis.link import Link, pack
+from ..redis.listener import Listener
+from ..redis.scripts import FACES
+from .wire import PROTOCOL, UNSURE, read
+
+_FORM = "sidecar:///run/fastdedup/fastdedup.sock"
+_LONGEST_PATH = 107
+"""What the system's socket addresses hold."""
+_DEFAULT_FRAME = 1024 * 1024
+_LATE = "it did not answer in time"
+
+
+class SidecarStore:
+    """A sidecar on this host. Guarantees: see `Store`.
+
+    Its answers are as good as those of the store that it serves; where that is unavailable, the
+    sidecar's policy for the namespace answers (`degraded`), or nobody. Only where the sidecar itself is
+    unavailable does this gate's own policy.
+
+    Args:
+        timeout: seconds for connecting and shaking hands.
+    """
+
+    degrades: Literal[True] = True
+
+    def __init__(self, url: str, *, timeout: float) -> None:
+        self._path = path_of(url)
+        self.name = f"the sidecar at {self._path}"
+        self._timeout = timeout
+        self._line = Line(self._dial)
+        self._listener = SidecarListener(self._dial, timeout)
+        # Mutable: how many bytes one command may take, as the sidecar last said.
+        self._frame = _DEFAULT_FRAME
+
+    async def open(self) -> None:
+        """Connect once, to find mistakes early. A sidecar that is not there now is the policy's matter."""
+        try:
+            async with asyncio.timeout(self._timeout * 4):
+                await self._line.connected()
+        except PermissionError:
+            raise ConfigError(f"this user may not connect to {self.name}: see its socket's group") from None
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            fault = self._fault(error)
+            if not isinstance(fault, UnavailableError):
+                raise fault from None
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._listener.aclose()
+        await self._line.aclose()
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Send the batch; again, once, when the connection breaks.
+
+        Every operation names its owner, so repeating one that took effect is answered as the first time.
+        FORGET names none: repeated, it might remove the record of the next owner.
+        """
+        try:
+            try:
+                return await self._exchange(verb, ops)
+            except ConnectionError:
+                if verb is Verb.FORGET:
+                    raise
+                return await self._exchange(verb, ops)
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+
+    def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
+        """Send a batch over the connection, if it stands. Anything but a plain answer goes the long way."""
+        link = self._line.link
+        if link is None or verb is Verb.FORGET:
+            return False
+        parcels = self._cut(verb, ops)
+        if any(parcel.packed == b"" for parcel in parcels):
+            return False
+
+        def on_replies(replies: list[Any]) -> None:
+            try:
+                done(self._answers(parcels, replies))
+            except Exception:  # noqa: BLE001 -- the task meets it again, and tells those who wait
+                done(None)
+
+        link.call_many(b"".join([parcel.packed for parcel in parcels]), len(parcels), on_replies)
+        return True
+
+    def abandon(self) -> None:
+        """Drop the connection: the replies behind one that is late are as late."""
+        self._line.abort(_LATE)
+
+    async def probe(self, wire: bytes) -> None:
+        """Ask whether the sidecar is there. What it can do is its own breaker's matter."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                reply = await (self._line.link or await self._line.connected()).send(pack("PING"))
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+        if isinstance(reply, Exception):
+            raise self._fault(reply)
+
+    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
+        """Have the sidecar tell, over a connection of its own."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._listener.start(on_freed)
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+
+    # Batches
+
+    async def _exchange(self, verb: Verb, ops: Sequence[Op]) -> list[Reply]:
+        link = self._line.link or await self._line.connected()
+        parcels = self._cut(verb, ops)
+        sent = [parcel for parcel in parcels if parcel.packed]
+        try:
+            replies = (
+                await link.send_many(b"".join([parcel.packed for parcel in sent]), len(sent)) if sent else []
+            )
+        except asyncio.CancelledError:
+            link.abort(_LATE)  # the replies behind this one are as late
+            raise
+        if any(is_leaving(reply) for reply in replies):
+            link.abort("it is shutting down")
+        return self._answers(parcels, replies)
+
+    def _cut(self, verb: Verb, ops: Sequence[Op]) -> list[Parcel]:
+        """Return commands that the sidecar takes; nearly always one."""
+        packed = pack("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *FACES[verb].pack(ops))
+        if len(packed) <= self._frame:
+            return [Parcel(ops, packed)]
+        if len(ops) == 1:
+            return [Parcel(ops, b"")]
+        half = len(ops) // 2
+        return self._cut(verb, ops[:half]) + self._cut(verb, ops[half:])
+
+    def _answers(self, parcels: Sequence[Parcel], replies: Sequence[Any]) -> list[Reply]:
+        answers: list[Reply] = []
+        came = iter(replies)
+        for parcel in parcels:
+            answers += answers_of(parcel, next(came)) if parcel.packed else [self._too_large(parcel.ops[0])]
+        return answers
+
+    def _too_large(self, op: Op) -> Reply:
+        text = f"the operation takes more than the {self._frame} bytes that {self.name} accepts"
+        return ResultTooLargeError(text) if isinstance(op, SettleOp) else UnavailableError(text)
+
+    # The connection
+
+    async def _dial(self, on_push: OnPush | None) -> Link:
+        loop = asyncio.get_running_loop()
+        async with asyncio.timeout(self._timeout):
+            transport, _ = await loop.create_unix_connection(asyncio.Protocol, self._path)
+        # `Link` takes over the socket of whoever has connected it.
+        link = Link(
+            cast(Any, SimpleNamespace(_reader=None, _writer=SimpleNamespace(transport=transport))), on_push
+        )
+        try:
+            async with asyncio.timeout(self._timeout):
+                hello = await link.send(pack("FD.STORE", PROTOCOL))
+            if isinstance(hello, Exception):
+                raise hello
+            self._frame = int(hello[1])
+        except BaseException:
+            link.abort("not usable")
+            raise
+        return link
+
+    def _fault(self, error: Exception) -> Exception:
+        if isinstance(error, DedupError):
+            return error
+        text = str(error)
+        if isinstance(error, hiredis.ReplyError):
+            if text.startswith("UNAVAILABLE"):
+                return UnavailableError(f"{self.name}: {text.split(' ', 2)[-1]}")
+            if text.startswith("ERR unknown command"):
+                return ConfigError(f"{self._path} is no fastdedup sidecar, or an older one: {text}")
+            return ConfigError(f"{self.name} refuses: {text.removeprefix('ERR ')}")
+        if isinstance(error, hiredis.ProtocolError | LookupError | TypeError | ValueError):
+            return ConfigError(f"{self._path} answers what no fastdedup sidecar does: {error!r}")
+        if isinstance(error, FileNotFoundError | ConnectionRefusedError):
+            return UnavailableError(f"{self.name} is not running")
+        if isinstance(error, OSError):
+            return UnavailableError(f"{self.name}: {in_words(error)}")
+        return error
+
+
+class Parcel:
+    """Operations of one verb that one command takes; `packed` is empty where it would be too large."""
+
+    __slots__ = ("ops", "packed")
+
+    def __init__(self, ops: Sequence[Op], packed: bytes) -> None:
+        self.ops = ops
+        self.packed = packed
+
+
+class SidecarListener(Listener):
+    """Hears of freed keys from a sidecar instead of Redis."""
+
+    async def _subscribe(self, on_freed: Callable[[bytes | None], None]) -> Link:
+        def on_push(message: Any) -> None:
+            self._heard = True
+            if isinstance(message, list) and message[:1] == [b"freed"]:
+                on_freed(message[1])
+
+        link = await self._connect(on_push)
+        try:
+            async with asyncio.timeout(self._timeout):
+                reply = await link.send(pack("FD.LISTEN"))
+            if isinstance(reply, Exception):
+                raise reply
+        except BaseException:
+            link.abort("cannot listen")
+            raise
+        return link
+
+
+def answers_of(parcel: Parcel, reply: Any) -> list[Reply]:
+    """Return what a reply to FD.RUN says, or raise what it is instead.
+
+    Raises:
+        ConnectionError: it was not executed, or that is unknown: to be sent again.
+        hiredis.ReplyError: the sidecar refuses.
+        hiredis.ProtocolError: that is no reply of a sidecar.
+    """
+    if is_leaving(reply):
+        raise ConnectionError("it is shutting down")
+    releases = [] if parcel.ops[0].verb is not Verb.RELEASE else cast("Sequence[ReleaseOp]", parcel.ops)
+    if isinstance(reply, ConnectionError):
+        for op in releases:
+            op.unsure = True
+    if isinstance(reply, Exception):
+        raise reply
+    try:
+        answers = read(reply)
+    except (LookupError, TypeError, ValueError) as error:
+        raise hiredis.ProtocolError(f"{error!r}") from None
+    if len(answers) != len(parcel.ops):
+        raise hiredis.ProtocolError(f"{len(answers)} answers to {len(parcel.ops)} operations")
+    for place, op in enumerate(releases):
+        if answers[place] is UNSURE:
+            op.unsure, answers[place] = True, Code.LOST
+    return answers
+
+
+def is_leaving(reply: Any) -> bool:
+    """True where the sidecar takes no more commands over this connection."""
+    return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNAVAILABLE")
+
+
+def path_of(url: str) -> str:
+    """Return the socket's path in a sidecar:// URL.
+
+    Raises:
+        ConfigError: it cannot be used; the message shows how one looks.
+    """
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    if (
+        parts.netloc
+        or parts.query
+        or parts.fragment
+        or not path.startswith("/")
+        or path == "/"
+        or "\0" in path
+    ):
+        raise ConfigError(
+            f"write {_FORM}: three slashes, the socket's absolute path, and no options; not {url!r}"
+        )
+    if len(os.fsencode(path)) > _LONGEST_PATH:
+        raise ConfigError(f"the path of a socket has at most {_LONGEST_PATH} bytes: {path}")
+    return path
+
+
+def in_words(error: OSError) -> str:
+    """Return what happened on the way."""
+    text = str(error).replace("Redis", "it")
+    return text or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

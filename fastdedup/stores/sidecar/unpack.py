@@ -1,0 +1,209 @@
+"""Reads what the scripts' Python faces pack (`stores/redis/scripts.py`): arguments into operations.
+
+They come from another process: whatever is not as a script wants it is refused here, as a script would write it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from ...checks import MAX_SECONDS
+from ...errors import ConfigError
+from ..base import (
+    AdoptOp,
+    ClaimOp,
+    ForgetOp,
+    IssueOp,
+    Mode,
+    Op,
+    ReadOp,
+    ReleaseOp,
+    RenewOp,
+    SettleOp,
+    Stored,
+    TransitionOp,
+    Verb,
+    terms,
+)
+from ..redis.records import decode, decode_machine
+
+Keys = Sequence[bytes]
+Args = Sequence[bytes]
+
+_MAX_MS = round(MAX_SECONDS * 1000)
+_MAX_FENCE = 2**53
+_MAX_STATE = 64
+_RANDOM = 10
+"""Bytes of an owner whose length is given as 0, and of a transition's name."""
+_MODES = {mode.value.encode(): mode for mode in Mode}
+
+
+def unpack(verb: Verb, keys: Keys, args: Args) -> list[Op]:
+    """Return the operations on these keys.
+
+    Raises:
+        ConfigError: the arguments are not those of the verb's script.
+    """
+    try:
+        ops = list(_UNPACK[verb](keys, args))
+    except (LookupError, ValueError) as error:
+        raise ConfigError(f"FD.RUN {verb}: arguments that no store sends: {error}") from None
+    if len(ops) != len(keys):
+        raise ConfigError(f"FD.RUN {verb}: arguments for {len(ops)} of {len(keys)} keys")
+    return ops
+
+
+def _claims(keys: Keys, args: Args) -> Iterator[Op]:
+    for run, (lease, keep, mode, watch), tails in _runs(keys, args, 4, 1):
+        shared = terms(_MODES[mode], _ms(lease), _ms(keep), watch == b"1")
+        for wire, tail in zip(run, tails, strict=True):
+            yield ClaimOp(wire, shared, *_owner_and_fingerprint(tail, 0))
+
+
+def _settlings(keys: Keys, args: Args) -> Iterator[Op]:
+    for run, (state, keep), rest in _runs(keys, args, 2, 2):
+        if state not in (b"S", b"F"):
+            raise ValueError("a state is S or F")
+        keep_ms = _ms(keep)
+        for wire, proof, payload in zip(run, rest[::2], rest[1::2], strict=True):
+            fence, owner = _proof(proof)
+            yield SettleOp(wire, owner, fence, succeeded=state == b"S", keep_ms=keep_ms, payload=payload)
+
+
+def _releases(keys: Keys, args: Args) -> Iterator[Op]:
+    for wire, proof in zip(keys, args, strict=True):
+        fence, owner = _proof(proof)
+        yield ReleaseOp(wire, owner, fence)
+
+
+def _renewals(keys: Keys, args: Args) -> Iterator[Op]:
+    for run, (lease, keep), proofs in _runs(keys, args, 2, 1):
+        lease_ms, keep_ms = _ms(lease), _ms(keep)
+        for wire, proof in zip(run, proofs, strict=True):
+            fence, owner = _proof(proof)
+            yield RenewOp(wire, owner, fence, lease_ms, keep_ms)
+
+
+def _issues(keys: Keys, args: Args) -> Iterator[Op]:
+    for run, (ttl,), tails in _runs(keys, args, 1, 1):
+        ttl_ms = _ms(ttl)
+        for wire, tail in zip(run, tails, strict=True):
+            yield IssueOp(wire, *_owner_and_fingerprint(tail, 64), ttl_ms)
+
+
+def _transitions(keys: Keys, args: Args) -> Iterator[Op]:
+    if len(args) != 6 * len(keys):
+        raise ValueError("six arguments a key")
+    for at, wire in enumerate(keys):
+        keep, change, version, to, initial, sources = args[6 * at : 6 * at + 6]
+        if len(change) != _RANDOM or not sources.startswith(b"\n") or not sources.endswith(b"\n"):
+            raise ValueError("a change of ten bytes, sources between line feeds")
+        states = [state.decode() for state in (to, initial, *sources[1:-1].split(b"\n"))]
+        if not all(0 < len(state.encode()) <= _MAX_STATE for state in states[:2]):
+            raise ValueError("a state takes 1 to 64 bytes")
+        yield TransitionOp(
+            wire,
+            to=states[0],
+            initial=states[1],
+            sources=frozenset(filter(None, states[2:])),
+            version=_number(version, 0, _MAX_FENCE) if version else None,
+            change=change,
+            keep_ms=_ms(keep),
+        )
+
+
+def _reads(keys: Keys, args: Args) -> Iterator[Op]:
+    return _bare(ReadOp, keys, args)
+
+
+def _forgettings(keys: Keys, args: Args) -> Iterator[Op]:
+    return _bare(ForgetOp, keys, args)
+
+
+def _bare(make: Callable[[bytes], Op], keys: Keys, args: Args) -> Iterator[Op]:
+    if args:
+        raise ValueError("no arguments")
+    return map(make, keys)
+
+
+def _adoptions(keys: Keys, args: Args) -> Iterator[Op]:
+    if len(args) != 4 * len(keys):
+        raise ValueError("four arguments a key")
+    for at, wire in enumerate(keys):
+        keep, left, base, record = args[4 * at : 4 * at + 4]
+        stored = _record(record)
+        stored.ttl_ms = _ms(keep)
+        stored.left_ms = _number(left, -_MAX_MS, _MAX_MS)
+        if base and stored.state != "M":
+            _check_owner(base)
+        yield AdoptOp(wire, stored, base or None)
+
+
+_UNPACK: dict[Verb, Callable[[Keys, Args], Iterator[Op]]] = {
+    Verb.CLAIM: _claims,
+    Verb.SETTLE: _settlings,
+    Verb.RELEASE: _releases,
+    Verb.RENEW: _renewals,
+    Verb.ISSUE: _issues,
+    Verb.TRANSITION: _transitions,
+    Verb.READ: _reads,
+    Verb.FORGET: _forgettings,
+    Verb.ADOPT: _adoptions,
+}
+
+
+def _runs(keys: Keys, args: Args, heads: int, each: int) -> Iterator[tuple[Keys, Args, Args]]:
+    """Yield for each run: its keys, its head without the count, its arguments."""
+    at = start = 0
+    while at < len(args):
+        count = _number(args[at], 1, len(keys) - start)
+        begins = at + 1 + heads
+        ends = begins + count * each
+        if ends > len(args):
+            raise ValueError("a run is longer than its arguments")
+        yield keys[start : start + count], args[at + 1 : begins], args[begins:ends]
+        at, start = ends, start + count
+
+
+def _owner_and_fingerprint(tail: bytes, mark: int) -> tuple[bytes, bytes | None]:
+    """Take `tail` apart; `mark`: 64 for a token."""
+    shape = tail[0] ^ mark
+    if shape < 64:
+        owner, fingerprint = (tail if not mark else bytes((shape,)) + tail[1:]), None
+    else:
+        owner, fingerprint = bytes((shape & 127,)) + tail[1:-16], tail[-16:]
+    _check_owner(owner)
+    return owner, fingerprint
+
+
+def _proof(proof: bytes) -> tuple[int, bytes]:
+    owner = proof[7:]
+    _check_owner(owner)
+    return int.from_bytes(proof[:7], "big"), owner
+
+
+def _check_owner(field: bytes) -> None:
+    if len(field) != 1 + (field[0] or _RANDOM) or field[0] > 63:
+        raise ValueError("an owner is not as long as it says")
+
+
+def _record(record: bytes) -> Stored:
+    state, shape = record[1:2], record[17]
+    if record[:1] != b"\1" or state not in (b"I", b"P", b"W", b"S", b"F", b"R", b"M") or len(record) < 19:
+        raise ValueError("no record")
+    if state == b"M":
+        record[19:].decode()
+        return decode_machine(record, 0)
+    if len(record) < 18 + ((shape & 63) or _RANDOM) + (16 if shape & 128 else 0):
+        raise ValueError("a record is shorter than it says")
+    return decode(record, 0)
+
+
+def _ms(data: bytes) -> int:
+    return _number(data, 1, 2 * _MAX_MS)
+
+
+def _number(data: bytes, least: int, most: int) -> int:
+    if len(data) > 17 or not least <= (number := int(data)) <= most:
+        raise ValueError("a number is out of bounds")
+    return number

@@ -1,0 +1,207 @@
+"""What a store and the sidecar say to each other: `FD.RUN`, one batch of operations of one verb.
+
+    FD.RUN verb count key... args...
+
+The arguments are those of the verb's script (`lua/<verb>.lua`), packed by the same code; `unpack.py` reads them.
+The reply is an array of runs: how many operations in a row it answers, its kind, its fields. A batch of
+fresh claims, or of settled ones, is a single run. Unlike a script's reply it tells what only a gate with a
+policy can say: that an answer is degraded, or that one operation of the batch has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from typing import Any
+
+from ...errors import ResultTooLargeError, UnavailableError
+from ...model import Outcome
+from ..base import Adopted, Code, Moved, Reply, Stored, Verdict
+
+PROTOCOL = 1
+"""Said by the client in its `FD.STORE`; a sidecar that does not know it refuses."""
+MAX_OPERATIONS = 256
+"""In one FD.RUN."""
+MAX_ARGUMENTS = 3 + 7 * MAX_OPERATIONS
+"""Of one FD.RUN: a key and at most six arguments for each operation."""
+
+
+_DEGRADED, _SHORT, _STALE, _TOKEN = 1, 2, 4, 8
+_OUTCOMES = tuple(Outcome)
+_NUMBERS = {outcome: number for number, outcome in enumerate(_OUTCOMES)}
+_CODES = {code.value: code for code in Code}
+_VERDICT, _CODE, _MOVED, _STORED, _ADOPTED, _UNAVAILABLE, _TOO_LARGE, _UNSURE = range(8)
+
+
+class Unsure:
+    """LOST, of a release that the sidecar had to send twice: the first time may have freed the key."""
+
+
+UNSURE: Any = Unsure()
+
+
+# The sidecar's side
+
+
+def encode(answers: Sequence[Reply]) -> bytes:
+    """Return the reply to an FD.RUN, as RESP."""
+    out: list[bytes] = []
+    size = 0
+    for _, run in groupby(answers, id):
+        same = list(run)
+        answer = same[0]
+        fields, text = _ENCODERS.get(type(answer), _encode_unavailable)(answer)
+        out.append(b":%d\r\n" % len(same))
+        out.append(text)
+        size += fields
+    return b"*%d\r\n%b" % (size, b"".join(out))
+
+
+def _encode_verdict(verdict: Verdict) -> tuple[int, bytes]:
+    flags = _DEGRADED * verdict.degraded | _SHORT * verdict.short | _STALE * (not verdict.fresh)
+    return 8, b":0\r\n:%d\r\n:%d\r\n:%d\r\n:%d\r\n:%d\r\n$%d\r\n%b\r\n" % (
+        _NUMBERS[verdict.outcome],
+        verdict.fence,
+        verdict.attempt,
+        verdict.left_ms,
+        flags,
+        len(verdict.payload),
+        verdict.payload,
+    )
+
+
+def _encode_code(code: Code) -> tuple[int, bytes]:
+    return 3, b":1\r\n:%d\r\n" % code
+
+
+def _encode_moved(moved: Moved) -> tuple[int, bytes]:
+    flags = _DEGRADED * moved.degraded | _SHORT * moved.short
+    return 6, b":2\r\n:%d\r\n%b:%d\r\n:%d\r\n" % (
+        moved.code,
+        _bulk(moved.state.encode()),
+        moved.version,
+        flags,
+    )
+
+
+def _encode_stored(stored: Stored) -> tuple[int, bytes]:
+    numbers = (stored.fence, stored.attempt, stored.left_ms, stored.ttl_ms, _TOKEN * stored.token)
+    texts = (stored.state.encode(), stored.owner, stored.fingerprint or b"", stored.payload)
+    return 11, b":3\r\n" + b"".join(b":%d\r\n" % number for number in numbers) + b"".join(map(_bulk, texts))
+
+
+def _encode_adopted(adopted: Adopted) -> tuple[int, bytes]:
+    return 5, b":4\r\n:%d\r\n%b:%d\r\n" % (adopted.code, _bulk(adopted.owner), adopted.fence)
+
+
+def _encode_unavailable(error: UnavailableError) -> tuple[int, bytes]:
+    return 4, b":5\r\n:%d\r\n%b" % (round(error.retry_after * 1000), _text(error))
+
+
+def _encode_too_large(error: ResultTooLargeError) -> tuple[int, bytes]:
+    return 3, b":6\r\n%b" % _text(error)
+
+
+def _bulk(data: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def _text(error: Exception) -> bytes:
+    return _bulk(str(error).encode(errors="replace"))
+
+
+_ENCODERS: dict[type, Callable[[Any], tuple[int, bytes]]] = {
+    Verdict: _encode_verdict,
+    Code: _encode_code,
+    Moved: _encode_moved,
+    Stored: _encode_stored,
+    Adopted: _encode_adopted,
+    UnavailableError: _encode_unavailable,
+    ResultTooLargeError: _encode_too_large,
+    Unsure: lambda _: (2, b":7\r\n"),
+}
+
+
+# The client's side
+
+
+def read(reply: list[Any]) -> list[Reply]:
+    """Return the answers that a reply to FD.RUN holds. What is no such reply raises whatever it comes to."""
+    answers: list[Reply] = []
+    at = 0
+    while at < len(reply):
+        count, kind = reply[at], reply[at + 1]
+        size, make = _READERS[kind]
+        fields = reply[at + 2 : at + 2 + size]
+        # An error is raised, and collects the traceback of its raiser: one instance each.
+        shared = kind not in (_UNAVAILABLE, _TOO_LARGE)
+        answers += [make(fields)] * count if shared else [make(fields) for _ in range(count)]
+        at += 2 + size
+    return answers
+
+
+def _read_verdict(fields: list[Any]) -> Verdict:
+    outcome, fence, attempt, left_ms, flags, payload = fields
+    verdict = Verdict(
+        _OUTCOMES[outcome],
+        fence=fence,
+        attempt=attempt,
+        left_ms=left_ms,
+        payload=payload,
+        fresh=not flags & _STALE,
+    )
+    if flags:
+        verdict.degraded = bool(flags & _DEGRADED)
+        verdict.short = bool(flags & _SHORT)
+    return verdict
+
+
+def _read_code(fields: list[Any]) -> Code:
+    return _CODES[fields[0]]
+
+
+def _read_moved(fields: list[Any]) -> Moved:
+    code, state, version, flags = fields
+    moved = Moved(_CODES[code], state.decode(), version)
+    moved.degraded, moved.short = bool(flags & _DEGRADED), bool(flags & _SHORT)
+    return moved
+
+
+def _read_stored(fields: list[Any]) -> Stored:
+    fence, attempt, left_ms, ttl_ms, flags, state, owner, fingerprint, payload = fields
+    return Stored(
+        state.decode(),
+        owner=owner,
+        fence=fence,
+        attempt=attempt,
+        left_ms=left_ms,
+        ttl_ms=ttl_ms,
+        fingerprint=fingerprint or None,
+        payload=payload,
+        token=bool(flags & _TOKEN),
+    )
+
+
+def _read_adopted(fields: list[Any]) -> Adopted:
+    code, owner, fence = fields
+    return Adopted(_CODES[code], owner, fence)
+
+
+def _read_unavailable(fields: list[Any]) -> UnavailableError:
+    return UnavailableError(fields[1].decode(), retry_after=fields[0] / 1000)
+
+
+def _read_too_large(fields: list[Any]) -> ResultTooLargeError:
+    return ResultTooLargeError(fields[0].decode())
+
+
+_READERS: dict[int, tuple[int, Callable[[list[Any]], Reply]]] = {
+    _VERDICT: (6, _read_verdict),
+    _CODE: (1, _read_code),
+    _MOVED: (4, _read_moved),
+    _STORED: (9, _read_stored),
+    _ADOPTED: (3, _read_adopted),
+    _UNAVAILABLE: (2, _read_unavailable),
+    _TOO_LARGE: (1, _read_too_large),
+    _UNSURE: (0, lambda _: UNSURE),
+}

@@ -1,0 +1,252 @@
+"""A Cluster whose slots move and whose nodes fail: only the keys concerned notice, and none is won twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fastdedup import ConfigError, Dedup, Outcome, UnavailableError
+from fastdedup.stores.redis import ClusterStore
+from fastdedup.stores.redis.slots import slot_of
+
+from ..servers import RedisServer
+from ..topologies import ClusterGroup, Member, until
+from .load import Load
+
+WaitUntil = Callable[..., Any]
+TIMEOUT = 0.3
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[ClusterGroup]:
+    group = ClusterGroup()
+    try:
+        yield group.start()
+    finally:
+        group.stop()
+
+
+@pytest.fixture
+def cluster(group: ClusterGroup) -> Iterator[ClusterGroup]:
+    yield group
+    group.heal()
+
+
+@asynccontextmanager
+async def gates(group: ClusterGroup, count: int = 2, **options: Any) -> AsyncIterator[list[Dedup]]:
+    opened = [Dedup(group.url, namespace="t", **{"timeout": TIMEOUT, **options}) for _ in range(count)]
+    for gate in opened:
+        await gate.open()
+    try:
+        yield opened
+    finally:
+        for gate in opened:
+            await gate.aclose()
+
+
+def holder(group: ClusterGroup, key: str) -> Member:
+    return group.owner(slot_of(b"t:=" + key.encode()))
+
+
+def keys_of(group: ClusterGroup, member: Member, name: str, count: int) -> list[str]:
+    slots = [span for span, owner in group.spans() if owner is member]
+    found: list[str] = []
+    number = 0
+    while len(found) < count:
+        key = f"{name}-{number}"
+        number += 1
+        slot = slot_of(b"t:=" + key.encode())
+        if any(slot in span for span in slots):
+            found.append(key)
+    return found
+
+
+async def attempt(gate: Dedup, key: str) -> str:
+    try:
+        return (await gate.claim(key)).outcome.value
+    except UnavailableError:
+        return "unavailable"
+
+
+async def test_a_slot_moves_under_load_and_nobody_notices(cluster: ClusterGroup) -> None:
+    """MOVED and ASK are followed, keys that are half here and half there too; no error, no second winner."""
+    slot = slot_of(b"{moving}")
+    source = cluster.owner(slot)
+    target = next(member for member in cluster.primaries() if member is not source)
+    before = [cluster.errors(member) for member in (source, target)]
+    async with gates(cluster, timeout=5.0, known_duplicates=0) as opened:
+        async with Load(opened, lambda number: f"{{moving}}-{number % 300}") as load:
+
+            def progress() -> None:
+                goal = load.answered + 40
+                until(lambda: load.answered >= goal, "claims are answered between two steps")
+
+            await asyncio.to_thread(progress)
+            await asyncio.to_thread(cluster.migrate_slot, slot, target, meanwhile=progress)
+        assert load.doubled == []
+        assert load.errors == {}
+        assert len(load.winners) == 300
+    seen = [cluster.errors(member) for member in (source, target)]
+    assert seen[0]["ASK"] > before[0]["ASK"]
+    assert seen[0]["MOVED"] > before[0]["MOVED"]
+
+
+async def test_a_primary_dies_and_its_replica_takes_over(
+    cluster: ClusterGroup, wait_until: WaitUntil
+) -> None:
+    """Others' keys are answered all the while; its own are unavailable until then, and keep their winners."""
+    victim = holder(cluster, "key")
+    other = next(member for member in cluster.primaries() if member is not victim)
+    mine, theirs = keys_of(cluster, victim, "mine", 200), keys_of(cluster, other, "theirs", 2000)
+    async with gates(cluster) as (gate, second):
+        claims = await gate.claim_many(mine)
+        await asyncio.gather(*(claim.complete(claim.key) for claim in claims))
+        until(lambda: cluster.in_step(victim, 1), "the replica has all of it")
+        async with Load([gate, second], lambda number: theirs[number % 2000]) as load:
+            victim.kill()
+            assert await attempt(gate, mine[0]) == "unavailable"
+            assert await attempt(second, mine[1]) == "unavailable"
+            goal = load.answered + 100
+
+            async def recovered() -> bool:
+                return "unavailable" not in [await attempt(each, mine[0]) for each in (gate, second)]
+
+            await wait_until(recovered, description="the replica is promoted and found")
+        assert load.errors == {}, "nobody else is concerned"
+        assert load.answered > goal
+        assert load.doubled == []
+        for each in (gate, second):
+            again = await asyncio.gather(*(each.claim(key) for key in mine))
+            assert {claim.outcome for claim in again} == {Outcome.SUCCEEDED}, "what was replicated is known"
+            assert [claim.result for claim in again] == mine
+
+
+async def test_a_frozen_node_makes_only_its_own_keys_wait(
+    cluster: ClusterGroup, wait_until: WaitUntil
+) -> None:
+    """Neither does it delay the others' answers."""
+    victim, *others = cluster.primaries()
+    own = keys_of(cluster, victim, "own", 50)
+    rest = [key for other in others for key in keys_of(cluster, other, "rest", 200)]
+    async with gates(cluster, 1, timeout=0.5) as (gate,):
+        await gate.claim_many(own[:10] + rest[:10])
+        victim.freeze()
+        started = time.monotonic()
+        frozen = [asyncio.create_task(attempt(gate, key)) for key in own]
+        answers = await asyncio.gather(*(attempt(gate, key) for key in rest))
+        assert time.monotonic() - started < 0.5, "nobody waited for the frozen one"
+        assert set(answers) == {"acquired", "in_progress"}
+        assert set(await asyncio.gather(*frozen)) == {"unavailable"}
+        victim.thaw()
+
+        async def back() -> bool:
+            return await attempt(gate, own[-1]) != "unavailable"
+
+        await wait_until(back, description="its keys are answered again")
+
+
+async def test_a_primary_that_wakes_up_after_it_was_replaced_wins_nothing(
+    cluster: ClusterGroup, wait_until: WaitUntil
+) -> None:
+    """Its replica was promoted meanwhile; what both would decide is decided by one."""
+    victim = cluster.primaries()[0]
+    keys = keys_of(cluster, victim, "key", 400)
+    slot = slot_of(b"t:=" + keys[0].encode())
+    async with gates(cluster) as opened, Load(opened, lambda number: keys[number % 400]) as load:
+        victim.freeze()
+        await wait_until(lambda: cluster.owner(slot) is not victim, description="its replica is promoted")
+        answered = load.answered
+        await wait_until(lambda: load.answered > answered + 50, description="which is found")
+        victim.thaw()
+        answered = load.answered
+        await wait_until(lambda: load.answered > answered + 50, description="claims go on")
+    again = {claim.owner for claims in load.winners.values() for claim in claims}
+    assert len(again) >= 1
+    lost = [key for key in load.doubled if not load.errors[key]]
+    assert lost == []
+
+
+async def test_a_slot_without_a_node_is_unavailable_and_no_other(
+    cluster: ClusterGroup, wait_until: WaitUntil
+) -> None:
+    """CLUSTERDOWN for one slot is no outage of the others, even in one batch."""
+    slot = slot_of(b"{lost}")
+    owner = cluster.owner(slot)
+    neighbours = keys_of(cluster, owner, "near", 20)
+    async with gates(cluster, 1) as (gate,):
+        owner.ask("CLUSTER", "DELSLOTS", slot)
+        try:
+            with pytest.raises(UnavailableError, match="cluster is down"):
+                await gate.claim("{lost}")
+            answers = await asyncio.gather(*(attempt(gate, key) for key in ["{lost}", *neighbours]))
+            assert answers == ["unavailable"] + ["acquired"] * 20
+        finally:
+            owner.ask("CLUSTER", "ADDSLOTS", slot)
+
+        async def back() -> bool:
+            return await attempt(gate, "{lost}") == "acquired"
+
+        await wait_until(back, description="the slot has a node again")
+
+
+async def test_a_waiter_hears_over_whichever_node(cluster: ClusterGroup, wait_until: WaitUntil) -> None:
+    """The node that it listens on dies; another one tells it."""
+    async with gates(cluster, 1) as (gate,):
+        store = gate._core.store
+        assert isinstance(store, ClusterStore)
+        await gate.claim("warm")
+        key = "key"
+        claim = await gate.claim(key)
+        waiter = asyncio.create_task(gate.claim(key, wait=30.0))
+        await wait_until(lambda: gate._core.waiters._count, description="it waits")
+        for member in cluster.members:
+            if member is not holder(cluster, key):
+                with member.client() as raw:
+                    raw.client_kill_filter(_type="pubsub")
+        with holder(cluster, key).client() as raw:
+            raw.client_kill_filter(_type="pubsub")
+        await claim.complete("news")
+        assert (await waiter).result == "news"
+
+
+async def test_opening_while_all_is_down_is_no_error(wait_until: WaitUntil) -> None:
+    """The cluster is found as soon as it is there."""
+    group = ClusterGroup(replicas=0)
+    try:
+        async with Dedup(group.url, timeout=TIMEOUT) as gate:
+            with pytest.raises(UnavailableError, match="no node is known"):
+                await gate.claim("key")
+            group.start()
+
+            async def up() -> bool:
+                return await attempt(gate, "key") == "acquired"
+
+            await wait_until(up, description="the cluster is found")
+    finally:
+        group.stop()
+
+
+async def test_a_single_server_is_no_cluster(redis_server: RedisServer) -> None:
+    """Found out at opening, with the way out; and the other way round."""
+    group = ClusterGroup(replicas=0)
+    single = group.members[0]
+    try:
+        single._options = ("--save", "")
+        single.spawn()
+        until(single.up, "it is up")
+        with pytest.raises(ConfigError, match="single server, no cluster: use redis://"):
+            await Dedup(f"redis+cluster://127.0.0.1:{single.port}").open()
+    finally:
+        group.stop()
+
+
+async def test_a_node_behind_a_single_servers_url_is_a_mistake(cluster: ClusterGroup) -> None:
+    """Found out at opening, too."""
+    port = cluster.primaries()[0].port
+    with pytest.raises(ConfigError, match=r"use redis\+cluster://"):
+        await Dedup(f"redis://127.0.0.1:{port}").open()

@@ -1,0 +1,757 @@
+"""Forks, threads, blocked loops, cancelled callers, closing under load, ending without closing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import orjson
+import pytest
+import uvloop
+
+from fastdedup import Claim, ClaimLostError, Dedup, InProgressError, Outcome, UnavailableError, UsageError
+
+from ..servers import RedisServer
+
+WaitUntil = Callable[..., Any]
+Work = Callable[[], Coroutine[Any, Any, Any]]
+
+TIMEOUT = 10.0
+"""Seconds: generous, so that only what a test does is an outage."""
+LOOPS: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
+    "asyncio": asyncio.new_event_loop,
+    "uvloop": uvloop.new_event_loop,
+}
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server to freeze or kill."""
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+def gate(url: str, **options: Any) -> Dedup:
+    """Asks the store each time: what this process knows would hide what the store says."""
+    return Dedup(url, **{"timeout": TIMEOUT, "known_duplicates": 0.0, **options})
+
+
+def in_thread(work: Work, loop: str = "asyncio") -> Any:
+    """Run work in a loop of its own, in a thread of its own; return or raise what it does."""
+    answers: list[Any] = []
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=LOOPS[loop]) as runner:
+                answers.append(runner.run(work()))
+        except BaseException as error:  # noqa: BLE001 -- raised again, in the thread that waits
+            answers.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if isinstance(answers[0], BaseException):
+        raise answers[0]
+    return answers[0]
+
+
+async def settled(url: str, keys: list[str]) -> None:
+    """Complete each key with its own name: an answer that belongs to another key shows."""
+    async with gate(url) as dedup:
+        for claim in await dedup.claim_many(keys):
+            await claim.complete(claim.key)
+
+
+# Forks: each scenario in a process of its own, so that no child ever runs what belongs to pytest,
+# and none can break pytest's own loop.
+
+PRELUDE = """
+import asyncio, json, multiprocessing, os, sys, uvloop
+from fastdedup import Dedup
+
+URL, LOOP = sys.argv[1:]
+
+def gate():
+    return Dedup(URL, timeout=10.0, known_duplicates=0.0)
+
+def run(main):
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if LOOP == "uvloop" else None) as runner:
+        return runner.run(main())
+
+async def error_of(work):
+    try:
+        return f"answered: {await work}"
+    except Exception as error:
+        return type(error).__name__
+
+def tell(send, answer):
+    os.write(send, json.dumps(answer).encode())
+    os._exit(0)
+
+async def hear(receive, child):
+    def read():
+        with os.fdopen(receive, "rb") as pipe:
+            told = pipe.read()
+        os.waitpid(child, 0)
+        return json.loads(told or "null")
+    return await asyncio.to_thread(read)
+"""
+
+
+def in_process(scenario: str, url: str, loop: str) -> Any:
+    """Run `scenario`, which prints JSON, in a process of its own."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PRELUDE + scenario, url, loop]
+    # A session of its own: where it hangs, its children end with it.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        try:
+            told, errors = process.communicate(timeout=20)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert (process.returncode, errors.decode()) == (0, "")
+    return orjson.loads(told)
+
+
+WORKERS = """
+async def work(name):
+    async with gate() as dedup:
+        claims = await asyncio.gather(*(dedup.claim(f"key-{n}") for n in range(300)))
+        won = [claim for claim in claims if claim.acquired]
+        await asyncio.gather(*(claim.complete(claim.key) for claim in won))
+        results = [(await dedup.claim(f"key-{n}", wait=10.0)).result for n in range(300)]
+        return {"won": [[c.key, c.owner, c.fence] for c in won], "owners": [c.owner for c in claims],
+                "results": results}
+
+def start(name):
+    return run(lambda: work(name))
+
+# Before the fork: owners are drawn, a loop has run, a connection was open.
+async def before():
+    async with gate() as dedup:
+        return [(await dedup.claim(f"before-{n}")).owner for n in range(10)]
+
+drawn = run(before)
+with multiprocessing.get_context("fork").Pool(4) as pool:
+    children = pool.map(start, range(4))
+print(json.dumps({"drawn": drawn, "children": children, "parent": start("parent")}))
+"""
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_processes_forked_after_import_share_nothing_but_the_keys(redis_url: str, loop: str) -> None:
+    """One winner a key among all of them, and no owner in two processes."""
+    told = in_process(WORKERS, redis_url, loop)
+    everyone = [*told["children"], told["parent"]]
+    won = Counter(key for process in everyone for key, _, _ in process["won"])
+    assert won == {f"key-{n}": 1 for n in range(300)}
+    owners = told["drawn"] + [owner for process in everyone for owner in process["owners"]]
+    assert len(set(owners)) == len(owners)
+    for process in everyone:
+        assert process["results"] == [f"key-{n}" for n in range(300)]
+
+
+OPENED = """
+async def in_child(dedup, held):
+    orders = dedup.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
+    refused = {
+        "claim": dedup.claim("child"), "named": dedup.claim("child", owner="me"),
+        "waiting": dedup.claim("child", wait=1), "claim_many": dedup.claim_many(["child"]),
+        "complete": held.complete("child"), "release": held.release(), "renew": held.renew(),
+        "get": dedup.get("child"), "forget": dedup.forget("held"),
+        "issue": dedup.tokens.issue(), "consume": dedup.tokens.consume("x"),
+        "transition": orders.transition("child", to="paid"),
+    }
+    answers = {name: await error_of(call) for name, call in refused.items()}
+    async with gate() as own:
+        answers["own"] = [(await own.claim(f"key-{n}")).result for n in range(100)]
+        answers["own claim"] = await error_of(own.claim("free"))
+    return answers
+
+async def main():
+    async with gate() as dedup:
+        held = await dedup.claim("held")
+        keys = [f"key-{n}" for n in range(1000)]
+        tasks = [asyncio.create_task(dedup.claim(key)) for key in keys * BUSY]
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        receive, send = os.pipe()
+        child = os.fork()
+        if not child:
+            tell(send, run(lambda: in_child(dedup, held)))
+        os.close(send)
+        meanwhile = [(await dedup.claim(key)).result for key in keys[:100]]
+        under_way = [claim.result for claim in await asyncio.gather(*tasks)]
+        told = await hear(receive, child)
+        afterwards = [claim.result for claim in await dedup.claim_many(keys)]
+        await held.complete("parent")
+        print(json.dumps({
+            "child": told, "meanwhile": meanwhile, "under way": under_way, "afterwards": afterwards,
+            "free": str(await dedup.claim("free")), "held": (await dedup.claim("held")).result,
+            "absent": await dedup.get("child") is None,
+        }))
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize(("busy", "turns"), [(0, 0), (1, 1), (1, 2)])
+@pytest.mark.parametrize("loop", LOOPS)
+async def test_a_child_cannot_use_what_its_parent_opened_and_works_with_its_own(
+    redis_url: str, loop: str, busy: int, turns: int
+) -> None:
+    """Forked while idle, and while claims of the parent are about to go out, or have."""
+    keys = [f"key-{n}" for n in range(1000)]
+    await settled(redis_url, keys)
+    scenario = OPENED.replace("BUSY", str(busy)).replace("TURNS", str(turns))
+    told = await asyncio.to_thread(in_process, scenario, redis_url, loop)
+    child = told["child"]
+    assert child.pop("own") == keys[:100]
+    assert child.pop("own claim").startswith("answered: <Claim 'free' acquired")
+    assert told["meanwhile"] == keys[:100]
+    assert told["under way"] == keys * busy
+    assert told["afterwards"] == keys
+    assert told["held"] == "parent", "the child did not touch it"
+    assert told["absent"]
+    assert "in_progress" in told["free"], "the child's own claim is another owner's"
+    assert set(child.values()) == {"UsageError"}, child
+
+
+CLOSED = """
+async def main():
+    async with gate() as dedup:
+        await dedup.claim("before")
+        with_listener = await dedup.claim("before", wait=0.001)
+        tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(100 * BUSY)]
+        await asyncio.sleep(0)
+        receive, send = os.pipe()
+        child = os.fork()
+        if not child:
+            tell(send, run(lambda: error_of(dedup.aclose())))
+        os.close(send)
+        told = await hear(receive, child)
+        under_way = [claim.acquired for claim in await asyncio.gather(*tasks)]
+        after = [(await dedup.claim(f"after-{n}")).acquired for n in range(3)]
+        print(json.dumps({"child": told, "under way": under_way, "after": after}))
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize("busy", [0, 1])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_child_that_closes_what_its_parent_opened_does_not_disturb_the_parent(
+    redis_url: str, loop: str, busy: int
+) -> None:
+    """They share the sockets, and with them what the parent's loop watches."""
+    told = in_process(CLOSED.replace("BUSY", str(busy)), redis_url, loop)
+    assert told["under way"] == [True] * 100 * busy
+    assert told["after"] == [True] * 3
+    assert told["child"] in {"UsageError", "answered: None"}
+
+
+STAYING = """
+async def main():
+    async with gate() as dedup:
+        keys = [f"key-{n}" for n in range(1000)]
+        tasks = [asyncio.create_task(dedup.claim(key)) for key in keys]
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        receive, send = os.pipe()
+        child = os.fork()
+        if not child:
+            for _ in range(5):
+                await asyncio.sleep(0)  # what is due in the loop would go out now
+            tell(send, await error_of(dedup.claim("child")))
+        os.close(send)
+        told = await hear(receive, child)
+        answers = await asyncio.gather(*tasks, return_exceptions=True)
+        results = [str(a) if isinstance(a, Exception) else a.result for a in answers]
+        calls = await dedup.get("child") is None
+        print(json.dumps({"child": told, "results": results, "absent": calls}))
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+@pytest.mark.parametrize("loop", LOOPS)
+async def test_a_child_that_goes_on_in_its_parents_loop_sends_nothing(
+    server: RedisServer, loop: str, turns: int
+) -> None:
+    """It inherits what is about to be sent, and the socket."""
+    keys = [f"key-{n}" for n in range(1000)]
+    await settled(server.url, keys)
+    with server.client() as raw:
+        raw.config_resetstat()
+        told = await asyncio.to_thread(in_process, STAYING.replace("TURNS", str(turns)), server.url, loop)
+        stats = raw.info("commandstats")
+    assert told["results"] == keys
+    assert told["absent"]
+    assert told["child"] == "UsageError"
+    # 1000 claims in batches of up to 256 and one look at a key: twice as many, had the child sent its copy.
+    assert stats["cmdstat_evalsha"]["calls"] <= 6
+    assert stats["cmdstat_get"]["calls"] == 1001
+
+
+# Threads
+
+
+async def test_loops_in_threads_have_one_winner_a_key_and_no_crossed_replies(redis_url: str) -> None:
+    keys = [f"key-{n}" for n in range(300)]
+    together = threading.Barrier(4)
+
+    async def race(name: str) -> tuple[list[str], list[Any]]:
+        async with gate(redis_url) as dedup:
+            together.wait(20)
+            won = []
+
+            async def work(key: str) -> Any:
+                async with dedup.claim(key, wait=20) as claim:
+                    if claim.acquired:
+                        won.append(key)
+                        await claim.complete([key, name])
+                        return [key, name]
+                    return claim.result
+
+            order = random.Random(name).sample(keys, len(keys))
+            results = dict(zip(order, await asyncio.gather(*map(work, order)), strict=True))
+            return won, [results[key] for key in keys]
+
+    def thread(name: str, loop: str) -> tuple[list[str], list[Any]]:
+        return in_thread(lambda: race(name), loop)  # type: ignore[no-any-return]
+
+    threads = [asyncio.to_thread(thread, f"{loop}-{n}", loop) for loop in LOOPS for n in range(2)]
+    raced = await asyncio.gather(*threads)
+    winners = Counter(key for won, _ in raced for key in won)
+    assert winners == dict.fromkeys(keys, 1)
+    first = raced[0][1]
+    assert [key for key, _ in first] == keys, "each result belongs to its key"
+    assert all(results == first for _, results in raced), "everyone gets the first result"
+
+
+def uses(dedup: Dedup, held: Any) -> dict[str, Work]:
+    """Every way to use a gate or a claim of it."""
+    orders = dedup.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
+
+    async def enter(context: Any) -> None:
+        async with context:
+            pass
+
+    async def call_once() -> None:
+        @dedup.once(key=lambda: "key")
+        async def work() -> None: ...
+
+        await work()
+
+    async def claim(**options: Any) -> Any:
+        return await dedup.claim("key", **options)
+
+    return {
+        "claim": claim,
+        "claim by name": lambda: claim(owner="me"),
+        "claim and wait": lambda: claim(wait=1.0),
+        "claim and renew": lambda: claim(renew=True),
+        "claim many": lambda: dedup.claim_many(["key"]),
+        "async with": lambda: enter(dedup.claim("key")),
+        "lock": lambda: enter(dedup.lock("key")),
+        "once": call_once,
+        "complete": lambda: held.complete(),
+        "fail": lambda: held.fail(),
+        "release": lambda: held.release(),
+        "renew": lambda: held.renew(),
+        "get": lambda: dedup.get("key"),
+        "forget": lambda: dedup.forget("held"),
+        "issue": lambda: dedup.tokens.issue(),
+        "consume": lambda: dedup.tokens.consume("token"),
+        "transition": lambda: orders.transition("42", to="paid"),
+        "state": lambda: orders.get("42"),
+        "open": lambda: dedup.open(),
+    }
+
+
+@pytest.mark.parametrize("busy", [0, 1000])
+@pytest.mark.parametrize("loop", LOOPS)
+async def test_a_gate_used_from_another_threads_loop_says_so_and_is_not_harmed(
+    redis_url: str, loop: str, busy: int
+) -> None:
+    """Also while its own loop has claims to send."""
+    async with gate(redis_url) as dedup:
+        held = await dedup.claim("held")
+        tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(busy)]
+        await asyncio.sleep(0)
+
+        async def use_all() -> dict[str, str]:
+            said = {}
+            for name, use in uses(dedup, held).items():
+                try:
+                    said[name] = f"answered {await asyncio.wait_for(use(), 5)!r}"
+                except Exception as error:  # noqa: BLE001 -- compared below
+                    said[name] = type(error).__name__
+            return said
+
+        # The first with its own loop in mid-turn, the second while it runs.
+        said = in_thread(use_all, loop)
+        said_again = await asyncio.to_thread(in_thread, use_all, loop)
+        assert {claim.acquired for claim in await asyncio.gather(*tasks)} <= {True}
+        assert said == said_again == dict.fromkeys(uses(dedup, held), "UsageError")
+        await held.complete("done")
+        assert (await dedup.claim("held")).result == "done"
+        assert await dedup.get("key") is None
+        assert dedup._core.engine is not None
+        assert dedup._core.engine.pending == 0
+
+
+CLOSED_ELSEWHERE = """
+async def close(dedup):
+    return await error_of(asyncio.wait_for(dedup.aclose(), 5))
+
+async def main():
+    dedup = await gate().open()
+    tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(1000)]
+    await asyncio.sleep(0)
+    told = await asyncio.to_thread(run, lambda: close(dedup))
+    under_way = [claim.acquired for claim in await asyncio.gather(*tasks)]
+    after = (await dedup.claim("after")).acquired
+    await dedup.aclose()
+    print(json.dumps({"thread": told, "under way": under_way, "after": after}))
+
+run(main)
+"""
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_gate_closed_from_another_threads_loop_says_so_and_stays_open(redis_url: str, loop: str) -> None:
+    """Its connection is not for another thread to touch."""
+    told = in_process(CLOSED_ELSEWHERE, redis_url, loop)
+    assert told == {"thread": "UsageError", "under way": [True] * 1000, "after": True}
+
+
+# A blocked loop
+
+
+async def test_a_loop_blocked_for_2_s_uses_the_replies_that_lie_in_the_socket(redis_url: str) -> None:
+    """Ten times its deadline: but it was not Redis that was late. Both kinds of loop, side by side."""
+
+    async def block() -> tuple[set[Outcome], list[Any], float]:
+        name = type(asyncio.get_running_loop()).__module__
+        async with gate(redis_url, timeout=0.2) as dedup:
+            held = [await dedup.claim(f"{name}-held-{n}") for n in range(5)]
+            sent = [asyncio.create_task(dedup.claim(f"{name}-sent-{n}")) for n in range(500)]
+            settling = [asyncio.create_task(claim.complete(claim.key)) for claim in held]
+            engine = dedup._core.engine
+            assert engine is not None
+            for _ in range(5):
+                await asyncio.sleep(0)
+                if engine.in_flight:
+                    break
+            assert engine.in_flight, "they are on their way, and nothing of their replies is read yet"
+            time.sleep(2)  # noqa: ASYNC251 -- a callback of the user's that blocks is what is tested
+            free_again = time.monotonic()
+            claims = await asyncio.gather(*sent)
+            await asyncio.gather(*settling)
+            took = time.monotonic() - free_again
+            results = [(await dedup.claim(claim.key)).result == claim.key for claim in held]
+            return {claim.outcome for claim in claims}, results, took
+
+    blocked = await asyncio.gather(*(asyncio.to_thread(in_thread, block, loop) for loop in LOOPS))
+    for outcomes, results, took in blocked:
+        assert outcomes == {Outcome.ACQUIRED}
+        assert results == [True] * 5
+        assert took < 1.0
+
+
+# Cancelled callers
+
+
+class Crowd:
+    """Callers of every kind on a few keys, whom somebody cancels at random moments."""
+
+    def __init__(self, dedup: Dedup, dice: random.Random) -> None:
+        self.dedup = dedup
+        self.dice = dice
+        self.keys = [f"key-{n}" for n in range(150)]
+        self.crossed: list[Any] = []
+        self.held: list[Claim] = []
+        self._kinds: list[Callable[[str], Coroutine[Any, Any, None]]] = [
+            self._claims,
+            self._claims_by_name,
+            self._completes,
+            self._works,
+            self._renews,
+            self._waits,
+            self._locks,
+            self._claims_many,
+        ]
+
+    def caller(self) -> Coroutine[Any, Any, None]:
+        return self.dice.choice(self._kinds)(self.dice.choice(self.keys))
+
+    def _see(self, key: str, claim: Any) -> None:
+        if claim.key != key or (claim.outcome is Outcome.SUCCEEDED and claim.result != key):
+            self.crossed.append((key, claim, claim.result))
+
+    async def _turns(self) -> None:
+        for _ in range(self.dice.randrange(4)):
+            await asyncio.sleep(0)
+
+    async def _claims(self, key: str) -> None:
+        """Gives back what it gets, in one step: `release` is sent even when its caller is cancelled."""
+        claim = await self.dedup.claim(key, lease=60)
+        self._see(key, claim)
+        if claim.acquired:
+            await claim.release()
+
+    async def _claims_by_name(self, key: str) -> None:
+        claim = await self.dedup.claim(key, lease=60, owner=f"me-{self.dice.randrange(10**9)}")
+        self._see(key, claim)
+        if claim.acquired:
+            await claim.release()
+
+    async def _completes(self, key: str) -> None:
+        claim = await self.dedup.claim(key, lease=60)
+        self._see(key, claim)
+        if claim.acquired:
+            # One time in twenty, or soon every key would be settled.
+            await (claim.complete(key) if self.dice.random() < 0.05 else claim.release())
+
+    async def _works(self, key: str) -> None:
+        async with self.dedup.claim(key, lease=60) as claim:
+            self._see(key, claim)
+            await self._turns()
+            if claim.acquired:
+                await claim.release()
+
+    async def _renews(self, key: str) -> None:
+        async with self.dedup.claim(key, lease=60, renew=True) as claim:
+            self._see(key, claim)
+            if claim.acquired:
+                await claim.renew()
+                await claim.release()
+
+    async def _waits(self, key: str) -> None:
+        async with self.dedup.claim(key, lease=60, wait=60) as claim:
+            self._see(key, claim)
+            if claim.acquired:
+                await claim.release()
+
+    async def _locks(self, key: str) -> None:
+        try:
+            async with self.dedup.lock(key, lease=60, wait=self.dice.choice([0.0, 60.0])):
+                await self._turns()
+        except InProgressError:
+            pass
+
+    async def _claims_many(self, key: str) -> None:
+        """What it gets is kept for the end: once answered, it is its caller's to give back."""
+        keys = self.dice.sample(self.keys, 5)
+        claims = await self.dedup.claim_many(keys, lease=60)
+        self.held += [claim for claim in claims if claim.acquired]
+        for wanted, claim in zip(keys, claims, strict=True):
+            self._see(wanted, claim)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_thousands_of_callers_cancelled_at_random_moments_leave_nothing_behind(
+    redis_url: str, wait_until: WaitUntil, seed: int
+) -> None:
+    """No orphan, nothing pending, no task, no error that nobody saw, no reply to another's question."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+    dice = random.Random(seed)
+    async with gate(redis_url) as dedup:
+        crowd = Crowd(dedup, dice)
+        before = asyncio.all_tasks()
+        callers: set[asyncio.Task[None]] = set()
+        cancelled = 0
+        for _ in range(60):
+            callers |= {asyncio.create_task(crowd.caller()) for _ in range(50)}
+            for _ in range(dice.randrange(4)):
+                await asyncio.sleep(0)
+            for caller in dice.sample(sorted(callers, key=id), len(callers) // 4):
+                cancelled += caller.cancel()
+        # Everybody who waits for what nobody will settle any more.
+        dice_order = sorted(callers, key=id)
+        for caller in dice_order:
+            cancelled += caller.cancel()
+        answers = await asyncio.gather(*callers, return_exceptions=True)
+        assert cancelled > 1000
+        failed = [a for a in answers if a is not None and not isinstance(a, asyncio.CancelledError)]
+        assert not failed, failed[:3]
+        assert not crowd.crossed
+
+        core = dedup._core
+        engine = core.engine
+        assert engine is not None
+        await asyncio.gather(*(claim.release() for claim in crowd.held))
+        await wait_until(lambda: not engine.pending and not core._kept, description="the rest is sent")
+        async with gate(redis_url) as another:
+            for key in crowd.keys:
+                claim = await another.claim(key, lease=60)
+                assert claim.outcome in {Outcome.ACQUIRED, Outcome.SUCCEEDED}, f"{key} is held by nobody"
+                assert claim.outcome is Outcome.ACQUIRED or claim.result == key
+                async with another.lock(key):
+                    pass
+        assert not engine._leaders
+        assert not engine._named
+        assert not core.waiters._count
+
+        def only_the_listener() -> bool:
+            left = asyncio.all_tasks() - before
+            return {task.get_name() for task in left} <= {"fastdedup-listener"}
+
+        await wait_until(only_the_listener, description="no task is left")
+    callers.clear()
+    del answers
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not complaints, complaints[:3]
+
+
+async def test_a_claim_many_that_is_cancelled_twice_frees_what_it_took(
+    redis_url: str, wait_until: WaitUntil
+) -> None:
+    """By a timeout of its own, say, and then by a shutdown."""
+    keys = [f"key-{n}" for n in range(500)]
+    async with gate(redis_url) as dedup, gate(redis_url) as another:
+        for turns in range(6):
+            task = asyncio.create_task(dedup.claim_many(keys, lease=60))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            while not task.done():
+                task.cancel()
+                await asyncio.sleep(0)
+            engine = dedup._core.engine
+            assert engine is not None
+            core = dedup._core
+            await wait_until(lambda: not engine.pending and not core._kept, description="it is tidied up")  # noqa: B023
+            claims = await another.claim_many(keys)
+            assert {claim.outcome for claim in claims} == {Outcome.ACQUIRED}, f"cancelled after {turns} turns"
+            await asyncio.gather(*(claim.release() for claim in claims))
+
+
+# Closing and ending
+
+
+async def test_closing_under_full_load_answers_all_that_was_accepted(redis_url: str) -> None:
+    """Whoever comes later is told that it is closed."""
+    dedup = await gate(redis_url).open()
+    tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(2000)]
+    await asyncio.sleep(0)
+    assert dedup._core.engine is not None
+    assert dedup._core.engine.pending == 2000
+    late = [asyncio.create_task(dedup.claim(f"late-{n}")) for n in range(100)]
+    await dedup.aclose()
+    claims = await asyncio.gather(*tasks)
+    assert {claim.outcome for claim in claims} == {Outcome.ACQUIRED}
+    for answer in await asyncio.gather(*late, return_exceptions=True):
+        assert isinstance(answer, UsageError) or answer.acquired  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("fault", ["none", "frozen", "killed"])
+async def test_closing_in_the_middle_of_all_kinds_of_work_ends_in_time(
+    server: RedisServer, wait_until: WaitUntil, fault: str
+) -> None:
+    """Every caller gets an answer or a clear error, also where the server is gone by then."""
+    complaints: list[dict[str, Any]] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    dedup = await gate(server.url, timeout=0.5).open()
+    done: list[str] = []
+
+    async def work(n: int) -> None:
+        """Goes on for ever: nobody waits for anything but the gate."""
+        while True:
+            async with dedup.claim(f"key-{n % 300}", lease=2.0, wait=0.5 * (n % 2)) as claim:
+                if claim.acquired:
+                    await claim.release()
+            done.append(claim.key)
+            await asyncio.sleep(0)
+
+    tasks = [asyncio.create_task(work(n)) for n in range(1000)]
+    await wait_until(lambda: len(done) > 1000, description="it is busy")
+    if fault == "frozen":
+        server.freeze()
+    elif fault == "killed":
+        server.kill()
+    started = loop.time()
+    await dedup.aclose()
+    took = loop.time() - started
+    assert took < 4.0, "what must be finished, the queue, the goodbye: a deadline each"
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    kinds = {type(answer) for answer in answers}
+    assert kinds <= {UsageError, UnavailableError, ClaimLostError}, kinds
+    if fault == "none":
+        assert kinds == {UsageError}
+    tasks.clear()
+    answers.clear()
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not complaints, complaints[:3]
+
+
+NEVER_CLOSED = """
+import asyncio, sys, uvloop
+from fastdedup import Dedup
+
+async def main(url):
+    dedup = await Dedup(url, timeout=1.0).open()
+    held = await dedup.claim("held", renew=True, lease=60)
+
+    async def body():
+        async with dedup.claim("body", renew=True):
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(dedup.claim("held", wait=60)) for _ in range(10)]
+    tasks.append(asyncio.create_task(body()))
+    while not dedup._core.waiters._count or await dedup.get("body") is None:
+        await asyncio.sleep(0)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    tasks += [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(1000)]
+    await asyncio.sleep(0)
+    main.keeps = dedup, held, tasks
+
+with asyncio.Runner(loop_factory=uvloop.new_event_loop if sys.argv[2] == "uvloop" else None) as runner:
+    runner.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("fault", ["none", "frozen", "killed"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_program_that_never_closes_its_gate_just_ends(server: RedisServer, loop: str, fault: str) -> None:
+    """With waiters, bodies, renewals and claims under way: no hang, no traceback."""
+    with subprocess.Popen(
+        [sys.executable, "-c", NEVER_CLOSED, server.url, loop],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        try:
+            assert program.stdout is not None
+            assert program.stdout.readline() == "ready\n"
+            if fault == "frozen":
+                server.freeze()
+            elif fault == "killed":
+                server.kill()
+            # A body that is cancelled frees its key first, for a deadline at the most.
+            _, errors = program.communicate("go\n", timeout=15)
+        finally:
+            program.kill()
+    assert program.returncode == 0
+    # Ending takes a deadline there, in which it connects anew; asyncio complains of what it cuts short.
+    assert fault == "frozen" or not errors

@@ -1,0 +1,333 @@
+"""What LocalLRU answered in an outage comes home: real servers, several gates, each as if in a process of its own.
+
+A `LocalLRU` of its own is what a process of its own is: nothing else is shared but Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fastdedup import BreakerState, Claim, ClaimLostError, Dedup, LocalLRU, Outcome
+from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Event, Replayed, Unreplayed
+
+from ..proxy import Fate, Proxy
+from ..servers import RedisServer
+
+WaitUntil = Callable[..., Awaitable[Any]]
+
+TIMEOUT = 0.5
+"""Seconds: a frozen server costs its first callers as much."""
+
+
+class Gate:
+    """A process: a gate with its own policy, and what it reported."""
+
+    def __init__(self, url: str, wait_until: WaitUntil, maxsize: int = 1000) -> None:
+        self.events: list[Event] = []
+        self.policy = LocalLRU(maxsize)
+        self.dedup = Dedup(
+            url,
+            namespace="shop",
+            timeout=TIMEOUT,
+            known_duplicates=0,
+            on_unavailable=self.policy,
+            on_event=self.events.append,
+        )
+        self._wait_until = wait_until
+
+    def of(self, kind: type[Event]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def came_home(self) -> None:
+        await self._wait_until(
+            lambda: not self.policy.lines and self.dedup.breaker is BreakerState.CLOSED,
+            description="the journal is empty",
+        )
+
+    async def noticed(self) -> None:
+        """The outage: from now on nothing is tried, and nothing takes long."""
+        numbers = itertools.count()
+        while self.dedup.breaker is not BreakerState.OPEN:
+            await self.dedup.claim(f"notices {next(numbers)}")
+
+
+class Site:
+    """A server whose data survive, and a fault that can strike it."""
+
+    def __init__(self, fault: str, server: RedisServer, wait_until: WaitUntil, stack: AsyncExitStack) -> None:
+        self.fault = fault
+        self.server = server
+        self._wait_until = wait_until
+        self._stack = stack
+        self._proxies: list[Proxy] = []
+
+    async def gate(self, **options: Any) -> Gate:
+        """One more process, with its own way to the server."""
+        proxy = await self._stack.enter_async_context(way_to(self.server, f"way{len(self._proxies)}.sock"))
+        self._proxies.append(proxy)
+        gate = Gate(proxy.url, self._wait_until, **options)
+        await self._stack.enter_async_context(gate.dedup)
+        return gate
+
+    def strike(self) -> None:
+        if self.fault == "killed":
+            self.server.kill()
+        elif self.fault == "frozen":
+            self.server.freeze()
+        else:
+            for proxy in self._proxies:
+                proxy.follow(lambda name: Fate.CUT)
+                proxy.cut()
+
+    async def heal(self) -> None:
+        if self.fault == "killed":
+            await asyncio.to_thread(self.server.start)
+        elif self.fault == "frozen":
+            self.server.thaw()
+        else:
+            for proxy in self._proxies:
+                proxy.forward()
+
+
+@asynccontextmanager
+async def way_to(server: RedisServer, name: str) -> AsyncIterator[Proxy]:
+    proxy = Proxy(server)
+    proxy.path = server.folder / name
+    proxy.url = f"unix://{proxy.path}?db=0"
+    listening = await asyncio.start_unix_server(proxy.serve, proxy.path)
+    try:
+        yield proxy
+    finally:
+        listening.close()
+        await proxy.aclose()
+
+
+@asynccontextmanager
+async def site_of(fault: str, wait_until: WaitUntil) -> AsyncIterator[Site]:
+    server = RedisServer("--appendonly", "yes", "--appendfsync", "always").start()
+    try:
+        async with AsyncExitStack() as stack:
+            yield Site(fault, server, wait_until, stack)
+    finally:
+        server.stop()
+
+
+each_fault = pytest.mark.parametrize("fault", ["killed", "frozen", "cut off"])
+
+
+@each_fault
+async def test_a_claim_made_in_redis_and_completed_in_the_outage_is_replayed_to_another_process(
+    fault: str, wait_until: WaitUntil
+) -> None:
+    async with site_of(fault, wait_until) as site:
+        ours, theirs = await site.gate(), await site.gate()
+        claim = await ours.dedup.claim("order")
+        site.strike()
+        await claim.complete({"sold": 1})
+        again = await ours.dedup.claim("order")
+        assert (again.result, again.degraded) == ({"sold": 1}, True)
+        await site.heal()
+        await ours.came_home()
+        await theirs.came_home()
+        seen = await theirs.dedup.claim("order")
+        assert (seen.result, seen.degraded, seen.fence) == ({"sold": 1}, False, claim.fence)
+        assert ours.of(Conflict) == []
+
+
+@each_fault
+async def test_a_claim_made_in_the_outage_is_the_same_one_in_redis_afterwards(
+    fault: str, wait_until: WaitUntil
+) -> None:
+    """Same owner, same fence, and its owner settles it there."""
+    async with site_of(fault, wait_until) as site:
+        ours, theirs = await site.gate(), await site.gate()
+        site.strike()
+        claim = await ours.dedup.claim("order")
+        assert (claim.acquired, claim.degraded) == (True, True)
+        await site.heal()
+        await ours.came_home()
+        record = await theirs.dedup.get("order")
+        assert record is not None
+        assert (record.owner, record.fence, record.attempt) == (claim.owner, claim.fence, 1)
+        assert (await theirs.dedup.claim("order")).outcome is Outcome.IN_PROGRESS
+        await claim.complete("done")
+        assert (await theirs.dedup.claim("order")).result == "done"
+
+
+@pytest.mark.parametrize("settled", ["both", "the first home", "the last home"])
+async def test_of_two_processes_that_both_gave_a_key_away_one_result_stands_and_both_owners_are_named(
+    settled: str, wait_until: WaitUntil
+) -> None:
+    """The first home is in Redis; the last home meets it there, and a success outranks all but a success."""
+    async with site_of("cut off", wait_until) as site:
+        first, last = await site.gate(), await site.gate()
+        site.strike()
+        a, b = await first.dedup.claim("order"), await last.dedup.claim("order")
+        assert a.acquired
+        assert b.acquired
+        if settled != "the last home":
+            await a.complete("a")
+        if settled != "the first home":
+            await b.complete("b")
+        for gate, proxy in zip((first, last), site._proxies, strict=True):
+            proxy.forward()
+            await gate.came_home()
+        kept = "ours" if settled == "the last home" else "theirs"
+        assert first.of(Conflict) == []
+        assert last.of(Conflict) == [Conflict("shop", "order", b.owner, a.owner, kept)]
+        assert last.of(Replayed)[-1].conflicts == 1
+        winner = "b" if kept == "ours" else "a"
+        for gate in (first, last):
+            found = await gate.dedup.claim("order")
+            assert (found.result, found.degraded) == (winner, False)
+        if settled != "both":
+            loser: Claim = a if kept == "ours" else b
+            with pytest.raises(ClaimLostError):
+                await loser.complete("too late")
+
+
+async def test_two_outages_in_a_row_are_one_story(wait_until: WaitUntil) -> None:
+    """Claimed in the first, settled in the second, and a takeover counts on."""
+    async with site_of("killed", wait_until) as site:
+        ours, theirs = await site.gate(), await site.gate()
+        site.strike()
+        claim = await ours.dedup.claim("order")
+        freed = await ours.dedup.claim("freed")
+        await freed.release()
+        await site.heal()
+        await ours.came_home()
+        site.strike()
+        await claim.complete("done")
+        taken = await ours.dedup.claim("freed")
+        assert taken.acquired
+        assert taken.fence > freed.fence
+        await site.heal()
+        await ours.came_home()
+        await theirs.came_home()
+        assert (await theirs.dedup.claim("order")).result == "done"
+        record = await theirs.dedup.get("freed")
+        assert record is not None
+        assert (record.owner, record.fence) == (taken.owner, taken.fence)
+        assert ours.of(Conflict) == []
+        assert len(ours.of(BreakerOpened)) == len(ours.of(BreakerClosed))
+
+
+async def test_closing_in_an_outage_reports_each_key_that_redis_never_got(wait_until: WaitUntil) -> None:
+    async with site_of("killed", wait_until) as site:
+        ours = await site.gate()
+        held = await ours.dedup.claim("settled")
+        site.strike()
+        await held.complete()
+        await ours.noticed()
+        claim = await ours.dedup.claim("claimed")
+        await (await ours.dedup.claim("freed")).release()
+        await ours.dedup.aclose()
+        left = {event.key: event.owner for event in ours.of(Unreplayed) if "notices" not in event.key}
+        assert left == {"settled": held.owner, "claimed": claim.owner}
+
+
+@each_fault
+async def test_who_waits_in_another_process_gets_the_result_of_the_outage(
+    fault: str, wait_until: WaitUntil
+) -> None:
+    """It waits for Redis' word, which comes when the result has been brought home."""
+    async with site_of(fault, wait_until) as site:
+        ours, theirs = await site.gate(), await site.gate()
+        claim = await ours.dedup.claim("order", lease=60.0)
+        waiting = asyncio.create_task(theirs.dedup.claim("order", wait=30.0))
+        await wait_until(lambda: theirs.dedup._core.waiters._count, description="it waits")
+        site.strike()
+        await claim.complete("done")
+        await site.heal()
+        seen = await waiting
+        assert (seen.outcome, seen.result) == (Outcome.SUCCEEDED, "done")
+
+
+async def test_who_waits_here_while_redis_comes_back_is_woken_there(wait_until: WaitUntil) -> None:
+    async with site_of("killed", wait_until) as site:
+        ours, theirs = await site.gate(), await site.gate()
+        site.strike()
+        claim = await ours.dedup.claim("order", lease=60.0)
+        waiting = asyncio.create_task(ours.dedup.claim("order", wait=30.0))
+        await wait_until(lambda: ours.dedup._core.waiters._count, description="it waits")
+        await site.heal()
+        await ours.came_home()
+        await theirs.came_home()
+        again = await theirs.dedup.claim("order", owner=claim.owner)
+        assert again.acquired
+        await again.complete("by another process, in its name")
+        seen = await waiting
+        assert (seen.result, seen.degraded) == ("by another process, in its name", False)
+
+
+async def test_a_token_of_the_outage_is_used_once_wherever_it_is_shown_afterwards(
+    wait_until: WaitUntil,
+) -> None:
+    async with site_of("killed", wait_until) as site:
+        ours, theirs = await site.gate(), await site.gate()
+        site.strike()
+        used, fresh, redeemed = [await ours.dedup.tokens.issue("user:7") for _ in range(3)]
+        assert await ours.dedup.tokens.consume(used, "user:7") is Outcome.ACQUIRED
+        held = await ours.dedup.tokens.redeem(redeemed, "user:7")
+        await site.heal()
+        await ours.came_home()
+        await theirs.came_home()
+        consume = theirs.dedup.tokens.consume
+        assert await consume(used, "user:7") is Outcome.SUCCEEDED
+        assert await consume(fresh, "user:8") is Outcome.MISMATCH
+        assert await consume(fresh, "user:7") is Outcome.ACQUIRED
+        assert await ours.dedup.tokens.consume(fresh, "user:7") is Outcome.SUCCEEDED
+        await held.complete("form sent")
+        assert (await theirs.dedup.tokens.redeem(redeemed, "user:7")).result == "form sent"
+
+
+async def test_a_machine_goes_on_in_the_outage_and_is_there_afterwards(wait_until: WaitUntil) -> None:
+    moves = {"new": ("paid",), "paid": ("sent",), "sent": ()}
+    async with site_of("killed", wait_until) as site:
+        ours, theirs = await site.gate(), await site.gate()
+        here, there = (
+            gate.dedup.machine("order", initial="new", transitions=moves) for gate in (ours, theirs)
+        )
+        await here.transition("1", to="paid")
+        site.strike()
+        moved = await here.transition("1", to="sent")
+        assert (moved.changed, moved.version, moved.degraded) == (True, 2, True)
+        await site.heal()
+        await ours.came_home()
+        await theirs.came_home()
+        assert await there.get("1") == ("sent", 2)
+        assert ours.of(Conflict) == []
+
+
+async def test_twenty_thousand_keys_come_home_while_claims_go_on(wait_until: WaitUntil) -> None:
+    """No key of the outage is given away again meanwhile, here or to a process that asks only Redis."""
+    count = 20_000
+    async with site_of("killed", wait_until) as site:
+        ours = await site.gate(maxsize=2 * count)
+        site.strike()
+        await ours.noticed()
+        for start in range(0, count, 1000):
+            claims = await ours.dedup.claim_many([str(number) for number in range(start, start + 1000)])
+            await asyncio.gather(*(claim.complete(claim.key) for claim in claims))
+        assert ours.policy.lines >= count
+        await site.heal()
+        fresh = degraded = 0
+        for numbers in itertools.cycle(range(start, start + 50) for start in range(0, count, 50)):
+            known = await ours.dedup.claim_many([str(number) for number in numbers])
+            assert [claim.result for claim in known] == [str(number) for number in numbers]
+            degraded += known[0].degraded
+            fresh += (await ours.dedup.claim(f"fresh {fresh}")).acquired
+            if not ours.policy.lines:
+                break
+        assert fresh > 10
+        assert degraded
+        assert ours.of(Conflict) == ours.of(Unreplayed) == []
+        assert sum(event.adopted for event in ours.of(Replayed)) >= count
+        with site.server.client() as raw:
+            assert raw.dbsize() >= count

@@ -1,0 +1,223 @@
+"""`replicas=n`: what too few replicas confirmed is marked; and what may be lost without it, measured."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fastdedup import Outcome
+from fastdedup.stores import make_store
+from fastdedup.stores.base import (
+    ClaimOp,
+    Code,
+    DirectStore,
+    ForgetOp,
+    IssueOp,
+    Mode,
+    Moved,
+    Op,
+    ReadOp,
+    ReleaseOp,
+    RenewOp,
+    Reply,
+    SettleOp,
+    Store,
+    TransitionOp,
+    Verb,
+    Verdict,
+    terms,
+)
+
+from ..topologies import HOST, ClusterGroup, Pair, SentinelGroup, until
+
+WaitUntil = Callable[..., Any]
+TERMS = terms(Mode.CLAIM, 30_000, 60_000, False)
+TIMEOUT = 0.25
+CLAIMS = 300
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Pair]:
+    pair = Pair()
+    try:
+        yield pair.start()
+    finally:
+        pair.stop()
+
+
+@pytest.fixture
+def pair(running: Pair) -> Iterator[Pair]:
+    """A server with one replica."""
+    yield running
+    running.heal()
+
+
+@asynccontextmanager
+async def store_at(url: str, replicas: int, timeout: float = TIMEOUT) -> AsyncIterator[Store]:
+    store = make_store(url, timeout, replicas=replicas)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+def claim_op(key: str, owner: bytes = b"o") -> ClaimOp:
+    return ClaimOp(b"t:=" + key.encode(), TERMS, b"\1" + owner, None)
+
+
+async def claim(store: Store, *keys: str, owner: bytes = b"o") -> list[Verdict]:
+    replies = await store.execute(Verb.CLAIM, [claim_op(key, owner) for key in keys])
+    assert all(isinstance(reply, Verdict) for reply in replies)
+    return list(replies)  # type: ignore[arg-type]
+
+
+def every_write() -> list[tuple[Op, Any]]:
+    """One operation of each writing verb, in an order in which all take effect, and its plain reply."""
+    owner, wire = b"\1o", b"t:=key"
+    change = {"initial": "a", "sources": frozenset("a"), "version": None, "keep_ms": 60_000}
+    return [
+        (claim_op("key"), Outcome.ACQUIRED),
+        (RenewOp(wire, owner, 0, 30_000, 60_000), Code.OK),
+        (SettleOp(wire, owner, 0, succeeded=True, keep_ms=60_000, payload=b"1"), Code.OK),
+        (ForgetOp(wire), Code.OK),
+        (claim_op("other"), Outcome.ACQUIRED),
+        (ReleaseOp(b"t:=other", owner, 0), Code.OK),
+        (IssueOp(b"t:!token", b"\0" + b"i" * 10, None, 60_000), Code.OK),
+        (TransitionOp(b"t:~machine", to="b", change=b"c" * 10, **change), Code.OK),
+    ]
+
+
+def plain(reply: Reply) -> tuple[Any, bool]:
+    """What a reply says, and whether it is marked."""
+    if isinstance(reply, Verdict):
+        return reply.outcome, reply.short
+    if isinstance(reply, Moved):
+        return reply.code, reply.short
+    return (Code.OK, True) if reply is Code.UNCONFIRMED else (reply, False)
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("direct", [False, True])
+async def test_every_write_says_whether_replicas_confirmed_it(pair: Pair, cut: bool, direct: bool) -> None:
+    """All verbs, in step and with the link cut; the long way and the direct one."""
+    if cut:
+        pair.cut()
+    async with store_at(pair.url, 1, timeout=0.05 if cut else 2.0) as store:
+        for op, expected in every_write():
+            reply = await (begun(store, op) if direct and op.verb is not Verb.FORGET else executed(store, op))
+            assert plain(reply) == (expected, cut), op.verb
+
+
+async def executed(store: Store, op: Op) -> Reply:
+    [reply] = await store.execute(op.verb, [op])
+    return reply
+
+
+async def begun(store: Store, op: Op) -> Reply:
+    assert isinstance(store, DirectStore)
+    done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    assert store.begin(op.verb, [op], done.set_result)
+    [reply] = await done
+    return reply
+
+
+async def test_what_took_no_effect_is_not_marked(pair: Pair) -> None:
+    """Nothing of it could be lost; and reading waits for nobody."""
+    async with store_at(pair.url, 1) as store:
+        await claim(store, "key")
+        pair.cut()
+        [other] = await claim(store, "key", owner=b"x")
+        assert (other.outcome, other.short) == (Outcome.IN_PROGRESS, False)
+        assert await store.execute(Verb.FORGET, [ForgetOp(b"t:=nothing")]) == [Code.ABSENT]
+        started = time.monotonic()
+        await store.execute(Verb.READ, [ReadOp(b"t:=key")])
+        assert time.monotonic() - started < TIMEOUT * 0.4
+
+
+async def test_a_frozen_replica_is_a_shortfall_within_the_deadline(pair: Pair, wait_until: WaitUntil) -> None:
+    """Redis waits 40 % of it; the claim stands."""
+    async with store_at(pair.url, 1) as store:
+        pair.replica.freeze()
+        started = time.monotonic()
+        [verdict] = await claim(store, "key")
+        assert time.monotonic() - started < TIMEOUT
+        assert (verdict.outcome, verdict.short) == (Outcome.ACQUIRED, True)
+        pair.replica.thaw()
+
+        async def confirmed() -> bool:
+            [again] = await claim(store, "key")
+            assert (again.fence, again.fresh) == (verdict.fence, False)
+            return not again.short
+
+        await wait_until(confirmed, description="the replica has caught up")
+
+
+async def test_more_replicas_than_there_are_is_always_a_shortfall(pair: Pair) -> None:
+    async with store_at(pair.url, 2, timeout=0.05) as store:
+        assert [verdict.short for verdict in await claim(store, "a", "b")] == [True, True]
+
+
+async def test_a_login_that_may_not_wait_is_marked_not_refused(pair: Pair) -> None:
+    """The write has been made; that nobody vouches for it is what the mark says."""
+    pair.primary.ask("ACL", "SETUSER", "nowait", "on", ">pw", "~*", "&*", "+@all", "-wait")
+    async with store_at(pair.url.replace("//", "//nowait:pw@"), 1) as store:
+        [verdict] = await claim(store, "key")
+        assert (verdict.outcome, verdict.short) == (Outcome.ACQUIRED, True)
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+async def test_a_failover_may_lose_what_was_acknowledged_and_replicas_tell(
+    pair: Pair, replicas: int, record_property: Any
+) -> None:
+    """With the link cut, all of it is lost; with `replicas=1` each claim said so beforehand."""
+    keys = [f"key-{number}" for number in range(CLAIMS)]
+    async with store_at(pair.url, replicas) as store:
+        await claim(store, "before")
+        until(lambda: pair.in_step(pair.primary, 1), "the replica is in step")
+        pair.cut()
+        verdicts = await claim(store, *keys)
+        assert {verdict.outcome for verdict in verdicts} == {Outcome.ACQUIRED}
+    marked = sum(verdict.short for verdict in verdicts)
+    pair.primary.kill()
+    pair.replica.ask("REPLICAOF", "NO", "ONE")
+    async with store_at(f"redis://{HOST}:{pair.replica.port}", 0) as store:
+        lost = [verdict.outcome for verdict in await claim(store, *keys, owner=b"x")].count(Outcome.ACQUIRED)
+        [kept] = await claim(store, "before", owner=b"x")
+    record_property("lost", lost)
+    assert kept.outcome is Outcome.IN_PROGRESS, "what was replicated is still known"
+    assert (lost, marked) == (CLAIMS, CLAIMS if replicas else 0)
+
+
+@pytest.mark.parametrize("make", [SentinelGroup, ClusterGroup])
+async def test_groups_confirm_and_mark_too(make: type[SentinelGroup | ClusterGroup]) -> None:
+    """Behind Sentinel and on a Cluster, where each primary waits for its own replicas."""
+    group = make()
+    try:
+        group.start()
+        keys = [f"key-{number}" for number in range(60)]
+        async with store_at(group.url, 1, timeout=1.0) as store:
+            await claim(store, *keys)
+            until(lambda: all(group.in_step(each, 1) for each in group.primaries()), "replicas are in step")
+            assert {verdict.short for verdict in await claim(store, *keys)} == {False}
+        async with store_at(group.url, 3, timeout=0.1) as store:
+            assert {verdict.short for verdict in await claim(store, *keys)} == {True}
+    finally:
+        group.stop()
+
+
+async def test_while_replicas_are_missing_batches_do_not_wait_in_turn(pair: Pair) -> None:
+    """WAIT holds up its connection: one of many batches tries it now and then, the others just count."""
+    async with store_at(pair.url, 1) as store:
+        pair.cut()
+        [first] = await claim(store, "first")
+        assert first.short
+        started = time.monotonic()
+        batches = await asyncio.gather(*(claim(store, f"key-{number}") for number in range(50)))
+        assert time.monotonic() - started < TIMEOUT, "all of them within one deadline"
+        assert all(verdict.short for batch in batches for verdict in batch)

@@ -1,0 +1,270 @@
+"""The journal comes home: what is sent, what an answer changes, and what becomes of it when the answer is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fastdedup import Outcome
+from fastdedup.events import Conflict, Unreplayed
+from fastdedup.owners import owner_field
+from fastdedup.stores.base import Adopted, AdoptOp, Code, Mode, Verdict
+
+from .lab import WIRE, Home, Lab, forget, issue, release, renew, settle
+
+
+def line_of(lab: Lab) -> AdoptOp:
+    (line,) = lab.policy.next_lines(10)
+    assert isinstance(line, AdoptOp)
+    return line
+
+
+def conflict(ours: str, theirs: str, kept: str) -> Conflict:
+    return Conflict("t", "k", ours, theirs, kept)
+
+
+# What is sent
+
+
+def test_a_thousand_changes_of_a_key_are_one_line_with_the_record_as_it_is_by_then() -> None:
+    home = Home()
+    for number in range(500):
+        home.ask(home.claim("k", f"owner {number}"))
+        home.ask(release("k", f"owner {number}"))
+    home.ask(home.claim("k", "ann"))
+    home.ask(settle("k", "ann"))
+    assert home.policy.lines == 1
+    assert home.comes_home() == []
+    assert home.stands("k") == ("S", "ann", b'"done"')
+
+
+def test_a_line_names_the_owner_that_the_store_has() -> None:
+    home = Home()
+    home.both(home.claim("k", "ann"))
+    home.ask(settle("k", "ann"))
+    assert line_of(home).base == owner_field("ann")
+
+
+def test_the_oldest_go_first_and_those_that_were_refused_go_last() -> None:
+    home = Home()
+    for key in "abc":
+        home.ask(home.claim(key, "ann"))
+    first = home.policy.next_lines(2)
+    assert [line.wire for line in first] == [WIRE("a"), WIRE("b")]
+    home.unasked(first)
+    assert [line.wire for line in home.policy.next_lines(3)] == [WIRE("c"), WIRE("a"), WIRE("b")]
+    assert home.policy.next_lines(3) == [], "all are under way"
+
+
+def test_any_number_of_expired_lines_is_passed_over_at_once() -> None:
+    """Else bringing home what is left would take a pause for each few hundred of them."""
+    home = Home(maxsize=5000)
+    for number in range(2000):
+        home.ask(home.claim(str(number), "ann", lease=1000))
+        home.ask(settle(str(number), "ann", keep=1000))
+    home.ask(home.claim("live", "ann"))
+    home.now += 2
+    assert [line.wire for line in home.policy.next_lines(256)] == [WIRE("live")]
+    assert home.policy.lines == 1
+
+
+def test_a_record_that_expires_on_its_way_leaves_no_line() -> None:
+    home = Home()
+    home.ask(home.claim("k", "ann"))
+    home.ask(settle("k", "ann", keep=1000))
+    lines = home.sent()
+    home.now += 2
+    assert not home.policy.holds(WIRE("k"))
+    assert home.judged(lines) == []
+    assert home.policy.lines == 0
+
+
+# Changes while it is on its way
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["answered", "answer lost"])
+@pytest.mark.parametrize("change", ["settle", "release", "next owner", "renew"])
+def test_what_changes_on_the_way_goes_again(change: str, answered: bool) -> None:
+    """Without a conflict: all of it happened in one process, in order."""
+    home = Home()
+    home.ask(home.claim("k", "ann"))
+    lines = home.sent()
+    if change == "settle":
+        home.ask(settle("k", "ann"))
+    elif change == "renew":
+        home.now += 10
+        home.ask(renew("k", "ann"))
+    else:
+        home.ask(release("k", "ann"))
+        if change == "next owner":
+            home.ask(home.claim("k", "bob"))
+    assert (home.judged(lines) if answered else home.lost(lines)) == []
+    assert home.policy.holds(WIRE("k")), "until the store has it all"
+    assert home.comes_home() == []
+    expected = {
+        "settle": ("S", "ann"),
+        "release": ("R", "ann"),
+        "next owner": ("P", "bob"),
+        "renew": ("P", "ann"),
+    }
+    assert home.stands("k")[:2] == expected[change]  # type: ignore[index]
+
+
+def test_to_be_adopted_twice_is_no_conflict() -> None:
+    home = Home()
+    home.ask(home.claim("k", "ann"))
+    home.ask(settle("k", "ann"))
+    for _ in range(3):
+        assert home.lost(home.sent()) == []
+    assert home.comes_home() == []
+    assert home.stands("k") == ("S", "ann", b'"done"')
+
+
+def test_an_owner_whose_claim_reply_was_lost_and_who_gave_way_here_is_no_rival() -> None:
+    """The store has a claim that nobody here knows it has, of an owner who is done."""
+    home = Home()
+    home.in_store(home.claim("k", "ann"))
+    home.ask(home.claim("k", "ann"))
+    home.ask(release("k", "ann"))
+    home.ask(home.claim("k", "bob"))
+    assert home.comes_home() == []
+    assert home.stands("k")[:2] == ("P", "bob")  # type: ignore[index]
+
+
+def test_nor_where_the_next_owner_has_succeeded_by_then() -> None:
+    home = Home()
+    home.in_store(home.claim("k", "ann"))
+    home.ask(home.claim("k", "ann"))
+    home.ask(release("k", "ann"))
+    home.ask(home.claim("k", "bob"))
+    home.ask(settle("k", "bob"))
+    assert home.comes_home() == []
+    assert home.stands("k") == ("S", "bob", b'"done"')
+
+
+# Conflicts
+
+
+def test_a_claim_loses_to_the_one_that_the_store_has_and_is_forgotten_here() -> None:
+    home = Home()
+    home.ask(home.claim("k", "ann"))
+    home.in_store(home.claim("k", "eve"))
+    assert home.comes_home() == [conflict("ann", "eve", "theirs")]
+    assert home.stands("k")[:2] == ("P", "eve")  # type: ignore[index]
+    assert not home.policy.holds(WIRE("k"))
+
+
+def test_a_success_that_comes_while_its_claim_is_losing_outranks_the_winner() -> None:
+    """Both are told, in order: what stands in the end is what the last event says."""
+    home = Home()
+    home.ask(home.claim("k", "ann"))
+    home.in_store(home.claim("k", "eve"))
+    lines = home.sent()
+    home.ask(settle("k", "ann"))
+    assert home.judged(lines) == [conflict("ann", "eve", "theirs")]
+    assert home.comes_home() == [conflict("ann", "eve", "ours")]
+    assert home.stands("k") == ("S", "ann", b'"done"')
+
+
+def test_of_two_successes_the_one_in_the_store_stands() -> None:
+    home = Home()
+    home.ask(home.claim("k", "ann"))
+    home.ask(settle("k", "ann"))
+    home.in_store(home.claim("k", "eve"))
+    home.in_store(settle("k", "eve", b'"hers"'))
+    assert home.comes_home() == [conflict("ann", "eve", "theirs")]
+    assert home.stands("k") == ("S", "eve", b'"hers"')
+
+
+def test_what_somebody_else_wrote_is_left_alone_and_said() -> None:
+    home = Home()
+    home.ask(home.claim("k", "ann"))
+    line = line_of(home)
+    event = home.policy.adopted(line, Adopted(Code.FOREIGN, b"", 0))
+    assert event == Unreplayed("t", "k", "ann", "the store holds a value that fastdedup did not write")
+    assert home.policy.lines == 0
+
+
+# Claims that were under way when the line began
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["adopted by then", "on its way"])
+def test_a_key_that_nobody_has_here_is_whose_the_store_says(answered: bool) -> None:
+    """A release whose reply was lost; bob's claim came right behind it, and its reply arrives."""
+    home = Home()
+    home.both(home.claim("k", "ann"))
+    home.in_store(release("k", "ann"))
+    granted = home.claim("k", "bob")
+    verdict = home.in_store(granted)
+    home.ask(release("k", "ann"))
+    lines = home.sent() if answered else []
+    home.policy.saw(granted, verdict)
+    assert home.judged(lines) == []
+    assert home.ask(home.claim("k", "eve")).outcome is Outcome.IN_PROGRESS
+    assert home.policy.lines == 0
+    assert home.ask(settle("k", "bob")) is Code.OK
+
+
+def test_a_key_that_somebody_has_here_by_then_stays_the_journals() -> None:
+    home = Home()
+    granted = home.claim("k", "bob")
+    verdict = home.in_store(granted)
+    home.ask(home.claim("k", "ann"))
+    home.policy.saw(granted, verdict)
+    assert home.comes_home() == [conflict("ann", "bob", "theirs")]
+
+
+def test_the_longer_lease_of_an_owner_that_asked_twice_holds() -> None:
+    home = Home()
+    home.ask(home.claim("k", "ann", lease=1000))
+    home.policy.saw(home.claim("k", "ann"), Verdict(Outcome.ACQUIRED, fence=1, attempt=1, left_ms=60_000))
+    assert line_of(home).record.left_ms == 60_000
+
+
+# Coming home, and staying out
+
+
+def test_what_has_come_home_is_known_as_if_it_had_been_seen_there() -> None:
+    home = Home()
+    home.ask(home.claim("p", "ann"))
+    home.ask(home.claim("s", "ann"))
+    home.ask(settle("s", "ann"))
+    home.ask(issue("i"))
+    assert home.comes_home() == []
+    assert home.ask(home.claim("p", "bob")).outcome is Outcome.IN_PROGRESS
+    assert home.ask(home.claim("s", "bob")).outcome is Outcome.SUCCEEDED
+    home.refuses(home.claim("i", "bob", mode=Mode.CONSUME))
+    assert home.policy.lines == 0
+
+
+def succeeded(home: Home) -> None:
+    home.ask(home.claim("k", "ann"))
+    home.ask(settle("k", "ann"))
+
+
+def states() -> dict[str, Any]:
+    return {
+        "live": lambda home: home.ask(home.claim("k", "ann")),
+        "succeeded": succeeded,
+        "token": lambda home: home.ask(issue("k")),
+    }
+
+
+@pytest.mark.parametrize("state", states())
+def test_closing_reports_what_never_came_home(state: str) -> None:
+    home = Home()
+    states()[state](home)
+    (event,) = home.policy.give_up()
+    owner = "issuer" if state == "token" else "ann"
+    assert event == Unreplayed("t", "k", owner, "closed before the store was back")
+
+
+def test_closing_reports_a_forgetting_that_never_came_home_and_not_a_claim_that_is_over() -> None:
+    home = Home()
+    succeeded(home)
+    home.lost(home.sent())
+    home.ask(forget("k"))
+    home.ask(home.claim("over", "ann", lease=1000))
+    home.now += 2
+    assert [(event.key, event.owner) for event in home.policy.give_up()] == [("k", "")]

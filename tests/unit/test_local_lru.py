@@ -1,0 +1,229 @@
+"""LocalLRU by itself: what it takes over from the store, and what it answers in its place."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdedup import Outcome
+from fastdedup.owners import owner_field
+from fastdedup.stores.base import ClaimOp, Code, Mode, Moved, Op, ReadOp, Stored, TransitionOp, terms
+
+from .lab import LEASE, TTL, WIRE, Lab, forget, issue, release, renew, settle
+
+# Claims that the store gave
+
+
+def test_a_claim_that_the_store_gave_is_not_given_to_another() -> None:
+    lab = Lab()
+    fence = lab.acquires("k", "ann")
+    found = lab.ask(lab.claim("k", "bob"))
+    assert (found.outcome, found.fence, found.left_ms) == (Outcome.IN_PROGRESS, fence, LEASE)
+    assert not lab.policy.holds(WIRE("k")), "nothing was changed"
+
+
+def test_its_owner_gets_it_back_and_no_longer_lease_than_the_store_gave() -> None:
+    """There it ends when it ends: another process may take it over then."""
+    lab = Lab()
+    fence = lab.acquires("k", "ann")
+    lab.now += 20
+    again = lab.ask(lab.claim("k", "ann", lease=60_000))
+    assert (again.outcome, again.fence, again.fresh, again.left_ms) == (
+        Outcome.ACQUIRED,
+        fence,
+        False,
+        10_000,
+    )
+    lab.now += 11
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.ACQUIRED
+
+
+def test_who_takes_it_over_after_its_lease_has_a_later_attempt_and_a_higher_fence() -> None:
+    lab = Lab()
+    fence = lab.acquires("k", "ann")
+    lab.now += 31
+    taken = lab.ask(lab.claim("k", "bob"))
+    assert (taken.outcome, taken.attempt) == (Outcome.ACQUIRED, 4)
+    assert taken.fence > fence
+
+
+@pytest.mark.parametrize("op", [settle("k", "ann"), release("k", "ann")], ids=["settle", "release"])
+def test_its_owner_settles_it_here_while_its_lease_lasts_and_not_after(op: Op) -> None:
+    lab = Lab()
+    lab.acquires("k", "ann")
+    lab.now += 29
+    assert lab.ask(op) is Code.OK
+    late = Lab()
+    late.acquires("k", "ann")
+    late.now += 31
+    late.refuses(op)
+
+
+def test_it_is_not_renewed_here() -> None:
+    lab = Lab()
+    lab.acquires("k", "ann")
+    lab.refuses(renew("k", "ann"))
+
+
+def test_a_renewal_that_the_store_took_is_known() -> None:
+    lab = Lab()
+    lab.acquires("k", "ann")
+    lab.now += 20
+    lab.says(renew("k", "ann"))
+    lab.now += 20
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
+    assert lab.ask(settle("k", "ann")) is Code.OK
+
+
+def test_a_renewal_that_is_heard_of_late_does_not_shorten_a_result() -> None:
+    lab = Lab()
+    lab.acquires("k", "ann")
+    lab.says(settle("k", "ann"))
+    lab.says(renew("k", "ann", lease=1000))
+    lab.now += 60
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.SUCCEEDED
+
+
+def test_a_release_that_is_heard_of_late_does_not_free_the_owners_next_claim() -> None:
+    """It was about the fence before."""
+    lab = Lab()
+    first = lab.acquires("k", "ann")
+    lab.acquires("k", "ann")
+    lab.says(release("k", "ann", first))
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
+
+
+def test_a_forgetting_that_is_heard_of_late_does_not_free_a_live_claim() -> None:
+    lab = Lab()
+    lab.acquires("k", "ann")
+    lab.says(forget("k"))
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
+
+
+@pytest.mark.parametrize("waited", [False, True])
+def test_to_hear_that_it_is_in_progress_does_not_make_it_somebody_elses(waited: bool) -> None:
+    """Its owner is known; also where somebody waited for it in an earlier outage."""
+    lab = Lab()
+    lab.acquires("k", "ann")
+    if waited:
+        op = lab.claim("k", "bob")
+        op.terms = terms(Mode.CLAIM, LEASE, LEASE + TTL, True)
+        assert lab.ask(op).outcome is Outcome.IN_PROGRESS
+    lab.verdict(lab.claim("k", "bob"), Outcome.IN_PROGRESS)
+    assert lab.ask(settle("k", "ann")) is Code.OK
+
+
+def test_a_claim_of_another_process_is_respected_for_as_long_as_its_lease() -> None:
+    lab = Lab()
+    lab.verdict(lab.claim("k", "bob"), Outcome.IN_PROGRESS, left=5000)
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
+    lab.refuses(settle("k", "bob"))
+    lab.now += 6
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.ACQUIRED
+
+
+# Results that the store told
+
+
+@pytest.mark.parametrize("outcome", [Outcome.SUCCEEDED, Outcome.FAILED])
+def test_a_result_that_the_store_told_is_replayed_until_it_expires(outcome: Outcome) -> None:
+    lab = Lab()
+    lab.verdict(lab.claim("k", "bob", mark=b"m" * 16), outcome, left=5000, payload=b"[1]")
+    found = lab.ask(lab.claim("k", "eve"))
+    assert (found.outcome, found.payload, found.degraded) == (outcome, b"[1]", True)
+    assert lab.ask(lab.claim("k", "eve", mark=b"x" * 16)).outcome is Outcome.MISMATCH
+    lab.now += 6
+    assert lab.ask(lab.claim("k", "eve")).outcome is Outcome.ACQUIRED
+
+
+def test_a_result_that_this_process_recorded_is_replayed_with_its_fingerprint() -> None:
+    """Also where it was recorded after the lease, which the store allows while nobody took over."""
+    lab = Lab()
+    lab.acquires("k", "ann", mark=b"m" * 16)
+    lab.now += 40
+    lab.says(settle("k", "ann", b"[2]"))
+    assert lab.ask(lab.claim("k", "bob")).payload == b"[2]"
+    assert lab.ask(lab.claim("k", "bob", mark=b"x" * 16)).outcome is Outcome.MISMATCH
+
+
+def test_a_forgotten_result_is_not_replayed() -> None:
+    lab = Lab()
+    lab.verdict(lab.claim("k", "bob"), Outcome.SUCCEEDED)
+    lab.says(forget("k"))
+    assert lab.ask(lab.claim("k", "eve")).outcome is Outcome.ACQUIRED
+
+
+@pytest.mark.parametrize("op", [ReadOp(WIRE("k")), forget("k"), settle("k", "bob"), renew("k", "bob")])
+def test_what_stands_in_the_store_is_not_inspected_forgotten_or_settled_here(op: Op) -> None:
+    lab = Lab()
+    lab.verdict(lab.claim("k", "bob"), Outcome.SUCCEEDED)
+    lab.refuses(op)
+
+
+# Tokens and machines
+
+
+def test_a_token_of_the_stores_is_judged_only_while_it_is_known_to_be_held_or_used() -> None:
+    lab = Lab()
+    lab.refuses(lab.claim("t", "ann", mode=Mode.REDEEM))
+    lab.acquires("t", "ann", mode=Mode.REDEEM)
+    assert lab.ask(lab.claim("t", "bob", mode=Mode.REDEEM)).outcome is Outcome.IN_PROGRESS
+    lab.now += 31
+    lab.refuses(lab.claim("t", "bob", mode=Mode.REDEEM))
+    lab.acquires("u", "ann", mode=Mode.CONSUME)
+    assert lab.ask(lab.claim("u", "bob", mode=Mode.CONSUME)).outcome is Outcome.SUCCEEDED
+
+
+@pytest.mark.parametrize("mode", [Mode.CONSUME, Mode.REDEEM])
+def test_a_used_token_is_known_as_used_for_as_long_as_the_store_may_think_it_fresh(mode: Mode) -> None:
+    """It may have been issued there too, with the reply lost; a short ttl of the result must not revive it."""
+    lab = Lab()
+    lab.ask(issue("t"))
+    op = ClaimOp(WIRE("t"), terms(mode, 1000, 1000, False), owner_field("ann"), None)
+    assert lab.ask(op).outcome is Outcome.ACQUIRED
+    if mode is Mode.REDEEM:
+        lab.ask(settle("t", "ann", keep=1000))
+    lab.now += 59
+    assert lab.ask(lab.claim("t", "bob", mode=mode)).outcome is Outcome.SUCCEEDED
+
+
+def test_a_machine_goes_on_from_where_it_was_last_seen() -> None:
+    lab = Lab()
+
+    def move(to: str, *sources: str) -> TransitionOp:
+        return TransitionOp(
+            WIRE("m"),
+            to=to,
+            initial="new",
+            sources=frozenset(sources),
+            version=None,
+            change=to.encode().ljust(10),
+            keep_ms=TTL,
+        )
+
+    lab.says(move("paid", "new"), Moved(Code.OK, "paid", 1))
+    moved = lab.ask(move("sent", "paid"))
+    assert (moved.code, moved.state, moved.version, moved.degraded) == (Code.OK, "sent", 2, True)
+
+
+# Between `holds` and `answer`
+
+
+def test_a_record_that_expires_between_two_looks_is_not_given_away_from_here() -> None:
+    """The store may be back, and know better: the claimant asks again, and it is asked."""
+    lab = Lab()
+    op = ClaimOp(WIRE("k"), terms(Mode.CLAIM, 1000, 1000, False), owner_field("ann"), None)
+    op.key = "k"
+    lab.ask(op)
+    assert lab.policy.holds(WIRE("k"))
+    lab.now += 2
+    lab.refuses(lab.claim("k", "bob"), match="just expired")
+    assert not lab.policy.holds(WIRE("k"))
+    assert lab.policy.lines == 0
+
+
+def test_a_record_made_here_can_be_inspected() -> None:
+    lab = Lab()
+    lab.ask(lab.claim("k", "ann"))
+    found = lab.ask(ReadOp(WIRE("k")))
+    assert isinstance(found, Stored)
+    assert (found.state, found.owner) == ("P", owner_field("ann"))

@@ -1,0 +1,252 @@
+"""A Cluster's node as a decider: where its parcels go when the answer is not simply a reply. No server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import hiredis
+import pytest
+
+from fastdedup import ConfigError, UnavailableError
+from fastdedup.stores.base import Code, Op, ReleaseOp, Reply, Store, Verb
+from fastdedup.stores.redis.cluster import ClusterStore
+from fastdedup.stores.redis.node import Node
+from fastdedup.stores.redis.primary import Parcel
+from fastdedup.stores.redis.slots import SLOTS, Layout, slot_of
+from fastdedup.stores.redis.topology import Topology
+
+A, B, C = ("a", 1), ("b", 2), ("c", 3)
+Script = Callable[[Parcel, bool], Any]
+
+
+class Servers:
+    """Answers for all nodes, as a test says: by the address and the keys that are asked for."""
+
+    def __init__(self) -> None:
+        self.store = ClusterStore("redis+cluster://a:1", timeout=1.0)
+        self.topology: Topology[Node] = self.store._topology
+        self.topology.refresh_soon = self._refresh_soon  # type: ignore[method-assign]
+        self.refreshes = 0
+        self.asked: list[tuple[str, list[bytes], bool]] = []
+        self.answers: dict[str, Script] = {}
+
+    def _refresh_soon(self) -> None:
+        self.refreshes += 1
+
+    def at(self, address: tuple[str, int], script: Script) -> Node:
+        """A node; `script` gives the answer to a parcel: a word of Redis for an error, else a reply."""
+        node = self.topology.node_at(address)
+        self.answers[node.name] = script
+
+        async def deliver(
+            verb: Verb, parcels: Sequence[Parcel], *, asking: bool = False, guest: bool = False
+        ) -> None:
+            for parcel in parcels:
+                self.asked.append((address[0], [op.wire for op in parcel.ops], asking))
+                answer = script(parcel, asking)
+                parcel.answer = hiredis.ReplyError(answer) if isinstance(answer, str) else answer
+
+        node._primary.deliver = deliver  # type: ignore[method-assign]
+        return node
+
+    def holds_all(self, node: Node) -> None:
+        self.topology.owners[:] = [node] * SLOTS
+        self.topology._primaries = None
+
+
+@pytest.fixture
+def servers() -> Servers:
+    return Servers()
+
+
+def ops(*wires: bytes) -> list[Op]:
+    return [ReleaseOp(wire, b"\1o", 0) for wire in wires]
+
+
+def fine(parcel: Parcel, asking: bool) -> list[Reply]:
+    return [Code.OK] * len(parcel.ops)
+
+
+async def released(store: Store, *wires: bytes) -> list[Any]:
+    return list(await store.execute(Verb.RELEASE, ops(*wires)))
+
+
+async def test_a_batch_becomes_a_parcel_for_each_slot(servers: Servers) -> None:
+    """The replies stand in the order of the operations all the same."""
+    order = {b"{x}1": Code.OK, b"y": Code.LOST, b"{x}2": Code.FOREIGN}
+    node = servers.at(A, lambda parcel, _: [order[op.wire] for op in parcel.ops])
+    servers.holds_all(node)
+    assert await released(node, *order) == list(order.values())
+    assert [wires for _, wires, _ in servers.asked] == [[b"{x}1", b"{x}2"], [b"y"]]
+
+
+async def test_moved_is_learned_and_followed(servers: Servers) -> None:
+    """The next batch goes there at once, and the whole layout is asked for."""
+    node = servers.at(A, lambda parcel, _: f"MOVED {slot_of(parcel.ops[0].wire)} b:2")
+    other = servers.at(B, fine)
+    servers.holds_all(node)
+    assert await released(node, b"key") == [Code.OK]
+    assert servers.store.shard(b"key") is other
+    assert servers.store.shards() == [node, other]
+    assert servers.refreshes == 1
+    assert await released(node, b"key") == [Code.OK], "also what still comes by way of the old one"
+    assert [host for host, _, _ in servers.asked] == ["a", "b", "b"]
+
+
+async def test_ask_is_followed_but_not_learned(servers: Servers) -> None:
+    """The slot is still on its way."""
+    node = servers.at(A, lambda parcel, _: "ASK 1 b:2")
+    servers.at(B, lambda parcel, asking: fine(parcel, asking) if asking else "MOVED 1 a:1")
+    servers.holds_all(node)
+    assert await released(node, b"key") == [Code.OK]
+    assert servers.asked == [("a", [b"key"], False), ("b", [b"key"], True)]
+    assert servers.store.shard(b"key") is node
+
+
+async def test_keys_of_a_slot_that_is_half_moved_go_one_by_one(servers: Servers) -> None:
+    """TRYAGAIN: each of them is in one place."""
+
+    def here(parcel: Parcel, asking: bool) -> Any:
+        if len(parcel.ops) > 1:
+            return "TRYAGAIN Multiple keys request during rehashing of slot"
+        return "ASK 1 b:2" if parcel.ops[0].wire == b"{x}2" else [Code.OK]
+
+    node = servers.at(A, here)
+    servers.at(B, lambda parcel, asking: [Code.LOST])
+    servers.holds_all(node)
+    assert await released(node, b"{x}1", b"{x}2", b"{x}3") == [Code.OK, Code.LOST, Code.OK]
+
+
+async def test_a_slot_that_never_settles_is_unavailable(servers: Servers) -> None:
+    """Hops are bounded; so is TRYAGAIN for a single key."""
+    node = servers.at(A, lambda parcel, _: "MOVED 1 b:2")
+    servers.at(B, lambda parcel, _: "MOVED 1 a:1")
+    servers.holds_all(node)
+    with pytest.raises(UnavailableError, match="being moved"):
+        await released(node, b"key")
+    assert len(servers.asked) <= 10
+    servers.holds_all(servers.at(C, lambda parcel, _: "TRYAGAIN"))
+    with pytest.raises(UnavailableError, match="being moved"):
+        await released(servers.topology.node_at(C), b"key")
+
+
+@pytest.mark.parametrize("error", ["CLUSTERDOWN Hash slot not served", "LOADING x", "OOM x", "NOPERM x"])
+async def test_one_slots_trouble_is_a_reply_all_slots_trouble_is_raised(servers: Servers, error: str) -> None:
+    """So the breaker counts a node that answers nothing, and no node that answers something."""
+    node = servers.at(A, lambda parcel, _: error if b"bad" in parcel.ops[0].wire else [Code.OK])
+    servers.holds_all(node)
+    good, bad, worse = await released(node, b"good", b"bad1", b"bad2")
+    assert good == Code.OK
+    assert isinstance(bad, UnavailableError)
+    assert isinstance(worse, UnavailableError)
+    assert bad is not worse
+    with pytest.raises(UnavailableError):
+        await released(node, b"bad1", b"bad2")
+    assert bool(servers.refreshes) is error.startswith(("CLUSTERDOWN", "LOADING"))
+
+
+async def test_a_fault_is_raised_whatever_the_others_say(servers: Servers) -> None:
+    """A programming error is no outage."""
+    node = servers.at(A, lambda parcel, _: "ERR bad" if parcel.ops[0].wire == b"bad" else [Code.OK])
+    servers.holds_all(node)
+    with pytest.raises(ConfigError, match="a fault, not an outage"):
+        await released(node, b"good", b"bad")
+
+
+async def test_the_store_by_itself_spreads_a_batch_over_its_nodes(servers: Servers) -> None:
+    """For whoever uses it without a router: a node that is down concerns its own keys."""
+    node = servers.at(A, fine)
+    servers.holds_all(node)
+    down = servers.at(B, lambda parcel, _: ConnectionRefusedError("refused"))
+    servers.topology.owners[slot_of(b"down1")] = servers.topology.owners[slot_of(b"down2")] = down
+    servers.topology.owners[slot_of(b"nobody")] = None
+    replies = await released(servers.store, b"up1", b"down1", b"nobody", b"up2", b"down2")
+    assert [reply if reply is Code.OK else type(reply) for reply in replies] == [
+        Code.OK,
+        UnavailableError,
+        UnavailableError,
+        Code.OK,
+        UnavailableError,
+    ]
+    assert "refused" in str(replies[1])
+    assert "no node is known" in str(replies[2])
+    with pytest.raises(UnavailableError):
+        await released(servers.store, b"down1", b"nobody")
+    servers.holds_all(servers.at(C, lambda parcel, _: "ERR bad"))
+    with pytest.raises(ConfigError):
+        await released(servers.store, b"key")
+
+
+async def test_a_probe_asks_for_a_key_of_the_nodes_own(servers: Servers) -> None:
+    """Whatever slots it has; one that has none is no good; when it fails the others are asked."""
+    node, other = servers.at(A, fine), servers.at(B, fine)
+    servers.holds_all(other)
+    tried: list[bytes] = []
+    answers: list[Any] = [0, 0, 0, hiredis.ReplyError("ASK 1 b:2"), hiredis.ReplyError("READONLY x")]
+
+    async def try_write(key: bytes) -> Any:
+        tried.append(key)
+        return answers.pop(0)
+
+    node._primary.try_write = try_write  # type: ignore[method-assign]
+    with pytest.raises(UnavailableError, match="holds no slot"):
+        await node.probe(b"t:~probe")
+    servers.topology.owners[77] = node
+    servers.topology._primaries = None
+    await node.probe(b"t:~probe")
+    await node.probe(b"t:~probe")
+    await node.probe(b"{t}:~probe")
+    assert {slot_of(key) for key in tried} == {77}
+    assert tried[0] == tried[1], "found once"
+    assert tried[0].startswith(b"t:~probe")
+    before = servers.refreshes
+    await node.probe(b"t:~probe")
+    assert servers.refreshes == before
+    with pytest.raises(UnavailableError, match="replica"):
+        await node.probe(b"t:~probe")
+    assert servers.refreshes == before + 1
+
+
+async def test_a_node_without_slots_is_let_go(servers: Servers) -> None:
+    """It is no part any more; what comes back later is a new one."""
+    node, other = servers.at(A, fine), servers.at(B, fine)
+    servers.topology._adopt(Layout([(0, 100, A), (101, SLOTS - 1, B)], {C}, 5))
+    assert servers.store.shards() == [node, other]
+    servers.topology._adopt(Layout([(0, SLOTS - 1, B)], {A}, 6))
+    assert servers.store.shards() == [other]
+    servers.topology._adopt(Layout([(0, 100, A)], set(), 7))
+    [back] = servers.store.shards()
+    assert back is not node
+    with pytest.raises(UnavailableError, match="no node is known"):
+        servers.store.shard(next(b"%d" % n for n in range(1000) if slot_of(b"%d" % n) > 100))
+
+
+async def test_the_layout_is_asked_for_once_for_all_and_not_too_often() -> None:
+    """Whoever wants it shares the question under way; the next one comes after a pause."""
+    store = ClusterStore("redis+cluster://a:1,b:2", timeout=1.0)
+    topology = store._topology
+    times: list[float] = []
+    epochs = {A: 3, B: 7}
+    loop = asyncio.get_running_loop()
+
+    async def ask(address: Any) -> Layout:
+        times.append(loop.time())
+        layout = Layout([(0, SLOTS - 1, address)], set(), epochs[address])
+        topology._check(layout)
+        return layout
+
+    topology._ask = ask  # type: ignore[method-assign]
+    try:
+        topology._epoch = 5
+        await asyncio.gather(*(topology.refresh() for _ in range(10)))
+        assert len(times) == 2, "each of the two seeds once"
+        assert [node.name for node in topology.primaries] == ["Redis at b:2"], "the newer epoch"
+        started = loop.time()
+        epochs[B] = 2
+        await topology.refresh()
+        assert loop.time() - started > 0.2
+        assert [node.name for node in topology.primaries] == ["Redis at a:1"], "nobody knows better"
+    finally:
+        await store.aclose()

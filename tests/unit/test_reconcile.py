@@ -1,0 +1,218 @@
+"""The way home: when it is tried, what hinders it, and what closing makes of it. In virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+
+from fastdedup import Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup.events import Event, Replayed, Unreplayed
+from fastdedup.stores.base import Op, Reply, Verb
+from fastdedup.stores.memory import MemoryStore
+
+from ..virtual import Link, VirtualLoop, virtual
+
+
+class Way(Link):
+    """To a store of its own; counts what goes over it, and may refuse to take records in."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.store = MemoryStore(clock=loop.clock)
+        super().__init__(self.store)
+        self.batches: list[tuple[Verb, int]] = []
+        self.poison: Exception | None = None
+        self.poisoned = b""
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        self.batches.append((verb, len(ops)))
+        if verb is Verb.ADOPT and self.poison is not None:
+            if not self.poisoned:
+                raise self.poison
+            return [await self._one(op) for op in ops]
+        return await super().execute(verb, ops)
+
+    async def _one(self, op: Op) -> Reply:
+        if op.wire == self.poisoned:
+            assert isinstance(self.poison, UnavailableError)
+            return self.poison
+        return self.store.apply(op)
+
+    def adoptions(self) -> list[int]:
+        return [count for verb, count in self.batches if verb is Verb.ADOPT]
+
+
+class Gate:
+    """A gate on such a way."""
+
+    def __init__(self, maxsize: int = 10_000) -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        self.way = Way()
+        self.events: list[Event] = []
+        self.policy = LocalLRU(maxsize, clock=loop.clock)
+        self.dedup = Dedup(
+            self.way,
+            namespace="t",
+            on_unavailable=self.policy,
+            on_event=self.events.append,
+            known_duplicates=0,
+        )
+
+    async def __aenter__(self) -> Gate:
+        await self.dedup.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.dedup.aclose()
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    async def outage(self, keys: int) -> None:
+        self.way.down = True
+        for number in range(keys):
+            claim = await self.dedup.claim(f"k{number}")
+            await claim.complete(number)
+
+
+@virtual
+async def test_it_all_comes_home_soon_after_the_store_is_back_in_batches_and_is_told_once() -> None:
+    async with Gate() as gate:
+        await gate.outage(1000)
+        await asyncio.sleep(60.0)
+        assert gate.policy.lines == 1000
+        gate.way.down = False
+        gate.way.batches.clear()
+        await asyncio.sleep(1.0)
+        assert gate.policy.lines == 0
+        assert sum(gate.way.adoptions()) == 1000
+        assert len(gate.way.adoptions()) <= 5
+        assert gate.of(Replayed) == [Replayed(1000, 0)]
+
+
+@virtual
+async def test_while_the_breaker_is_open_nothing_is_sent_home() -> None:
+    async with Gate() as gate:
+        await gate.outage(100)
+        await asyncio.sleep(1.0)
+        gate.way.batches.clear()
+        await asyncio.sleep(60.0)
+        assert gate.way.adoptions() == []
+
+
+@virtual
+async def test_in_a_long_outage_lines_that_expire_take_no_place() -> None:
+    """Ten thousand keys, a second's memory each: what comes home is what is still worth it."""
+    async with Gate(maxsize=1000) as gate:
+        gate.way.down = True
+        short = gate.dedup.scoped("short", ttl=0.5, lease=0.5)
+        for number in range(2000):
+            await (await short.claim(f"k{number}")).complete()
+            await asyncio.sleep(0.01)
+        assert gate.policy.lines <= 1200
+        await asyncio.sleep(2.0)
+        gate.way.down = False
+        await asyncio.sleep(1.0)
+        assert gate.policy.lines == 0
+        assert gate.of(Replayed) == gate.of(Unreplayed) == []
+
+
+@virtual
+async def test_a_record_that_the_store_refuses_alone_keeps_none_of_the_others_out() -> None:
+    """A store that is full, say: that one is tried again, and is home when there is room."""
+    async with Gate() as gate:
+        await gate.outage(600)
+        gate.way.poison, gate.way.poisoned = UnavailableError("no room"), b"t:=k7"
+        gate.way.down = False
+        await asyncio.sleep(5.0)
+        assert gate.policy.lines == 1
+        known = await gate.dedup.claim("k7")
+        assert (known.result, known.degraded) == (7, True)
+        gate.way.poison = None
+        await asyncio.sleep(1.0)
+        assert gate.policy.lines == 0
+        assert (await gate.dedup.claim("k7")).degraded is False
+
+
+@virtual
+async def test_a_store_that_cannot_adopt_is_said_once_and_nothing_is_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One of the user's own, say, that does not know the verb: no outage, and no reason to forget."""
+    async with Gate() as gate:
+        await gate.outage(3)
+        gate.way.poison = TypeError("what is adopt?")
+        gate.way.down = False
+        await asyncio.sleep(30.0)
+        assert gate.policy.lines == 3
+        assert (await gate.dedup.claim("k1")).result == 1
+        assert (await gate.dedup.claim("fresh")).degraded is False
+    assert [record.exc_info is not None for record in caplog.records if "adopt" in record.message] == [True]
+    assert len(gate.of(Unreplayed)) == 3
+
+
+@virtual
+async def test_closing_brings_home_what_it_can() -> None:
+    """The store is back, and nobody has noticed yet."""
+    gate = Gate()
+    async with gate:
+        gate.way.down = True
+        await (await gate.dedup.claim("k")).complete("v")
+        gate.way.down = False
+    assert gate.of(Unreplayed) == []
+    assert gate.way.store.entry(b"t:=k") is not None
+
+
+@virtual
+async def test_closing_while_the_store_hangs_takes_no_longer_than_the_deadlines_and_reports_each_key() -> (
+    None
+):
+    gate = Gate()
+    async with gate:
+        await gate.outage(3)
+        gate.way.down = False
+        gate.way.freeze()
+        began = asyncio.get_running_loop().time()
+    assert asyncio.get_running_loop().time() - began <= 1.0
+    assert sorted(event.key for event in gate.of(Unreplayed)) == ["k0", "k1", "k2"]  # type: ignore[union-attr]
+
+
+@virtual
+async def test_what_is_settled_while_its_claim_is_on_the_way_home_comes_home_settled() -> None:
+    async with Gate() as gate:
+        gate.way.down = True
+        claim = await gate.dedup.claim("k")
+        await asyncio.sleep(0.005)  # the first try is over
+        gate.way.latency = 0.1
+        gate.way.down = False
+        await asyncio.sleep(0.05)
+        assert gate.way.adoptions(), "it is on its way"
+        await claim.complete("meanwhile")
+        await asyncio.sleep(1.0)
+        assert gate.policy.lines == 0
+        found = await gate.dedup.claim("k")
+        assert (found.outcome, found.result, found.degraded) == (Outcome.SUCCEEDED, "meanwhile", False)
+        assert gate.of(Replayed) == [Replayed(1, 0)], "one key, however often it was sent"
+
+
+@virtual
+async def test_a_callback_that_asks_the_gate_from_within_an_event_is_served() -> None:
+    """It starts a task, as a callback must: what that does is nothing special."""
+    async with Gate() as gate:
+        tasks = []
+
+        def asks(event: Event) -> None:
+            gate.events.append(event)
+            tasks.append(asyncio.ensure_future(gate.dedup.claim(f"from event {len(tasks)}")))
+
+        gate.dedup._core.on_event = asks
+        gate.way.down = True
+        await gate.dedup.claim("k")
+        gate.way.down = False
+        await asyncio.sleep(2.0)
+        assert gate.policy.lines == 0
+        assert all(claim.acquired for claim in await asyncio.gather(*tasks))

@@ -1,0 +1,201 @@
+"""What a store and the sidecar say to each other: packed by the scripts' faces, read back the same, or refused."""
+
+from __future__ import annotations
+
+import hiredis
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fastdedup import ConfigError, Outcome, ResultTooLargeError, UnavailableError
+from fastdedup.sidecar.frames import FrameError, Frames
+from fastdedup.stores.base import (
+    Adopted,
+    AdoptOp,
+    ClaimOp,
+    Code,
+    ForgetOp,
+    IssueOp,
+    Mode,
+    Moved,
+    Op,
+    ReadOp,
+    ReleaseOp,
+    RenewOp,
+    SettleOp,
+    Stored,
+    TransitionOp,
+    Verb,
+    Verdict,
+    terms,
+)
+from fastdedup.stores.redis.scripts import FACES
+from fastdedup.stores.sidecar.unpack import unpack
+from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS, MAX_OPERATIONS, UNSURE, encode, read
+
+OWNER = b"\0" + b"0123456789"
+NAMED = b"\x05alice"
+MARK = bytes(range(16))
+
+
+def stored(state: str = "P", **options: object) -> Stored:
+    facts = {"owner": NAMED, "fence": 7, "attempt": 3, "left_ms": -5, "ttl_ms": 9, "fingerprint": MARK}
+    return Stored(state, **{**facts, "payload": b"p", "token": True, **options})  # type: ignore[arg-type]
+
+
+BATCHES: list[list[Op]] = [
+    [
+        ClaimOp(b"t:=a", terms(Mode.CLAIM, 5, 10, False), OWNER, None),
+        ClaimOp(b"t:=b", terms(Mode.CLAIM, 5, 10, False), NAMED, MARK),
+        ClaimOp(b"t:?c", terms(Mode.CONSUME, 7, 10, True), OWNER, MARK),
+    ],
+    [
+        SettleOp(b"t:=a", OWNER, 2**52, succeeded=True, keep_ms=9, payload=b""),
+        SettleOp(b"t:=b", NAMED, 0, succeeded=False, keep_ms=9, payload=b"\r\n$1"),
+        SettleOp(b"t:=c", NAMED, 0, succeeded=False, keep_ms=9, payload=b"x" * 1000),
+    ],
+    [ReleaseOp(b"t:=a", OWNER, 1), ReleaseOp(b"t:=b", NAMED, 0)],
+    [RenewOp(b"t:=a", OWNER, 1, 5, 6), RenewOp(b"t:=b", NAMED, 0, 7, 8)],
+    [IssueOp(b"t:?a", OWNER, None, 5), IssueOp(b"t:?b", OWNER, MARK, 5)],
+    [
+        TransitionOp(
+            b"t:@m/1",
+            to="b",
+            initial="a",
+            sources=frozenset(sources),
+            version=version,
+            change=OWNER[1:],
+            keep_ms=5,
+        )
+        for sources, version in (("ac", None), ("", 3))
+    ],
+    [ReadOp(b"t:=a"), ReadOp(b"t:=b")],
+    [ForgetOp(b"t:=a")],
+    [
+        AdoptOp(b"t:=a", stored(), NAMED),
+        AdoptOp(b"t:=b", stored("S", fingerprint=None, token=False, left_ms=8), None),
+        AdoptOp(b"t:@c", stored("M", owner=OWNER[1:], attempt=0, fingerprint=None, token=False), OWNER[1:]),
+    ],
+]
+
+
+def facts(thing: object) -> object:
+    """Everything that an operation or a reply says."""
+    if isinstance(thing, Code | bytes | str | int | None):
+        return thing
+    names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
+    left_out = {"at", "future", "followers", "key", "witness", "counted", "named", "header", "shared"}
+    return type(thing).__name__, {name: facts(getattr(thing, name)) for name in names if name not in left_out}
+
+
+def test_every_verb_has_a_batch_here() -> None:
+    assert {ops[0].verb for ops in BATCHES} == set(Verb)
+
+
+@pytest.mark.parametrize("ops", BATCHES, ids=lambda ops: ops[0].verb.value)
+def test_operations_are_read_as_they_were_packed(ops: list[Op]) -> None:
+    verb = ops[0].verb
+    packed = hiredis.pack_command(
+        ("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *FACES[verb].pack(ops))
+    )
+    [command] = Frames(max_bytes=65_536, max_arguments=3).feed(packed)
+    keys, args = command[3 : 3 + len(ops)], command[3 + len(ops) :]
+    assert [facts(op) for op in unpack(verb, keys, args)] == [facts(op) for op in ops]
+
+
+def test_answers_are_read_as_they_were_written() -> None:
+    verdict = Verdict(
+        Outcome.SUCCEEDED, fence=1, attempt=2, left_ms=3, payload=b"\r\n", fresh=False, degraded=True
+    )
+    short = Verdict(Outcome.ACQUIRED, fence=2**52, attempt=1, left_ms=30_000)
+    short.short = True
+    moved = Moved(Code.OK, "paid", 7)
+    moved.degraded = moved.short = True
+    answers = [
+        *[short] * 3,
+        verdict,
+        Code.FOREIGN,
+        *[Code.OK] * 2,
+        moved,
+        Moved(Code.STALE, "ü", 0),
+        stored(),
+        stored("S", fingerprint=None, token=False),
+        Adopted(Code.OVERRULED, NAMED, 9),
+        Adopted(Code.OK, b"", 0),
+        UNSURE,
+    ]
+    reader = hiredis.Reader()
+    reader.feed(encode(answers))
+    assert [facts(answer) for answer in read(reader.gets())] == [facts(answer) for answer in answers]
+    assert len(encode([short] * 256)) < 100, "fresh claims of a batch are one run"
+
+
+def test_refusals_are_one_instance_each_and_keep_what_they_say() -> None:
+    reader = hiredis.Reader()
+    refused = UnavailableError("no\nroom", retry_after=2.5)
+    reader.feed(encode([refused, refused, ResultTooLargeError("large")]))
+    first, second, third = read(reader.gets())
+    assert isinstance(first, UnavailableError)
+    assert (str(first), first.retry_after) == ("no\nroom", 2.5)
+    assert first is not second
+    assert isinstance(third, ResultTooLargeError)
+
+
+@pytest.mark.parametrize(
+    ("verb", "args"),
+    [
+        (Verb.CLAIM, [b"1", b"5", b"9", b"steal", b"0", OWNER]),
+        (Verb.CLAIM, [b"1", b"0", b"9", b"claim", b"0", OWNER]),
+        (Verb.CLAIM, [b"1", b"5", b"9", b"claim", b"0", OWNER + b"x"]),
+        (Verb.CLAIM, [b"1", b"5", b"9", b"claim", b"0", b"\x45alice"]),
+        (Verb.CLAIM, [b"2", b"5", b"9", b"claim", b"0", OWNER, OWNER]),
+        (Verb.CLAIM, [b"9", b"5", b"9", b"claim", b"0", OWNER]),
+        (Verb.CLAIM, [b"1", b"5", b"9", b"claim", b"0", b""]),
+        (Verb.CLAIM, []),
+        (Verb.SETTLE, [b"1", b"X", b"9", bytes(7) + OWNER, b""]),
+        (Verb.SETTLE, [b"1", b"S", b"9" * 18, bytes(7) + OWNER, b""]),
+        (Verb.RELEASE, [b"short"]),
+        (Verb.RELEASE, []),
+        (Verb.ISSUE, [b"1", b"5", OWNER]),
+        (Verb.TRANSITION, [b"5", b"short", b"", b"b", b"a", b"\na\n"]),
+        (Verb.TRANSITION, [b"5", OWNER[1:], b"", b"\xff", b"a", b"\na\n"]),
+        (Verb.TRANSITION, [b"5", OWNER[1:], b"", b"", b"a", b"\na\n"]),
+        (Verb.READ, [b"x"]),
+        (Verb.ADOPT, [b"5", b"5", b"", b"\1P" + bytes(30)]),
+        (Verb.ADOPT, [b"5", b"5", b"", b"\1X" + bytes(40)]),
+        (Verb.ADOPT, [b"5", b"5", b"\x05alic", b"\1P" + bytes(40)]),
+    ],
+)
+def test_what_no_store_sends_is_refused(verb: Verb, args: list[bytes]) -> None:
+    if verb is Verb.ADOPT and len(args[3]) == 32:
+        args[3] = args[3][:17] + b"\x3f" + args[3][18:]
+    with pytest.raises(ConfigError, match="FD"):
+        unpack(verb, [b"t:=a"], args)
+
+
+@given(st.sampled_from(list(Verb)), st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 4))
+def test_whatever_comes_is_read_or_refused(verb: Verb, args: list[bytes], count: int) -> None:
+    try:
+        ops = unpack(verb, [b"t:=a"] * count, args)
+    except ConfigError:
+        return
+    assert len(ops) == count
+    FACES[verb].pack(ops)
+
+
+def test_a_batch_may_have_more_arguments_than_other_commands() -> None:
+    frames = Frames(max_bytes=1_000_000, max_arguments=8)
+    batch = hiredis.pack_command(("FD.RUN", *["x"] * (MAX_ARGUMENTS - 1)))
+    assert MAX_ARGUMENTS >= 3 + 7 * MAX_OPERATIONS
+    for pieces in (1, 700):
+        got = [
+            command
+            for at in range(0, len(batch), -(-len(batch) // pieces))
+            for command in frames.feed(batch[at : at + -(-len(batch) // pieces)])
+        ]
+        assert [len(command) for command in got] == [MAX_ARGUMENTS]
+    for name, count in (("FD.CLAIM", 9), ("FD.RUN", MAX_ARGUMENTS + 1)):
+        with pytest.raises(FrameError, match="arguments"):
+            Frames(max_bytes=1_000_000, max_arguments=8).feed(
+                hiredis.pack_command((name, *["x"] * (count - 1)))
+            )

@@ -1,0 +1,134 @@
+"""Virtual time: an event loop whose clock jumps to the next timer, and processes that share one store on it.
+
+So an outage of minutes with all its pauses, deadlines and leases takes milliseconds, and runs the same each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import selectors
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from fastdedup import UnavailableError
+from fastdedup.stores.base import AdoptOp, Op, Reply, Verb
+from fastdedup.stores.memory import MemoryStore
+
+EPOCH = 1_700_000_000.0
+
+
+class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+    """Never waits: what it should have waited is added to the clock."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            raise RuntimeError("the loop would wait for ever: nothing is scheduled")
+        found = super().select(0)
+        if not found and timeout > 0:
+            self.now += timeout
+        return found
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop in virtual time, which starts at 0."""
+
+    def __init__(self) -> None:
+        self._virtual = _JumpingSelector()
+        super().__init__(self._virtual)
+
+    def time(self) -> float:
+        return self._virtual.now
+
+    def clock(self) -> float:
+        """Seconds since 1970, for stores."""
+        return EPOCH + self._virtual.now
+
+
+class Link:
+    """One process's way to a store that several share: it may be cut, lose replies, freeze, or be slow.
+
+    Attributes:
+        down: every batch is refused at once.
+        losing: so many batches take effect and their replies are lost.
+        latency: seconds from sending to taking effect, and again to the reply.
+    """
+
+    name = "link"
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+        self.down = False
+        self.losing = 0
+        self.latency = 0.001
+        # Mutable: what a frozen server has in its buffers; None while it is not frozen.
+        self._frozen: list[tuple[Verb, Sequence[Op], asyncio.Future[Sequence[Reply]]]] | None = None
+
+    @property
+    def broken(self) -> bool:
+        return self.down or self.losing > 0 or self._frozen is not None
+
+    async def open(self) -> None:
+        """Nothing to do."""
+
+    async def aclose(self) -> None:
+        """Nothing to do: the store is shared."""
+
+    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
+        await self._store.listen(on_freed)
+
+    def freeze(self) -> None:
+        if self._frozen is None:
+            self._frozen = []
+
+    async def thaw(self) -> None:
+        """What was sent meanwhile takes effect now, whether or not anybody waits for the answer."""
+        buffered, self._frozen = self._frozen or [], None
+        for verb, ops, answer in buffered:
+            replies = await self._store.execute(verb, ops)
+            if not answer.done():
+                answer.set_result(replies)
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        await asyncio.sleep(self.latency)
+        if self._frozen is not None:
+            answer: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+            if not unbounded(verb, ops):
+                self._frozen.append((verb, ops, answer))
+            return await answer
+        if self.down:
+            raise UnavailableError("the link is down")
+        replies = await self._store.execute(verb, ops)
+        lost, self.losing = self.losing > 0, max(self.losing - 1, 0)
+        await asyncio.sleep(self.latency)
+        if lost or self.down:
+            raise UnavailableError("the reply was lost")
+        return replies
+
+
+def unbounded(verb: Verb, ops: Sequence[Op]) -> bool:
+    """True for what would be another thing if it took effect minutes late.
+
+    Forgetting hits whoever has the key by then, as it hits whoever has it at any time; and a token that is
+    issued late can be used for longer than its issuer knows of it.
+    """
+    adopts = [op for op in ops if isinstance(op, AdoptOp)]
+    return verb in (Verb.FORGET, Verb.ISSUE) or any(op.record.state == "I" for op in adopts)
+
+
+def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test in virtual time; a task left behind fails it."""
+
+    @functools.wraps(test)
+    def runs(*args: Any, **kwargs: Any) -> None:
+        async def checked() -> None:
+            await test(*args, **kwargs)
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not left, f"tasks left behind: {left}"
+
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            runner.run(checked())
+
+    return runs
