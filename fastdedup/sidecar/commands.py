@@ -1,0 +1,427 @@
+"""The RESP commands. To add one: write a function, and name it in `COMMANDS`.
+
+A command that has to wait returns `connection.spawn(work, scope, verb)`: what the coroutine returns or
+raises is the reply.
+"""
+
+from __future__ import annotations
+
+from binascii import hexlify
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from .. import __version__
+from ..errors import ConfigError, UnavailableError
+from ..model import Outcome
+from ..owners import draw_owner, owner_field, owner_text
+from ..stores.base import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
+from . import store_verbs
+from .frames import encode, error
+from .options import Options, number_of, read_options, text_of
+from .resp import RespConnection, Slot, error_reply
+
+if TYPE_CHECKING:
+    from ..claim import Claim
+    from ..gateway import Dedup
+
+Command = Callable[[RespConnection, list[bytes]], bytes | Slot]
+"""Gets its connection and its parts; returns the reply, or a slot that gets it later."""
+
+_ACQUIRED = Outcome.ACQUIRED
+_OK = b"+OK\r\n"
+_ACQUIRED_HEAD = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
+_CLAIM = frozenset({"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
+_REDEEM = frozenset({"NS", "SUBJECT", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
+_SETTLE = frozenset({"NS", "TTL", "FENCE", "TOKEN"})
+_RENEW = frozenset({"NS", "FENCE", "TOKEN"})
+
+
+class Asked(Slot):
+    """Stands where the engine expects a future, and writes the reply: an asyncio future costs a turn of the loop."""
+
+    __slots__ = ("_at", "_connection", "_ephemeral", "_error", "_op", "_reply", "_scope")
+
+    def __init__(self, connection: RespConnection, scope: Dedup, op: ClaimOp, ephemeral: bool) -> None:
+        self.reply = None
+        self._at = connection.at
+        self._connection = connection
+        self._scope = scope
+        self._op: ClaimOp | None = op
+        self._ephemeral = ephemeral
+        self._reply: Reply | None = None
+        self._error: BaseException | None = None
+
+    def done(self) -> bool:
+        """As a future. A client that has gone is a caller that was cancelled: its claim is released."""
+        return self._connection.gone or self._op is None
+
+    def cancelled(self) -> bool:
+        """As a future."""
+        return False
+
+    def exception(self) -> BaseException | None:
+        """As a future."""
+        return self._error
+
+    def result(self) -> Reply | None:
+        """As a future."""
+        return self._reply
+
+    def set_result(self, reply: Reply) -> None:
+        """Answer the client."""
+        self._reply = reply
+        connection, op = self._connection, self._op
+        assert op is not None
+        if isinstance(reply, UnavailableError):
+            self.set_exception(reply)
+            return
+        self._op = None  # it knows us: two that know each other are left to the garbage collector
+        if type(reply) is not Verdict:
+            foreign = error("ERR", "the store holds a value under this key that is not ours")
+            connection.metrics.answered(self._scope, "claim", foreign, self._at)
+            connection.answer(self, foreign)
+            return
+        connection.judged(self._scope, reply, self._at)
+        if reply.outcome is _ACQUIRED:
+            if self._ephemeral:
+                connection.hold((self._scope, op.wire, op.owner))
+            if not connection.resp3:
+                connection.answer(self, acquired_reply(reply, op.owner))
+                return
+        connection.answer(self, verdict_reply(reply, op.owner, connection.resp3))
+
+    def set_exception(self, fault: BaseException) -> None:
+        """Ask the policy, and answer the client."""
+        self._error = fault
+        try:
+            if not isinstance(fault, UnavailableError):
+                raise fault
+            assert self._op is not None
+            reply = self._scope.fall_back(self._op, fault)
+        except Exception as final:  # noqa: BLE001 -- whatever it is, the client is told
+            self._op = None
+            answer = error_reply(final)
+            self._connection.metrics.answered(self._scope, "claim", answer, self._at)
+            self._connection.answer(self, answer)
+        else:
+            self.set_result(reply)
+
+
+def acquired_reply(verdict: Verdict, owner: bytes) -> bytes:
+    """As `verdict_reply`, in RESP2, for a drawn owner. Fresh claims of a batch share a verdict, so its text too."""
+    tail = verdict.value
+    if tail is None:
+        tail = verdict.value = b"\r\n:%d\r\n:%d\r\n:%d\r\n$-1\r\n:%d\r\n" % (
+            verdict.fence,
+            verdict.attempt,
+            verdict.left_ms,
+            verdict.degraded,
+        )
+    return _ACQUIRED_HEAD + hexlify(owner[1:]) + tail  # type: ignore[no-any-return]
+
+
+def verdict_reply(verdict: Verdict, owner: bytes, resp3: bool) -> bytes:
+    """Encode `[outcome, owner, fence, attempt, lease_ms, result, degraded]`."""
+    return encode(
+        [
+            verdict.outcome.value,
+            owner_text(owner),
+            verdict.fence,
+            verdict.attempt,
+            verdict.left_ms,
+            verdict.payload or None,
+            verdict.degraded,
+        ],
+        resp3,
+    )
+
+
+# Claims
+
+
+def claim(connection: RespConnection, command: list[bytes]) -> bytes | Slot:
+    """`FD.CLAIM key [NS n] [FP hex] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`. The main path."""
+    if len(command) == 2:
+        scope, key, mark, ephemeral = connection.gate.root, command[1], None, False
+        terms = scope.claim_terms
+    else:
+        _wants(command, 2)
+        options = read_options(command, 2, _CLAIM)
+        scope, key, mark, ephemeral = (
+            connection.gate.scope(options.ns),
+            command[1],
+            options.fp,
+            options.ephemeral,
+        )
+        if options.owner is not None or options.wait:
+            return connection.spawn(_claim_slowly(connection, scope, key, options), scope, "claim")
+        terms = scope.terms_ms(options.lease, options.ttl)
+    key.decode()
+    op = ClaimOp(scope.claim_wire(key), terms, draw_owner(), mark)
+    asked = Asked(connection, scope, op, ephemeral)
+    try:
+        scope.start_claim(op, asked)
+    except UnavailableError as fault:
+        asked.set_exception(fault)
+    return asked
+
+
+async def _claim_slowly(connection: RespConnection, scope: Dedup, key: bytes, options: Options) -> bytes:
+    """With an owner of the client's, or waiting."""
+    answer = await scope.claim(
+        text_of("the key", key),
+        fingerprint=options.fp,
+        owner=options.owner,
+        lease=seconds(options.lease),
+        ttl=seconds(options.ttl),
+        wait=seconds(options.wait) or 0.0,
+    )
+    return _answer(connection, scope, answer, options.ephemeral)
+
+
+def redeem(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.REDEEM token [SUBJECT s] [NS n] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`."""
+    _wants(command, 2)
+    options = read_options(command, 2, _REDEEM)
+    scope = connection.gate.scope(options.ns)
+
+    async def work() -> bytes:
+        answer = await scope.tokens.redeem(
+            text_of("the token", command[1]),
+            options.subject,
+            lease=seconds(options.lease),
+            ttl=seconds(options.ttl),
+            wait=seconds(options.wait) or 0.0,
+        )
+        return _answer(connection, scope, answer, options.ephemeral)
+
+    return connection.spawn(work(), scope, "redeem")
+
+
+def _answer(connection: RespConnection, scope: Dedup, answer: Claim, ephemeral: bool) -> bytes:
+    if answer.acquired and ephemeral:
+        connection.hold((scope, *answer.hold))
+    return verdict_reply(answer.verdict, answer.hold[1], connection.resp3)
+
+
+# Settling
+
+
+def settle(succeeded: bool, connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.COMPLETE key owner [result]`, `FD.FAIL key owner [error]`, then `[NS n] [TTL ms] [FENCE n] [TOKEN]`."""
+    _wants(command, 3)
+    options = read_options(command, 4, _SETTLE)
+    scope, wire, owner = _held(connection, command, options)
+    payload = command[3] if len(command) > 3 else b""
+    scope.check_result(payload)
+    keep_ms = options.ttl or scope.keep_ms(succeeded=succeeded)
+    op = SettleOp(wire, owner, options.fence or 0, succeeded=succeeded, keep_ms=keep_ms, payload=payload)
+    return connection.spawn(_change(connection, scope, op), scope, "complete" if succeeded else "fail")
+
+
+def release(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.RELEASE key owner [NS n] [FENCE n] [TOKEN]`."""
+    _wants(command, 3)
+    options = read_options(command, 3, _RENEW)
+    scope, wire, owner = _held(connection, command, options)
+    op = ReleaseOp(wire, owner, options.fence or 0)
+    return connection.spawn(_change(connection, scope, op), scope, "release")
+
+
+def renew(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.RENEW key owner [ms] [NS n] [FENCE n] [TOKEN]`: ms is the new lease, the namespace's by default."""
+    _wants(command, 3)
+    given = len(command) > 3 and command[3].isdigit()
+    options = read_options(command, 4 if given else 3, _RENEW)
+    scope, wire, owner = _held(connection, command, options)
+    terms = scope.terms_ms(number_of("the lease", command[3], 1) if given else None, None)
+    op = RenewOp(wire, owner, options.fence or 0, terms.lease_ms, terms.keep_ms)
+    return connection.spawn(_change(connection, scope, op), scope, "renew")
+
+
+def _held(connection: RespConnection, command: list[bytes], options: Options) -> tuple[Dedup, bytes, bytes]:
+    """Return the gate, the store key and the owner field of what a client says it holds."""
+    scope = connection.gate.scope(options.ns)
+    key = text_of("the key", command[1])
+    wire = scope.tokens.wire(key) if options.token else scope.claim_wire(command[1])
+    return scope, wire, owner_field(text_of("the owner", command[2]))
+
+
+async def _change(connection: RespConnection, scope: Dedup, op: SettleOp | ReleaseOp | RenewOp) -> bytes:
+    await scope.change(op)
+    if not isinstance(op, RenewOp):
+        connection.let_go(scope, op.wire, op.owner)
+    return _OK
+
+
+# Tokens
+
+
+def issue(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.ISSUE [SUBJECT s] [TTL ms] [NS n]`: the token."""
+    options = read_options(command, 1, frozenset({"SUBJECT", "TTL", "NS"}))
+    scope = connection.gate.scope(options.ns)
+
+    async def work() -> bytes:
+        return encode(await scope.tokens.issue(options.subject, seconds(options.ttl)))
+
+    return connection.spawn(work(), scope, "issue")
+
+
+def consume(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.CONSUME token [SUBJECT s] [NS n]`: the outcome."""
+    _wants(command, 2)
+    options = read_options(command, 2, frozenset({"SUBJECT", "NS"}))
+    scope = connection.gate.scope(options.ns)
+
+    async def work() -> bytes:
+        return encode((await scope.tokens.consume(text_of("the token", command[1]), options.subject)).value)
+
+    return connection.spawn(work(), scope, "consume")
+
+
+# Administration
+
+
+def get(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.GET key [NS n]`: the record as JSON, or null."""
+    _wants(command, 2)
+    scope = connection.gate.scope(read_options(command, 2, frozenset({"NS"})).ns)
+
+    async def work() -> bytes:
+        record = await scope.get(text_of("the key", command[1]))
+        return encode(None if record is None else record_json(record), connection.resp3)
+
+    return connection.spawn(work(), scope, "get")
+
+
+def forget(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.FORGET key [NS n]`: 1 where there was a record."""
+    _wants(command, 2)
+    scope = connection.gate.scope(read_options(command, 2, frozenset({"NS"})).ns)
+
+    async def work() -> bytes:
+        return encode(int(await scope.forget(text_of("the key", command[1]))))
+
+    return connection.spawn(work(), scope, "forget")
+
+
+# What real clients say before their first command
+
+
+def ping(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`PING [text]`."""
+    return encode(command[1]) if len(command) > 1 else b"+PONG\r\n"
+
+
+def hello(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`HELLO [2|3] [AUTH user password] [SETNAME name]`: who may connect is the socket's matter."""
+    if len(command) > 1:
+        if command[1] not in (b"2", b"3"):
+            return error("NOPROTO", "unsupported protocol version")
+        connection.resp3 = command[1] == b"3"
+    facts: dict[str, Any] = {
+        "server": "fastdedup",
+        "version": __version__,
+        "proto": 3 if connection.resp3 else 2,
+        "id": id(connection) & 0x7FFFFFFF,
+        "mode": "standalone",
+        "role": "master",
+        "modules": [],
+    }
+    return encode(facts, connection.resp3)
+
+
+def info(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`INFO [section]`: what clients look for before they call a server ready."""
+    lines = ["# Server", "redis_version:7.0.0", f"fastdedup_version:{__version__}", "redis_mode:standalone"]
+    lines += ["# Persistence", "loading:0", "# Replication", "role:master"]
+    return encode("\r\n".join(lines) + "\r\n")
+
+
+def client(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`CLIENT SETNAME | SETINFO | ID | GETNAME | …`."""
+    what = command[1].upper() if len(command) > 1 else b""
+    if what == b"ID":
+        return encode(id(connection) & 0x7FFFFFFF)
+    if what in (b"GETNAME", b"INFO", b"LIST"):
+        return encode("")
+    return _OK
+
+
+def select(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`SELECT 0`: there is one database."""
+    if command[1:] != [b"0"]:
+        return error("ERR", "there is one database, 0; use NS for namespaces")
+    return _OK
+
+
+def leave(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`QUIT`."""
+    connection.hang_up_after_replies()
+    return _OK
+
+
+def constant(reply: bytes, connection: RespConnection, command: list[bytes]) -> bytes:
+    """Answer always the same."""
+    return reply
+
+
+def seconds(ms: int | None) -> float | None:
+    """Turn the wire's milliseconds into seconds."""
+    return None if ms is None else ms / 1000
+
+
+def record_json(record: Any) -> bytes:
+    """Return a record as JSON; a result that is JSON is embedded, any other shown as text."""
+    facts = {
+        name: getattr(record, name) for name in ("key", "state", "owner", "fence", "attempt", "lease", "ttl")
+    }
+    facts["fingerprint"] = record.fingerprint.hex() if record.fingerprint else None
+    facts["result"], facts["error"] = as_json(record.result), as_json(record.error)
+    return orjson.dumps(facts)
+
+
+def as_json(payload: bytes | None) -> Any:
+    """Return a payload for embedding in JSON: itself where it is JSON, else as text."""
+    if not payload:
+        return None
+    try:
+        orjson.loads(payload)
+    except ValueError:
+        return payload.decode(errors="replace")
+    return orjson.Fragment(payload)
+
+
+def _wants(command: list[bytes], least: int) -> None:
+    if len(command) < least:
+        raise ConfigError(
+            f"wrong number of arguments for '{command[0][:32].decode(errors='replace').lower()}'"
+        )
+
+
+COMMANDS: dict[bytes, Command] = {
+    b"FD.CLAIM": claim,
+    b"FD.REDEEM": redeem,
+    b"FD.COMPLETE": partial(settle, True),
+    b"FD.FAIL": partial(settle, False),
+    b"FD.RELEASE": release,
+    b"FD.RENEW": renew,
+    b"FD.ISSUE": issue,
+    b"FD.CONSUME": consume,
+    b"FD.GET": get,
+    b"FD.FORGET": forget,
+    b"PING": ping,
+    b"HELLO": hello,
+    b"AUTH": partial(constant, _OK),
+    b"CLIENT": client,
+    b"SELECT": select,
+    b"INFO": info,
+    b"COMMAND": partial(constant, b"*0\r\n"),
+    b"CONFIG": partial(constant, b"*0\r\n"),
+    b"QUIT": leave,
+    **store_verbs.COMMANDS,
+}

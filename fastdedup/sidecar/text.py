@@ -1,0 +1,59 @@
+"""What the sidecar says about itself, in words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from .config import Config
+
+_UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
+
+
+def greeting(config: Config, path: str) -> str:
+    """Return where it serves, with what store, and two lines to paste."""
+    kept = ", in this process: gone when it ends" if config.url.startswith("memory:") else ""
+    return "\n".join(
+        [
+            f"fastdedup serves {without_secrets(config.url)}{kept}",
+            f"  socket     {path}",
+            f"  namespace  {config.namespace}: {_settings(config, config.namespace)}",
+            "Ask it, twice:",
+            f'  curl --unix-socket {path} http://localhost/v1/claims --json \'{{"key": "order:42"}}\'',
+            f"  redis-cli -s {path} FD.CLAIM order:43",
+        ]
+    )
+
+
+def summary(config: Config) -> Iterator[str]:
+    """Yield what a configuration comes to, a line for each idea."""
+    yield f"store      {without_secrets(config.url)}, timeout {_time(config.timeout)}"
+    yield f"socket     {config.socket}"
+    who = [f"uid {uid}" for uid in config.allow_uids] + [f"gid {gid}" for gid in config.allow_gids]
+    yield f"allowed    {', '.join(who) or 'whoever may open the socket'}"
+    for name in dict.fromkeys((config.namespace, *config.namespaces)):
+        default = " (default)" if name == config.namespace else ""
+        yield f"namespace  {name}{default}: {_settings(config, name)}"
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL as it may be shown: no user, no password, no options."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+def _settings(config: Config, name: str) -> str:
+    values = config.gate_options()
+    if name != config.namespace:
+        values |= config.namespaces[name].changes()
+    times = [f"{each} {_time(values[each])}" for each in ("lease", "ttl", "failure_ttl", "token_ttl")]
+    return " · ".join([*times, f"unavailable: {values['on_unavailable']!r}"])
+
+
+def _time(seconds: float) -> str:
+    for size, unit in _UNITS:
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:g} s"

@@ -1,0 +1,225 @@
+"""What both wires ask of the gate, in their common terms: times in milliseconds, results as bytes."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from ..errors import UnavailableError, foreign
+from ..keys import names_of
+from ..model import Outcome, Record
+from ..owners import owner_field
+from ..stores.base import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
+
+if TYPE_CHECKING:
+    from ..gateway import Dedup
+
+_ACQUIRED = Outcome.ACQUIRED
+
+
+def seconds(ms: int | None) -> float | None:
+    """Turn the wire's milliseconds into seconds."""
+    return None if ms is None else ms / 1000
+
+
+# Claims
+
+
+def start(scope: Dedup, op: ClaimOp) -> asyncio.Future[Reply]:
+    """Send a claim on its way; that the store is not asked at all is the future's matter too."""
+    try:
+        return scope.start_claim(op)
+    except UnavailableError as fault:
+        refused: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        refused.set_exception(fault)
+        return refused
+
+
+async def verdict_on(scope: Dedup, op: ClaimOp, future: asyncio.Future[Reply]) -> Verdict:
+    """Wait for the answer to a claim on its way; where the store has none, the policy's.
+
+    Raises:
+        UnavailableError: the policy has none either, or too few replicas confirmed it and that shall be an error.
+        ForeignRecordError: the key holds what fastdedup did not write.
+    """
+    try:
+        reply = await future
+        if isinstance(reply, UnavailableError):
+            raise reply
+    except UnavailableError as fault:
+        reply = scope.fall_back(op, fault)
+    if type(reply) is not Verdict:
+        raise foreign(names_of(op.wire)[1])
+    if reply.short and reply.outcome is _ACQUIRED:
+        _fell_short(scope, op, reply)
+    return reply
+
+
+def _fell_short(scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+    try:
+        scope.fell_short(op)
+    except UnavailableError:
+        if verdict.fresh and not op.terms.consumes:
+            scope.release_later(op.wire, op.owner)  # nobody is told that it is theirs
+        raise
+
+
+class Asked:
+    """Stands where the engine expects a future for a claim with a drawn owner, and hands on what comes.
+
+    An asyncio future costs a turn of the loop, and a task to wait for it.
+    """
+
+    __slots__ = ("_error", "_op", "_reply", "_scope")
+
+    def __init__(self, scope: Dedup, op: ClaimOp) -> None:
+        self._scope = scope
+        self._op: ClaimOp | None = op
+        self._reply: Reply | None = None
+        self._error: BaseException | None = None
+
+    def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+        """Take the verdict."""
+        raise NotImplementedError
+
+    def failed(self, fault: Exception) -> None:
+        """Take what came instead of a verdict."""
+        raise NotImplementedError
+
+    def gone(self) -> bool:
+        """True where nobody wants the answer any more: the engine releases the claim."""
+        return False
+
+    def begin(self) -> None:
+        """Send the claim on its way."""
+        assert self._op is not None
+        try:
+            self._scope.start_claim(self._op, self)
+        except UnavailableError as fault:
+            self.set_exception(fault)
+
+    def done(self) -> bool:
+        """As a future."""
+        return self._op is None or self.gone()
+
+    def cancelled(self) -> bool:
+        """As a future."""
+        return False
+
+    def exception(self) -> BaseException | None:
+        """As a future."""
+        return self._error
+
+    def result(self) -> Reply | None:
+        """As a future."""
+        return self._reply
+
+    def set_result(self, reply: Reply) -> None:
+        """Hand on the store's reply."""
+        op = self._op
+        assert op is not None
+        self._reply = reply
+        if type(reply) is not Verdict:
+            self.set_exception(reply if isinstance(reply, Exception) else foreign(names_of(op.wire)[1]))
+            return
+        self._op = None  # it knows us: two that know each other are left to the garbage collector
+        if reply.short and reply.outcome is _ACQUIRED:
+            try:
+                _fell_short(self._scope, op, reply)
+            except UnavailableError as fault:
+                self.failed(fault)
+                return
+        try:
+            self.answered(self._scope, op, reply)
+        except Exception as fault:  # noqa: BLE001 -- the engine has others to tell
+            self.failed(fault)
+
+    def set_exception(self, fault: BaseException) -> None:
+        """Hand on the policy's reply, or what it raises."""
+        op, self._error = self._op, fault
+        assert op is not None
+        try:
+            if not isinstance(fault, UnavailableError):
+                raise fault
+            reply = self._scope.fall_back(op, fault)
+        except Exception as final:  # noqa: BLE001 -- whatever it is, the client is told
+            self._op = None
+            self.failed(final)
+        else:
+            self.set_result(reply)
+
+
+# Settling
+
+
+def settling(
+    scope: Dedup,
+    wire: bytes,
+    owner: bytes,
+    *,
+    fence: int | None,
+    succeeded: bool,
+    ttl: int | None,
+    payload: bytes,
+) -> SettleOp:
+    """Return the operation that completes or fails a claim.
+
+    Raises:
+        ResultTooLargeError: the payload is larger than the namespace allows.
+    """
+    scope.check_result(payload)
+    keep_ms = ttl or scope.keep_ms(succeeded=succeeded)
+    return SettleOp(wire, owner, fence or 0, succeeded=succeeded, keep_ms=keep_ms, payload=payload)
+
+
+def releasing(wire: bytes, owner: bytes, fence: int | None) -> ReleaseOp:
+    """Return the operation that frees a claim."""
+    return ReleaseOp(wire, owner, fence or 0)
+
+
+def renewing(scope: Dedup, wire: bytes, owner: bytes, fence: int | None, lease: int | None) -> RenewOp:
+    """Return the operation that starts a lease anew: the namespace's where none is given."""
+    terms = scope.terms_ms(lease, None)
+    return RenewOp(wire, owner, fence or 0, terms.lease_ms, terms.keep_ms)
+
+
+def held(scope: Dedup, key: str, owner: str, *, token: bool) -> tuple[bytes, bytes]:
+    """Return the store key and the owner field of what a client says it holds.
+
+    Raises:
+        InvalidKeyError: nobody can hold that.
+    """
+    wire = scope.tokens.wire(key) if token else scope.claim_wire(key.encode())
+    return wire, owner_field(owner)
+
+
+# Records and results
+
+
+def record_facts(record: Record) -> dict[str, Any]:
+    """Return a record for JSON, times in milliseconds; a result that is JSON is embedded, any other shown as text."""
+    return {
+        "key": record.key,
+        "state": record.state,
+        "owner": record.owner,
+        "fence": record.fence,
+        "attempt": record.attempt,
+        "lease": None if record.lease is None else round(record.lease * 1000),
+        "ttl": round(record.ttl * 1000),
+        "fingerprint": record.fingerprint.hex() if record.fingerprint else None,
+        "result": as_json(record.result),
+        "error": as_json(record.error),
+    }
+
+
+def as_json(payload: bytes | None) -> Any:
+    """Return a payload for embedding in JSON: itself where it is JSON, else as text."""
+    if not payload:
+        return None
+    try:
+        orjson.loads(payload)
+    except ValueError:
+        return payload.decode(errors="replace")
+    return orjson.Fragment(payload)

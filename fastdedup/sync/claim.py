@@ -1,0 +1,225 @@
+"""Claims and locks of synchronous code: the asyncio ones, driven from the caller's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from ..claim import Claim as AsyncClaim
+from ..errors import InProgressError, UsageError
+from ..model import Outcome
+
+if TYPE_CHECKING:
+    from .home import Home
+
+T = TypeVar("T")
+
+
+class Claim:
+    """The answer to a claim, and while `acquired`, the right to settle it. See `fastdedup.Claim`.
+
+    `with dedup.claim(key) as claim:` settles on the way out: `complete(None)` if the body did not,
+    `release()` on an exception. Any thread of the process may settle it.
+
+    With `renew=True` the lease is kept alive in the background, until settled or collected. Should it be
+    lost all the same, nothing can stop a body that is no coroutine: `lost` turns True, and leaving, or
+    `complete`, raises ClaimLostError. Look at `lost` before what cannot be undone, and hand on the `fence`.
+    """
+
+    __slots__ = ("__weakref__", "_claim", "_home", "_seconds")
+
+    def __init__(self, home: Home, claim: AsyncClaim) -> None:
+        self._home = home
+        self._claim = claim
+        # Mutable: how long its lease is at the most, for which settling it is tried.
+        self._seconds = claim.lease or 0.0
+
+    def __repr__(self) -> str:
+        return repr(self._claim)
+
+    @property
+    def asynchronous(self) -> AsyncClaim:
+        """The claim behind it, which belongs to the background thread."""
+        return self._claim
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the claimant found."""
+        return self._claim.outcome
+
+    @property
+    def acquired(self) -> bool:
+        """True for the one who shall do the work."""
+        return self._claim.acquired
+
+    @property
+    def key(self) -> str:
+        """The idempotency key; for a token a digest of it."""
+        return self._claim.key
+
+    @property
+    def owner(self) -> str:
+        """This claimant's own name. Whoever knows it can settle the claim."""
+        return self._claim.owner
+
+    @property
+    def fence(self) -> int:
+        """Rises from owner to owner: hand it to what you write to (0: unknown)."""
+        return self._claim.fence
+
+    @property
+    def attempt(self) -> int:
+        """How often the key was acquired."""
+        return self._claim.attempt
+
+    @property
+    def result(self) -> Any:
+        """The first result where the outcome is SUCCEEDED."""
+        return self._claim.result
+
+    @property
+    def error(self) -> Any:
+        """The recorded error where the outcome is FAILED."""
+        return self._claim.error
+
+    @property
+    def lease(self) -> float | None:
+        """Seconds that the lease had left when it was answered; None unless acquired."""
+        return self._claim.lease
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the present owner's lease ends at the latest; None unless IN_PROGRESS."""
+        return self._claim.retry_after
+
+    @property
+    def degraded(self) -> bool:
+        """True where a fallback policy answered instead of the store."""
+        return self._claim.degraded
+
+    @property
+    def confirmed(self) -> bool:
+        """False where it was acquired and too few replicas had that in time (`replicas=`)."""
+        return self._claim.confirmed
+
+    @property
+    def lost(self) -> bool:
+        """True once the lease is known to be lost."""
+        return self._claim.lost
+
+    def complete(self, result: Any = None, ttl: float | None = None) -> None:
+        """Record success: every duplicate gets `result`. Blocks until the lease ends at the most."""
+        self._run(lambda: self._claim.complete(result, ttl), self._seconds)
+
+    def fail(self, error: Any = None, ttl: float | None = None) -> None:
+        """Record a failure for good: every duplicate gets `error`."""
+        self._run(lambda: self._claim.fail(error, ttl), self._seconds)
+
+    def release(self) -> None:
+        """Free the key: nothing happened, the next claimant may try."""
+        self._run(self._claim.release)
+
+    def renew(self, lease: float | None = None) -> None:
+        """Start the lease anew from now: `lease` seconds, as long as the first by default."""
+        self._run(lambda: self._claim.renew(lease))
+        self._seconds = max(self._seconds, lease or 0.0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.leave(error)
+
+    def leave(self, error: BaseException | None, *, release: bool = False) -> None:
+        """Settle on the way out of `with`. In a child that was forked inside it: nothing, it is the parent's."""
+        if not self._home.here:
+            return
+
+        async def leave() -> None:
+            self._claim.bind_body(None)
+            await self._claim.leave(error, release=release)
+
+        self._run(leave, self._seconds)
+
+    def _run(self, make: Callable[[], Awaitable[T]], seconds: float = 0.0) -> T:
+        if not self._home.here:
+            raise UsageError(
+                "this claim was made in another process, or its background thread has died: claim again"
+            )
+        return self._home.run(make, seconds)
+
+
+class Lock:
+    """A lock that is held. Pass `fence` to what you write to: it can refuse an owner that was overtaken."""
+
+    __slots__ = ("_claim",)
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.key!r} fence={self.fence}>"
+
+    @property
+    def key(self) -> str:
+        """The key."""
+        return self._claim.key
+
+    @property
+    def owner(self) -> str:
+        """This holder's name."""
+        return self._claim.owner
+
+    @property
+    def fence(self) -> int:
+        """Rises from holder to holder."""
+        return self._claim.fence
+
+    @property
+    def degraded(self) -> bool:
+        """True where a fallback policy gave it."""
+        return self._claim.degraded
+
+    @property
+    def lost(self) -> bool:
+        """True once the lease is known to be lost."""
+        return self._claim.lost
+
+    def renew(self, lease: float | None = None) -> None:
+        """Start the lease anew from now. Raises ClaimLostError where another has it."""
+        self._claim.renew(lease)
+
+
+class LockCall:
+    """What `dedup.lock()` returns: enter it with `with`, once."""
+
+    __slots__ = ("_ask", "_held")
+
+    def __init__(self, ask: Callable[[], Claim]) -> None:
+        self._ask = ask
+        self._held: Claim | None = None
+
+    def __enter__(self) -> Lock:
+        claim = self._ask()
+        if not claim.acquired:
+            raise InProgressError(
+                f"the lock {claim.key!r} is held by another owner", retry_after=claim.retry_after or 0.0
+            )
+        self._held = claim
+        return Lock(claim)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        claim, self._held = self._held, None
+        if claim is not None:
+            claim.leave(error, release=True)

@@ -1,0 +1,269 @@
+"""`sync.Dedup`: the gate for synchronous code. Main path: `Dedup.claim` → `LoopThread.run` → the asyncio gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+from typing import Any, Literal, ParamSpec, Self, TypeVar
+
+from ..claim import Claim as AsyncClaim
+from ..codec import Codec
+from ..events import OnEvent
+from ..fallback.base import FallbackPolicy
+from ..gateway import Dedup as AsyncDedup
+from ..keys import READABLE_BYTES
+from ..machine import Transitions
+from ..model import BreakerState, Record
+from ..settings import Settings
+from ..stores.base import Store
+from .claim import Claim, LockCall
+from .home import Bound, Root
+from .once import once
+from .parts import StateMachine, Tokens, take_back
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_STEPS = 8
+"""Deadlines of one operation that a call, with opening the gate and all, takes at the most."""
+
+
+class Dedup:
+    """The gate in front of a side effect, for synchronous code. Arguments and settings as for `fastdedup.Dedup`.
+
+    Make it once, at module level, and share it among threads. It opens when first used; a process that was
+    forked opens a connection of its own (what `LocalLRU` held by then, both go on holding). `close` it, or use
+    `with`; at the interpreter's end it is closed, within a second.
+
+    `on_event`, the codec's `dumps` and a policy of your own are called in a background thread: they must not
+    block, nor call this gate.
+    """
+
+    def __init__(
+        self,
+        url: str | Store = "memory://",
+        *,
+        namespace: str = "fastdedup",
+        lease: float = 30.0,
+        ttl: float = 86_400.0,
+        failure_ttl: float = 3_600.0,
+        token_ttl: float = 300.0,
+        timeout: float = 0.25,
+        replicas: int = 0,
+        on_shortfall: Literal["report", "raise"] = "report",
+        on_unavailable: FallbackPolicy | None = None,
+        codec: Codec | None = None,
+        max_result: int = 256 * 1024,
+        max_pending: int = 65_536,
+        readable_keys: int = READABLE_BYTES,
+        known_duplicates: float = 1.0,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        make = partial(
+            AsyncDedup,
+            url,
+            namespace=namespace,
+            lease=lease,
+            ttl=ttl,
+            failure_ttl=failure_ttl,
+            token_ttl=token_ttl,
+            timeout=timeout,
+            replicas=replicas,
+            on_shortfall=on_shortfall,
+            on_unavailable=on_unavailable,
+            codec=codec,
+            max_result=max_result,
+            max_pending=max_pending,
+            readable_keys=readable_keys,
+            known_duplicates=known_duplicates,
+            on_event=on_event,
+        )
+        self._set_up(Root(make, reusable=isinstance(url, str), seconds=_STEPS * timeout), lambda gate: gate)
+
+    def _set_up(self, root: Root, derive: Callable[[AsyncDedup], AsyncDedup]) -> None:
+        self._root = root
+        self._gate = Bound(root, derive)
+        self.tokens = Tokens(self._gate)
+
+    def __repr__(self) -> str:
+        return f"<sync.Dedup namespace={self.settings.namespace!r}>"
+
+    # Life
+
+    def open(self) -> Self:
+        """Open it now, not when first used: so mistakes show at start-up. Opening twice is fine.
+
+        Raises:
+            ConfigError: the store can never be used as it is set up.
+            UsageError: closed.
+        """
+
+        async def opened() -> None:
+            """`Home.run` opens before anything else."""
+
+        self._root.home().run(opened, self._root.seconds)
+        return self
+
+    def close(self) -> None:
+        """Answer what was accepted, then close, with all scopes. Closing twice is fine."""
+        self._root.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def settings(self) -> Settings:
+        """Those of this namespace."""
+        return self._gate.latest.settings
+
+    @property
+    def breaker(self) -> BreakerState:
+        """OPEN while the store does not answer and is not asked."""
+        return self._gate.get()[1].breaker
+
+    def scoped(
+        self,
+        name: str,
+        *,
+        lease: float | None = None,
+        ttl: float | None = None,
+        failure_ttl: float | None = None,
+        token_ttl: float | None = None,
+        on_unavailable: FallbackPolicy | None = None,
+        codec: Codec | None = None,
+        max_result: int | None = None,
+    ) -> Dedup:
+        """Return a gate for the namespace `<this namespace>:<name>` over the same connection."""
+        derive = self._gate.make
+
+        def narrowed(gate: AsyncDedup) -> AsyncDedup:
+            return derive(gate).scoped(
+                name,
+                lease=lease,
+                ttl=ttl,
+                failure_ttl=failure_ttl,
+                token_ttl=token_ttl,
+                on_unavailable=on_unavailable,
+                codec=codec,
+                max_result=max_result,
+            )
+
+        scope = object.__new__(type(self))
+        scope._set_up(self._root, narrowed)
+        return scope
+
+    # Claims
+
+    def claim(
+        self,
+        key: str,
+        *,
+        fingerprint: Any = None,
+        owner: str | None = None,
+        lease: float | None = None,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        renew: bool = False,
+    ) -> Claim:
+        """Ask to be the first for `key`, and block for the answer. Main path of the module.
+
+        `claim = dedup.claim(key)`: settle it yourself. `with dedup.claim(key) as claim:` settles on the way
+        out: `complete(None)` if the body did not settle, `release()` on an exception. Arguments and errors as
+        for `fastdedup.Dedup.claim`; for `renew` see `Claim`.
+        """
+        home, gate = self._gate.get()
+        call = gate.claim(
+            key, fingerprint=fingerprint, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renew
+        )
+        return Claim(home, home.run(lambda: call, self._root.seconds + wait, take_back(gate)))
+
+    def claim_many(
+        self,
+        keys: Sequence[str],
+        *,
+        fingerprints: Sequence[Any] | None = None,
+        owner: str | None = None,
+        lease: float | None = None,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        renew: bool = False,
+    ) -> list[Claim]:
+        """Claim many keys at once, each on its own; the answers stand in the order of the keys."""
+        home, gate = self._gate.get()
+        free = take_back(gate)
+
+        def discard(claims: list[AsyncClaim]) -> None:
+            for claim in claims:
+                free(claim)
+
+        options: dict[str, Any] = {"owner": owner, "lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
+        claims = home.run(
+            lambda: gate.claim_many(keys, fingerprints=fingerprints, **options),
+            self._root.seconds + (wait if isinstance(wait, int | float) else 0.0),
+            discard,
+        )
+        return [Claim(home, claim) for claim in claims]
+
+    def lock(
+        self, key: str, *, lease: float | None = None, wait: float = 0.0, renew: bool = False
+    ) -> LockCall:
+        """Return a mutual exclusion: `with dedup.lock(key, wait=5.0) as lock:`. Nothing is remembered.
+
+        Raises InProgressError on entry where it is still held after `wait` seconds, ClaimLostError on
+        leaving where another holder took over meanwhile. Hand `lock.fence` to what you write to.
+        """
+
+        def ask() -> Claim:
+            home, gate = self._gate.get()
+            call = gate.lock(key, lease=lease, wait=wait, renew=renew).call
+            return Claim(home, home.run(lambda: call, self._root.seconds + wait, take_back(gate)))
+
+        return LockCall(ask)
+
+    def once(
+        self,
+        key: Callable[..., str],
+        *,
+        fingerprint: Callable[..., Any] | None = None,
+        lease: float | None = None,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        renew: bool = True,
+        fail_on: tuple[type[Exception], ...] = (),
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]:
+        """Decorate a function to run once per key; later calls return the first result."""
+        options = {"lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
+        return once(self, key, fingerprint=fingerprint, fail_on=fail_on, options=options)
+
+    def machine(
+        self, name: str, *, initial: str, transitions: Transitions, ttl: float = 30 * 86_400.0
+    ) -> StateMachine:
+        """Define a state machine whose instances live in the store. See `fastdedup.StateMachine`."""
+        derive = self._gate.make
+        return StateMachine(
+            Bound(
+                self._root,
+                lambda gate: derive(gate).machine(name, initial=initial, transitions=transitions, ttl=ttl),
+            )
+        )
+
+    # Inspection and administration
+
+    def get(self, key: str) -> Record | None:
+        """Return what the store holds under `key`, or None. For inspection: to decide, claim."""
+        home, gate = self._gate.get()
+        return home.run(lambda: gate.get(key), self._root.seconds)
+
+    def forget(self, key: str) -> bool:
+        """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
+        home, gate = self._gate.get()
+        return home.run(lambda: gate.forget(key), self._root.seconds)

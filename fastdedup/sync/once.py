@@ -1,0 +1,61 @@
+"""`@dedup.once` of synchronous code: a function that runs once per key."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from ..errors import ConfigError, ResultError, ResultTooLargeError
+from ..once import replay
+
+if TYPE_CHECKING:
+    from .gate import Dedup
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def once(
+    dedup: Dedup,
+    key: Callable[..., str],
+    *,
+    fingerprint: Callable[..., Any] | None,
+    fail_on: tuple[type[Exception], ...],
+    options: dict[str, Any],
+) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Return the decorator; it does what `fastdedup.once` does for async functions.
+
+    Raises:
+        ConfigError: the function is async, or the key function is.
+    """
+    if not callable(key) or inspect.iscoroutinefunction(key):
+        raise ConfigError("once(key=…) takes a sync function that returns the key's text")
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        if inspect.iscoroutinefunction(function):
+            raise ConfigError(f"{function!r} is async: use the once() of fastdedup.Dedup")
+
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
+            mark = None if fingerprint is None else fingerprint(*args, **kwargs)
+            with dedup.claim(key(*args, **kwargs), fingerprint=mark, **options) as claim:
+                if not claim.acquired:
+                    return replay(claim.asynchronous)  # type: ignore[no-any-return]
+                try:
+                    result = function(*args, **kwargs)
+                except fail_on as error:
+                    claim.fail(error)
+                    raise
+                try:
+                    claim.complete(result)
+                except (ResultError, ResultTooLargeError) as error:
+                    # The effect has happened: a retry must not run it again for want of its result.
+                    claim.fail({"type": type(error).__name__, "message": "the result cannot be stored"})
+                    raise
+                return result
+
+        return wrapper
+
+    return decorate

@@ -1,0 +1,128 @@
+"""A sidecar in a process of its own, as users start it; and the least of a client of either wire."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from fastdedup import UnavailableError
+from fastdedup.sidecar.client import fetch
+
+DEADLINE = 20.0
+
+
+def environment(**more: str) -> dict[str, str]:
+    """This process's, without what configures a sidecar."""
+    ours = ("FASTDEDUP_", "LISTEN_", "NOTIFY_SOCKET", "RUNTIME_DIRECTORY", "XDG_RUNTIME_DIR")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)} | more
+
+
+class Sidecar:
+    """`fastdedup serve` on a private socket; `with` starts it, waits until it serves, and ends it.
+
+    Args:
+        options: of `serve`.
+        config: a TOML file's text.
+        more: environment variables.
+    """
+
+    def __init__(self, *options: str, config: str | None = None, own_socket: bool = True, **more: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-sidecar-"))
+        self.path = self.folder / "run" / "fastdedup.sock"
+        self.options = [*(["--socket", str(self.path)] if own_socket else []), *options]
+        if config is not None:
+            (self.folder / "fastdedup.toml").write_text(config)
+            self.options += ["--config", str(self.folder / "fastdedup.toml")]
+        self._more = more
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **options: Any) -> Self:
+        """Start; return at once."""
+        with (self.folder / "out").open("ab") as out, (self.folder / "log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "fastdedup", "serve", *self.options],
+                env=environment(**self._more),
+                stdout=out,
+                stderr=log,
+                **options,
+            )
+        return self
+
+    def until_up(self) -> Self:
+        """Wait until it answers."""
+        ends = time.monotonic() + DEADLINE
+        while time.monotonic() < ends:
+            assert self.process is not None
+            assert self.process.poll() is None, self.log
+            try:
+                fetch(self.path, "/healthz")
+            except UnavailableError:
+                time.sleep(0.01)
+            else:
+                return self
+        raise TimeoutError(f"the sidecar did not come up: {self.log}")
+
+    def __enter__(self) -> Self:
+        return self.start().until_up()
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end(self, *, signals: int = 1) -> int:
+        """Send SIGTERM; return its exit code."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            for _ in range(signals):
+                self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    @property
+    def out(self) -> str:
+        return (self.folder / "out").read_text()
+
+    def client(self) -> redis.Redis:
+        return client(self.path)
+
+    def figures(self) -> str:
+        """Return the text of /metrics."""
+        status, body = fetch(self.path, "/metrics")
+        assert status == 200
+        return body.decode()
+
+
+def client(path: Path) -> redis.Redis:
+    """A plain redis-py client that does not try twice."""
+    return redis.Redis(
+        unix_socket_path=str(path), protocol=2, socket_timeout=DEADLINE, retry=Retry(NoBackoff(), 0)
+    )
+
+
+def figure(text: str, name: str, **labels: str) -> float:
+    """Return the sum of a figure's lines that have these labels."""
+    total = 0.0
+    for line in text.splitlines():
+        if line.startswith((f"{name}{{", f"{name} ")) and all(
+            f'{label}="{value}"' in line for label, value in labels.items()
+        ):
+            total += float(line.rpartition(" ")[2])
+    return total

@@ -1,0 +1,235 @@
+"""The sidecar's settings: where they come from, which wins, and what each mistake is told."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import fastdedup.cli
+from fastdedup import LocalLRU, Reject
+from fastdedup.sidecar.config import Config, load
+from fastdedup.sidecar.limits import Limits
+from fastdedup.sidecar.mistakes import Mistakes, line_of
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("FASTDEDUP_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    def write(text: str) -> Path:
+        file = tmp_path / "fastdedup.toml"
+        file.write_text(text)
+        return file
+
+    return write
+
+
+def mistakes_in(file: Path | None, **flags: Any) -> list[str]:
+    with pytest.raises(Mistakes) as caught:
+        load(file, flags)
+    return [line.removeprefix(f"{file}:") for line in caught.value.lines]
+
+
+# Sources
+
+
+def test_without_anything_it_is_a_memory_store_that_rejects() -> None:
+    config = load()
+    assert (config.url, config.namespace) == ("memory://", "fastdedup")
+    assert isinstance(config.gate_options()["on_unavailable"], Reject)
+    assert config.make_limits() == Limits()
+
+
+def test_flags_win_over_the_environment_and_that_over_the_file(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write('lease = 1\nttl = 1\ntimeout = 1\nnamespace = "file"\n')
+    monkeypatch.setenv("FASTDEDUP_LEASE", "2")
+    monkeypatch.setenv("FASTDEDUP_TTL", "2")
+    config = load(file, {"lease": 3})
+    assert (config.lease, config.ttl, config.timeout, config.namespace) == (3, 2, 1, "file")
+
+
+def test_tables_of_file_and_environment_are_merged(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write("[namespaces.sms]\nlease = 1\nttl = 1\n[limits]\nbatch = 7\n")
+    monkeypatch.setenv("FASTDEDUP_NAMESPACES__SMS__LEASE", "2")
+    monkeypatch.setenv("FASTDEDUP_NAMESPACES__MAIL__ON_UNAVAILABLE", "local")
+    monkeypatch.setenv("FASTDEDUP_LIMITS__FRAME", "2000")
+    config = load(file)
+    assert config.other_namespaces()["sms"] == {"lease": 2, "ttl": 1}
+    assert isinstance(config.other_namespaces()["mail"]["on_unavailable"], LocalLRU)
+    assert (config.make_limits().batch, config.make_limits().frame) == (7, 2000)
+
+
+def test_a_list_of_the_environment_is_commas_or_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FASTDEDUP_ALLOW_UIDS", "0, 33")
+    monkeypatch.setenv("FASTDEDUP_ALLOW_GIDS", "[5]")
+    config = load()
+    assert (config.allow_uids, config.allow_gids) == ((0, 33), (5,))
+
+
+def test_users_and_groups_can_be_named(write: Any) -> None:
+    config = load(write('allow_uids = ["root", 33]\nallow_gids = ["root"]\n'))
+    assert (config.allow_uids, config.allow_gids) == ((0, 33), (0,))
+
+
+@pytest.mark.parametrize(
+    ("written", "size"),
+    [
+        ('"local"', 100_000),
+        ('{ policy = "local", maxsize = 10 }', 10),
+    ],
+)
+def test_a_policy_is_a_word_or_a_table(write: Any, written: str, size: int) -> None:
+    config = load(write(f"[namespaces.sms]\non_unavailable = {written}\n"))
+    policy = config.other_namespaces()["sms"]["on_unavailable"]
+    assert repr(policy) == f"LocalLRU(maxsize={size})"
+
+
+def test_the_default_namespace_may_have_a_table_too(write: Any) -> None:
+    config = load(write('namespace = "shop"\nlease = 5\nttl = 6\n[namespaces.shop]\nlease = 7\n'))
+    assert (config.gate_options()["lease"], config.gate_options()["ttl"]) == (7, 6)
+    assert config.other_namespaces() == {}
+
+
+def test_the_file_alone_is_checked_where_the_environment_is_not_asked(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTDEDUP_LEASE", "nonsense")
+    assert load(write("ttl = 3\n"), environment=False).lease == 30
+
+
+# Mistakes
+
+WRONG = """\
+url = "reddis://user:secret@localhost"
+timeout = true
+lese = 3
+
+[limits]
+connections = 0
+fram = 3
+
+[namespaces.sms]
+lease = -1
+on_unavailable = { policy = "locl", maxsize = 10000 }
+
+[namespaces."bad name"]
+ttl = 1
+
+[namespaces.mail]
+on_unavailable = "rejct"
+max_result = "many"
+leese = 5
+"""
+
+
+def test_every_mistake_is_named_at_once_with_its_line_in_order(write: Any) -> None:
+    found = mistakes_in(write(WRONG))
+    assert [line.partition(" ")[0] for line in found] == [f"{n}:" for n in (1, 2, 3, 6, 7, 10, 11, 13, 17, 18, 19)]
+    told = dict(line.split(": ", 2)[1:3] for line in found)
+    assert told["lese"] == "unknown key; did you mean lease?"
+    assert told["limits.fram"] == "unknown key; did you mean frame?"
+    assert told["namespaces.mail.leese"] == "unknown key; did you mean lease?"
+    assert "did you mean local?" in told["namespaces.sms.on_unavailable.policy"]
+    assert "from 0.001 to ten years, not -1" in told["namespaces.sms.lease"]
+    assert "number" in told["timeout"]
+    assert "it is 'many'" in told["namespaces.mail.max_result"]
+    assert "secret" not in "".join(found)
+
+
+def test_a_mistake_in_toml_itself_has_its_line(write: Any) -> None:
+    (told,) = mistakes_in(write("lease = 3\nttl = = 4\n"))
+    assert "no TOML" in told
+    assert "line 2" in told
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    (told,) = mistakes_in(tmp_path / "none.toml")
+    assert "No such file" in told
+
+
+def test_a_mistake_of_the_environment_or_a_flag_is_called_by_its_name(
+    write: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTDEDUP_LEASE", "soon")
+    monkeypatch.setenv("FASTDEDUP_LIMITS__BATCH", "0")
+    monkeypatch.setenv("FASTDEDUP_ALLOW_UIDS", "nobody-at-all")
+    found = mistakes_in(write("ttl = 3\n"), on_unavailable="loc")
+    places = {line.partition(": ")[0] for line in found}
+    assert places == {
+        "FASTDEDUP_LEASE",
+        "FASTDEDUP_LIMITS__BATCH",
+        "FASTDEDUP_ALLOW_UIDS",
+        "--on-unavailable",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('on_unavailable = { policy = "reject", maxsize = 3 }', "maxsize: only the policy 'local'"),
+        ('url = "memory://"\nreplicas = 1', "memory:// has none"),
+        ("namespace = 'white space'", "a namespace is 1 to 64"),
+        ("lease = true", "a number is wanted"),
+        ("allow_uids = [true]", "a number is wanted"),
+        ("allow_gids = ['no-such-group']", "no group 'no-such-group'"),
+        ("limits = 3", "dictionary"),
+        ("namespaces = 3", "dictionary"),
+        ("[namespaces.sms.deeper]\nx = 1", "unknown key"),
+    ],
+)
+def test_what_does_not_go_together_is_a_mistake(write: Any, text: str, told: str) -> None:
+    assert told in " ".join(mistakes_in(write(text)))
+
+
+def test_the_line_of_a_key_is_found_in_tables_dotted_keys_and_quotes() -> None:
+    text = "a = 1\n[t]\nb = 1\n'c d' = 2\n[t.u]\nb = 3\nx.y = 4\n"
+    assert line_of(text, ["a"]) == 1
+    assert line_of(text, ["t", "b"]) == 3
+    assert line_of(text, ["t", "c d"]) == 4
+    assert line_of(text, ["t", "u", "b"]) == 6
+    assert line_of(text, ["t", "u", "x", "y"]) == 7
+    assert line_of(text, ["t", "u", "x", "y", "inside"]) == 7
+    assert line_of(text, ["none"]) == 0
+
+
+# The command
+
+
+def check(file: Path) -> Result:
+    return CliRunner().invoke(fastdedup.cli.cli, ["check-config", str(file)])
+
+
+def test_check_config_says_ok_and_what_it_comes_to(write: Any) -> None:
+    file = write(
+        'url = "redis://user:secret@host:6379/0"\nallow_gids = [33]\n[namespaces.sms]\nttl = 60\n'
+        'on_unavailable = { policy = "local", maxsize = 10 }\n'
+    )
+    result = check(file)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith(f"ok: {file}\n")
+    for part in ("redis://host:6379/0", "gid 33", "fastdedup (default)", "lease 30 s", "ttl 1 d", "ttl 1 min"):
+        assert part in result.stdout
+    assert "LocalLRU(maxsize=10)" in result.stdout
+    assert "secret" not in result.stdout
+
+
+def test_check_config_prints_a_line_for_each_mistake_and_fails(write: Any) -> None:
+    result = check(write(WRONG))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.count("\n") == 11
+    assert ":3: lese: unknown key; did you mean lease?\n" in result.stderr
+
+
+def test_each_setting_of_the_file_can_be_printed_and_read_again(write: Any) -> None:
+    assert Config.model_fields.keys() >= {"url", "socket", "limits", "namespaces", "log_keys"}
+    config = load(write('log_format = "json"\nlog_level = "debug"\nlog_keys = true\nsocket = "/x/y.sock"\n'))
+    assert (config.log_format, config.log_level, config.log_keys) == ("json", "debug", True)
+    assert str(config.socket) == "/x/y.sock"

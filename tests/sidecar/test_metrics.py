@@ -1,0 +1,317 @@
+"""The figures: every answer is counted once, on both wires, and what the gate is up to is shown."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import redis
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastdedup import Dedup, LocalLRU
+from fastdedup.events import (
+    BreakerClosed,
+    BreakerOpened,
+    Conflict,
+    Degraded,
+    LeaseLost,
+    Replayed,
+    Shortfall,
+    Unreplayed,
+)
+from fastdedup.model import Outcome
+from fastdedup.sidecar.gate import Gate, RawCodec
+from fastdedup.sidecar.metrics import BOUNDS, Metrics, outcome_of, wire_of
+from fastdedup.stores.base import Verdict
+
+from ..servers import RedisServer
+from .running import Sidecar, figure
+
+TOTAL = "fastdedup_operations_total"
+
+
+@asynccontextmanager
+async def gated(**options: Any) -> AsyncIterator[Gate]:
+    metrics = Metrics()
+    async with Dedup(codec=RawCodec(), on_event=metrics.on_event, **options) as root:
+        metrics.count_batches(root._core.engine)
+        yield Gate(root, metrics=metrics)
+
+
+def shown(gate: Gate) -> str:
+    return gate.metrics.render().decode()
+
+
+# Counting
+
+
+async def test_an_answer_is_counted_by_namespace_verb_and_outcome_and_timed_by_verb() -> None:
+    async with gated() as gate:
+        gate.metrics.observe("shop", "claim", "acquired", 0.0003)
+        gate.metrics.observe("shop", "claim", "in_progress", 0.7)
+        gate.metrics.observe("sms", "issue", "ok", 99.0)
+        text = shown(gate)
+    assert figure(text, TOTAL, namespace="shop", verb="claim", outcome="acquired") == 1
+    assert figure(text, TOTAL, namespace="shop") == 2
+    seconds = "fastdedup_operation_seconds"
+    assert figure(text, f"{seconds}_bucket", verb="claim", le="0.00025") == 0
+    assert figure(text, f"{seconds}_bucket", verb="claim", le="0.0005") == 1
+    assert figure(text, f"{seconds}_bucket", verb="claim", le="1.0") == 2
+    assert figure(text, f"{seconds}_bucket", verb="issue", le="10.0") == 0
+    assert figure(text, f"{seconds}_bucket", verb="issue", le="+Inf") == 1
+    assert figure(text, f"{seconds}_count", verb="claim") == 2
+    assert figure(text, f"{seconds}_sum", verb="claim") == pytest.approx(0.7003)
+
+
+async def test_the_hot_path_counts_the_same_also_where_claims_share_a_verdict() -> None:
+    shared, other = Verdict(Outcome.ACQUIRED), Verdict(Outcome.IN_PROGRESS)
+    async with gated(namespace="shop") as gate:
+        judged, sms = gate.metrics.judged, gate.scope("sms")
+        for verdict in (shared, shared, other, shared):
+            judged(gate.root, verdict, 0.0)
+        judged(gate.root, shared, 1.0)
+        judged(sms, shared, 1.0)
+        text = shown(gate)
+    assert figure(text, TOTAL, namespace="shop", outcome="acquired") == 4
+    assert figure(text, TOTAL, namespace="shop", outcome="in_progress") == 1
+    assert figure(text, TOTAL, namespace="sms") == 1
+    assert figure(text, "fastdedup_operation_seconds_count", verb="claim") == 6
+
+
+@pytest.mark.parametrize(
+    ("verb", "reply", "outcome"),
+    [
+        ("complete", b"+OK\r\n", "ok"),
+        ("complete", b"-CLAIMLOST it is gone\r\n", "claim_lost"),
+        ("claim", b"-UNAVAILABLE 1000 down\r\n", "unavailable"),
+        ("claim", b"-ERR no\r\n", "error"),
+        ("claim", b"*7\r\n$8\r\nacquired\r\n$1\r\na\r\n", "acquired"),
+        ("consume", b"$9\r\nsucceeded\r\n", "succeeded"),
+        ("consume", b"-ERR no\r\n", "error"),
+        ("get", b"$-1\r\n", "absent"),
+        ("get", b"_\r\n", "absent"),
+        ("get", b"$2\r\n{}\r\n", "ok"),
+        ("forget", b":0\r\n", "absent"),
+        ("forget", b":1\r\n", "ok"),
+    ],
+)
+def test_a_reply_of_the_redis_protocol_says_its_outcome(verb: str, reply: bytes, outcome: str) -> None:
+    assert outcome_of(verb, reply) == outcome
+
+
+async def test_events_are_counted() -> None:
+    async with gated() as gate:
+        for event in (
+            Degraded("shop", "claim", True, "down"),
+            Degraded("shop", "claim", False, "down"),
+            Degraded("shop", "claim", True, "down"),
+            Conflict("shop", "k", "a", "b", "ours"),
+            Shortfall("shop", "claim", "k", 1),
+            BreakerOpened("redis", "down"),
+            BreakerClosed("redis", 1.0),
+            Replayed(5, 1),
+            Unreplayed("shop", "k", "a", "closed"),
+            LeaseLost("shop", "k", "a", 1),
+        ):
+            gate.metrics.on_event(event)
+        text = shown(gate)
+    assert figure(text, "fastdedup_degraded_total", namespace="shop", verb="claim", answered="yes") == 2
+    assert figure(text, "fastdedup_degraded_total", answered="no") == 1
+    assert figure(text, "fastdedup_reconcile_conflicts_total", kept="ours") == 1
+    assert figure(text, "fastdedup_reconcile_conflicts_total", kept="theirs") == 0
+    assert figure(text, "fastdedup_shortfalls_total", namespace="shop") == 1
+    assert figure(text, "fastdedup_breaker_opened_total") == 1
+    assert figure(text, "fastdedup_reconciled_total") == 5
+    assert figure(text, "fastdedup_unreplayed_total") == 1
+    assert figure(text, "fastdedup_leases_lost_total") == 1
+
+
+async def test_batches_are_counted_by_size() -> None:
+    async with gated() as gate:
+        await gate.root.claim_many([str(number) for number in range(40)])
+        text = shown(gate)
+    assert figure(text, "fastdedup_batch_size_sum") == 40
+    assert 1 <= figure(text, "fastdedup_batch_size_count") <= 40
+    assert figure(text, "fastdedup_batch_size_bucket", le="+Inf") == figure(text, "fastdedup_batch_size_count")
+
+
+async def test_each_node_of_a_cluster_has_its_batches_counted() -> None:
+    metrics, made = Metrics(), []
+
+    class Engine:
+        def _start(self, batch: Any) -> None:
+            made.append(batch)
+
+    class Router:
+        def _make_engine(self, store: Any) -> Engine:
+            return Engine()
+
+    class Batch:
+        ops = (1, 2, 3)
+
+    router: Any = Router()
+    metrics.count_batches(router)
+    router._make_engine(None)._start(Batch())
+    assert (len(made), metrics.batched, sum(metrics.batches)) == (1, 3, 1)
+    metrics.count_batches(None)
+
+
+async def test_before_opening_there_is_nothing_pending() -> None:
+    metrics = Metrics()
+    Gate(Dedup(codec=RawCodec()), metrics=metrics)
+    text = metrics.render().decode()
+    assert figure(text, "fastdedup_pending_operations") == 0
+    assert figure(text, "fastdedup_breaker_state", state="closed") == 1
+
+
+async def test_a_journal_that_namespaces_share_is_counted_once() -> None:
+    async with gated(on_unavailable=LocalLRU()) as gate:
+        gate.scope("sms")
+        assert shown(gate).count("fastdedup_journal_records{") == 1
+
+
+def test_connections_are_told_apart_by_what_they_speak() -> None:
+    kinds = [type(name, (), {})() for name in ("RespConnection", "Sniffer", "HttpProtocol")]
+    assert [wire_of(kind) for kind in kinds] == ["resp", "unknown", "http"]
+
+
+async def test_the_format_is_one_that_prometheus_reads_and_labels_are_bounded() -> None:
+    async with gated() as gate:
+        gate.metrics.observe("shop", "claim", "acquired", 0.1)
+        families = list(text_string_to_metric_families(shown(gate)))
+    labels = {label for family in families for sample in family.samples for label in sample.labels}
+    assert labels == {"namespace", "verb", "outcome", "le", "state", "answered", "kept", "wire"} - {"answered"}
+    assert all(family.documentation for family in families)
+    assert len(BOUNDS) == len(set(BOUNDS))
+
+
+# A running sidecar
+
+
+def ask_all(ask: redis.Redis) -> None:
+    """Every verb of the Redis protocol once, with both outcomes where it has two."""
+    run = ask.execute_command
+    owner = run("FD.CLAIM", "a", "NS", "shop")[1]
+    run("FD.CLAIM", "a", "NS", "shop")
+    run("FD.RENEW", "a", owner, "NS", "shop")
+    run("FD.COMPLETE", "a", owner, "done", "NS", "shop")
+    with pytest.raises(redis.ResponseError, match="CLAIMLOST"):
+        run("FD.COMPLETE", "a", "somebody", "done", "NS", "shop")
+    run("FD.CLAIM", "b", "OWNER", "me", "NS", "shop")
+    run("FD.RELEASE", "b", "me", "NS", "shop")
+    run("FD.CLAIM", "c", "OWNER", "me", "NS", "shop")
+    run("FD.FAIL", "c", "me", "no", "NS", "shop")
+    token = run("FD.ISSUE", "NS", "shop")
+    run("FD.REDEEM", token, "NS", "shop")
+    run("FD.CONSUME", run("FD.ISSUE", "NS", "shop"), "NS", "shop")
+    run("FD.GET", "a", "NS", "shop")
+    run("FD.FORGET", "a", "NS", "shop")
+    run("FD.FORGET", "a", "NS", "shop")
+    with pytest.raises(redis.ResponseError):
+        run("FD.CLAIM", "a", "NONSENSE", "1")
+
+
+def test_every_verb_of_the_redis_protocol_is_counted() -> None:
+    with Sidecar() as sidecar, sidecar.client() as ask:
+        ask_all(ask)
+        text = sidecar.figures()
+        assert {
+            (verb, outcome): figure(text, TOTAL, namespace="shop", verb=verb, outcome=outcome)
+            for verb, outcome in (
+                ("claim", "acquired"),
+                ("claim", "in_progress"),
+                ("renew", "ok"),
+                ("complete", "ok"),
+                ("complete", "claim_lost"),
+                ("release", "ok"),
+                ("fail", "ok"),
+                ("issue", "ok"),
+                ("redeem", "acquired"),
+                ("consume", "acquired"),
+                ("get", "ok"),
+                ("forget", "ok"),
+                ("forget", "absent"),
+            )
+        } == {
+            ("claim", "acquired"): 3,
+            ("claim", "in_progress"): 1,
+            ("renew", "ok"): 1,
+            ("complete", "ok"): 1,
+            ("complete", "claim_lost"): 1,
+            ("release", "ok"): 1,
+            ("fail", "ok"): 1,
+            ("issue", "ok"): 2,
+            ("redeem", "acquired"): 1,
+            ("consume", "acquired"): 1,
+            ("get", "ok"): 1,
+            ("forget", "ok"): 1,
+            ("forget", "absent"): 1,
+        }
+        assert figure(text, TOTAL) == 16
+        assert figure(text, "fastdedup_bad_requests_total") == 1
+        assert figure(text, "fastdedup_connections", wire="resp") == 1
+        assert figure(text, "fastdedup_connections", wire="http") == 1  # it is asking
+        assert figure(text, "process_resident_memory_bytes") > 0
+
+
+def test_what_http_is_answered_is_counted_too() -> None:
+    transport = None
+    with Sidecar() as sidecar:
+        transport = httpx.HTTPTransport(uds=str(sidecar.path))
+        with httpx.Client(transport=transport, base_url="http://localhost") as ask:
+            owner = ask.post("/v1/claims", json={"key": "a", "namespace": "shop"}).json()["owner"]
+            assert ask.post("/v1/claims", json={"key": "a", "namespace": "shop"}).status_code == 409
+            done = {"key": "a", "owner": owner, "namespace": "shop"}
+            assert ask.post("/v1/claims/complete", json=done).status_code == 200
+            lost = {"key": "a", "owner": "somebody", "namespace": "shop"}
+            assert ask.post("/v1/claims/complete", json=lost).status_code == 409
+            many = [{"op": "claim", "key": str(number), "namespace": "sms"} for number in range(5)]
+            assert ask.post("/v1/batch", json=many).status_code == 200
+        text = sidecar.figures()
+    assert figure(text, TOTAL, namespace="shop", verb="claim", outcome="acquired") == 1
+    assert figure(text, TOTAL, namespace="shop", verb="claim", outcome="in_progress") == 1
+    assert figure(text, TOTAL, namespace="shop", verb="complete", outcome="ok") == 1
+    assert figure(text, TOTAL, namespace="shop", verb="complete", outcome="claim_lost") == 1
+    assert figure(text, TOTAL, namespace="sms", verb="claim", outcome="acquired") == 5
+
+
+async def test_an_outage_shows_in_the_figures(
+    redis_server: RedisServer, redis_url: str, wait_until: Callable[..., Any]
+) -> None:
+    config = '[namespaces.local]\non_unavailable = "local"\n'
+    options = ("--url", redis_url, "--timeout", "0.1", "--ttl", "60")
+    with Sidecar(*options, config=config) as sidecar, sidecar.client() as ask:
+        redis_server.freeze()
+        try:
+            for number in range(5):
+                ask.execute_command("FD.CLAIM", f"k{number}", "NS", "local")
+                with pytest.raises(redis.ResponseError, match="UNAVAILABLE"):
+                    ask.execute_command("FD.CLAIM", "k")
+            text = sidecar.figures()
+        finally:
+            redis_server.thaw()
+        assert figure(text, "fastdedup_breaker_state", state="open") == 1
+        assert figure(text, "fastdedup_degraded_total", namespace="local", answered="yes") == 5
+        assert figure(text, "fastdedup_degraded_total", namespace="fastdedup", answered="no") == 5
+        assert figure(text, "fastdedup_journal_records", namespace="local") == 5
+        assert figure(text, TOTAL, namespace="fastdedup", outcome="unavailable") == 5
+        await wait_until(
+            lambda: figure(sidecar.figures(), "fastdedup_reconciled_total") == 5, description="reconciled"
+        )
+        assert figure(sidecar.figures(), "fastdedup_journal_records") == 0
+
+
+def test_namespaces_that_nobody_configured_do_not_multiply_without_end() -> None:
+    config = "[limits]\nnamespaces = 2\n"
+    with Sidecar(config=config) as sidecar, sidecar.client() as ask:
+        for number in range(10):
+            try:
+                ask.execute_command("FD.CLAIM", "k", "NS", f"made-up-{number}")
+            except redis.ResponseError as error:
+                assert "namespaces" in str(error)  # noqa: PT017 -- some are let in, the others are not
+        text = sidecar.figures()
+    named = {line.split('namespace="')[1].split('"')[0] for line in text.splitlines() if "namespace=" in line}
+    assert len(named) <= 4

@@ -1,0 +1,347 @@
+"""`sidecar://` beyond the contract, which every store has: its own life and death, policies, namespaces."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from fastdedup import (
+    BreakerState,
+    ConfigError,
+    Dedup,
+    LocalLRU,
+    Outcome,
+    ResultTooLargeError,
+    TransitionOutcome,
+    UnavailableError,
+)
+from fastdedup.events import Degraded
+
+from ..contract.test_processes import KEYS, RACER, assert_one_winner_each
+from ..servers import RedisServer
+from ..sidecars import Sidecar
+
+WaitUntil = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def sidecar(server: RedisServer) -> Iterator[Sidecar]:
+    sidecar = Sidecar(server.url).start()
+    yield sidecar
+    sidecar.stop()
+    with server.client() as raw:
+        raw.flushdb()
+
+
+@pytest.fixture
+def outage() -> Iterator[tuple[RedisServer, Sidecar]]:
+    """A server to take down, behind a sidecar: `local` degrades, elsewhere it refuses."""
+    server = RedisServer().start()
+    sidecar = Sidecar(server.url, timeout=0.5, policies={"local": "local", "strict": "7"}).start()
+    yield server, sidecar
+    sidecar.stop()
+    server.stop()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sidecar://",
+        "sidecar:///",
+        "sidecar://host/run/x",
+        "sidecar:///x?a=b",
+        "sidecar:///x#y",
+        "sidecar:///" + "x" * 200,
+    ],
+)
+def test_a_url_that_names_no_socket_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"sidecar:///run|at most"):
+        Dedup(url)
+
+
+def test_replicas_are_the_sidecars_matter() -> None:
+    with pytest.raises(ConfigError, match="sidecar's own"):
+        Dedup("sidecar:///run/fastdedup.sock", replicas=1)
+
+
+async def test_no_sidecar_there_is_an_outage(tmp_path: Path) -> None:
+    async with Dedup(f"sidecar://{tmp_path}/none.sock", timeout=1) as dedup:
+        with pytest.raises(UnavailableError, match="is not running"):
+            await dedup.claim("key")
+    async with Dedup(f"sidecar://{tmp_path}/none.sock", timeout=1, on_unavailable=LocalLRU()) as dedup:
+        assert (await dedup.claim("key")).degraded
+
+
+async def test_something_else_there_is_a_mistake(server: RedisServer) -> None:
+    with pytest.raises(ConfigError, match="no fastdedup sidecar"):
+        await Dedup(f"sidecar://{server.socket}", timeout=5).open()
+
+
+async def test_records_are_those_of_the_store_behind(server: RedisServer, sidecar: Sidecar) -> None:
+    """A program moves between library and sidecar by its URL, also in the middle of its work."""
+    direct = Dedup(server.url, namespace="t", timeout=5)
+    async with direct, Dedup(sidecar.url, namespace="t", timeout=5) as behind:
+        claim = await behind.claim("key", owner="worker", fingerprint="body")
+        again = await direct.claim("key", owner="worker", fingerprint="body")
+        assert (again.fence, again.attempt) == (claim.fence, 1)
+        await again.complete({"by": "direct"})
+        assert (await behind.claim("key")).result == {"by": "direct"}
+
+
+async def test_a_waiter_here_hears_of_a_settling_there(
+    server: RedisServer, sidecar: Sidecar, wait_until: WaitUntil
+) -> None:
+    direct = Dedup(server.url, namespace="t", timeout=5)
+    async with direct, Dedup(sidecar.url, namespace="t", timeout=5) as behind:
+        for holder, waiter in ((direct, behind), (behind, direct)):
+            claim = await holder.claim("key", lease=60)
+            waiting = asyncio.create_task(waiter.claim("key", wait=60))
+            with server.client() as raw:
+                await wait_until(lambda: raw.getrange("t:=key", 1, 1) == b"W", description="it waits")
+            await claim.complete("told")
+            assert (await waiting).result == "told"
+            await direct.forget("key")
+
+
+async def test_a_memory_store_behind_tells_its_waiters(wait_until: WaitUntil) -> None:
+    sidecar = Sidecar("memory://").start()
+    try:
+        async with Dedup(sidecar.url, timeout=5) as one, Dedup(sidecar.url, timeout=5) as other:
+            claim = await one.claim("key", lease=60)
+            waiting = asyncio.create_task(other.claim("key", wait=60))
+            await wait_until(lambda: other._core.waiters._freed, description="it waits")
+            await claim.complete(7)
+            assert (await waiting).result == 7
+    finally:
+        sidecar.stop()
+
+
+async def test_large_results_are_cut_into_commands_that_the_sidecar_takes(sidecar: Sidecar) -> None:
+    async with Dedup(sidecar.url, timeout=10, max_result=4 * 1024 * 1024) as dedup:
+        claims = await dedup.claim_many([f"key-{n}" for n in range(40)])
+        await asyncio.gather(*(claim.complete("x" * 200_000) for claim in claims))
+        again = await dedup.claim_many([f"key-{n}" for n in range(40)])
+        assert {len(claim.result) for claim in again} == {200_000}
+
+
+@pytest.mark.parametrize("size", [300_000, 2_000_000])
+async def test_a_result_beyond_the_sidecars_limits_is_refused_alone(sidecar: Sidecar, size: int) -> None:
+    """More than its `max_result`, more than a frame: either way the claim stays live."""
+    async with Dedup(sidecar.url, timeout=10, max_result=4 * 1024 * 1024) as dedup:
+        claim, other = await dedup.claim_many(["key", "other"])
+        answers = await asyncio.gather(
+            claim.complete("x" * size), other.complete("y"), return_exceptions=True
+        )
+        assert isinstance(answers[0], ResultTooLargeError)
+        assert answers[1] is None
+        await claim.complete("less")
+        assert (await dedup.claim("key")).result == "less"
+
+
+async def test_namespaces_degrade_each_by_its_own_policy(outage: tuple[RedisServer, Sidecar]) -> None:
+    server, sidecar = outage
+    events: list[Any] = []
+    async with (
+        Dedup(sidecar.url, namespace="local", timeout=5, on_event=events.append) as local,
+        Dedup(sidecar.url, namespace="local", timeout=5) as other,
+        Dedup(sidecar.url, namespace="strict", timeout=5) as strict,
+    ):
+        held = await local.claim("held")
+        server.kill()
+        with pytest.raises(UnavailableError):
+            await strict.claim("key")
+        claim = await local.claim("key")
+        assert claim.acquired
+        assert claim.degraded
+        assert (await other.claim("key")).outcome is Outcome.IN_PROGRESS, "one memory for the whole host"
+        assert (await other.claim("held")).outcome is Outcome.IN_PROGRESS
+        await held.complete("kept")
+        await claim.complete("done")
+        assert (await other.claim("key")).result == "done"
+        machine = local.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
+        move = await machine.transition("7", to="paid")
+        assert (move.outcome, move.degraded) == (TransitionOutcome.CHANGED, True)
+        assert local.breaker is BreakerState.CLOSED, "the sidecar itself is there"
+        assert not [event for event in events if isinstance(event, Degraded)]
+
+
+async def test_what_the_sidecar_answered_in_an_outage_gets_into_the_store(
+    outage: tuple[RedisServer, Sidecar], wait_until: WaitUntil
+) -> None:
+    server, sidecar = outage
+    async with Dedup(sidecar.url, namespace="local", timeout=5) as dedup:
+        server.kill()
+        claim = await dedup.claim("key")
+        await claim.complete("done")
+        server.start()
+        async with Dedup(server.url, namespace="local", timeout=5) as direct:
+
+            async def adopted() -> bool:
+                record = await direct.get("key")
+                return record is not None and record.result == "done"
+
+            await wait_until(adopted, description="the sidecar has put it there")
+
+
+async def test_a_waiter_of_a_degraded_claim_is_answered(outage: tuple[RedisServer, Sidecar]) -> None:
+    server, sidecar = outage
+    async with Dedup(sidecar.url, namespace="local", timeout=5) as dedup:
+        server.kill()
+        claim = await dedup.claim("key", lease=60)
+        waiting = asyncio.create_task(dedup.claim("key", wait=60))
+        await asyncio.sleep(0)
+        await claim.complete("told")
+        assert (await waiting).result == "told"
+
+
+async def test_a_killed_sidecar_is_a_clear_error_and_what_it_said_stays_true(
+    server: RedisServer, sidecar: Sidecar, wait_until: WaitUntil
+) -> None:
+    """Under load, kill -9, again and again: each key has one owner, and every completion stands."""
+    errors: list[UnavailableError] = []
+    completed: dict[str, int] = {}
+    owners: dict[str, list[str]] = {}
+    stopping = False
+
+    async with Dedup(sidecar.url, namespace="t", timeout=1.0, lease=120) as dedup:
+
+        async def worker(n: int) -> None:
+            step = 0
+            while not stopping:
+                key = f"{step}-{n % 8}"  # four workers want each key
+                try:
+                    claim = await dedup.claim(key, owner=f"{n}")
+                    if claim.acquired:
+                        owners.setdefault(key, []).append(claim.owner)
+                        await claim.complete({"by": n})
+                        completed[key] = n
+                    elif claim.outcome is Outcome.IN_PROGRESS:
+                        await asyncio.sleep(0)
+                        continue
+                except UnavailableError as error:
+                    errors.append(error)
+                    await asyncio.sleep(0.01)
+                    continue
+                step += 1
+
+        workers = [asyncio.create_task(worker(n)) for n in range(32)]
+        for _ in range(3):
+            reached = len(completed) + 200
+            await wait_until(lambda reached=reached: len(completed) >= reached, description="work goes on")
+            sidecar.kill()
+            met = len(errors)
+            await wait_until(lambda met=met: len(errors) > met, description="callers are told")
+            sidecar.start()
+        reached = len(completed) + 200
+        await wait_until(lambda: len(completed) >= reached, description="they recover by themselves")
+        stopping = True
+        await asyncio.gather(*workers)
+        assert all("sidecar" in str(error) for error in errors)
+        assert all(len(set(names)) == 1 for names in owners.values())
+    async with Dedup(server.url, namespace="t", timeout=5) as direct:
+        for key, n in completed.items():
+            assert (await direct.claim(key)).result == {"by": n}
+
+
+async def test_a_sidecar_that_is_told_to_stop_answers_what_it_took(
+    server: RedisServer, sidecar: Sidecar, wait_until: WaitUntil
+) -> None:
+    """SIGTERM and a new one: callers may see an outage between the two, never another answer."""
+    async with Dedup(sidecar.url, namespace="t", timeout=2.0, on_unavailable=LocalLRU()) as dedup:
+        tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(2000)]
+        await asyncio.sleep(0)
+        await asyncio.to_thread(sidecar.terminate)
+        claims = await asyncio.gather(*tasks)
+        assert all(claim.acquired for claim in claims)
+        sidecar.start()
+
+        async def back() -> bool:
+            await dedup.forget("fresh")
+            return not (await dedup.claim("fresh")).degraded
+
+        await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="it is seen to be back")
+        await wait_until(back, description="it answers")
+
+
+async def test_a_frozen_sidecar_ends_at_the_deadline_and_opens_the_breaker(
+    sidecar: Sidecar, wait_until: WaitUntil
+) -> None:
+    async with Dedup(sidecar.url, timeout=0.3) as dedup:
+        assert (await dedup.claim("key")).acquired
+        sidecar.freeze()
+        for _ in range(3):
+            with pytest.raises(UnavailableError):
+                await dedup.claim("other")
+        assert dedup.breaker is BreakerState.OPEN
+        sidecar.thaw()
+        await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="probes see it back")
+        assert (await dedup.claim("yet another")).acquired
+
+
+async def test_a_listener_goes_on_after_a_restart(sidecar: Sidecar, wait_until: WaitUntil) -> None:
+    """The news are missed, not the settling: the subscription comes again, and everybody looks."""
+    async with Dedup(sidecar.url, timeout=2) as one, Dedup(sidecar.url, timeout=2) as other:
+        claim = await one.claim("key", lease=120)
+        waiting = asyncio.create_task(other.claim("key", wait=60))
+        await wait_until(lambda: other._core.waiters._freed, description="it waits")
+        sidecar.kill()
+        sidecar.start()
+        with contextlib.suppress(UnavailableError):
+            await one.claim("reconnects")
+        await claim.complete("late")
+        assert (await waiting).result == "late"
+
+
+async def test_what_no_store_sends_is_refused(sidecar: Sidecar) -> None:
+    reader, writer = await asyncio.open_unix_connection(sidecar.socket)
+    for words in (
+        ["FD.RUN"],
+        ["FD.RUN", "claim", "2", "t:=a"],
+        ["FD.RUN", "claim", "0", "t:=a"],
+        ["FD.RUN", "steal", "1", "t:=a"],
+        ["FD.RUN", "read", "1", "no key of ours"],
+        ["FD.RUN", "read", "1", f"{'x' * 65}:=a"],
+        ["FD.RUN", "release", "1", "t:=a", "x"],
+        ["FD.STORE", "2"],
+    ):
+        parts = [word.encode() for word in words]
+        writer.write(
+            b"*%d\r\n" % len(parts) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+        )
+        assert (await reader.readline()).startswith(b"-ERR "), words
+    writer.write(b"*1\r\n$4\r\nPING\r\n")
+    assert await reader.readline() == b"+PONG\r\n"
+    writer.close()
+    await writer.wait_closed()
+
+
+def test_four_processes_race_through_two_doors(server: RedisServer, sidecar: Sidecar) -> None:
+    """Two processes through the sidecar, two straight to Redis: each key has one winner."""
+    urls = [sidecar.url, sidecar.url, server.url, server.url]
+    script = RACER.replace(
+        "redis.asyncio.Redis.from_url(url)", f"redis.asyncio.Redis.from_url({server.url!r})"
+    )
+    racers = [
+        subprocess.Popen([sys.executable, "-c", script, url, f"p{n}", str(KEYS)], stdout=subprocess.PIPE)
+        for n, url in enumerate(urls)
+    ]
+    with server.client() as raw:
+        for _ in racers:
+            assert raw.blpop("forever-ready", timeout=30)
+        raw.rpush("forever-go", *range(len(racers)))
+        assert_one_winner_each([orjson.loads(racer.communicate(timeout=60)[0]) for racer in racers])

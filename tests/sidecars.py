@@ -1,0 +1,119 @@
+"""Real sidecars for tests: each a process with a Unix socket of its own, killable and freezable.
+
+`python -m tests.sidecars SOCKET URL TIMEOUT NAMESPACE=POLICY...` is one: the server alone, without its
+command line's settings, which have tests of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from fastdedup import Dedup, FallbackPolicy, LocalLRU, Reject
+from fastdedup.sidecar.gate import Gate, RawCodec
+from fastdedup.sidecar.listener import bound
+from fastdedup.sidecar.server import SidecarServer
+
+from .servers import DEADLINE
+
+ROOT = Path(__file__).parents[1]
+
+
+class Sidecar:
+    """One sidecar process with its own folder, which `stop` removes.
+
+    Args:
+        store: the URL that it serves.
+        timeout: seconds that its store has.
+        policies: by namespace, "local" or seconds of Retry-After; `Reject()` elsewhere.
+    """
+
+    def __init__(self, store: str, *, timeout: float = 5.0, policies: dict[str, str] | None = None) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-sidecar-"))
+        self.socket = self.folder / "fastdedup.sock"
+        self.url = f"sidecar://{self.socket}"
+        named = [f"{name}={policy}" for name, policy in (policies or {}).items()]
+        self._command = [
+            sys.executable,
+            "-m",
+            "tests.sidecars",
+            str(self.socket),
+            store,
+            str(timeout),
+            *named,
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> Sidecar:
+        """Return once it accepts connections."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
+        ends = time.monotonic() + DEADLINE
+        while time.monotonic() < ends:
+            assert self._process.poll() is None, (self.folder / "log").read_text()
+            with socket.socket(socket.AF_UNIX) as probe:
+                try:
+                    probe.connect(str(self.socket))
+                    return self
+                except (FileNotFoundError, ConnectionRefusedError):
+                    time.sleep(0.005)
+        raise TimeoutError("the sidecar did not come up")
+
+    def kill(self) -> None:
+        """End it as a crash would: its socket stays behind."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(DEADLINE)
+
+    def freeze(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def terminate(self) -> None:
+        """End it as an operator would."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(DEADLINE)
+
+    def stop(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.thaw()
+            self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def policy(text: str) -> FallbackPolicy:
+    return LocalLRU() if text == "local" else Reject(retry_after=float(text))
+
+
+async def serve(path: Path, store: str, timeout: float, policies: dict[str, str]) -> None:
+    async def no_http(scope: Any, receive: Any, send: Any) -> None:
+        raise NotImplementedError
+
+    async with Dedup(store, namespace="default", timeout=timeout, codec=RawCodec()) as root:
+        namespaces = {name: {"on_unavailable": policy(text)} for name, text in policies.items()}
+        with bound(path) as listener:
+            server = SidecarServer(Gate(root, namespaces=namespaces), no_http, allowed=lambda peer: True)
+            await server.serve(sockets=[listener])
+
+
+if __name__ == "__main__":
+    socket_path, store_url, seconds, *named = sys.argv[1:]
+    uvloop.run(serve(Path(socket_path), store_url, float(seconds), dict(each.split("=") for each in named)))
