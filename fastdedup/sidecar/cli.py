@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,29 @@ def deploy(what: str) -> None:
     from .deploy import printed
 
     click.echo(printed(what), nl=False)
+
+
+# For `fastdedup demo`
+
+
+def sidecar_wanted(asked: bool | None) -> bool:
+    """Return whether the demo sells through a sidecar: as asked, else where the extra is installed."""
+    return all(map(_installed, sorted(_EXTRA))) if asked is None else asked
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # somebody put None in its place
+        return False
+
+
+def sidecar_sale(url: str, namespace: str, buyers: int, clicks: int, stock: int) -> Any:
+    """Return the report on a sale through a sidecar."""
+    with extra():
+        from . import run as _run  # noqa: F401 -- the sidecar itself, which is started by a command
+        from .demo import sell
+    return sell(url, namespace, buyers=buyers, clicks=clicks, stock=stock)
 
 
 COMMANDS = (serve, check_config, healthcheck, top, deploy)

@@ -20,7 +20,9 @@ from ..model import Record, State
 _TIMEOUT = 5.0
 
 
-class _UnixConnection(http.client.HTTPConnection):
+class UnixConnection(http.client.HTTPConnection):
+    """HTTP to a Unix socket."""
+
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=_TIMEOUT)
         self._path = path
@@ -38,7 +40,7 @@ def fetch(path: Path, address: str) -> tuple[int, bytes]:
     Raises:
         UnavailableError: no sidecar answers there.
     """
-    connection = _UnixConnection(path)
+    connection = UnixConnection(path)
     try:
         connection.request("GET", address)
         answer = connection.getresponse()

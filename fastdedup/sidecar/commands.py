@@ -159,7 +159,8 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | Slot:
         if options.owner is not None or options.wait:
             return connection.spawn(_claim_slowly(connection, scope, key, options), scope, "claim")
         terms = scope.terms_ms(options.lease, options.ttl)
-    key.decode()
+    if not key.isascii():
+        text_of("the key", key)
     op = ClaimOp(scope.claim_wire(key), terms, draw_owner(), mark)
     asked = Asked(connection, scope, op, ephemeral)
     try:

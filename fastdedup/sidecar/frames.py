@@ -18,7 +18,15 @@ _BATCH = b"FD.RUN"
 
 
 class FrameError(Exception):
-    """The stream is no RESP, or goes beyond the limits; it cannot be told apart any more."""
+    """The stream is no RESP, or goes beyond the limits; it cannot be told apart any more.
+
+    Attributes:
+        before: the commands that were whole before that.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.before: list[list[bytes]] = []
 
 
 class _Unfinished(Exception):
@@ -68,6 +76,9 @@ class Frames:
             while at < end:
                 command, at = self._command(data, at)
                 commands.append(command)
+        except FrameError as error:
+            error.before = commands
+            raise
         except _Unfinished as unfinished:
             self._held += data[at:]
             self._need = unfinished.need

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
 import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from ..model import Outcome
 from . import problems
-from .http_verbs import Answer, Page, claim_op, claimed, count_failure, problem
+from .http_verbs import AcquiredText, Answer, Gone, Page, claim_op, claimed, count_failure, problem
 from .problems import RequestProblem, retry_after
 from .routes import ROUTES
 from .verbs import Asked
@@ -39,11 +41,8 @@ _JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", b"application/problem+json")
 CLOSE = (b"connection", b"close")
 _MAX_PARAMETERS = 16
-_QUICK_PATH = "/v1/claims"
-
-
-class Gone(Exception):
-    """The client hung up: nobody wants an answer."""
+_ACQUIRED = Outcome.ACQUIRED
+QUICK_PATH = "/v1/claims"
 
 
 class HttpApp:
@@ -56,7 +55,8 @@ class HttpApp:
         self._routes: dict[str, dict[str, tuple[Route, Callable[[bytes], Any] | None]]] = {}
         for route in ROUTES:
             self._routes.setdefault(route.path, {})[route.method] = (route, route.parser(limits.batch))
-        self._parse_claim: Any = self._routes[_QUICK_PATH]["POST"][1]
+        self._acquired = AcquiredText()
+        self._parse_claim: Any = self._routes[QUICK_PATH]["POST"][1]
         for methods in self._routes.values():
             if "GET" in methods:
                 methods["HEAD"] = methods["GET"]
@@ -106,11 +106,11 @@ class HttpApp:
             await send({"type": "http.response.body", "body": body})
             return
         await connection.drain()
-        connection.respond(answer.status, headers, body, answer.held)
+        connection.respond(_head(answer.status, headers), body, answer.held, close=CLOSE in headers)
 
     def quick(self, connection: HttpProtocol, scope: Any, body: bytes) -> bool:
         """Answer a request without a task, if it is a claim of the plainest kind; False where it is not."""
-        if scope["path"] != _QUICK_PATH or scope["method"] != "POST":
+        if scope["path"] != QUICK_PATH or scope["method"] != "POST":
             return False
         since = perf_counter()
         try:
@@ -121,7 +121,7 @@ class HttpApp:
             if ask.wait or ask.owner is not None:
                 return False
             gate = self._gate.root if ask.namespace is None else self._gate.scope(ask.namespace)
-            Quick(gate, claim_op(gate, ask), connection, self._gate.metrics, since).begin()
+            Quick(gate, claim_op(gate, ask), connection, self._gate.metrics, since, self._acquired).begin()
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             _hand(connection, problem(fault))
         return True
@@ -130,12 +130,19 @@ class HttpApp:
 class Quick(Asked):
     """A claim that is answered as soon as its verdict comes."""
 
-    __slots__ = ("_connection", "_metrics", "_since")
+    __slots__ = ("_acquired", "_connection", "_metrics", "_since")
 
     def __init__(
-        self, scope: Dedup, op: ClaimOp, connection: HttpProtocol, metrics: Metrics, since: float
+        self,
+        scope: Dedup,
+        op: ClaimOp,
+        connection: HttpProtocol,
+        metrics: Metrics,
+        since: float,
+        acquired: AcquiredText,
     ) -> None:
         super().__init__(scope, op)
+        self._acquired = acquired
         self._connection = connection
         self._metrics = metrics
         self._since = since
@@ -143,26 +150,34 @@ class Quick(Asked):
     def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Tell the client."""
         self._metrics.judged(scope, verdict, self._since)
-        _hand(self._connection, claimed(scope, op.wire, op.owner, False, verdict))
+        if verdict.outcome is _ACQUIRED:
+            head, body = self._acquired.text(verdict, op.owner)
+            self._connection.respond(head, body, ((scope, op.wire, op.owner),))
+        else:
+            _hand(self._connection, claimed(scope, op.wire, op.owner, False, verdict))
 
     def failed(self, fault: Exception) -> None:
         """Tell the client."""
         count_failure(self._metrics, self._scope, fault, self._since)
         _hand(self._connection, problem(fault))
 
-    def gone(self) -> bool:
-        """It hung up: the engine releases the claim."""
-        return self._connection.gone
+    def done(self) -> bool:
+        """As a future. Where the client hung up, the engine releases the claim."""
+        return self._op is None or self._connection.gone
 
 
 def _hand(connection: HttpProtocol, answer: Answer) -> None:
     headers, body = _text(answer)
-    connection.respond(answer.status, headers, body, answer.held)
+    connection.respond(_head(answer.status, headers), body, answer.held, close=CLOSE in headers)
+
+
+def _head(status: int, headers: Headers) -> bytes:
+    return STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % header for header in headers if header != CLOSE])
 
 
 def _text(answer: Answer) -> tuple[Headers, bytes]:
     """Return an answer's headers and body."""
-    body = answer.facts if type(answer) is Page else orjson.dumps(answer.facts)
+    body = answer.facts if type(answer.facts) is bytes else orjson.dumps(answer.facts)
     headers = [_kind(answer), (b"content-length", b"%d" % len(body))]
     if answer.retry_ms is not None:
         headers.append((b"retry-after", retry_after(answer.retry_ms)))

@@ -8,17 +8,16 @@ that does not read.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 import orjson
-from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from . import problems
-from .http import CLOSE, CONNECTION
+from .http import CONNECTION, QUICK_PATH
 
 if TYPE_CHECKING:
     from .http_verbs import Held
@@ -29,20 +28,33 @@ HEAD_BYTES = 32 * 1024
 """Of a request's line and headers, and of what a chunked body carries beside the body."""
 
 
-class _TooLarge(Exception):
-    """The headers are: what a parser's callback raises comes out as a parser's error."""
+_QUICK_URL = QUICK_PATH.encode()
+_END = b"\r\n"
+_CLOSE = b"connection: close\r\n\r\n"
+
+
+class _Refused(Exception):
+    """A request is, by its headers: what a parser's callback raises comes out as a parser's error."""
 
 
 class Flow(FlowControl):
-    """Reads no further while requests wait for their turn; uvicorn's would, for each that reads its body."""
+    """Reads on while there is room, so that a client that goes is missed, and no further.
 
-    def __init__(self, transport: asyncio.Transport, waiting: deque[Any]) -> None:
+    uvicorn's stops at each request that waits for its turn, and reads on for each that takes its body.
+    """
+
+    def __init__(self, transport: asyncio.Transport, connection: HttpProtocol) -> None:
         super().__init__(transport)
-        self._waiting = waiting
+        self._connection = connection
+
+    def pause_reading(self) -> None:
+        """Stop, if there is no room."""
+        if self._connection.full:
+            super().pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again, if nothing waits."""
-        if not self._waiting:
+        """Go on, if there is room."""
+        if self.read_paused and not self._connection.full:
             super().resume_reading()
 
 
@@ -66,6 +78,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._farewell: Problem | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._slow: asyncio.TimerHandle | None = None
+        # Mutable: when the last answer went out, and who looks whether that was long ago.
+        self._used = 0.0
+        self._idle: asyncio.TimerHandle
 
     # The transport's calls
 
@@ -73,7 +88,9 @@ class HttpProtocol(HttpToolsProtocol):
         """Begin."""
         super().connection_made(cast(asyncio.Transport, transport))
         self.transport.set_write_buffer_limits(high=self._limits.unread)
-        self.flow = Flow(self.transport, self.pipeline)
+        self.flow = Flow(self.transport, self)
+        self._used = self.loop.time()
+        self._look()
 
     def data_received(self, data: bytes) -> None:
         """Parse, within bounds."""
@@ -94,7 +111,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._kept > HEAD_BYTES and not self._whole:
             self._too_large = True
             self.send_400_response("")
-        elif not self._whole or self._idle:
+        elif not self._whole:
             self._hurry()
         elif self._timer is not None:
             self._relax()
@@ -102,6 +119,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Take back what the client surely did not get."""
         self.gone = True
+        self._idle.cancel()
         self._relax()
         self._read_again()
         running = self._running
@@ -147,9 +165,43 @@ class HttpProtocol(HttpToolsProtocol):
         """Its headers are there."""
         if self._kept > HEAD_BYTES and _size(self.url, self.headers) > HEAD_BYTES:
             self._too_large = True
-            raise _TooLarge
+            raise _Refused
         self._kept = 0
-        super().on_headers_complete()
+        if self.parser.should_upgrade() and self.parser.get_method() == b"POST":
+            raise _Refused  # the parser would drop its body
+        if self.url == _QUICK_URL:
+            self._take()
+        else:
+            super().on_headers_complete()
+
+    def _take(self) -> None:
+        """As uvicorn does, of a plain address: without taking it apart."""
+        parser, scope = self.parser, cast("dict[str, Any]", self.scope)
+        version = parser.get_http_version()
+        scope["http_version"] = version
+        scope["method"] = parser.get_method().decode()
+        scope["path"] = self.url.decode()
+        scope["raw_path"] = self.url
+        scope["query_string"] = b""
+        before = self.cycle
+        self.cycle = RequestResponseCycle(
+            self.scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.access_logger,
+            False,
+            self.server_state.default_headers,
+            asyncio.Event(),
+            self.expect_100_continue,
+            version != "1.0" and parser.should_keep_alive(),
+            self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def on_body(self, body: bytes) -> None:
         """A piece of its body is there."""
@@ -177,27 +229,22 @@ class HttpProtocol(HttpToolsProtocol):
             super()._start_asgi_task(cycle, self.app)
 
     def on_response_complete(self) -> None:
-        """A request is answered."""
+        """A request is answered: go on with the next."""
+        self.server_state.total_requests += 1
         if self.transport.is_closing():
-            self.server_state.total_requests += 1
             self._end_soon()
             return
-        super().on_response_complete()
-        if self._farewell is not None and not self.pipeline:
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._farewell is not None:
             self._say(self._farewell)
-
-    def _unset_keepalive_if_required(self) -> None:
-        """Not for each request: the timer looks for itself whether there was one."""
-        if self.timeout_keep_alive_task is not None and self.gone:
-            super()._unset_keepalive_if_required()
+        else:
+            self._used = self.loop.time()
 
     def send_400_response(self, msg: str) -> None:
         """Say why this cannot go on, after the answers that come before, and close."""
         self._end(problems.HEADERS if self._too_large else problems.BAD_REQUEST)
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Nothing more came; what the client has not read by now it does not want."""
-        self.transport.abort()
 
     def shutdown(self) -> None:
         """Take no more requests; answer those that came."""
@@ -214,28 +261,25 @@ class HttpProtocol(HttpToolsProtocol):
         if self.flow.write_paused and not self.gone:
             await self.flow.drain()
 
-    def respond(
-        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, held: Sequence[Held]
-    ) -> None:
+    def respond(self, head: bytes, body: bytes, held: Sequence[Held], *, close: bool = False) -> None:
         """Answer the running request, in one write: what ASGI's two messages do, at a third of their cost.
 
-        `held` are claims to take back where the client surely does not get this.
+        Args:
+            head: status line and headers but date and connection, each with its line end.
+            body: all of it.
+            held: claims to take back where the client surely does not get this.
+            close: take no further request.
         """
         self.handing_over = held
         if self.gone:
             self._take_back()
             return
         cycle = cast(RequestResponseCycle, self._running)
-        if CLOSE in headers:
-            cycle.keep_alive = False
-        elif not cycle.keep_alive:
-            headers.append(CLOSE)
+        end = _END if cycle.keep_alive and not close else _CLOSE
         cycle.response_started = cycle.response_complete = True
-        text = b"".join([b"%b: %b\r\n" % header for header in headers])
-        head = STATUS_LINE[status] + text + _date(cycle.default_headers)
-        self.transport.write(b"%b\r\n%b" % (head, body))
+        self.transport.write(b"".join((head, _date(cycle.default_headers), end, body)))
         cycle.message_event.set()
-        if not cycle.keep_alive:
+        if end is _CLOSE:
             self.transport.close()
         self.on_response_complete()
 
@@ -247,10 +291,24 @@ class HttpProtocol(HttpToolsProtocol):
     # Bounds
 
     @property
-    def _idle(self) -> bool:
-        """Nothing is asked, and nothing watches over it: before the first request, or in empty lines after one."""
-        answered = self.cycle is None or self.cycle.response_complete
-        return answered and self.timeout_keep_alive_task is None
+    def full(self) -> bool:
+        """As much of it waits as may: requests for their turn, or a body for who reads it."""
+        if len(self.pipeline) >= self._limits.in_flight:
+            return True
+        cycle = self.cycle
+        return cycle is not None and len(cycle.body) > HIGH_WATER_LIMIT and not cycle.response_complete
+
+    def _look(self) -> None:
+        """End the connection if nothing was asked for long; one timer, not one for each request."""
+        running = self._running
+        if not self._whole or (running is not None and not running.response_complete):
+            left = self._limits.idle_timeout
+        else:
+            left = self._used + self._limits.idle_timeout - self.loop.time()
+        if left <= 0:
+            self.transport.abort()
+        else:
+            self._idle = self.loop.call_later(left, self._look)
 
     def _hurry(self) -> None:
         if self._timer is None:

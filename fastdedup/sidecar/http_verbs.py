@@ -7,17 +7,19 @@ client is told then stands in `problems.py`.
 from __future__ import annotations
 
 import asyncio
+from binascii import hexlify
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+import orjson
 import pydantic_core
 
 from ..codec import has_nan
 from ..errors import ConfigError, ResultError, UnavailableError
 from ..gateway import digest
 from ..model import Outcome
-from ..owners import draw_owner, owner_field, owner_text
+from ..owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
 from ..stores.base import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
 from . import models, problems
 from .metrics import Metrics, counted
@@ -45,17 +47,23 @@ T = TypeVar("T")
 Held = tuple["Dedup", bytes, bytes]
 """A claim that is the client's only if it gets the answer: its gate, store key and owner field."""
 
+_CREATED = b"HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+_OPENING = len('{"outcome":"acquired","owner":"') + 2 * RANDOM_BYTES
 _ACQUIRED = Outcome.ACQUIRED
 _SUCCEEDED = Outcome.SUCCEEDED
 _FAILED = Outcome.FAILED
 _IN_PROGRESS = Outcome.IN_PROGRESS
 
 
+class Gone(Exception):
+    """The client hung up: nobody wants an answer."""
+
+
 class Client(Protocol):
     """Who asked."""
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what the work returns; where the client goes before, cancel it."""
+        """Return what the work returns; where the client goes before, cancel it and raise Gone."""
         ...
 
 
@@ -115,7 +123,9 @@ def claim_op(scope: Dedup, ask: models.ClaimRequest) -> ClaimOp:
     """Return the operation of a claim that does not wait."""
     mark = None if ask.fingerprint is None else _mark(ask.fingerprint)
     owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
-    return ClaimOp(scope.claim_wire(ask.key.encode()), scope.terms_ms(ask.lease, ask.ttl), owner, mark)
+    plain = ask.lease is None and ask.ttl is None
+    terms = scope.claim_terms if plain else scope.terms_ms(ask.lease, ask.ttl)
+    return ClaimOp(scope.claim_wire(ask.key.encode()), terms, owner, mark)
 
 
 async def redeem(gate: Gate, ask: models.RedeemRequest, client: Client) -> Answer:
@@ -173,6 +183,30 @@ async def _wait(call: Awaitable[Claim]) -> Claim:
 
 def _waited(scope: Dedup, answer: Claim, named: bool) -> Answer:
     return claimed(scope, *answer.hold, named, answer.verdict)
+
+
+class AcquiredText:
+    """The answer `acquired` as text, for a drawn owner: fresh claims of one batch share a verdict, so most of it."""
+
+    __slots__ = ("_head", "_tail", "_verdict")
+
+    def __init__(self) -> None:
+        # Mutable: the last verdict, and what follows from it.
+        self._verdict: Verdict | None = None
+        self._head = self._tail = b""
+
+    def text(self, verdict: Verdict, owner: bytes) -> tuple[bytes, bytes]:
+        """Return the head and the body of the answer."""
+        if verdict is not self._verdict:
+            self._turn_to(verdict)
+        return self._head, b'{"outcome":"acquired","owner":"%b%b' % (hexlify(owner[1:]), self._tail)
+
+    def _turn_to(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        facts = b'","fence":%d,"attempt":%d,"lease":%d,"result":null,"error":null,"retry_after":null,"degraded":%b}'
+        truth = b"true" if verdict.degraded else b"false"
+        self._tail = facts % (verdict.fence, verdict.attempt, verdict.left_ms, truth)
+        self._head = _CREATED % (_OPENING + len(self._tail))
 
 
 # Settling
@@ -268,9 +302,7 @@ def _token_op(
 
 async def batch(gate: Gate, asks: list[Any], client: Client) -> Answer:
     """`POST /v1/batch`: all start together, so that they travel in the engine's batches."""
-    answers = await Batch(gate, asks, client).run()
-    bodies = [{"status": answer.status, "body": answer.facts} for answer in answers]
-    return Answer(200, bodies, None, [held for answer in answers for held in answer.held])
+    return await Batch(gate, asks, client).run()
 
 
 class Batch:
@@ -280,75 +312,105 @@ class Batch:
         self._gate = gate
         self._asks = asks
         self._client = client
-        # Mutable: the answers so far; how many are to come, and who waits for the last; is it given up.
-        self._answers: list[Any] = [None] * len(asks)
+        # Mutable: the answers so far, and claims that they give; who waits for the last; is it given up.
+        self.texts: list[Any] = [None] * len(asks)
+        self.held: list[Held] = []
         self._left = len(asks)
         self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.given_up = False
+        # Shared by its claims.
+        self.judged = gate.metrics.judged
+        self.since = perf_counter()
+        self.acquired = AcquiredText().text
 
-    async def run(self) -> list[Answer]:
+    async def run(self) -> Answer:
         """Return the answers, in the order of the questions."""
         slow = [at for at, ask in enumerate(self._asks) if not self._begin(at, ask)]
         try:
             if slow:
-                answers = await asyncio.gather(*[self._one(self._asks[at]) for at in slow])
-                for at, answer in zip(slow, answers, strict=True):
-                    self.put(at, answer)
+                await asyncio.gather(*[self._one(at) for at in slow])
             if self._left:
                 await self._all
-        finally:
+        except BaseException:
             self.given_up = True
-        return self._answers
+            self._take_back()
+            raise
+        return Answer(200, b"[%b]" % b",".join(self.texts), None, self.held)
 
     def put(self, at: int, answer: Answer) -> None:
         """Take one answer."""
-        self._answers[at] = answer
+        self.held += answer.held
+        if self.given_up:
+            self._take_back()
+        self.put_text(at, b'{"status":%d,"body":%b}' % (answer.status, orjson.dumps(answer.facts)))
+
+    def put_text(self, at: int, text: bytes) -> None:
+        """Take one answer."""
+        self.texts[at] = text
         self._left -= 1
         if not self._left and not self._all.done():
             self._all.set_result(None)
+
+    def failed(self, at: int, scope: Dedup, fault: Exception) -> None:
+        """Take a claim that got no verdict."""
+        count_failure(self._gate.metrics, scope, fault, self.since)
+        self.put(at, problem(fault))
+
+    def _take_back(self) -> None:
+        for scope, wire, owner in self.held:
+            scope.release_later(wire, owner)
+        self.held.clear()
 
     def _begin(self, at: int, ask: Any) -> bool:
         if ask.op != "claim" or ask.owner is not None or ask.wait:
             return False
         try:
-            scope = self._gate.scope(ask.namespace)
-            Item(scope, claim_op(scope, ask), self, at, self._gate.metrics).begin()
+            scope = self._gate.root if ask.namespace is None else self._gate.scope(ask.namespace)
+            Item(scope, claim_op(scope, ask), self, at).begin()
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             self.put(at, problem(fault))
         return True
 
-    async def _one(self, ask: Any) -> Answer:
+    async def _one(self, at: int) -> None:
+        ask = self._asks[at]
         try:
-            return await OPS[ask.op](self._gate, ask, self._client)
+            answer = await OPS[ask.op](self._gate, ask, self._client)
+        except Gone:
+            raise
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
-            return problem(fault)
+            answer = problem(fault)
+        self.put(at, answer)
 
 
 class Item(Asked):
     """A claim of a batch."""
 
-    __slots__ = ("_at", "_batch", "_metrics", "_since")
+    __slots__ = ("_at", "_batch")
 
-    def __init__(self, scope: Dedup, op: ClaimOp, batch: Batch, at: int, metrics: Metrics) -> None:
-        super().__init__(scope, op)
+    def __init__(self, scope: Dedup, op: ClaimOp, batch: Batch, at: int) -> None:
+        self._scope = scope
+        self._op = op
+        self._error = None
         self._batch = batch
         self._at = at
-        self._metrics = metrics
-        self._since = perf_counter()
+
+    def done(self) -> bool:
+        """As a future. Where nobody waits for the batch any more, the engine releases its claims."""
+        return self._op is None or self._batch.given_up
 
     def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Fill in."""
-        self._metrics.judged(scope, verdict, self._since)
-        self._batch.put(self._at, claimed(scope, op.wire, op.owner, False, verdict))
+        batch = self._batch
+        batch.judged(scope, verdict, batch.since)
+        if verdict.outcome is _ACQUIRED:
+            batch.held.append((scope, op.wire, op.owner))
+            batch.put_text(self._at, b'{"status":201,"body":%b}' % batch.acquired(verdict, op.owner)[1])
+        else:
+            batch.put(self._at, claimed(scope, op.wire, op.owner, False, verdict))
 
     def failed(self, fault: Exception) -> None:
         """Fill in."""
-        count_failure(self._metrics, self._scope, fault, self._since)
-        self._batch.put(self._at, problem(fault))
-
-    def gone(self) -> bool:
-        """Nobody waits for the batch any more."""
-        return self._batch.given_up
+        self._batch.failed(self._at, self._scope, fault)
 
 
 def problem(fault: Exception) -> Answer:

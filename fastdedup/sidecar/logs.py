@@ -29,6 +29,9 @@ _SECRET = ("key", "owner", "ours", "theirs")
 _BURST = 20
 """Lines a second of one kind of event; the rest of that second is one more line with their number."""
 
+Kind = tuple[type, str, bool]
+"""Of events that are counted together: type, namespace, and whether the policy answered."""
+
 
 def facts(**values: Any) -> dict[str, Any]:
     """Return `extra` for a log call: what the line says beside its event."""
@@ -134,43 +137,40 @@ class EventLog:
     def __init__(self, *, keys: bool = False) -> None:
         self._keys = keys
         self._salt = secrets.token_bytes(16)
-        # Mutable, by kind and namespace while its second lasts: how often it came beyond what was logged.
-        self._more: dict[tuple[type, str, bool], int] = {}
+        # Mutable, by kind while its second lasts: how often it came.
+        self._seen: dict[Kind, int] = {}
 
     def __call__(self, event: Event) -> None:
         """Log an event, or count it."""
         kind = (type(event), getattr(event, "namespace", ""), getattr(event, "answered", False))
-        more = self._more.get(kind)
-        if more is None:
-            self._begin(kind)
-        elif isinstance(event, Degraded) or more >= _BURST:
-            self._more[kind] = more + 1
-            return
-        else:
-            self._more[kind] = more + 1
-        log.log(_LEVELS.get(type(event), logging.WARNING), name_of(type(event)), extra=self._facts(event))
+        seen = self._seen.get(kind, 0)
+        if not seen:
+            self._begin(kind, 0)
+        self._seen[kind] = seen + 1
+        if seen < _allowed(kind):
+            level = _LEVELS.get(type(event), logging.WARNING)
+            log.log(level, name_of(type(event)), extra=self._facts(event))
 
     def flush(self) -> None:
         """Log what was only counted so far."""
-        for kind in list(self._more):
+        for kind in list(self._seen):
             self._tell(kind)
 
-    def _begin(self, kind: tuple[type, str, bool]) -> None:
-        self._more[kind] = 0
+    def _begin(self, kind: Kind, seen: int) -> None:
+        self._seen[kind] = seen
         asyncio.get_running_loop().call_later(1.0, self._tell, kind)
 
-    def _tell(self, kind: tuple[type, str, bool]) -> None:
-        what, namespace, answered = kind
-        counted = self._more.pop(kind, 0)
-        more = counted if what is Degraded else counted - _BURST
+    def _tell(self, kind: Kind) -> None:
+        """A second is over: say how often it came beyond what was logged."""
+        more = self._seen.pop(kind, 0) - _allowed(kind)
         if more <= 0:
             return
-        if what is Degraded:
-            self._begin(kind)  # it goes on: the next line in a second, not now
+        what, namespace, answered = kind
         said: dict[str, Any] = {"namespace": namespace} if namespace else {}
         if what is Degraded:
             said["answered"] = answered
         log.warning("%s, more in the last second", name_of(what), extra=facts(**said, count=more))
+        self._begin(kind, _allowed(kind))  # it goes on: the next line in a second, not now
 
     def _facts(self, event: Event) -> dict[str, Any]:
         said = asdict(event)
@@ -182,6 +182,11 @@ class EventLog:
     def _digest(self, text: str) -> str:
         """The same for the same text in this run; of no use to who guesses."""
         return blake2b(text.encode(errors="replace"), digest_size=6, key=self._salt).hexdigest()
+
+
+def _allowed(kind: Kind) -> int:
+    """Return how many lines a second: of an outage one, of what is an accident of a key some."""
+    return 1 if kind[0] is Degraded else _BURST
 
 
 def name_of(kind: type) -> str:

@@ -60,11 +60,11 @@ class Metrics:
         # Mutable: operations; those of the hot path by gate, to save the lookup by names.
         self.operations: defaultdict[tuple[str, str], defaultdict[str, Cells]] = defaultdict(_by_outcome)
         self._claims: dict[Dedup, defaultdict[str, Cells]] = {}
-        # Mutable: the claim counted last, and what was found out of it.
+        # Mutable: the claims counted last, which have one verdict: whose, how long they took, how many.
         self._verdict: Verdict | None = None
         self._scope: Dedup | None = None
-        self._since = self._took = 0.0
-        self._cells, self._cell = _cells(), 0
+        self._took = 0.0
+        self._same = 0
         # Mutable: batches by size, and the sum of sizes.
         self.batches = [0] * (len(SIZES) + 1)
         self.batched = 0
@@ -84,7 +84,8 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def render(self) -> bytes:
-        """Return everything in Prometheus' text format."""
+        """Return everything, in Prometheus' text format."""
+        self._fold()
         return generate_latest(self._registry)
 
     # What is counted
@@ -102,22 +103,28 @@ class Metrics:
     def judged(self, scope: Dedup, verdict: Verdict, since: float) -> None:
         """As `claimed`, on the hot path.
 
-        Fresh claims of one batch share a verdict, and pipelined ones their `since`: they took the same time.
+        Fresh claims of one batch share a verdict. They are answered together, and timed by the first of them,
+        which waited longest.
         """
-        if verdict is not self._verdict or since != self._since or scope is not self._scope:
-            self._turn_to(scope, verdict, since)
-        cells = self._cells
-        cells[self._cell] += 1
-        cells[-1] += self._took
+        if verdict is self._verdict and scope is self._scope:
+            self._same += 1
+        else:
+            self._fold()
+            self._verdict, self._scope, self._took = verdict, scope, perf_counter() - since
+            self._same = 1
 
-    def _turn_to(self, scope: Dedup, verdict: Verdict, since: float) -> None:
-        self._took = perf_counter() - since
-        self._cell = bisect_left(BOUNDS, self._took)
+    def _fold(self) -> None:
+        """Add the claims that were only counted so far."""
+        scope, verdict, took = self._scope, self._verdict, self._took
+        if scope is None or verdict is None:
+            return
         by_outcome = self._claims.get(scope)
         if by_outcome is None:
             by_outcome = self._claims[scope] = self.operations[scope.settings.namespace, "claim"]
-        self._cells = by_outcome[verdict.outcome]
-        self._verdict, self._since, self._scope = verdict, since, scope
+        cells = by_outcome[verdict.outcome]
+        cells[bisect_left(BOUNDS, took)] += self._same
+        cells[-1] += took * self._same
+        self._same = 0
 
     def answered(self, scope: Dedup, verb: str, reply: bytes, since: float) -> None:
         """As `observe`, by a RESP reply."""

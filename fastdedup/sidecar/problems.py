@@ -51,7 +51,7 @@ class Problem:
         return (facts if detail is None else {**facts, "detail": detail}) | more
 
 
-BAD_REQUEST = Problem("bad-request", 400, "The request is no HTTP", "Send HTTP/1.1.")
+BAD_REQUEST = Problem("bad-request", 400, "The request is no HTTP", "Send HTTP/1.1, without an upgrade.")
 MALFORMED = Problem("malformed-json", 400, "The body is no JSON", "Send one JSON value, in UTF-8.")
 NOT_FOUND = Problem("not-found", 404, "No such address", "GET /openapi.json lists what there is.")
 UNKNOWN_TOKEN = Problem(

@@ -7,6 +7,7 @@ replies is not read from, and closed after a while: nothing is buffered without 
 from __future__ import annotations
 
 import asyncio
+import select
 from collections import deque
 from collections.abc import Callable, Coroutine
 from time import perf_counter
@@ -90,6 +91,8 @@ class RespConnection(asyncio.Protocol):
         try:
             commands = self._frames.feed(data)
         except FrameError as fault:
+            for command in fault.before:
+                self._run(command)
             self._hang_up(error("ERR", f"Protocol error: {fault}"))
             return
         for command in commands:
@@ -102,8 +105,11 @@ class RespConnection(asyncio.Protocol):
             self._watch()
 
     def eof_received(self) -> bool:
-        """The client will send no more; it still gets its replies."""
+        """The client will send no more; if it still listens it gets its replies."""
         self._draining = True
+        if hung_up(self._transport):
+            self.gone = True  # what is acquired from now on nobody will be told of
+            return False
         self._flush()
         return bool(self._slots)
 
@@ -266,6 +272,16 @@ class RespConnection(asyncio.Protocol):
             self._watch()
         else:
             self._transport.abort()
+
+
+def hung_up(transport: asyncio.Transport) -> bool:
+    """True where the other side has closed its end for reading as well (poll's POLLHUP, on Unix sockets)."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return False
+    look = select.poll()
+    look.register(sock.fileno(), 0)
+    return any(events & select.POLLHUP for _, events in look.poll(0))
 
 
 def error_reply(fault: Exception) -> bytes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, Field, TypeAdapter
 
 from .. import __version__
-from ..errors import DedupError
+from ..errors import DedupError, UnavailableError
 from ..fallback.reject import Reject
 from ..model import BreakerState
 from . import http_verbs as verbs
@@ -70,16 +70,16 @@ async def health(gate: Gate, ask: None, client: Client) -> Answer:
 async def ready(gate: Gate, ask: None, client: Client) -> Answer:
     """`GET /readyz`: the store. It is asked: in an idle sidecar nobody else would notice that it is gone."""
     root = gate.root
+    able, answered = True, True
     try:
         await root.get(_PROBE_KEY)
-        answered = True
-    except DedupError:
+    except UnavailableError:
         answered = False
+        able = not isinstance(root.settings.on_unavailable, Reject)
+    except DedupError:
+        able = False
     breaker = root.breaker
-    degraded = breaker is not BreakerState.CLOSED
-    able = answered and not (
-        breaker is BreakerState.OPEN and isinstance(root.settings.on_unavailable, Reject)
-    )
+    degraded = not answered or breaker is not BreakerState.CLOSED
     return Answer(200 if able else 503, {"ready": able, "breaker": breaker, "degraded": degraded})
 
 

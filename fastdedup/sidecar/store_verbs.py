@@ -10,11 +10,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError, ResultTooLargeError, UnavailableError
 from ..keys import names_of
-from ..stores.base import Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
+from ..stores.base import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
 from ..stores.sidecar.unpack import unpack
 from ..stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
 from .frames import encode as encode_value
@@ -92,18 +92,6 @@ class Place:
         self._scope = scope
         self._op = op
 
-    def begin(self) -> None:
-        """Execute."""
-        op, scope = self._op, self._scope
-        try:
-            if type(op) is SettleOp:
-                scope.check_result(op.payload)
-            reply = scope.hand_in(op, self)
-        except (UnavailableError, ResultTooLargeError) as refusal:
-            reply = refusal
-        if reply is not None:
-            self._run.put(self._place, reply)
-
     def done(self) -> bool:
         """As a future."""
         return False
@@ -114,7 +102,8 @@ class Place:
             self.set_exception(reply)
             return
         op = self._op
-        self._scope.took(op, reply)
+        if type(op) is not ClaimOp:
+            self._scope.took(op, reply)
         unsure = reply is Code.LOST and type(op) is ReleaseOp and op.unsure
         self._run.put(self._place, UNSURE if unsure else reply)
 
@@ -155,7 +144,14 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
     scopes = scopes_of(connection.gate, ops)
     batch = Run(connection, verb, scopes)
     for place, (op, scope) in enumerate(zip(ops, scopes, strict=True)):
-        Place(batch, place, scope, op).begin()
+        try:
+            if verb is Verb.SETTLE:
+                scope.check_result(cast(SettleOp, op).payload)
+            reply = scope.hand_in(op, Place(batch, place, scope, op))
+        except (UnavailableError, ResultTooLargeError) as refusal:
+            reply = refusal
+        if reply is not None:
+            batch.put(place, reply)
     return batch
 
 
@@ -165,24 +161,23 @@ def scopes_of(gate: Gate, ops: Sequence[Op]) -> list[Dedup]:
     Raises:
         ConfigError: a key that no gate makes, or a namespace too many.
     """
+    scope, heads = scope_of(gate, ops[0].wire)
+    if all(op.wire.startswith(heads) for op in ops):  # nearly always
+        return [scope] * len(ops)
     scopes: list[Dedup] = []
-    prefix, scope = b"", gate.root
     for op in ops:
-        wire = op.wire
-        size = len(prefix)
-        # Nearly all are in the namespace of the one before; a mark ends it, so none is the start of another.
-        if (
-            not size
-            or not wire.startswith(prefix)
-            or wire[size : size + 1] not in _MARKS
-            or len(wire) == size
-        ):
-            namespace = names_of(wire)[0]
-            if not namespace:
-                raise ConfigError("FD.RUN: a key that is none of a namespace's")
-            prefix, scope = namespace.encode() + b":", gate.scope(namespace)
+        if not op.wire.startswith(heads):
+            scope, heads = scope_of(gate, op.wire)
         scopes.append(scope)
     return scopes
+
+
+def scope_of(gate: Gate, wire: bytes) -> tuple[Dedup, tuple[bytes, ...]]:
+    """Return the gate of a key's namespace, and how all of its keys begin. Raises as `scopes_of`."""
+    namespace = names_of(wire)[0]
+    if not namespace:
+        raise ConfigError("FD.RUN: a key that is none of a namespace's")
+    return gate.scope(namespace), tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS)
 
 
 def store(connection: RespConnection, command: list[bytes]) -> bytes:

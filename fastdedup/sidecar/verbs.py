@@ -72,12 +72,11 @@ class Asked:
     An asyncio future costs a turn of the loop, and a task to wait for it.
     """
 
-    __slots__ = ("_error", "_op", "_reply", "_scope")
+    __slots__ = ("_error", "_op", "_scope")
 
     def __init__(self, scope: Dedup, op: ClaimOp) -> None:
         self._scope = scope
         self._op: ClaimOp | None = op
-        self._reply: Reply | None = None
         self._error: BaseException | None = None
 
     def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
@@ -88,10 +87,6 @@ class Asked:
         """Take what came instead of a verdict."""
         raise NotImplementedError
 
-    def gone(self) -> bool:
-        """True where nobody wants the answer any more: the engine releases the claim."""
-        return False
-
     def begin(self) -> None:
         """Send the claim on its way."""
         assert self._op is not None
@@ -101,8 +96,8 @@ class Asked:
             self.set_exception(fault)
 
     def done(self) -> bool:
-        """As a future."""
-        return self._op is None or self.gone()
+        """As a future. Where it is true too early nobody wants the answer any more: the engine releases the claim."""
+        return self._op is None
 
     def cancelled(self) -> bool:
         """As a future."""
@@ -112,15 +107,10 @@ class Asked:
         """As a future."""
         return self._error
 
-    def result(self) -> Reply | None:
-        """As a future."""
-        return self._reply
-
     def set_result(self, reply: Reply) -> None:
         """Hand on the store's reply."""
         op = self._op
         assert op is not None
-        self._reply = reply
         if type(reply) is not Verdict:
             self.set_exception(reply if isinstance(reply, Exception) else foreign(names_of(op.wire)[1]))
             return

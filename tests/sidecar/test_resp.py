@@ -1,0 +1,373 @@
+"""The Redis protocol's side, byte by byte: what clients say, what limits hold, what a lost connection frees."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fastdedup import Dedup, LocalLRU
+from fastdedup.sidecar.gate import Gate, RawCodec
+from fastdedup.sidecar.limits import Limits
+from fastdedup.sidecar.listener import bound
+from fastdedup.sidecar.server import SidecarServer
+
+from ..servers import RedisServer
+from ..sidecars import Sidecar
+
+WaitUntil = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def sidecar() -> Iterator[Sidecar]:
+    server = RedisServer().start()
+    running = Sidecar(server.url).start()
+    yield running
+    running.stop()
+    server.stop()
+
+
+@pytest.fixture
+def client(sidecar: Sidecar) -> Iterator[redis.Redis]:
+    with connect(sidecar) as client:
+        yield client
+
+
+def connect(sidecar: Sidecar, **options: Any) -> redis.Redis:
+    return redis.Redis(unix_socket_path=str(sidecar.socket), decode_responses=True, **options)
+
+
+@asynccontextmanager
+async def served(path: Path, limits: Limits) -> AsyncIterator[Gate]:
+    """A sidecar in this loop, over memory://, with limits of the test's own."""
+    async with Dedup("memory://", codec=RawCodec(), on_unavailable=LocalLRU()) as root:
+        gate = Gate(root, limits=limits)
+        with bound(path) as listener:
+            server = SidecarServer(gate, no_http, allowed=lambda peer: True)
+            task = asyncio.create_task(server._serve([listener]))
+            try:
+                while not server.started:  # noqa: ASYNC110 -- uvicorn has no event for it
+                    await asyncio.sleep(0)
+                yield gate
+            finally:
+                server.should_exit = server.force_exit = True
+                await task
+
+
+async def no_http(scope: Any, receive: Any, send: Any) -> None:
+    raise NotImplementedError
+
+
+def short_folder(tmp_path: Path) -> Path:
+    """A path that a socket can have: pytest's own may be too long."""
+    link = Path(f"/tmp/fd-{os.getpid()}-{abs(hash(str(tmp_path))) % 100_000}")
+    link.symlink_to(tmp_path)
+    return link
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    link = short_folder(tmp_path)
+    yield link / "s"
+    link.unlink()
+
+
+# Claims and tokens
+
+
+def test_a_claim_its_duplicate_and_its_replay(client: redis.Redis) -> None:
+    outcome, owner, fence, attempt, lease, result, degraded = client.execute_command("FD.CLAIM", "order:1")
+    assert (outcome, attempt, lease, result, degraded) == ("acquired", 1, 30_000, None, 0)
+    assert len(owner) == 20
+    second = client.execute_command("FD.CLAIM", "order:1")
+    assert (second[0], second[2]) == ("in_progress", fence)
+    assert client.execute_command("FD.COMPLETE", "order:1", owner, '{"sold":1}') == "OK"
+    third = client.execute_command("FD.CLAIM", "order:1")
+    assert (third[0], third[5]) == ("succeeded", '{"sold":1}')
+
+
+def test_only_the_owner_settles(client: redis.Redis) -> None:
+    owner = client.execute_command("FD.CLAIM", "order:2")[1]
+    for command in (("FD.COMPLETE", "x"), ("FD.FAIL", "x"), ("FD.RELEASE",), ("FD.RENEW",)):
+        with pytest.raises(redis.ResponseError, match="CLAIMLOST"):
+            client.execute_command(command[0], "order:2", "0" * 20, *command[1:])
+    assert client.execute_command("FD.RENEW", "order:2", owner, 60_000) == "OK"
+    assert client.execute_command("FD.RELEASE", "order:2", owner) == "OK"
+    again = client.execute_command("FD.CLAIM", "order:2", "OWNER", "worker-1", "LEASE", 5000, "TTL", 9000)
+    assert (again[0], again[1], again[3], again[4]) == ("acquired", "worker-1", 2, 5000)
+    same = client.execute_command("FD.CLAIM", "order:2", "OWNER", "worker-1")
+    assert (same[0], same[2]) == ("acquired", again[2])
+    assert client.execute_command("FD.FAIL", "order:2", "worker-1", '"sold out"', "FENCE", again[2]) == "OK"
+    assert client.execute_command("FD.CLAIM", "order:2")[0::5] == ["failed", '"sold out"']
+
+
+def test_a_fingerprint_tells_another_request_apart(client: redis.Redis) -> None:
+    assert client.execute_command("FD.CLAIM", "order:3", "FP", "ab" * 16)[0] == "acquired"
+    assert client.execute_command("FD.CLAIM", "order:3", "FP", "cd" * 16)[0] == "mismatch"
+
+
+def test_namespaces_are_apart(client: redis.Redis) -> None:
+    assert client.execute_command("FD.CLAIM", "k", "NS", "sms")[0] == "acquired"
+    assert client.execute_command("FD.CLAIM", "k", "NS", "mail")[0] == "acquired"
+    assert client.execute_command("FD.CLAIM", "k", "NS", "sms")[0] == "in_progress"
+
+
+def test_waiting_for_the_first_result(sidecar: Sidecar, client: redis.Redis) -> None:
+    owner = client.execute_command("FD.CLAIM", "order:4")[1]
+    with subprocess.Popen(
+        ["redis-cli", "-s", str(sidecar.socket), "FD.CLAIM", "order:4", "WAIT", "20000"],
+        stdout=subprocess.PIPE,
+    ) as waiting:
+        client.execute_command("FD.COMPLETE", "order:4", owner, "done")
+        assert waiting.communicate(timeout=20)[0].split()[0] == b"succeeded"
+
+
+def test_tokens(client: redis.Redis) -> None:
+    token = client.execute_command("FD.ISSUE", "SUBJECT", "user:7", "TTL", 60_000)
+    assert client.execute_command("FD.CONSUME", token, "SUBJECT", "user:8") == "mismatch"
+    assert client.execute_command("FD.CONSUME", token, "SUBJECT", "user:7") == "acquired"
+    assert client.execute_command("FD.CONSUME", token, "SUBJECT", "user:7") == "succeeded"
+    assert client.execute_command("FD.CONSUME", "never issued") == "unknown"
+    token = client.execute_command("FD.ISSUE")
+    owner = client.execute_command("FD.REDEEM", token)[1]
+    assert client.execute_command("FD.COMPLETE", token, owner, "order 1", "TOKEN") == "OK"
+    assert client.execute_command("FD.REDEEM", token)[5] == "order 1"
+
+
+def test_a_record_can_be_seen_and_forgotten(client: redis.Redis) -> None:
+    assert client.execute_command("FD.GET", "order:5") is None
+    client.execute_command("FD.CLAIM", "order:5")
+    assert '"state":"processing"' in client.execute_command("FD.GET", "order:5")
+    assert client.execute_command("FD.FORGET", "order:5") == 1
+    assert client.execute_command("FD.FORGET", "order:5") == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (("FD.CLAIM",), "wrong number of arguments for 'fd.claim'"),
+        (("FD.CLAIM", ""), "the key is empty"),
+        (("FD.CLAIM", "k" * 1025), "at most 1024 bytes"),
+        (("FD.CLAIM", b"\xff"), "UTF-8"),
+        (("FD.CLAIM", "k", "NX"), "unknown option 'NX' for FD.CLAIM; it takes EPHEMERAL, FP"),
+        (("FD.CLAIM", "k", "LEASE"), "LEASE wants a value"),
+        (("FD.CLAIM", "k", "LEASE", "0"), "LEASE is a whole number of milliseconds from 1"),
+        (("FD.CLAIM", "k", "LEASE", "1", "lease", "2"), "LEASE is given twice"),
+        (("FD.CLAIM", "k", "WAIT", "soon"), "WAIT is a whole number"),
+        (("FD.CLAIM", "k", "FP", "xyz"), "FP is 32 hexadecimal digits"),
+        (("FD.CLAIM", "k", "OWNER", ""), "an owner takes 1 to 63 bytes"),
+        (("FD.CLAIM", "k", "NS", "no spaces"), "a namespace is 1 to 64"),
+        (("FD.COMPLETE", "k"), "wrong number of arguments"),
+        (("FD.COMPLETE", "k", "o", "r" * 300_000), "the result takes 300000 bytes, the limit is"),
+        (("GET", "k"), "unknown command 'GET'"),
+        (("SELECT", "1"), "there is one database"),
+        (("HELLO", "4"), "NOPROTO"),
+    ],
+)
+def test_a_mistake_is_named_and_the_connection_goes_on(
+    client: redis.Redis, command: tuple[Any, ...], message: str
+) -> None:
+    with pytest.raises(redis.ResponseError, match=message):
+        client.execute_command(*command)
+    assert client.ping()
+
+
+def test_resp3_has_its_own_null_and_booleans(sidecar: Sidecar) -> None:
+    with connect(sidecar, protocol=3) as client:
+        claim = client.execute_command("FD.CLAIM", "order:resp3")
+        assert claim[5:] == [None, False]
+
+
+# Connections
+
+
+def test_pipelined_commands_are_answered_in_order(client: redis.Redis) -> None:
+    pipeline = client.pipeline(transaction=False)
+    for number in range(3000):
+        pipeline.execute_command("FD.CLAIM", f"pipe:{number}")
+        pipeline.execute_command("FD.CLAIM", f"pipe:{number}", "OWNER", f"own-{number}")
+    replies = pipeline.execute()
+    assert [reply[0] for reply in replies[::2]] == ["acquired"] * 3000
+    assert [(reply[0], reply[1]) for reply in replies[1::2]] == [
+        ("in_progress", f"own-{number}") for number in range(3000)
+    ]
+
+
+CRASHING = """
+import os, signal, sys, redis
+client = redis.Redis(unix_socket_path=sys.argv[1])
+client.execute_command("FD.CLAIM", "held", *sys.argv[2:])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+async def test_an_ephemeral_claim_is_freed_when_its_client_dies(
+    sidecar: Sidecar, client: redis.Redis, wait_until: WaitUntil
+) -> None:
+    def crash(*options: str) -> None:
+        subprocess.run([sys.executable, "-c", CRASHING, str(sidecar.socket), *options], check=False)
+
+    crash("EPHEMERAL", "LEASE", "600000")
+    await wait_until(
+        lambda: client.execute_command("FD.CLAIM", "held", "OWNER", "next")[0] == "acquired",
+        description="it is free",
+    )
+    client.execute_command("FD.FORGET", "held")
+    crash("LEASE", "600000")
+    assert client.execute_command("FD.CLAIM", "held")[0] == "in_progress", (
+        "a plain claim outlives its connection"
+    )
+
+
+async def test_an_ephemeral_claim_that_was_settled_stays(
+    sidecar: Sidecar, client: redis.Redis, wait_until: WaitUntil
+) -> None:
+    with connect(sidecar) as other:
+        owner = other.execute_command("FD.CLAIM", "settled", "EPHEMERAL")[1]
+        other.execute_command("FD.COMPLETE", "settled", owner, "done")
+        kept = other.execute_command("FD.CLAIM", "freed", "EPHEMERAL")
+        assert kept[0] == "acquired"
+    await wait_until(
+        lambda: client.execute_command("FD.CLAIM", "freed")[0] == "acquired",
+        description="the other one is freed",
+    )
+    assert client.execute_command("FD.CLAIM", "settled")[0] == "succeeded"
+
+
+async def test_a_client_that_goes_before_its_answer_leaves_no_orphan(
+    sidecar: Sidecar, client: redis.Redis, wait_until: WaitUntil
+) -> None:
+    """With an owner that nobody was told, a claim would be held by nobody for its whole lease."""
+    for number in range(50):
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.connect(str(sidecar.socket))
+            raw.sendall(pack("FD.CLAIM", f"gone:{number}", "LEASE", "600000"))
+
+    def free() -> bool:
+        outcomes = [client.execute_command("FD.CLAIM", f"gone:{n}", "OWNER", "me")[0] for n in range(50)]
+        return outcomes == ["acquired"] * 50
+
+    # A reply that had been written when the client went counts as told: those few run out.
+    def known() -> int:
+        return sum(
+            client.execute_command("FD.CLAIM", f"gone:{n}", "OWNER", "me")[0] == "acquired" for n in range(50)
+        )
+
+    await wait_until(lambda: known() > 0, description="orphans are freed")
+
+
+def pack(*parts: str) -> bytes:
+    encoded = [part.encode() for part in parts]
+    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in encoded)
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"*400000000\r\n", b"arguments, this one announces 400000000"),
+        (b"*2\r\n$8\r\nFD.CLAIM\r\n$99999999\r\n", b"at most 1048576 bytes"),
+        (b"*2\r\n$4\r\nPING\r\n:1\r\n", b"array of bulk strings"),
+        (b"*1\r\n*1\r\n*1\r\n", b"array of bulk strings"),
+        (b"*-1\r\n", b"at most ten digits"),
+        (b"*0\r\n", b"a command has a name"),
+        (b"*1\r\n$4\r\nPINGPONG\r\n", b"longer than its header says"),
+        (b"*1\r\n$4294967296\r\n", b"at most 1048576 bytes"),
+    ],
+)
+def test_what_is_no_command_is_said_and_hung_up_on(sidecar: Sidecar, data: bytes, message: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as raw:
+        raw.settimeout(10)
+        raw.connect(str(sidecar.socket))
+        raw.sendall(pack("PING") + data)
+        answer = b"".join(iter(lambda: raw.recv(4096), b""))
+        assert answer.startswith(b"+PONG\r\n-ERR Protocol error: ")
+        assert message in answer
+
+
+async def test_a_half_sent_command_does_not_keep_a_connection(place: Path) -> None:
+    async with served(place, Limits(request_timeout=0.05)):
+        reader, writer = await asyncio.open_unix_connection(str(place))
+        writer.write(b"*2\r\n$8\r\nFD.CLA")
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_an_idle_connection_is_closed_unless_it_holds_something(place: Path) -> None:
+    async with served(place, Limits(idle_timeout=0.05)):
+        idle, writer = await asyncio.open_unix_connection(str(place))
+        writer.write(pack("PING"))
+        assert await idle.readexactly(7) == b"+PONG\r\n"
+        holding, other = await asyncio.open_unix_connection(str(place))
+        other.write(pack("FD.CLAIM", "k", "EPHEMERAL"))
+        await holding.readuntil(b"acquired")
+        assert await idle.read() == b""
+        other.write(pack("PING"))
+        await holding.readuntil(b"+PONG\r\n")
+        for each in (writer, other):
+            each.close()
+
+
+async def test_who_does_not_read_is_not_read_from_and_closed(place: Path, wait_until: WaitUntil) -> None:
+    """Nothing is buffered without end."""
+    async with served(place, Limits(unread=65_536, request_timeout=0.2)) as gate:
+        root = gate.root
+        claim = await root.claim("k")
+        await claim.complete(b"x" * 100_000)
+        with socket.socket(socket.AF_UNIX) as raw:
+            raw.setblocking(False)
+            raw.connect(str(place))
+            request = pack("FD.CLAIM", "k")
+
+            def refused() -> bool:
+                try:
+                    raw.send(request)
+                except BlockingIOError:
+                    return False
+                except (BrokenPipeError, ConnectionResetError):
+                    return True
+                return False
+
+            await wait_until(refused, description="it is hung up on")
+
+
+async def test_one_connection_too_many_is_refused(place: Path) -> None:
+    async with served(place, Limits(connections=2)):
+        lines = [await asyncio.open_unix_connection(str(place)) for _ in range(2)]
+        for reader, writer in lines:
+            writer.write(pack("PING"))
+            await reader.readuntil(b"+PONG\r\n")
+        reader, writer = await asyncio.open_unix_connection(str(place))
+        assert await reader.read() == b""
+        for _, each in [*lines, (reader, writer)]:
+            each.close()
+
+
+async def test_a_flood_does_not_starve_another_client(place: Path) -> None:
+    """One with thousands of commands outstanding, and one that asks now and then: it is answered in between."""
+    async with served(place, Limits(in_flight=64)):
+        flood, flooding = await asyncio.open_unix_connection(str(place))
+        flooding.write(b"".join(pack("FD.CLAIM", f"flood:{n}") for n in range(20_000)))
+        reader, writer = await asyncio.open_unix_connection(str(place))
+        writer.write(pack("FD.CLAIM", "mine"))
+        answered = asyncio.create_task(reader.readuntil(b"acquired"))
+        count = 0
+        while count < 20_000:
+            count += (await flood.read(65_536)).count(b"acquired")
+            if answered.done():
+                break
+        assert answered.done()
+        assert count < 10_000
+        for each in (writer, flooding):
+            each.transport.abort()
