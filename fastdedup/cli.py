@@ -9,11 +9,13 @@ import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 import orjson
+from click.core import ParameterSource
 from rich.box import ROUNDED
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,6 +27,9 @@ from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, t
 from fastdedup.bench import Table as Played
 from fastdedup.demo import Report, run_sale, sale_gate
 from fastdedup.sidecar.cli import COMMANDS as SIDECAR
+from fastdedup.sidecar.cli import sidecar_sale, sidecar_wanted
+from fastdedup.sidecar.client import forget_record, get_record
+from fastdedup.sidecar.text import without_secrets as _without_secrets
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -81,7 +86,19 @@ def gate_options(*, namespace: str, url: str | None = None) -> Callable[[Command
     return decorate
 
 
+_at_socket = click.option(
+    "--socket",
+    type=click.Path(dir_okay=False, path_type=Path),
+    is_eager=True,  # before --url, which is not needed then
+    help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one.",
+)
+
+
 def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
+    if ctx.params.get("socket") is not None:
+        if ctx.get_parameter_source("url") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--socket or --url, not both: the sidecar has a store")
+        return ""
     if not url:
         raise click.UsageError("say which store is meant: give --url, or set FASTDEDUP_URL")
     if urlsplit(url).scheme == "memory":
@@ -100,8 +117,15 @@ def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -
     "--clicks", type=click.IntRange(min=1), default=3, show_default=True, help="Of each buyer, at once."
 )
 @click.option("--stock", type=click.IntRange(min=0), default=100, show_default=True, help="Units for sale.")
+@click.option(
+    "--sidecar/--no-sidecar",
+    default=None,
+    help="Sell through a sidecar too, from several processes. [default: where its extra is installed]",
+)
 @gate_options(namespace="demo", url="memory://")
-def demo(buyers: int, clicks: int, stock: int, url: str, namespace: str, as_json: bool) -> None:
+def demo(
+    buyers: int, clicks: int, stock: int, sidecar: bool | None, url: str, namespace: str, as_json: bool
+) -> None:
     """Run a flash sale, and check that the gate kept its promises.
 
     Exits with 1 and names each broken promise if it did not. The namespace is only the beginning of one that
@@ -109,13 +133,17 @@ def demo(buyers: int, clicks: int, stock: int, url: str, namespace: str, as_json
     """
     gate = sale_gate(url, namespace)
     report = _run(_sale(gate, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))
-    if as_json:
-        _print_json(_sale_facts(report))
-    else:
+    if not as_json:
         Console().print(_sale_table(report, title=f"Flash sale on {_without_secrets(url)}"))
-    for violation in report.violations:
+    again = sidecar_sale(url, namespace, buyers, clicks, stock) if sidecar_wanted(sidecar) else None
+    if as_json:
+        _print_json(_sale_facts(report) | ({"sidecar": _sale_facts(again)} if again else {}))
+    elif again:
+        Console().print(_sale_table(again, title="The same through a sidecar, from 4 processes"))
+    violations = [*report.violations, *(again.violations if again else ())]
+    for violation in violations:
         click.echo(f"Broken promise: {violation}", err=True)
-    if report.violations:
+    if violations:
         raise SystemExit(1)
 
 
@@ -173,10 +201,14 @@ def _sale_table(report: Report, *, title: str) -> Table:
 
 @cli.command()
 @click.argument("key")
+@_at_socket
 @gate_options(namespace="fastdedup")
-def inspect(key: str, url: str, namespace: str, as_json: bool) -> None:
+def inspect(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
     """Show the record of KEY; exits with 1 if there is none."""
-    record = _run(_get(Dedup(url, namespace=namespace), key))
+    if socket is None:
+        record = _run(_get(Dedup(url, namespace=namespace), key))
+    else:
+        record = get_record(socket, key, _namespace_if_given(namespace))
     if as_json:
         _print_json(None if record is None else _record_facts(record))
     elif record is not None:
@@ -189,10 +221,14 @@ def inspect(key: str, url: str, namespace: str, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("key")
+@_at_socket
 @gate_options(namespace="fastdedup")
-def forget(key: str, url: str, namespace: str, as_json: bool) -> None:
+def forget(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
     """Delete the record of KEY, so that its next claim is the first; exits with 1 if there is none."""
-    forgotten = _run(_forget(Dedup(url, namespace=namespace), key))
+    if socket is None:
+        forgotten = _run(_forget(Dedup(url, namespace=namespace), key))
+    else:
+        forgotten = forget_record(socket, key, _namespace_if_given(namespace))
     if as_json:
         _print_json({"key": key, "forgotten": forgotten})
     elif forgotten:
@@ -265,6 +301,12 @@ def _played_table(played: Played) -> Table:
     return table
 
 
+def _namespace_if_given(namespace: str) -> str | None:
+    """A sidecar knows its default namespace better."""
+    source = click.get_current_context().get_parameter_source("namespace")
+    return None if source is ParameterSource.DEFAULT else namespace
+
+
 async def _get(gate: Dedup, key: str) -> Record | None:
     async with gate:
         return await gate.get(key)
@@ -301,12 +343,6 @@ def _record_table(record: Record) -> Table:
         shown = "-" if fact is None else fact if isinstance(fact, str) else _json(fact)
         table.add_row(name, Text(shown))  # Text: a result with [brackets] is no markup
     return table
-
-
-def _without_secrets(url: str) -> str:
-    """A URL as it may be shown: no user, no password, no options."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def _json(facts: Any) -> str:

@@ -222,7 +222,9 @@ async def run_sale(
                 group.create_task(_serve(crowd, queue, on_visit))
     except BaseExceptionGroup as errors:
         raise _first(errors) from None  # one store is down once, not once for each click in flight
-    return _report(shop, crowd, buyers=buyers, clicks=clicks, stock=stock, seconds=perf_counter() - started)
+    return make_report(
+        shop, crowd, buyers=buyers, clicks=clicks, stock=stock, seconds=perf_counter() - started
+    )
 
 
 async def _serve(crowd: Crowd, queue: Iterator[int], on_visit: Callable[[], object]) -> None:
@@ -238,7 +240,8 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
     return error
 
 
-def _report(shop: Shop, crowd: Crowd, *, buyers: int, clicks: int, stock: int, seconds: float) -> Report:
+def make_report(shop: Shop, crowd: Crowd, *, buyers: int, clicks: int, stock: int, seconds: float) -> Report:
+    """Return what the books of a sale say, and which promises they show to be broken."""
     latencies = sorted(shop.latencies)
     return Report(
         buyers=buyers,

@@ -21,7 +21,7 @@ from threading import get_ident
 from typing import Any, NoReturn, cast
 from weakref import WeakSet
 
-from .errors import UnavailableError, UsageError
+from .errors import ConfigError, UnavailableError, UsageError
 from .guard import Guard, OnChange
 from .lanes import Lanes
 from .model import BreakerState, Outcome
@@ -283,6 +283,8 @@ class Engine:
 
     def _end(self, batch: Batch, outcome: Sequence[Reply] | BaseException) -> None:
         self._batches.discard(batch)
+        if not isinstance(outcome, BaseException) and len(outcome) != len(batch.ops):
+            outcome = ConfigError(f"the store gave {len(outcome)} replies to {len(batch.ops)} operations")
         if isinstance(outcome, BaseException):
             self._fail(batch.ops, outcome)
             if isinstance(outcome, UnavailableError) and not self._closed:
@@ -317,12 +319,14 @@ class Engine:
         """Deliver a claim that others follow or witness, or whose caller is gone."""
         if not op.future.done():
             if hasattr(op, "witness"):
-                op.witness(op, reply)
+                reply = op.witness(op, reply)
             op.future.set_result(reply)
         elif self._release_unwanted(op, reply):
             # The release overtakes: one of these may be the first.
             self._promote(op)
-        followers, op.followers = op.followers or [], None
+        followers, op.followers = op.followers, None
+        if not followers:
+            return
         self._pending -= len(followers)
         answer = behind(reply)
         for follower in followers:

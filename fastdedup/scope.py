@@ -100,8 +100,19 @@ class Scope:
             if self._policy.holds(op.wire):
                 raise UnavailableError(_HELD_LOCALLY)
             if self._journal is not None:
-                op.let_witness(self._journal.saw)
+                op.let_witness(self._heard)
         return engine.claim(op, future) if op.terms.shared and not op.named else engine.claim_named(op)
+
+    def _heard(self, op: ClaimOp, reply: Reply) -> Reply:
+        """The store has answered a claim. Where the policy took the key meanwhile, the policy's answer stands."""
+        assert self._journal is not None
+        self._journal.saw(op, reply)
+        if not self._policy.holds(op.wire):
+            return reply
+        try:
+            return self.fall_back(op, UnavailableError(_HELD_LOCALLY))
+        except UnavailableError as error:
+            return error
 
     def disown(self, op: ClaimOp) -> None:
         """Take back a claim whose caller was cancelled."""
@@ -154,17 +165,22 @@ class Scope:
                 held = UnavailableError(_HELD_LOCALLY)
                 return self.fall_back(op, held) if op.verb is Verb.CLAIM else self._ask_policy_alone(op)
             if self._journal is not None and isinstance(op, ClaimOp):
-                op.let_witness(self._journal.saw)
+                op.let_witness(self._heard)
+        engine = self._core.engine
+        if engine is None:
+            raise self._core.not_open()
         try:
-            self._core.running_engine().submit(op, taker)
+            engine.submit(op, taker)
         except UnavailableError as error:
             return self.fall_back(op, error)
         return None
 
     def took(self, op: Op, reply: Reply) -> None:
-        """The store has answered what was handed in."""
-        if self._journal is not None and op.verb is not Verb.CLAIM:
+        """The store has answered what was handed in, and is no claim (that has a witness)."""
+        if self._journal is not None:
             self._journal.saw(op, reply)
+        if op.verb is Verb.FORGET:
+            self._known.drop(names_of(op.wire)[1])
 
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
         """Call `on_freed` for all that wakes a waiter of this gate, as `Store.listen` does; return what ends that.

@@ -62,11 +62,12 @@ class Ledger:
     def acquired(self, process: int, claim: Claim, asked: float) -> Told:
         assert claim.lease is not None
         now = self._loop.time()
-        late = False
+        gone = (claim.owner, claim.fence) in self.gone or asked <= self.forgotten_at.get(claim.key, -1.0)
+        if gone:  # given up, or forgotten, while it was asked for
+            told = Told(process, claim, now, now, settled=True)
+            self.told[claim.key].append(told)
+            return told
         for other in self.told[claim.key]:
-            if not claim.degraded and other.claim.degraded and asked <= other.since:
-                late = True  # what a process decides while a claim is under way, that claim does not hear of
-                continue
             if other.claim.owner == claim.owner or other.settled or other.until <= now + SLACK:
                 continue
             if other.claim.owner in self.losers:
@@ -74,17 +75,17 @@ class Ledger:
             assert other.process != process, f"{other.claim!r} is live, and so is {claim!r}"
             assert other.claim.degraded or claim.degraded, f"the store gave {other.claim!r} and {claim!r}"
         known = self.known.get((process, claim.key))
-        overtaken = known is not None and not claim.degraded and asked <= known.since
-        if known is not None and known.owner not in self.losers and not overtaken:
+        if known is not None and known.owner not in self.losers:
             assert known.until <= now + SLACK, f"{known} is forgotten: {claim!r}"
         owner, fence = self.fences.get((process, claim.key), ("", 0))
-        excused = late or owner == claim.owner or owner in self.losers
+        again = any(
+            (one.claim.owner, one.claim.fence) == (claim.owner, claim.fence) for one in self.told[claim.key]
+        )
+        excused = again or owner in self.losers
         assert excused or claim.fence > fence, f"{claim!r} after fence {fence}"
         self.fences[process, claim.key] = claim.owner, claim.fence
         same = [other.since for other in self.told[claim.key] if other.claim.owner == claim.owner]
-        told = Told(
-            process, claim, min([now, *same]), asked + claim.lease, (claim.owner, claim.fence) in self.gone
-        )
+        told = Told(process, claim, min([now, *same]), asked + claim.lease)
         self.told[claim.key].append(told)
         return told
 

@@ -6,6 +6,7 @@ command line's settings, which have tests of their own.
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -111,6 +112,8 @@ async def serve(path: Path, store: str, timeout: float, policies: dict[str, str]
         namespaces = {name: {"on_unavailable": policy(text)} for name, text in policies.items()}
         with bound(path) as listener:
             server = SidecarServer(Gate(root, namespaces=namespaces), no_http, allowed=lambda peer: True)
+            gc.collect()
+            gc.freeze()  # as the sidecar's own main does
             await server.serve(sockets=[listener])
 
 

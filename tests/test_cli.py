@@ -18,7 +18,7 @@ from fastdedup.bench import SCENARIOS, Scenario
 from fastdedup.demo import Report
 
 FEW_CALLERS = (Scenario("few", "Four callers", "claim", 4),)
-DEMO = ["demo", "--buyers", "100", "--stock", "7"]
+DEMO = ["demo", "--buyers", "100", "--stock", "7", "--no-sidecar"]
 
 
 @pytest.fixture
@@ -110,6 +110,47 @@ def test_demo_names_each_broken_promise_and_fails(
     assert result.exit_code == 1
     assert "Broken promise: too many sold\nBroken promise: one bought two\n" in result.stderr
     assert ("BROKEN" in result.stdout) is not options
+
+
+def test_demo_sells_through_a_sidecar_too(run: Callable[..., Result]) -> None:
+    result = run("demo", "--buyers", "60", "--stock", "7", "--json")
+    assert (result.exit_code, result.stderr) == (0, ""), result.output
+    report = json.loads(result.stdout)["sidecar"]
+    assert (report["sold"], report["duplicates_replayed"], report["violations"]) == (7, 120, [])
+
+
+def test_demo_shows_a_second_table_for_the_sidecar_and_names_its_broken_promises(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = json.loads(run(*DEMO, "--json").stdout)
+    for derived in ("tokens_refused", "claims_per_second", "operations_per_second"):
+        del report[derived]
+    broken = Report(**report | {"violations": ("sold twice",)})
+    monkeypatch.setattr(fastdedup.cli, "sidecar_sale", lambda *args: broken)
+    result = run(*DEMO[:-1], "--sidecar")
+    assert result.exit_code == 1
+    assert result.stdout.count("7 of 7") == 2
+    assert "through a sidecar" in " ".join(result.stdout.split())
+    assert "Broken promise: sold twice\n" in result.stderr
+
+
+def test_demo_goes_without_a_sidecar_where_its_extra_is_missing_unless_asked() -> None:
+    """In a process of its own: in this one everything is imported already."""
+    script = (
+        "import sys; sys.modules['uvicorn'] = None\n"
+        "from fastdedup.__main__ import main\n"
+        "sys.argv = ['fastdedup', 'demo', '--buyers', '20', '--json', *sys.argv[1:]]; main()"
+    )
+    silent, asked = (
+        subprocess.run(
+            [sys.executable, "-c", script, *options], capture_output=True, text=True, timeout=60, check=False
+        )
+        for options in ([], ["--sidecar"])
+    )
+    assert silent.returncode == 0
+    assert "sidecar" not in json.loads(silent.stdout)
+    assert asked.returncode == 1
+    assert "pip install 'fastdedup[sidecar]'" in asked.stderr
 
 
 def test_demo_refuses_a_sale_without_buyers(run: Callable[..., Result]) -> None:
@@ -330,4 +371,7 @@ def test_without_its_extra_the_command_names_it(missing: str) -> None:
 def test_help_lists_every_command(run: Callable[..., Result]) -> None:
     result = run("--help")
     assert result.exit_code == 0
-    assert all(command in result.stdout for command in ("demo", "inspect", "forget", "bench"))
+    assert all(
+        command in result.stdout
+        for command in ("demo", "inspect", "forget", "bench", "serve", "top", "deploy")
+    )

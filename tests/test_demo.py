@@ -1,6 +1,7 @@
 """The flash sale keeps its promises on every store; its own checks can fail: each planted bug is named."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, DedupError, Outcome, UnavailableError
-from fastdedup.demo import Reply, Report, Shop, run_sale, sale_gate
+from fastdedup.demo import Reply, Report, Shop, make_report, run_sale, sale_gate
+from fastdedup.sidecar import demo as sidecar_demo
+from fastdedup.sidecar.wires import Answer
 
 BUYERS, STOCK = 120, 10
 THEFTS, FORGERIES = 12, 2  # of 120 buyers: numbers 0, 10, … and 0, 100
@@ -199,3 +202,53 @@ async def test_an_unavailable_store_ends_the_sale_with_the_error_itself() -> Non
         with pytest.raises(UnavailableError) as caught:
             await sale(gate)
     assert isinstance(caught.value, DedupError)
+
+
+# Through a sidecar
+
+
+def test_the_sale_through_a_sidecar_keeps_every_promise(url: str) -> None:
+    report = sidecar_demo.sell(url, "demo", buyers=BUYERS, clicks=3, stock=STOCK)
+    assert report.violations == ()
+    assert report.sold == STOCK
+    assert report.duplicates_replayed == 2 * BUYERS
+    assert (report.refused_used, report.refused_foreign, report.refused_unknown) == (
+        BUYERS,
+        THEFTS,
+        FORGERIES,
+    )
+    assert report.claims == 3 * BUYERS + report.in_progress + report.tokens_refused
+
+
+def test_what_the_processes_saw_is_checked_as_one_shops_books() -> None:
+    sold = (200, {"buyer": "buyer:0", "order": 1})
+    twice = [
+        sidecar_demo.Books(
+            clicks=[("order:buyer:0", sold)],
+            first=[("order:buyer:0", sold)],
+            orders=Counter({"buyer:0": 1}),
+            accepted=Counter({"token": 1}),
+        )
+        for _ in range(2)
+    ]
+    shop, crowd = sidecar_demo._put_together(twice, ["token"], clicks=2)
+    report = make_report(shop, crowd, buyers=1, clicks=2, stock=1, seconds=1.0)
+    for promise in ("exactly 1 units", "bought more than one", "each idempotency key", "each token"):
+        assert any(promise in violation for violation in report.violations), report.violations
+
+
+def test_a_sidecar_that_does_not_start_is_an_error() -> None:
+    with pytest.raises(UnavailableError, match="no sidecar answers"):
+        sidecar_demo.sell("gopher://nowhere", "demo", buyers=1, clicks=1, stock=1)
+
+
+def test_a_click_told_for_ever_to_come_back_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stuck:
+        def claim(self, key: str, mark: str, wait: float) -> Answer:
+            return Answer(Outcome.IN_PROGRESS, "", None)
+
+    monkeypatch.setattr(sidecar_demo, "_TRIES", 3)
+    till = sidecar_demo.Till(sidecar_demo.Job("", 0, 1, 1, ["token"]), Stuck(), None)  # type: ignore[arg-type]
+    books = till.sell()
+    assert books.clicks == [("order:buyer:0", (409, None))]
+    assert books.answers[Outcome.IN_PROGRESS] == 3 + 3  # and each misused form once

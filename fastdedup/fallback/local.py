@@ -172,11 +172,12 @@ class LocalLRU:
         """A claim was granted that was under way when the line began; True where it makes the line void."""
         if type(reply) is not Verdict or reply.outcome is not Outcome.ACQUIRED:
             return False
-        now, entry = self._store.now(), self._store.entry(op.wire)
-        if entry is not None and entry.state in "SFM":
-            return False
-        if entry is not None and entry.state in "PW" and entry.until > now:
-            if isinstance(op, ClaimOp) and op.owner == entry.owner:
+        now, entry, line = self._store.now(), self._store.entry(op.wire), self._journal.lines[op.wire]
+        live = entry is not None and entry.state in "PW" and entry.until > now
+        if entry is not None and (live or entry.state in "SFM"):
+            if isinstance(op, ClaimOp) and op.owner != entry.owner:
+                line.gave_way(op.owner)  # its caller is told of the one here, so nobody holds it there
+            elif live:
                 # The same owner twice: the longer lease holds.
                 entry.until = max(entry.until, now + reply.left_ms)
             return False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..checks import MAX_SECONDS
 from ..keys import MAX_KEY_BYTES
@@ -17,6 +17,12 @@ from ..owners import MAX_OWNER_BYTES
 
 _MAX_MS = round(MAX_SECONDS * 1000)
 _MAX_FENCE = 2**53 - 1
+
+
+def _whole(value: object) -> object:
+    """JSON knows one kind of number: 5.0 is as whole as 5."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
 
 Key = Annotated[
     str,
@@ -34,12 +40,16 @@ Owner = Annotated[
 Namespace = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,64}$", description="The sidecar's default one where missing.")
 ]
-Milliseconds = Annotated[int, Field(ge=1, le=_MAX_MS)]
+Milliseconds = Annotated[int, Field(ge=1, le=_MAX_MS), BeforeValidator(_whole)]
 Wait = Annotated[
-    int, Field(ge=0, le=_MAX_MS, description="Milliseconds to wait for a present owner to settle.")
+    int,
+    Field(ge=0, le=_MAX_MS, description="Milliseconds to wait for a present owner to settle."),
+    BeforeValidator(_whole),
 ]
 Fence = Annotated[
-    int, Field(ge=0, le=_MAX_FENCE, description="The claim's fence, to be sure that it is that very claim.")
+    int,
+    Field(ge=0, le=_MAX_FENCE, description="The claim's fence, to be sure that it is that very claim."),
+    BeforeValidator(_whole),
 ]
 Fingerprint = Annotated[
     Any,

@@ -109,8 +109,8 @@ class ClaimOp(Op):
 
     key: str
     """What the caller calls it."""
-    witness: Callable[[ClaimOp, Reply], None]
-    """Called with the reply before anything else can happen; set by `let_witness` alone."""
+    witness: Callable[[ClaimOp, Reply], Reply]
+    """Called with the reply before anything else can happen, and may change it; set by `let_witness` alone."""
 
     def __init__(self, wire: bytes, terms: Terms, owner: bytes, fingerprint: bytes | None) -> None:
         self.wire = wire
@@ -123,7 +123,7 @@ class ClaimOp(Op):
         self.named = False
         self.counted = False
 
-    def let_witness(self, witness: Callable[[ClaimOp, Reply], None]) -> None:
+    def let_witness(self, witness: Callable[[ClaimOp, Reply], Reply]) -> None:
         """Have the engine call `witness` when the store has answered, before the claimant goes on."""
         self.witness = witness
         self.followers = []  # so that the engine takes the way on which it looks closer

@@ -401,7 +401,7 @@ def steady_clock() -> Callable[[], float]:
 
 def trimmed(payload: bytes) -> bytes:
     """Return the same bytes in memory of their own size: orjson's results hold 4 KiB for the shortest of them."""
-    return bytes(memoryview(payload))
+    return bytes(memoryview(payload)) if payload else payload
 
 
 def stored(entry: Entry, now: int) -> Stored:

@@ -37,7 +37,9 @@ class Sidecar:
         more: environment variables.
     """
 
-    def __init__(self, *options: str, config: str | None = None, own_socket: bool = True, **more: str) -> None:
+    def __init__(
+        self, *options: str, config: str | None = None, own_socket: bool = True, **more: str
+    ) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-sidecar-"))
         self.path = self.folder / "run" / "fastdedup.sock"
         self.options = [*(["--socket", str(self.path)] if own_socket else []), *options]

@@ -132,7 +132,9 @@ leese = 5
 
 def test_every_mistake_is_named_at_once_with_its_line_in_order(write: Any) -> None:
     found = mistakes_in(write(WRONG))
-    assert [line.partition(" ")[0] for line in found] == [f"{n}:" for n in (1, 2, 3, 6, 7, 10, 11, 13, 17, 18, 19)]
+    assert [line.partition(" ")[0] for line in found] == [
+        f"{n}:" for n in (1, 2, 3, 6, 7, 10, 11, 13, 17, 18, 19)
+    ]
     told = dict(line.split(": ", 2)[1:3] for line in found)
     assert told["lese"] == "unknown key; did you mean lease?"
     assert told["limits.fram"] == "unknown key; did you mean frame?"
@@ -215,7 +217,14 @@ def test_check_config_says_ok_and_what_it_comes_to(write: Any) -> None:
     result = check(file)
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith(f"ok: {file}\n")
-    for part in ("redis://host:6379/0", "gid 33", "fastdedup (default)", "lease 30 s", "ttl 1 d", "ttl 1 min"):
+    for part in (
+        "redis://host:6379/0",
+        "gid 33",
+        "fastdedup (default)",
+        "lease 30 s",
+        "ttl 1 d",
+        "ttl 1 min",
+    ):
         assert part in result.stdout
     assert "LocalLRU(maxsize=10)" in result.stdout
     assert "secret" not in result.stdout

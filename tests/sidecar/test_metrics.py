@@ -135,7 +135,9 @@ async def test_batches_are_counted_by_size() -> None:
         text = shown(gate)
     assert figure(text, "fastdedup_batch_size_sum") == 40
     assert 1 <= figure(text, "fastdedup_batch_size_count") <= 40
-    assert figure(text, "fastdedup_batch_size_bucket", le="+Inf") == figure(text, "fastdedup_batch_size_count")
+    assert figure(text, "fastdedup_batch_size_bucket", le="+Inf") == figure(
+        text, "fastdedup_batch_size_count"
+    )
 
 
 async def test_each_node_of_a_cluster_has_its_batches_counted() -> None:
@@ -183,7 +185,9 @@ async def test_the_format_is_one_that_prometheus_reads_and_labels_are_bounded() 
         gate.metrics.observe("shop", "claim", "acquired", 0.1)
         families = list(text_string_to_metric_families(shown(gate)))
     labels = {label for family in families for sample in family.samples for label in sample.labels}
-    assert labels == {"namespace", "verb", "outcome", "le", "state", "answered", "kept", "wire"} - {"answered"}
+    assert labels == {"namespace", "verb", "outcome", "le", "state", "answered", "kept", "wire"} - {
+        "answered"
+    }
     assert all(family.documentation for family in families)
     assert len(BOUNDS) == len(set(BOUNDS))
 

@@ -60,7 +60,7 @@ def test_the_default_socket_is_systemds_then_the_users_then_a_private_one(
 
 
 def test_flags_and_file_reach_the_gate() -> None:
-    config = '[namespaces.sms]\nlease = 5\nttl = 7\n[limits]\nnamespaces = 1\n'
+    config = "[namespaces.sms]\nlease = 5\nttl = 7\n[limits]\nnamespaces = 1\n"
     with Sidecar("--namespace", "shop", "--lease", "9", config=config) as sidecar, sidecar.client() as ask:
         assert ask.execute_command("FD.CLAIM", "k")[4] == 9000
         assert ask.execute_command("FD.CLAIM", "k", "NS", "sms")[4] == 5000
@@ -85,7 +85,9 @@ def test_without_its_extra_it_names_it(missing: str) -> None:
         "from fastdedup.__main__ import main\n"
         "sys.argv = ['fastdedup', 'serve']; main()"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 1
     assert "pip install 'fastdedup[sidecar]'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -172,7 +174,9 @@ class Load:
             for turn in range(1_000_000):
                 keys = [f"resp:{number}:{turn}:{index}" for index in range(pipelined)]
                 self.unanswered.update(keys)
-                writer.write(b"".join(b"*2\r\n$8\r\nFD.CLAIM\r\n$%d\r\n%b\r\n" % (len(k), k.encode()) for k in keys))
+                writer.write(
+                    b"".join(b"*2\r\n$8\r\nFD.CLAIM\r\n$%d\r\n%b\r\n" % (len(k), k.encode()) for k in keys)
+                )
                 for key in keys:
                     self._answered(key, await self._reply(reader))
         except (OSError, asyncio.IncompleteReadError):
@@ -246,7 +250,10 @@ async def test_under_load_nothing_that_was_accepted_is_dropped_and_nothing_is_ha
         assert "connections_cut=0" in sidecar.log
 
     assert any(key.startswith("http") for key in load.acquired)
-    done, not_done = await states(redis_url, load.acquired), await states(redis_url, load.unanswered | load.refused)
+    done, not_done = (
+        await states(redis_url, load.acquired),
+        await states(redis_url, load.unanswered | load.refused),
+    )
     assert set(done.values()) == {State.PROCESSING}
     assert set(not_done.values()) <= {None}, "done, and its client was never told"
 

@@ -49,7 +49,7 @@ def test_a_live_socket_is_never_stolen_from_a_sidecar(tmp_path: Path) -> None:
     path = tmp_path / "gate.sock"
     with bound(path) as first:
         inode = path.stat().st_ino
-        with pytest.raises(ConfigError, match="serves .* already"), bound(path):
+        with pytest.raises(ConfigError, match=r"serves .* already"), bound(path):
             pass
         assert path.stat().st_ino == inode
         with socket.socket(socket.AF_UNIX) as probe:
@@ -62,7 +62,7 @@ def test_a_live_socket_is_never_stolen_from_anybody_else(tmp_path: Path) -> None
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        with pytest.raises(ConfigError, match="serves .* already"), bound(path):
+        with pytest.raises(ConfigError, match=r"serves .* already"), bound(path):
             pass
 
 

@@ -57,7 +57,10 @@ def _claims(keys: Keys, args: Args) -> Iterator[Op]:
     for run, (lease, keep, mode, watch), tails in _runs(keys, args, 4, 1):
         shared = terms(_MODES[mode], _ms(lease), _ms(keep), watch == b"1")
         for wire, tail in zip(run, tails, strict=True):
-            yield ClaimOp(wire, shared, *_owner_and_fingerprint(tail, 0))
+            if len(tail) == 1 + _RANDOM and not tail[0]:  # nearly all: an owner drawn at random, and no more
+                yield ClaimOp(wire, shared, tail, None)
+            else:
+                yield ClaimOp(wire, shared, *_owner_and_fingerprint(tail, 0))
 
 
 def _settlings(keys: Keys, args: Args) -> Iterator[Op]:

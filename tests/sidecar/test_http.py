@@ -1,0 +1,450 @@
+"""Every request of the HTTP wire, and every status that it answers with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from fastdedup import LocalLRU, fingerprint
+from fastdedup.sidecar.limits import Limits
+
+from .conftest import Running, Serve
+
+PROBLEM = "application/problem+json"
+NOWHERE = "unix:///nowhere/redis.sock"
+
+
+@pytest.fixture
+def http(sidecar: Running) -> Iterator[httpx.Client]:
+    with sidecar.http() as client:
+        yield client
+
+
+def post(http: httpx.Client, path: str, body: Any, status: int) -> dict[str, Any]:
+    answer = http.post(path, json=body)
+    assert answer.status_code == status, answer.text
+    facts = answer.json()
+    shaped = PROBLEM if status >= 400 else "application/json"
+    assert answer.headers["content-type"] == shaped
+    if status >= 400:
+        assert facts["status"] == status
+        assert facts["type"].startswith("/problems/")
+        assert facts["title"]
+    return facts
+
+
+def held(http: httpx.Client, key: str = "k", **more: Any) -> dict[str, Any]:
+    claim = post(http, "/v1/claims", {"key": key, **more}, 201)
+    return {"key": key, "owner": claim["owner"], "fence": claim["fence"]}
+
+
+def test_a_first_claim_is_acquired(http: httpx.Client) -> None:
+    claim = post(http, "/v1/claims", {"key": "k", "lease": 5000}, 201)
+    assert set(claim) == {
+        "outcome", "owner", "fence", "attempt", "lease", "result", "error", "retry_after", "degraded",
+    }  # fmt: skip
+    assert (claim["outcome"], claim["attempt"], claim["degraded"]) == ("acquired", 1, False)
+    assert len(claim["owner"]) == 20
+    assert 4000 < claim["lease"] <= 5000
+    assert claim["result"] is claim["error"] is claim["retry_after"] is None
+
+
+def test_a_duplicate_in_progress_is_told_when_to_retry(http: httpx.Client) -> None:
+    first = held(http, lease=2500)
+    answer = http.post("/v1/claims", json={"key": "k"})
+    facts = answer.json()
+    assert answer.status_code == 409
+    assert answer.headers["content-type"] == PROBLEM
+    assert (facts["type"], facts["outcome"]) == ("/problems/in-progress", "in_progress")
+    assert 1500 < facts["retry_after"] <= 2500
+    assert answer.headers["retry-after"] == str(-(-facts["retry_after"] // 1000))
+    assert facts["owner"] != first["owner"]
+
+
+def test_a_duplicate_of_a_success_gets_its_result(http: httpx.Client) -> None:
+    result = {"order": 7, "big": 10**30, "text": "ü\u0000", "list": [1.5, None, True]}
+    assert post(http, "/v1/claims/complete", {**held(http), "result": result}, 200) == {}
+    claim = post(http, "/v1/claims", {"key": "k"}, 200)
+    assert claim["outcome"] == "succeeded"
+    assert claim["result"]["text"] == "ü\u0000"
+    assert claim["result"] == result
+    assert claim["error"] is claim["lease"] is None
+
+
+def test_a_duplicate_of_a_failure_gets_its_error(http: httpx.Client) -> None:
+    post(http, "/v1/claims/fail", {**held(http), "error": "no stock", "ttl": 60_000}, 200)
+    claim = post(http, "/v1/claims", {"key": "k"}, 200)
+    assert (claim["outcome"], claim["error"], claim["result"]) == ("failed", "no stock", None)
+
+
+def test_another_fingerprint_is_a_mismatch(http: httpx.Client) -> None:
+    held(http, fingerprint={"b": 1, "a": 2})
+    digest = fingerprint({"a": 2, "b": 1}).hex()
+    assert post(http, "/v1/claims", {"key": "k", "fingerprint": digest}, 409)["outcome"] == "in_progress"
+    facts = post(http, "/v1/claims", {"key": "k", "fingerprint": "else"}, 422)
+    assert (facts["type"], facts["outcome"]) == ("/problems/mismatch", "mismatch")
+
+
+def test_the_same_owner_gets_its_own_claim_back(http: httpx.Client) -> None:
+    first = post(http, "/v1/claims", {"key": "k", "owner": "worker-1"}, 201)
+    again = post(http, "/v1/claims", {"key": "k", "owner": "worker-1"}, 201)
+    assert (again["fence"], again["attempt"], again["owner"]) == (first["fence"], 1, "worker-1")
+
+
+def test_a_waiting_claim_gets_the_result(http: httpx.Client, sidecar: Running) -> None:
+    mine = held(http)
+
+    async def settle_once_somebody_waits() -> None:
+        from fastdedup.sidecar.verbs import held as hold
+        from fastdedup.sidecar.verbs import settling
+
+        root = sidecar.gate.root
+        op = settling(
+            root,
+            *hold(root, "k", mine["owner"], token=False),
+            fence=0,
+            succeeded=True,
+            ttl=None,
+            payload=b"42",
+        )
+        await root.change(op)
+
+    sidecar.loop.call_soon_threadsafe(
+        sidecar.loop.call_later, 0.05, lambda: sidecar.loop.create_task(settle_once_somebody_waits())
+    )
+    claim = post(http, "/v1/claims", {"key": "k", "wait": 10_000}, 200)
+    assert claim["result"] == 42
+
+
+def test_waiting_in_vain_is_in_progress(http: httpx.Client) -> None:
+    held(http)
+    assert post(http, "/v1/claims", {"key": "k", "wait": 20}, 409)["outcome"] == "in_progress"
+
+
+def test_a_released_key_is_free_with_a_higher_fence(http: httpx.Client) -> None:
+    mine = held(http)
+    assert post(http, "/v1/claims/release", mine, 200) == {}
+    claim = post(http, "/v1/claims", {"key": "k"}, 201)
+    assert claim["attempt"] == 2
+    assert claim["fence"] > mine["fence"]
+
+
+def test_a_renewed_lease_starts_anew(http: httpx.Client) -> None:
+    assert post(http, "/v1/claims/renew", {**held(http, lease=1000), "lease": 60_000}, 200) == {
+        "lease": 60_000
+    }
+    assert post(http, "/v1/claims", {"key": "k"}, 409)["retry_after"] > 50_000
+
+
+@pytest.mark.parametrize("verb", ["complete", "fail", "release", "renew"])
+def test_whoever_is_not_the_owner_settles_nothing(http: httpx.Client, verb: str) -> None:
+    mine = held(http)
+    facts = post(http, f"/v1/claims/{verb}", {**mine, "owner": "somebody else"}, 409)
+    assert facts["type"] == "/problems/claim-lost"
+    stale = {**mine, "fence": mine["fence"] + 1}
+    assert post(http, f"/v1/claims/{verb}", stale, 409)["type"] == "/problems/claim-lost"
+    assert post(http, f"/v1/claims/{verb}", {"key": mine["key"], "owner": mine["owner"]}, 200) is not None
+
+
+def test_namespaces_keep_keys_apart(http: httpx.Client) -> None:
+    held(http)
+    held(http, namespace="other")
+    facts = post(http, "/v1/claims", {"key": "k", "namespace": "other"}, 409)
+    assert facts["outcome"] == "in_progress"
+
+
+# Tokens
+
+
+def test_a_token_is_consumed_once(http: httpx.Client) -> None:
+    token = post(http, "/v1/tokens", {"subject": "user:7", "ttl": 60_000}, 201)
+    assert token["ttl"] == 60_000
+    ask = {"token": token["token"], "subject": "user:7"}
+    assert post(http, "/v1/tokens/consume", {**ask, "subject": "user:8"}, 422)["outcome"] == "mismatch"
+    assert post(http, "/v1/tokens/consume", ask, 200) == {"outcome": "acquired", "degraded": False}
+    used = post(http, "/v1/tokens/consume", ask, 409)
+    assert (used["type"], used["outcome"]) == ("/problems/token-used", "succeeded")
+
+
+def test_an_unknown_token_is_not_found(http: httpx.Client) -> None:
+    assert post(http, "/v1/tokens/consume", {"token": "never"}, 404)["type"] == "/problems/unknown-token"
+    facts = post(http, "/v1/tokens/redeem", {"token": "never"}, 404)
+    assert (facts["type"], facts["outcome"]) == ("/problems/unknown-token", "unknown")
+
+
+def test_a_redeemed_token_is_settled_as_a_claim(http: httpx.Client) -> None:
+    token = post(http, "/v1/tokens", {}, 201)["token"]
+    claim = post(http, "/v1/tokens/redeem", {"token": token, "lease": 9000, "ttl": 9000}, 201)
+    busy = http.post("/v1/tokens/consume", json={"token": token})
+    assert (busy.status_code, busy.json()["outcome"]) == (409, "in_progress")
+    assert 1 <= int(busy.headers["retry-after"]) <= 9
+    assert post(http, "/v1/tokens/redeem", {"token": token, "wait": 10}, 409)["outcome"] == "in_progress"
+    mine = {"key": token, "token": True, "owner": claim["owner"]}
+    post(http, "/v1/claims/complete", {**mine, "result": "order 1"}, 200)
+    assert post(http, "/v1/tokens/redeem", {"token": token}, 200)["result"] == "order 1"
+
+
+# Batches
+
+
+def test_a_batch_mixes_operations(http: httpx.Client) -> None:
+    mine, token = held(http, "a"), post(http, "/v1/tokens", {}, 201)["token"]
+    others = [held(http, key) for key in ("b", "c", "d")]
+    answers = http.post(
+        "/v1/batch",
+        json=[
+            {"op": "claim", "key": "new"},
+            {"op": "claim", "key": "new2", "owner": "me"},
+            {"op": "complete", **mine, "result": [1]},
+            {"op": "fail", **others[0]},
+            {"op": "release", **others[1]},
+            {"op": "renew", **others[2]},
+            {"op": "issue"},
+            {"op": "consume", "token": token},
+            {"op": "redeem", "token": "never"},
+            {"op": "complete", "key": "a", "owner": "nobody"},
+            {"op": "claim", "key": "ü" * 1000},
+        ],
+    ).json()
+    assert [answer["status"] for answer in answers] == [201, 201, 200, 200, 200, 200, 201, 200, 404, 409, 422]
+    assert answers[0]["body"]["outcome"] == "acquired"
+    assert answers[9]["body"]["type"] == "/problems/claim-lost"
+    assert post(http, "/v1/claims", {"key": "a"}, 200)["result"] == [1]
+    post(http, "/v1/claims/release", {"key": "new", "owner": answers[0]["body"]["owner"]}, 200)
+
+
+def test_a_batch_of_duplicates_has_one_first(http: httpx.Client) -> None:
+    answers = http.post("/v1/batch", json=[{"op": "claim", "key": "k"}] * 50).json()
+    assert sorted(answer["status"] for answer in answers) == [201] + [409] * 49
+    assert http.post("/v1/batch", json=[]).json() == []
+
+
+def test_a_waiting_claim_in_a_batch_waits(http: httpx.Client) -> None:
+    held(http)
+    asks = [{"op": "claim", "key": "k", "wait": 20}, {"op": "claim", "key": "free"}]
+    assert [answer["status"] for answer in http.post("/v1/batch", json=asks).json()] == [409, 201]
+
+
+def test_a_batch_has_a_limit(serve: Serve) -> None:
+    with serve(limits=Limits(batch=3)).http() as http:
+        assert http.post("/v1/batch", json=[{"op": "issue"}] * 3).status_code == 200
+        assert post(http, "/v1/batch", [{"op": "issue"}] * 4, 422)["type"] == "/problems/invalid-request"
+
+
+# Administration
+
+
+def test_a_record_is_shown_and_forgotten(http: httpx.Client) -> None:
+    mine = held(http, "ordér 1", fingerprint="0" * 32, namespace="n")
+    where = {"key": "ordér 1", "namespace": "n"}
+    record = http.get("/v1/records", params=where).json()
+    assert (record["state"], record["owner"], record["fence"]) == ("processing", mine["owner"], mine["fence"])
+    assert (record["fingerprint"], record["attempt"]) == ("0" * 32, 1)
+    assert 0 < record["lease"] <= 30_000 < record["ttl"]
+    assert http.delete("/v1/records", params=where).json() == {"forgotten": True}
+    assert http.delete("/v1/records", params=where).json() == {"forgotten": False}
+    missing = http.get("/v1/records", params=where)
+    assert (missing.status_code, missing.json()["type"]) == (404, "/problems/no-record")
+
+
+@pytest.mark.parametrize("query", ["", "key=", "key=a&key=b", "key=a&x=1", "key=%ff", "key=a&namespace=%20"])
+def test_a_query_is_checked(http: httpx.Client, query: str) -> None:
+    answer = http.get(f"/v1/records?{query}")
+    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-request")
+
+
+def test_it_says_that_it_lives_and_is_ready(http: httpx.Client) -> None:
+    assert http.get("/healthz").json()["status"] == "ok"
+    assert http.get("/readyz").json() == {"ready": True, "breaker": "closed", "degraded": False}
+    metrics = http.get("/metrics")
+    assert metrics.headers["content-type"].startswith("text/plain")
+
+
+def test_metrics_count_what_http_answers(http: httpx.Client) -> None:
+    post(http, "/v1/claims/complete", held(http), 200)
+    http.post("/v1/batch", json=[{"op": "claim", "key": "x"}])
+    lines = http.get("/metrics").text.splitlines()
+    claims = 'fastdedup_operations_total{namespace="fastdedup",outcome="acquired",verb="claim"} 2.0'
+    assert claims in lines
+    assert 'fastdedup_operations_total{namespace="fastdedup",outcome="ok",verb="complete"} 1.0' in lines
+
+
+def test_every_problem_has_a_page(http: httpx.Client) -> None:
+    from fastdedup.sidecar.problems import PROBLEMS
+
+    assert len(PROBLEMS) > 15
+    for problem in PROBLEMS:
+        page = http.get(problem.type)
+        assert page.status_code == 200
+        assert problem.title in page.text
+
+
+# What is turned down
+
+
+def test_an_unknown_address_is_not_found(http: httpx.Client) -> None:
+    answer = http.get("/v2")
+    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allow"),
+    [
+        ("GET", "/v1/claims", "POST"),
+        ("POST", "/healthz", "GET, HEAD"),
+        ("PUT", "/v1/records", "DELETE, GET, HEAD"),
+    ],
+)
+def test_a_wrong_method_is_told_the_right_ones(
+    http: httpx.Client, method: str, path: str, allow: str
+) -> None:
+    answer = http.request(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allow)
+    assert answer.json()["type"] == "/problems/method-not-allowed"
+
+
+def test_head_is_get_without_its_body(http: httpx.Client) -> None:
+    answer, full = http.head("/healthz"), http.get("/healthz")
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert answer.headers["content-length"] == full.headers["content-length"]
+
+
+@pytest.mark.parametrize("path", ["/v1/claims", "/v1/batch", "/v1/tokens"])
+@pytest.mark.parametrize("body", [b"", b"{", b'{"key":"\xff"}', b'{"key":"\\ud800"}', b"[" * 5000])
+def test_a_body_that_is_no_json_is_malformed(http: httpx.Client, path: str, body: bytes) -> None:
+    answer = http.post(path, content=body)
+    assert (answer.status_code, answer.json()["type"]) == (400, "/problems/malformed-json")
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "key"),
+        ({"key": ""}, "key"),
+        ({"key": 7}, "key"),
+        ({"key": "k", "lease": "30"}, "lease"),
+        ({"key": "k", "lease": 1.5}, "lease"),
+        ({"key": "k", "lease": 0}, "lease"),
+        ({"key": "k", "ttl": 10**12}, "ttl"),
+        ({"key": "k", "ttl": True}, "ttl"),
+        ({"key": "k", "wait": -1}, "wait"),
+        ({"key": "k", "owner": "o" * 64}, "owner"),
+        ({"key": "k", "namespace": "a b"}, "namespace"),
+        ({"key": "k", "colour": "red"}, "colour"),
+    ],
+)
+def test_a_wrong_field_is_named(http: httpx.Client, body: dict[str, Any], field: str) -> None:
+    facts = post(http, "/v1/claims", body, 422)
+    assert facts["type"] == "/problems/invalid-request"
+    assert [error["field"] for error in facts["errors"]] == [field]
+    batch = post(http, "/v1/batch", [{"op": "issue"}, {"op": "claim", **body}], 422)
+    assert batch["errors"][0]["field"] == f"1.claim.{field}"
+
+
+def test_a_secret_is_not_repeated(http: httpx.Client) -> None:
+    assert "s3cret" not in http.post("/v1/tokens/consume", json={"token": ["s3cret"]}).text
+
+
+@pytest.mark.parametrize("body", [{"key": "ü" * 600}, {"key": "k", "owner": "ü" * 40}])
+def test_bytes_count_not_characters(http: httpx.Client, body: dict[str, str]) -> None:
+    assert post(http, "/v1/claims", body, 422)["type"] == "/problems/invalid-request"
+
+
+def test_nan_is_no_json(http: httpx.Client) -> None:
+    text = b'{"key":"k","owner":"o","result":[NaN]}'
+    assert http.post("/v1/claims/complete", content=text).status_code == 422
+    assert http.post("/v1/claims", content=b'{"key":"k","fingerprint":NaN}').status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "text/plain"}, 415),
+        ({"content-encoding": "gzip"}, 415),
+        ({"content-type": "application/json; charset=utf-8"}, 201),
+        ({"content-type": "Application/JSON"}, 201),
+        ({}, 201),
+    ],
+)
+def test_bodies_are_json(http: httpx.Client, headers: dict[str, str], status: int) -> None:
+    assert http.post("/v1/claims", content=b'{"key":"k"}', headers=headers).status_code == status
+
+
+def test_a_large_body_is_refused(serve: Serve) -> None:
+    with serve(limits=Limits(frame=1000)).http() as http:
+        body = {"key": "k", "fingerprint": "x" * 1000}
+        assert post(http, "/v1/claims", body, 413)["type"] == "/problems/body-too-large"
+        chunked = http.post("/v1/tokens", content=iter([b'{"subject":"', b"x" * 700, b"x" * 700, b'"}']))
+        assert chunked.status_code == 413
+
+
+def test_a_large_result_is_refused_and_the_claim_stays(serve: Serve) -> None:
+    with serve(max_result=100).http() as http:
+        mine = held(http)
+        facts = post(http, "/v1/claims/complete", {**mine, "result": "x" * 100}, 413)
+        assert facts["type"] == "/problems/result-too-large"
+        post(http, "/v1/claims/complete", {**mine, "result": "x"}, 200)
+
+
+def test_namespaces_are_bounded(serve: Serve) -> None:
+    with serve(limits=Limits(namespaces=2)).http() as http:
+        for number in range(2):
+            held(http, namespace=f"n{number}")
+        assert "namespaces" in post(http, "/v1/claims", {"key": "k", "namespace": "n2"}, 422)["detail"]
+
+
+# Without the store
+
+
+def test_without_the_store_it_says_so(serve: Serve) -> None:
+    with serve(NOWHERE).http() as http:
+        assert http.get("/healthz").status_code == 200
+        ready = http.get("/readyz")
+        assert (ready.status_code, ready.json()["ready"]) == (503, False)
+        for path, body in (
+            ("/v1/claims", {"key": "k"}),
+            ("/v1/claims", {"key": "k", "owner": "o"}),
+            ("/v1/claims", {"key": "k", "wait": 5}),
+            ("/v1/claims/release", {"key": "k", "owner": "o"}),
+            ("/v1/tokens", {}),
+            ("/v1/tokens/redeem", {"token": "t"}),
+        ):
+            answer = http.post(path, json=body)
+            assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable"), answer.text
+            assert int(answer.headers["retry-after"]) >= 1
+        answers = http.post("/v1/batch", json=[{"op": "claim", "key": "k"}]).json()
+        assert answers[0]["status"] == 503
+
+
+def test_without_the_store_the_policy_answers_visibly(serve: Serve) -> None:
+    with serve(NOWHERE, on_unavailable=LocalLRU()).http() as http:
+        claims = [post(http, "/v1/claims", {"key": f"k{number}"}, 201) for number in range(5)]
+        assert all(claim["degraded"] for claim in claims)
+        ready = http.get("/readyz")
+        assert (ready.status_code, ready.json()) == (
+            200,
+            {"ready": True, "breaker": "open", "degraded": True},
+        )
+
+
+def test_a_foreign_value_is_left_alone(serve: Serve, redis_url: str, redis_server: Any) -> None:
+    with redis_server.client() as raw, serve(redis_url).http() as http:
+        raw.set("fastdedup:=k", "mine", px=60_000)
+        assert post(http, "/v1/claims", {"key": "k"}, 409)["type"] == "/problems/foreign-record"
+        assert post(http, "/v1/claims", {"key": "k", "owner": "o"}, 409)["type"] == "/problems/foreign-record"
+        assert http.get("/v1/records", params={"key": "k"}).status_code == 409
+
+
+def test_a_fault_of_ours_is_a_500(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fastdedup.gateway import Dedup
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    with serve().http() as http:
+        monkeypatch.setattr(Dedup, "claim_wire", broken)
+        assert post(http, "/v1/claims", {"key": "k"}, 500)["type"] == "/problems/internal-error"
+        assert http.post("/v1/batch", json=[{"op": "claim", "key": "k"}]).json()[0]["status"] == 500

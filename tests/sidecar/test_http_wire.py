@@ -1,0 +1,401 @@
+"""HTTP as it travels: connections, pieces, limits and clients that go away, through raw sockets."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import LocalLRU, Record
+from fastdedup.sidecar.http_protocol import HEAD_BYTES
+from fastdedup.sidecar.limits import Limits
+
+from ..servers import RedisServer
+from .conftest import Running, Serve
+
+Wait = Callable[..., Any]
+
+
+def request(body: Any, path: str = "/v1/claims", *headers: str) -> bytes:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: sidecar", f"content-length: {len(content)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+def read(
+    connection: socket.socket, count: int = 1, kept: bytes = b""
+) -> list[tuple[int, dict[str, str], Any]]:
+    """Read so many answers."""
+    answers = []
+    while len(answers) < count:
+        head, found, rest = kept.partition(b"\r\n\r\n")
+        headers = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:]) if found else {}
+        size = int(headers.get("content-length", 0))
+        if found and len(rest) >= size:
+            answers.append((int(head.split()[1]), headers, json.loads(rest[:size] or b"null")))
+            kept = rest[size:]
+        else:
+            piece = connection.recv(65536)
+            assert piece, f"closed after {answers}, {kept!r}"
+            kept += piece
+    assert not kept
+    return answers
+
+
+def closed(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(65536) == b""
+    except ConnectionResetError:
+        return True
+
+
+def refused(connection: socket.socket, *pieces: bytes) -> bool:
+    """Send the pieces, the last one often if there are several; True once the other side does not take them."""
+    try:
+        for piece in (*pieces, *pieces[1:] * 1000):
+            connection.sendall(piece)
+    except OSError:
+        return True
+    return False
+
+
+def record(sidecar: Running, key: str) -> Record | None:
+    return sidecar.call(sidecar.gate.root.get(key))
+
+
+def until(predicate: Callable[[], Any], description: str) -> None:
+    """As `wait_until`, for tests that block."""
+    ends = time.monotonic() + 10.0
+    while not predicate():
+        assert time.monotonic() < ends, f"waited in vain: {description}"
+        time.sleep(0.002)
+
+
+# uvicorn's: shown, as they are part of what is promised
+
+
+def test_a_connection_is_kept(sidecar: Running) -> None:
+    with sidecar.raw() as raw:
+        for number in range(3):
+            raw.sendall(request({"key": f"k{number}"}))
+            ((status, headers, _),) = read(raw)
+            assert status == 201
+            assert "connection" not in headers
+            assert "date" in headers
+
+
+def test_a_connection_is_closed_on_demand(sidecar: Running) -> None:
+    with sidecar.raw() as raw:
+        raw.sendall(request({"key": "k"}, "/v1/claims", "connection: close"))
+        ((status, headers, _),) = read(raw)
+        assert (status, headers["connection"]) == (201, "close")
+        assert closed(raw)
+    with sidecar.raw() as raw:
+        raw.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert read(raw)[0][0] == 200
+        assert closed(raw)
+
+
+def test_pipelined_requests_are_answered_in_order(sidecar: Running) -> None:
+    asks = [request({"key": "a"}), b"GET /healthz HTTP/1.1\r\n\r\n", request({"key": "a"}), request(b"{")]
+    asks += [
+        request({"key": "b", "wait": 1}),
+        request([{"op": "claim", "key": "c"}], "/v1/batch"),
+        request({}),
+    ]
+    with sidecar.raw() as raw:
+        raw.sendall(b"".join(asks))
+        assert [status for status, *_ in read(raw, 7)] == [201, 200, 409, 400, 201, 200, 422]
+        raw.sendall(request({"key": "z"}))
+        assert read(raw)[0][0] == 201
+
+
+def test_many_pipelined_requests_are_answered(sidecar: Running) -> None:
+    with sidecar.raw() as raw:
+        raw.sendall(b"".join(request({"key": f"k{number}"}) for number in range(2000)))
+        assert {status for status, *_ in read(raw, 2000)} == {201}
+        raw.sendall(request(b"{") * 3000)  # answered at once, each: no deeper for that
+        assert {status for status, *_ in read(raw, 3000)} == {400}
+
+
+def test_a_client_may_ask_before_it_sends(sidecar: Running) -> None:
+    content = b'{"key":"k"}'
+    head = request(content, "/v1/claims", "expect: 100-continue").removesuffix(content)
+    with sidecar.raw() as raw:
+        raw.sendall(head)
+        assert raw.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        raw.sendall(content)
+        assert read(raw)[0][0] == 201
+
+
+def test_a_client_that_asks_hears_that_it_is_too_much(serve: Serve) -> None:
+    sidecar = serve(limits=Limits(frame=1000))
+    with sidecar.raw() as raw:
+        raw.sendall(b"POST /v1/claims HTTP/1.1\r\ncontent-length: 5000\r\nexpect: 100-continue\r\n\r\n")
+        ((status, headers, _),) = read(raw)
+        assert (status, headers["connection"]) == (413, "close")
+        assert closed(raw)
+
+
+def test_a_body_comes_in_chunks(sidecar: Running) -> None:
+    head = b"POST /v1/claims HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    with sidecar.raw() as raw:
+        raw.sendall(head)
+        for piece in (b'{"key":', b'"k"}'):
+            raw.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+        raw.sendall(b"0\r\n\r\n")
+        assert read(raw)[0][0] == 201
+
+
+def test_a_request_comes_byte_by_byte(sidecar: Running) -> None:
+    with sidecar.raw() as raw:
+        for byte in request({"key": "k"}):
+            raw.sendall(bytes((byte,)))
+        assert read(raw)[0][0] == 201
+
+
+# Limits
+
+
+def test_headers_have_a_limit(serve: Serve) -> None:
+    sidecar = serve()
+    for head in (
+        b"GET /healthz HTTP/1.1\r\n" + b"a: b\r\n" * (HEAD_BYTES // 6),
+        b"GET /healthz HTTP/1.1\r\na: " + b"b" * HEAD_BYTES + b"\r\n\r\n",
+        b"GET /" + b"a" * HEAD_BYTES * 2,
+    ):
+        with sidecar.raw() as raw:
+            raw.sendall(head)
+            ((status, headers, facts),) = read(raw)
+            assert (status, facts["type"]) == (431, "/problems/headers-too-large")
+            assert headers["connection"] == "close"
+
+
+def test_what_chunks_carry_beside_the_body_has_a_limit(serve: Serve) -> None:
+    chunked = b"POST /v1/claims HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+    sidecar = serve()
+    for rest in (b"1;" + b"x" * 10 * HEAD_BYTES, b'1\r\n{\r\n0\r\na: "' + b"x" * 10 * HEAD_BYTES):
+        with sidecar.raw() as raw:
+            raw.sendall(chunked)
+            assert refused(raw, rest, b"x" * 10_000)
+
+
+@pytest.mark.parametrize(
+    "start", [b"G", b"POST /v1/claims HTTP/1.1\r\na: b\r\n", request({"key": "kk"})[:-3]]
+)
+def test_a_request_has_to_arrive_in_time(serve: Serve, start: bytes) -> None:
+    sidecar = serve(limits=Limits(request_timeout=0.1))
+    with sidecar.raw() as raw:
+        raw.sendall(start)
+        ((status, headers, facts),) = read(raw)
+        assert (status, facts["type"]) == (408, "/problems/request-timeout")
+        assert headers["connection"] == "close"
+        assert closed(raw)
+
+
+def test_drops_do_not_keep_a_request_alive(serve: Serve) -> None:
+    sidecar = serve(limits=Limits(request_timeout=0.2))
+    with sidecar.raw() as raw:
+        raw.sendall(b"GET /healthz HTTP/1.1\r\n")
+        until(lambda: refused(raw, b"a: b\r\n"), "the sidecar closes")
+
+
+def test_an_idle_connection_is_closed(serve: Serve) -> None:
+    sidecar = serve(limits=Limits(idle_timeout=0.2))
+    with sidecar.raw() as raw:
+        raw.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert read(raw)[0][0] == 200
+        assert closed(raw)
+    with sidecar.raw() as raw:
+        raw.sendall(b"\r\n")
+        assert closed(raw)
+
+
+def test_a_long_wait_is_not_idle(serve: Serve) -> None:
+    sidecar = serve(limits=Limits(idle_timeout=0.05, request_timeout=0.05))
+    with sidecar.raw() as raw:
+        raw.sendall(request({"key": "k"}))
+        read(raw)
+        raw.sendall(request({"key": "k", "wait": 300}))
+        assert read(raw)[0][0] == 409
+
+
+def test_a_client_that_does_not_read_is_closed(serve: Serve) -> None:
+    sidecar = serve(limits=Limits(request_timeout=0.3, unread=64 * 1024))
+    with sidecar.raw() as raw:
+        raw.setblocking(False)
+        ask = b"GET /openapi.json HTTP/1.1\r\n\r\n"
+        sent = 0
+
+        def gone() -> bool:
+            nonlocal sent
+            try:
+                sent += raw.send(ask * 100)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            return False
+
+        until(gone, "the sidecar closes")
+        # What it had taken in is bounded, however long it was sent to.
+        assert sent < 5_000_000
+    until(lambda: not sidecar.server.connections, "it forgets the connection")
+
+
+def test_a_client_that_does_not_read_its_last_answer_is_closed(serve: Serve) -> None:
+    sidecar = serve(limits=Limits(request_timeout=0.2))
+    with sidecar.raw() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        many = [{"op": "claim", "key": f"k{number}"} for number in range(1000)] * 1
+        raw.sendall(request(many, "/v1/batch") * 8 + request(many, "/v1/batch", "connection: close"))
+        until(lambda: not sidecar.server.connections, "it forgets the connection")
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x00\x01\x02", b"GET\r\n\r\n", b"POST /v1/claims HTTP/1.1\r\nx\r\n\r\n", b"A" * 99]
+)
+def test_what_is_no_http_is_turned_down(sidecar: Running, garbage: bytes) -> None:
+    with sidecar.raw() as raw:
+        raw.sendall(garbage + b"\r\n\r\n")
+        ((status, headers, facts),) = read(raw)
+        assert (status, facts["type"], headers["connection"]) == (400, "/problems/bad-request", "close")
+        assert closed(raw)
+
+
+def test_garbage_waits_for_the_answers_before_it(sidecar: Running) -> None:
+    with sidecar.raw() as raw:
+        raw.sendall(request({"key": "a"}) + request({"key": "b", "wait": 5}) + b"\x00garbage\r\n\r\n")
+        assert [status for status, *_ in read(raw, 3)] == [201, 201, 400]
+        assert closed(raw)
+
+
+def test_a_broken_body_behind_another_request_is_dropped(sidecar: Running) -> None:
+    broken = b"POST /v1/tokens HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n"
+    with sidecar.raw() as raw:
+        raw.sendall(request({"key": "a", "wait": 5}) + broken)
+        assert [status for status, *_ in read(raw, 2)] == [201, 400]
+        assert closed(raw)
+
+
+def test_an_upgrade_is_not_taken(sidecar: Running) -> None:
+    upgrade = ("connection: Upgrade", "upgrade: h2c")
+    with sidecar.raw() as raw:
+        raw.sendall("\r\n".join(["GET /healthz HTTP/1.1", *upgrade, "", ""]).encode())
+        assert read(raw)[0][0] == 200
+        raw.sendall(request({"key": "a"}, "/v1/claims", *upgrade))
+        assert read(raw)[0][0] == 400
+        assert closed(raw)
+
+
+# Clients that go away
+
+
+@pytest.fixture
+def frozen(serve: Serve) -> Any:
+    """A sidecar whose redis-server does not answer until thawed."""
+    server = RedisServer().start()
+    sidecar = serve(server.url, timeout=15.0)
+    sidecar.call(sidecar.gate.root.get("warm"))
+    yield sidecar, server
+    server.stop()
+
+
+def waiting(sidecar: Running) -> int:
+    return sidecar.gate.root._core.engine.pending  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("ask", "state"),
+    [
+        (request({"key": "k"}), "released"),
+        (request({"key": "k", "owner": "mine"}), "processing"),
+        (request([{"op": "claim", "key": "k"}, {"op": "claim", "key": "l"}], "/v1/batch"), "released"),
+    ],
+    ids=["drawn owner", "own owner", "batch"],
+)
+def test_a_claim_that_nobody_gets_is_released(frozen: Any, ask: bytes, state: str) -> None:
+    sidecar, server = frozen
+    server.freeze()
+    with sidecar.raw() as raw:
+        raw.sendall(ask)
+        until(lambda: waiting(sidecar), "the claim is on its way")
+    until(lambda: not sidecar.server.connections, "the client is gone")
+    server.thaw()
+    until(lambda: (found := record(sidecar, "k")) is not None and found.state == state, f"it is {state}")
+    assert not waiting(sidecar)
+
+
+def test_a_wait_ends_with_its_client(sidecar: Running) -> None:
+    with sidecar.raw() as first, sidecar.raw() as second:
+        first.sendall(request({"key": "k"}))
+        ((_, _, mine),) = read(first)
+        second.sendall(request({"key": "k", "wait": 60_000}))
+        waiters = sidecar.gate.root._core.waiters
+        until(lambda: waiters._count, "it waits")
+        second.close()
+        until(lambda: not waiters._count, "it waits no more")
+        first.sendall(request({"key": "k", "owner": mine["owner"]}, "/v1/claims/release"))
+        assert read(first)[0][0] == 200
+    found = record(sidecar, "k")
+    assert found is not None
+    assert found.state == "released"
+
+
+def test_an_answer_that_was_not_read_is_taken_back(sidecar: Running) -> None:
+    with sidecar.raw() as raw:
+        raw.sendall(request({"key": "k"}))
+        raw.recv(1, socket.MSG_PEEK)  # it is there, and stays unread
+    until(lambda: (found := record(sidecar, "k")) is not None and found.state == "released", "it is released")
+
+
+def test_a_claim_that_was_read_is_kept(sidecar: Running) -> None:
+    with sidecar.raw() as raw:
+        raw.sendall(request({"key": "k"}))
+        read(raw)
+    until(lambda: not sidecar.server.connections, "the client is gone")
+    found = record(sidecar, "k")
+    assert found is not None
+    assert found.state == "processing"
+
+
+def test_a_waiting_client_behind_others_is_missed_too(sidecar: Running) -> None:
+    """It is not the newest of pipelined requests alone that hears of it."""
+    with sidecar.raw() as first:
+        first.sendall(request({"key": "k"}))
+        read(first)
+        with sidecar.raw() as second:
+            second.sendall(request({"key": "k", "wait": 60_000}) + request({"key": "l"}))
+            waiters = sidecar.gate.root._core.waiters
+            until(lambda: waiters._count, "it waits")
+        until(lambda: not waiters._count, "it waits no more")
+    assert record(sidecar, "l") is None
+
+
+def test_a_degraded_claim_that_nobody_gets_is_released(serve: Serve) -> None:
+    sidecar = serve("unix:///nowhere/redis.sock", on_unavailable=LocalLRU())
+    with sidecar.raw() as raw:
+        raw.sendall(request({"key": "k"}))
+        raw.recv(1, socket.MSG_PEEK)
+    with sidecar.http() as http:
+        until(lambda: http.post("/v1/claims", json={"key": "k"}).status_code == 201, "it is free")
+
+
+def test_stopping_answers_what_is_asked(serve: Serve) -> None:
+    sidecar = serve()
+    with sidecar.raw() as raw, sidecar.raw() as idle:
+        idle.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        read(idle)
+        raw.sendall(request({"key": "k"}))
+        read(raw)
+        raw.sendall(request({"key": "k", "wait": 200}))
+        until(lambda: sidecar.gate.root._core.waiters._count, "it waits")
+        sidecar.server.should_exit = True
+        ((status, headers, _),) = read(raw)
+        assert (status, headers["connection"]) == (409, "close")
+        assert closed(raw)
+        assert closed(idle)

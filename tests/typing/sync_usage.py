@@ -1,0 +1,57 @@
+"""What type checkers see of `fastdedup.sync`: read by `mypy --strict`, never run."""
+
+from typing import Any, assert_type
+
+from fastdedup import LocalLRU, Outcome, Record, Transition
+from fastdedup.settings import Settings
+from fastdedup.sync import Claim, Dedup, Lock, StateMachine
+
+dedup = Dedup("sidecar:///run/fastdedup.sock", namespace="shop", lease=1, on_unavailable=LocalLRU())
+
+
+def life() -> None:
+    assert_type(dedup.open(), Dedup)
+    with Dedup() as entered:
+        assert_type(entered, Dedup)
+    assert_type(dedup.scoped("sms", ttl=60.0), Dedup)
+    assert_type(dedup.settings, Settings)
+    dedup.close()
+
+
+def claims() -> None:
+    claim = dedup.claim("k", fingerprint={"a": 1}, owner="worker", lease=1.0, ttl=2.0, wait=3.0, renew=True)
+    assert_type(claim, Claim)
+    assert_type(claim.outcome, Outcome)
+    assert_type(claim.lost, bool)
+    assert_type(claim.result, Any)
+    assert_type(claim.retry_after, float | None)
+    claim.complete({"a": 1}, ttl=5.0)
+    claim.fail(ValueError("no"))
+    claim.release()
+    claim.renew(lease=5.0)
+    with dedup.claim("k") as inside:
+        assert_type(inside, Claim)
+    assert_type(dedup.claim_many(["a", "b"], fingerprints=["x", b"y"]), list[Claim])
+
+
+@dedup.once(key=lambda order, **rest: f"order:{order}", wait=2.0)
+def place(order: str, *, retries: int = 0) -> dict[str, int]:
+    return {}
+
+
+def the_rest() -> None:
+    assert_type(place("7", retries=1), dict[str, int])
+    place(7)  # type: ignore[arg-type] # the parameters stay those of the function
+    with dedup.lock("k", lease=5.0, wait=1.0) as lock:
+        assert_type(lock, Lock)
+        assert_type(lock.fence, int)
+    token = dedup.tokens.issue(subject="user:7", ttl=60.0)
+    assert_type(token, str)
+    assert_type(dedup.tokens.consume(token, subject="user:7"), Outcome)
+    assert_type(dedup.tokens.redeem(token), Claim)
+    orders = dedup.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
+    assert_type(orders, StateMachine)
+    assert_type(orders.transition("42", to="paid", version=3), Transition)
+    assert_type(orders.get("42"), tuple[str, int])
+    assert_type(dedup.get("k"), Record | None)
+    assert_type(dedup.forget("k"), bool)

@@ -1,0 +1,355 @@
+"""`fastdedup.sync`: the background thread's life and death, forks, interrupts, and what may not block."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from fastdedup import (
+    ClaimLostError,
+    ConfigError,
+    InvalidKeyError,
+    LocalLRU,
+    Outcome,
+    UnavailableError,
+    UsageError,
+)
+from fastdedup.stores.memory import MemoryStore
+from fastdedup.sync import Dedup
+from fastdedup.sync import loop as background
+from fastdedup.sync.parts import take_back
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*multi-threaded, use of fork:DeprecationWarning"
+)  # Python 3.12+
+
+
+@pytest.fixture
+def dedup() -> Iterator[Dedup]:
+    with Dedup(lease=60) as dedup:
+        yield dedup
+
+
+def in_child(work: Any) -> None:
+    """Fork, run `work` in the child, and expect that it returns."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_it_opens_when_first_used() -> None:
+    dedup = Dedup()
+    assert dedup.claim("key").acquired
+    dedup.close()
+
+
+def test_mistakes_are_told_where_they_are_made() -> None:
+    with pytest.raises(ConfigError):
+        Dedup("nonsense://")
+    with pytest.raises(ConfigError):
+        Dedup(lease=-1)
+    dedup = Dedup()
+    with pytest.raises(ConfigError):
+        dedup.scoped("no spaces")
+    with pytest.raises(ConfigError):
+        dedup.machine("order", initial="nowhere", transitions={})
+    with pytest.raises(InvalidKeyError):
+        dedup.claim("")
+    with pytest.raises(ConfigError):
+        dedup.claim("key", wait="long")  # type: ignore[arg-type]
+    dedup.close()
+
+
+def test_opening_twice_and_closing_twice_are_fine() -> None:
+    dedup = Dedup()
+    with dedup as entered:
+        assert entered is dedup
+        dedup.open()
+    dedup.close()
+    with pytest.raises(UsageError, match="closed"):
+        dedup.claim("key")
+    with pytest.raises(UsageError, match="closed"):
+        dedup.scoped("sms").claim("key")
+    never_used = Dedup()
+    never_used.close()
+    with pytest.raises(UsageError, match="closed"):
+        never_used.open()
+
+
+def test_many_threads_share_one_thread_and_one_winner(dedup: Dedup) -> None:
+    other = Dedup()
+    barrier = threading.Barrier(16)
+
+    def click(n: int) -> int:
+        barrier.wait()
+        return sum(dedup.claim(f"key-{step}").acquired for step in range(50))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(click, range(16))) == 50
+    other.claim("key")
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("fastdedup-sync") == 1
+    other.close()
+
+
+def test_many_threads_may_be_the_first_to_use_it() -> None:
+    dedup = Dedup()
+    barrier = threading.Barrier(16)
+
+    def click(n: int) -> bool:
+        barrier.wait()
+        return dedup.claim("key").acquired
+
+    with ThreadPoolExecutor(16) as pool:
+        assert sum(pool.map(click, range(16))) == 1
+    dedup.close()
+
+
+def test_a_claim_may_be_settled_by_another_thread(dedup: Dedup) -> None:
+    claim = dedup.claim("key")
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(claim.complete, 7).result()
+    assert dedup.claim("key").result == 7
+
+
+def test_a_child_forked_before_use_has_its_own() -> None:
+    dedup = Dedup()
+    in_child(lambda: dedup.claim("key").complete("child"))
+    assert dedup.claim("key").acquired, "memory:// is each process's own"
+    dedup.close()
+
+
+def test_a_child_forked_after_use_has_its_own(dedup: Dedup) -> None:
+    scope, machine = dedup.scoped("sms"), dedup.machine("m", initial="a", transitions={"a": ("b",), "b": ()})
+    held = dedup.claim("held")
+    scope.claim("held")
+    machine.transition("1", to="b")
+
+    def child() -> None:
+        for gate in (dedup, scope):
+            with gate.claim("held") as claim:
+                assert claim.acquired
+        assert machine.get("1") == ("a", 0)
+        gc.collect()
+        with pytest.raises(UsageError, match="another process"):
+            held.complete()
+        in_child(lambda: dedup.claim("grandchild").complete())
+
+    in_child(child)
+    held.complete("parent's")
+    assert dedup.claim("held").result == "parent's"
+
+
+def test_a_child_leaves_a_body_that_is_its_parents(dedup: Dedup) -> None:
+    with dedup.claim("key") as claim:
+        pid = os.fork()
+        if pid == 0:
+            # Runs on to the end of the block in the child, too, as a fork in the middle of it would.
+            claim.__exit__(None, None, None)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        claim.complete("by the parent")
+    assert dedup.claim("key").result == "by the parent"
+
+
+def test_a_fork_while_other_threads_are_at_work_does_not_hang_the_child(dedup: Dedup) -> None:
+    stopping = threading.Event()
+
+    def work(n: int) -> None:
+        step = 0
+        while not stopping.is_set():
+            dedup.claim(f"{n}-{step}")
+            step += 1
+
+    with ThreadPoolExecutor(4) as pool:
+        working = [pool.submit(work, n) for n in range(4)]
+        for _ in range(10):
+            in_child(lambda: dedup.claim("key").complete())
+        stopping.set()
+        for each in working:
+            each.result()
+
+
+def test_a_store_object_lives_in_one_process() -> None:
+    dedup = Dedup(MemoryStore())
+    dedup.claim("key")
+
+    def child() -> None:
+        with pytest.raises(UsageError, match="URL"):
+            dedup.claim("key")
+
+    in_child(child)
+    assert dedup.claim("key").outcome is Outcome.IN_PROGRESS
+    dedup.close()
+
+
+def test_a_dead_thread_is_noticed_and_replaced(dedup: Dedup) -> None:
+    claim = dedup.claim("key")
+    thread = background.current()
+    thread._tell(thread._loop.stop)
+    thread._thread.join(10)
+    with pytest.raises(UsageError, match="died"):
+        claim.complete()
+    assert dedup.claim("another").acquired
+
+
+def test_who_waits_when_the_thread_dies_is_told(dedup: Dedup) -> None:
+    dedup.claim("key")
+    thread = background.current()
+
+    def kill() -> None:
+        thread._tell(thread._loop.stop)
+
+    threading.Timer(0.05, kill).start()
+    with pytest.raises(UnavailableError, match="background thread"):
+        dedup.claim("key", wait=60)
+
+
+def test_a_stuck_thread_hangs_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background, "GRACE", 0.1)
+    free = threading.Event()
+
+    class Stuck:
+        def dumps(self, value: Any) -> bytes:
+            free.wait(30)
+            return b"1"
+
+        def loads(self, data: bytes) -> Any:
+            return 1
+
+    with Dedup(codec=Stuck(), timeout=0.02, lease=0.1) as dedup:
+        claim = dedup.claim("key")
+        with pytest.raises(UnavailableError, match="is something blocking it"):
+            claim.complete("x")
+        free.set()
+
+
+def test_calling_it_from_its_own_callbacks_is_an_error_not_a_deadlock() -> None:
+    caught: list[BaseException] = []
+
+    class Nosy:
+        def dumps(self, value: Any) -> bytes:
+            try:
+                dedup.claim("inner")
+            except UsageError as error:
+                caught.append(error)
+            return b"1"
+
+        def loads(self, data: bytes) -> Any:
+            return 1
+
+    with Dedup(codec=Nosy()) as dedup, dedup.claim("key") as claim:
+        claim.complete(1)
+    assert "wait for itself" in str(caught[0])
+
+
+def test_an_interrupted_claim_is_taken_back(dedup: Dedup) -> None:
+    """Ctrl-C, or a worker's soft time limit, while it waits."""
+    holder = dedup.claim("key")
+
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        dedup.claim("key", wait=60)
+    holder.release()
+    assert dedup.claim("key", wait=5).acquired, "nobody waits for it in the background"
+
+
+def test_a_claim_answered_too_late_for_its_caller_is_released(dedup: Dedup) -> None:
+    """The interrupt comes when the answer has: nobody knows of the claim, so it is freed."""
+    thread = background.current()
+    dedup.claim("first")
+    _, gate = dedup._gate.get()
+
+    work = background.Work(lambda: gate.claim("key"), take_back(gate))
+    thread._post(work)
+    assert work.wait(5)
+    thread._tell(work.give_up)
+    assert dedup.claim("key", wait=5).acquired
+
+
+def test_an_exception_from_outside_while_settling_leaves_the_claim_to_be_settled(dedup: Dedup) -> None:
+    claim = dedup.claim("key")
+    failed: list[BaseException] = []
+
+    def settle() -> None:
+        try:
+            claim.complete("x")
+        except BaseException as error:  # noqa: BLE001 -- any
+            failed.append(error)
+
+    worker = threading.Thread(target=settle)
+    worker.start()
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(worker.ident or 0), ctypes.py_object(SystemExit)
+    )
+    worker.join(10)
+    assert dedup.claim("key").outcome in (Outcome.SUCCEEDED, Outcome.IN_PROGRESS)
+
+
+@pytest.mark.parametrize("completes", [True, False])
+def test_a_lost_lease_shows_and_settling_says_so(dedup: Dedup, completes: bool) -> None:
+    def work() -> None:
+        with dedup.claim("key", lease=0.06, renew=True) as claim:
+            dedup.forget("key")
+            ends = time.monotonic() + 10
+            while not claim.lost:
+                assert time.monotonic() < ends
+                os.sched_yield()
+            if completes:
+                claim.complete("too late")
+
+    with pytest.raises(ClaimLostError):
+        work()
+
+
+def test_an_answer_by_the_policy(tmp_path: Any) -> None:
+    events: list[Any] = []
+    url = f"unix://{tmp_path}/none.sock"
+    with Dedup(url) as strict, pytest.raises(UnavailableError):
+        strict.claim("key")
+    with Dedup(url, on_unavailable=LocalLRU(), on_event=events.append) as local, local.claim("key") as claim:
+        assert claim.degraded
+    assert events
+
+
+EXITS = {
+    "idle": "dedup.claim('key')",
+    "never used": "",
+    "in a body": "dedup.claim('key', renew=True).__enter__()",
+    "a thread waits": (
+        "dedup.claim('key', lease=60); import threading; "
+        "threading.Thread(target=lambda: dedup.claim('key', wait=60), daemon=True).start()"
+    ),
+    "in atexit": "import atexit; atexit.register(lambda: dedup.claim('late')); dedup.claim('key')",
+    "forked": "import os; dedup.claim('key'); pid = os.fork(); dedup.claim('k'); pid and os.waitpid(pid, 0)",
+    "unavailable": "dedup = Dedup('unix:///nowhere.sock', on_unavailable=LocalLRU()); dedup.claim('key')",
+}
+
+
+@pytest.mark.parametrize("what", list(EXITS))
+def test_the_interpreter_ends_in_time_whatever_is_open(what: str) -> None:
+    code = (
+        f"from fastdedup.sync import Dedup\nfrom fastdedup import LocalLRU\ndedup = Dedup()\n{EXITS[what]}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], timeout=20, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Error" not in done.stderr
