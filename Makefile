@@ -62,8 +62,8 @@ $(VENV):
 	@touch $@
 
 $(CLI): $(VENV) pyproject.toml
-	@echo "Installing fastdedup[cli] ..."
-	@$(PIP) --editable '.[cli]'
+	@echo "Installing fastdedup[sidecar] ..."
+	@$(PIP) --editable '.[sidecar]'
 	@touch $@
 
 $(DEV): $(VENV) pyproject.toml
