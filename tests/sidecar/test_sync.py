@@ -10,7 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.request import Request, urlopen
 
+import celery
+import celery.contrib.testing.worker as worker
+import flask
 import pytest
+import werkzeug.serving as serving
 
 from fastdedup import (
     ClaimLostError,
@@ -252,8 +256,6 @@ def test_forked_workers_share_the_store(shared: Dedup, used: bool) -> None:
 
 
 def test_a_flask_app_under_a_threaded_server(dedup: Dedup) -> None:
-    flask = pytest.importorskip("flask")
-    serving = pytest.importorskip("werkzeug.serving")
     app = flask.Flask("shop")
     charged: list[str] = []
 
@@ -291,8 +293,6 @@ def test_a_flask_app_under_a_threaded_server(dedup: Dedup) -> None:
 
 
 def test_a_celery_task_runs_once_however_often_it_is_delivered(dedup: Dedup) -> None:
-    celery = pytest.importorskip("celery")
-    worker = pytest.importorskip("celery.contrib.testing.worker")
     app = celery.Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(worker_hijack_root_logger=False, broker_connection_retry_on_startup=False)
     charged: list[str] = []
