@@ -11,7 +11,9 @@ import pytest
 from fastdedup import Dedup, DedupError, Outcome, UnavailableError
 from fastdedup.demo import Reply, Report, Shop, make_report, run_sale, sale_gate
 from fastdedup.sidecar import demo as sidecar_demo
-from fastdedup.sidecar.wires import Answer
+from fastdedup.sidecar.wires import Answer, HttpWire, RespWire, Wire
+
+from .sidecar.running import Sidecar
 
 BUYERS, STOCK = 120, 10
 THEFTS, FORGERIES = 12, 2  # of 120 buyers: numbers 0, 10, … and 0, 100
@@ -252,3 +254,25 @@ def test_a_click_told_for_ever_to_come_back_gives_up(monkeypatch: pytest.MonkeyP
     books = till.sell()
     assert books.clicks == [("order:buyer:0", (409, None))]
     assert books.answers[Outcome.IN_PROGRESS] == 3 + 3  # and each misused form once
+
+
+def test_what_one_wire_wrote_the_other_reads() -> None:
+    with Sidecar() as sidecar, HttpWire(sidecar.path) as http, RespWire(sidecar.path) as resp:
+        pairs: list[tuple[Wire, Wire]] = [(http, resp), (resp, http)]
+        for number, (one, other) in enumerate(pairs):
+            claim = one.claim(f"k{number}", "ab" * 16, 0.0)
+            assert claim.outcome is Outcome.ACQUIRED
+            one.settle(f"k{number}", claim.owner, {"id": number}, succeeded=True)
+            assert other.claim(f"k{number}", "ab" * 16, 0.5).value == {"id": number}
+            failed = one.claim(f"f{number}", "ab" * 16, 0.0)
+            one.settle(f"f{number}", failed.owner, "no", succeeded=False)
+            assert other.claim(f"f{number}", "ab" * 16, 0.0)[::2] == (Outcome.FAILED, "no")
+            token = one.issue("user:7")
+            assert other.consume(token, "user:8") is Outcome.MISMATCH
+            assert other.consume(token, "user:7") is Outcome.ACQUIRED
+            assert one.consume(token, "user:7") is Outcome.SUCCEEDED
+        with pytest.raises(UnavailableError, match="409"):
+            http.settle("k0", "somebody", None, succeeded=True)
+        sidecar.end()
+        with pytest.raises(UnavailableError, match="is gone"):
+            http.issue("user:7")

@@ -16,12 +16,13 @@ import orjson
 from .. import __version__
 from ..errors import ConfigError, UnavailableError
 from ..model import Outcome
-from ..owners import draw_owner, owner_field, owner_text
+from ..owners import draw_owner, owner_text
 from ..stores.base import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from . import store_verbs
 from .frames import encode, error
 from .options import Options, number_of, read_options, text_of
 from .resp import RespConnection, Slot, error_reply
+from .verbs import as_json, held, releasing, renewing, seconds, settling
 
 if TYPE_CHECKING:
     from ..claim import Claim
@@ -71,13 +72,19 @@ class Asked(Slot):
         return self._reply
 
     def set_result(self, reply: Reply) -> None:
-        """Answer the client."""
+        """Answer the client. Never raises: the engine has the rest of a batch to answer."""
         self._reply = reply
-        connection, op = self._connection, self._op
-        assert op is not None
         if isinstance(reply, UnavailableError):
             self.set_exception(reply)
             return
+        try:
+            self._answer(reply)
+        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            self._connection.answer(self, error_reply(fault))
+
+    def _answer(self, reply: Reply) -> None:
+        connection, op = self._connection, self._op
+        assert op is not None
         self._op = None  # it knows us: two that know each other are left to the garbage collector
         if type(reply) is not Verdict:
             foreign = error("ERR", "the store holds a value under this key that is not ours")
@@ -217,9 +224,9 @@ def settle(succeeded: bool, connection: RespConnection, command: list[bytes]) ->
     options = read_options(command, 4, _SETTLE)
     scope, wire, owner = _held(connection, command, options)
     payload = command[3] if len(command) > 3 else b""
-    scope.check_result(payload)
-    keep_ms = options.ttl or scope.keep_ms(succeeded=succeeded)
-    op = SettleOp(wire, owner, options.fence or 0, succeeded=succeeded, keep_ms=keep_ms, payload=payload)
+    op = settling(
+        scope, wire, owner, fence=options.fence, succeeded=succeeded, ttl=options.ttl, payload=payload
+    )
     return connection.spawn(_change(connection, scope, op), scope, "complete" if succeeded else "fail")
 
 
@@ -228,7 +235,7 @@ def release(connection: RespConnection, command: list[bytes]) -> Slot:
     _wants(command, 3)
     options = read_options(command, 3, _RENEW)
     scope, wire, owner = _held(connection, command, options)
-    op = ReleaseOp(wire, owner, options.fence or 0)
+    op = releasing(wire, owner, options.fence)
     return connection.spawn(_change(connection, scope, op), scope, "release")
 
 
@@ -238,17 +245,16 @@ def renew(connection: RespConnection, command: list[bytes]) -> Slot:
     given = len(command) > 3 and command[3].isdigit()
     options = read_options(command, 4 if given else 3, _RENEW)
     scope, wire, owner = _held(connection, command, options)
-    terms = scope.terms_ms(number_of("the lease", command[3], 1) if given else None, None)
-    op = RenewOp(wire, owner, options.fence or 0, terms.lease_ms, terms.keep_ms)
+    lease = number_of("the lease", command[3], 1) if given else None
+    op = renewing(scope, wire, owner, options.fence, lease)
     return connection.spawn(_change(connection, scope, op), scope, "renew")
 
 
 def _held(connection: RespConnection, command: list[bytes], options: Options) -> tuple[Dedup, bytes, bytes]:
     """Return the gate, the store key and the owner field of what a client says it holds."""
     scope = connection.gate.scope(options.ns)
-    key = text_of("the key", command[1])
-    wire = scope.tokens.wire(key) if options.token else scope.claim_wire(command[1])
-    return scope, wire, owner_field(text_of("the owner", command[2]))
+    key, owner = text_of("the key", command[1]), text_of("the owner", command[2])
+    return scope, *held(scope, key, owner, token=options.token)
 
 
 async def _change(connection: RespConnection, scope: Dedup, op: SettleOp | ReleaseOp | RenewOp) -> bytes:
@@ -371,11 +377,6 @@ def constant(reply: bytes, connection: RespConnection, command: list[bytes]) -> 
     return reply
 
 
-def seconds(ms: int | None) -> float | None:
-    """Turn the wire's milliseconds into seconds."""
-    return None if ms is None else ms / 1000
-
-
 def record_json(record: Any) -> bytes:
     """Return a record as JSON; a result that is JSON is embedded, any other shown as text."""
     facts = {
@@ -384,17 +385,6 @@ def record_json(record: Any) -> bytes:
     facts["fingerprint"] = record.fingerprint.hex() if record.fingerprint else None
     facts["result"], facts["error"] = as_json(record.result), as_json(record.error)
     return orjson.dumps(facts)
-
-
-def as_json(payload: bytes | None) -> Any:
-    """Return a payload for embedding in JSON: itself where it is JSON, else as text."""
-    if not payload:
-        return None
-    try:
-        orjson.loads(payload)
-    except ValueError:
-        return payload.decode(errors="replace")
-    return orjson.Fragment(payload)
 
 
 def _wants(command: list[bytes], least: int) -> None:

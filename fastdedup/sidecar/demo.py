@@ -30,7 +30,7 @@ from .client import fetch
 from .wires import HttpWire, RespWire, Wire
 
 PROCESSES = 4
-MOST_BUYERS = 1_000
+MOST_BUYERS = 500
 """A process serves one click at a time: more of them would only take longer."""
 _STARTING = 20.0
 _PAUSE, _TRIES = 0.002, 2_000

@@ -30,9 +30,10 @@ class FrameError(Exception):
 
 
 class _Unfinished(Exception):
-    """At least `need` bytes belong to the command."""
+    """From `at` on at least `need` bytes belong to an argument."""
 
-    def __init__(self, need: int) -> None:
+    def __init__(self, at: int, need: int) -> None:
+        self.at = at
         self.need = need
 
 
@@ -44,43 +45,61 @@ class Frames:
         max_arguments: of one command, its name included; FD.RUN, a batch, has a limit of its own.
     """
 
-    __slots__ = ("_held", "_max_arguments", "_max_bytes", "_need")
+    __slots__ = ("_broken", "_count", "_held", "_max_arguments", "_max_bytes", "_need", "_parts", "_passed")
 
     def __init__(self, *, max_bytes: int, max_arguments: int) -> None:
         self._max_bytes = max_bytes
         self._max_arguments = max_arguments
-        # Mutable: an unfinished command from its first byte on, and how long it is at least.
+        # Mutable, of an unfinished command: its arguments announced (0: not yet) and whole, the bytes that
+        # these took; of the argument after them its bytes so far, and at least how many there will be.
+        self._count = 0
+        self._parts: list[bytes] = []
+        self._passed = 0
         self._held = bytearray()
         self._need = 0
+        self._broken = False
 
     @property
     def unfinished(self) -> bool:
         """True while a command has begun to arrive and has not ended."""
-        return bool(self._held)
+        return self._need > 0
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """Return the commands that are complete now.
+        """Return the commands that are complete now; none any more once it has raised.
 
         Raises:
             FrameError: a header announces more than the limits allow, or is none.
         """
-        if self._held:
-            self._held += data
-            if len(self._held) < self._need:
-                return []  # not parsed again for each piece of a large value
-            data = bytes(self._held)
-            self._held.clear()
-        commands, at = self._plain(data)
-        end = len(data)
+        commands: list[list[bytes]] = []
         try:
+            if self._need:
+                self._held += data
+                if len(self._held) < self._need:
+                    return commands  # not parsed again for each piece of a large value
+                data = bytes(self._held)
+                self._held.clear()
+                self._need = 0
+                command, at = self._command(data, 0)
+                commands.append(command)
+                data = data[at:]
+            elif self._broken:
+                return commands
+            if len(data) <= self._max_bytes:
+                whole, at = self._plain(data)
+                commands = commands + whole if commands else whole
+            else:
+                at = 0  # a command in it may be too long
+            end = len(data)
             while at < end:
                 command, at = self._command(data, at)
                 commands.append(command)
         except FrameError as error:
             error.before = commands
+            self._broken = True
+            self._parts = []
             raise
         except _Unfinished as unfinished:
-            self._held += data[at:]
+            self._held += data[unfinished.at :]
             self._need = unfinished.need
         return commands
 
@@ -109,37 +128,41 @@ class Frames:
             at = ends
         return commands, len(data) if at == last and not parts[last] else sum(map(len, parts[:at])) + 2 * at
 
-    def _command(self, data: bytes, start: int) -> tuple[list[bytes], int]:
-        """Return the command that starts at `start`, and where it ends."""
-        count, at = self._number(data, start, start, 42, max(MAX_ARGUMENTS, self._max_arguments))
-        parts: list[bytes] = []
-        for _ in range(count):
-            size, at = self._number(data, start, at, 36, self._max_bytes)
-            ends = at + size
+    def _command(self, data: bytes, at: int) -> tuple[list[bytes], int]:
+        """Return the command that starts, or goes on, at `at`, and where it ends."""
+        start = at - self._passed
+        if not self._count:
+            self._count, at = self._number(data, at, 42, max(MAX_ARGUMENTS, self._max_arguments))
+            if not self._count:
+                raise FrameError("a command has a name")
+        count, parts = self._count, self._parts
+        while len(parts) < count:
+            self._passed = at - start
+            size, begins = self._number(data, at, 36, self._max_bytes)
+            ends = begins + size
             if ends + 2 - start > self._max_bytes:
                 raise FrameError(f"a command takes at most {self._max_bytes} bytes")
             if len(data) < ends + 2:
-                raise _Unfinished(ends + 2 - start)
+                raise _Unfinished(at, ends + 2 - at)
             if data[ends : ends + 2] != b"\r\n":
                 raise FrameError("a bulk string is longer than its header says")
-            parts.append(data[at:ends])
+            parts.append(data[begins:ends])
             at = ends + 2
             if count > self._max_arguments and parts[0] != _BATCH:
                 raise FrameError(f"a command takes at most {self._max_arguments} arguments, not {count}")
-        if not parts:
-            raise FrameError("a command has a name")
+        self._count, self._parts, self._passed = 0, [], 0
         return parts, at
 
-    def _number(self, data: bytes, start: int, at: int, kind: int, most: int) -> tuple[int, int]:
+    def _number(self, data: bytes, at: int, kind: int, most: int) -> tuple[int, int]:
         """Return the number of the header at `at`, and where that ends. `kind` is its first byte: 42 `*`, 36 `$`."""
         line = data.find(b"\r\n", at, at + 13)
         if at < len(data) and data[at] != kind:
             raise FrameError("a command is an array of bulk strings")
         if line < 0:
-            begun = data[at + 1 :].removesuffix(b"\r")
+            begun = data[at + 1 : at + 13].removesuffix(b"\r")
             if len(begun) > 10 or (begun and not begun.isdigit()):
                 raise FrameError("a header is a number of at most ten digits")
-            raise _Unfinished(len(data) - start + 1)
+            raise _Unfinished(at, len(data) - at + 1)
         digits = data[at + 1 : line]
         if not digits.isdigit():
             raise FrameError("a header is a number of at most ten digits")

@@ -11,12 +11,11 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qsl
 
-import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ..model import Outcome
 from . import problems
-from .http_verbs import AcquiredText, Answer, Gone, Page, claim_op, claimed, count_failure, problem
+from .http_verbs import AcquiredText, Answer, Gone, Page, claim_op, count_failure, problem, told
 from .problems import RequestProblem, retry_after
 from .routes import ROUTES
 from .verbs import Asked
@@ -154,7 +153,7 @@ class Quick(Asked):
             head, body = self._acquired.text(verdict, op.owner)
             self._connection.respond(head, body, ((scope, op.wire, op.owner),))
         else:
-            _hand(self._connection, claimed(scope, op.wire, op.owner, False, verdict))
+            _hand(self._connection, told(scope, op, verdict))
 
     def failed(self, fault: Exception) -> None:
         """Tell the client."""
@@ -177,7 +176,7 @@ def _head(status: int, headers: Headers) -> bytes:
 
 def _text(answer: Answer) -> tuple[Headers, bytes]:
     """Return an answer's headers and body."""
-    body = answer.facts if type(answer.facts) is bytes else orjson.dumps(answer.facts)
+    body = answer.text
     headers = [_kind(answer), (b"content-length", b"%d" % len(body))]
     if answer.retry_ms is not None:
         headers.append((b"retry-after", retry_after(answer.retry_ms)))
@@ -240,7 +239,8 @@ class HttpClient:
 def _kind(answer: Answer) -> tuple[bytes, bytes]:
     if type(answer) is Page:
         return b"content-type", answer.kind
-    return _PROBLEM if answer.status >= 400 and "type" in answer.facts else _JSON
+    shaped = type(answer.facts) is bytes or "type" in answer.facts
+    return _PROBLEM if answer.status >= 400 and shaped else _JSON
 
 
 def _query(query: bytes, model: Any) -> Any:

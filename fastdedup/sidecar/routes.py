@@ -15,6 +15,7 @@ from ..fallback.reject import Reject
 from ..model import BreakerState
 from . import http_verbs as verbs
 from . import models, openapi, problems
+from .http_batch import batch
 from .http_verbs import OPS, Answer, Client, Page
 from .problems import Problem, RequestProblem
 
@@ -167,7 +168,7 @@ ROUTES: tuple[Route, ...] = (
     Route(
         "POST",
         "/v1/batch",
-        verbs.batch,
+        batch,
         "Do many things at once",
         models.Items,
         ((200, list[models.BatchAnswer]),),
