@@ -58,6 +58,8 @@ def get_record(path: Path, key: str, namespace: str | None) -> Record | None:
         return None
     facts: dict[str, Any] = orjson.loads(cast(bytes, answer))
     mark = facts.pop("fingerprint")
+    for time in ("lease", "ttl"):  # milliseconds on the wire
+        facts[time] = None if facts[time] is None else facts[time] / 1000
     facts["state"] = State(facts["state"])
     return Record(**facts, fingerprint=None if mark is None else bytes.fromhex(mark))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from .. import __version__
-from ..errors import ConfigError, UnavailableError
+from ..errors import ConfigError, ShortfallError, UnavailableError
 from ..model import Outcome
 from ..owners import draw_owner, owner_text
 from ..stores.base import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
@@ -22,7 +22,7 @@ from . import store_verbs
 from .frames import encode, error
 from .options import Options, number_of, read_options, text_of
 from .resp import RespConnection, Slot, error_reply
-from .verbs import as_json, held, releasing, renewing, seconds, settling
+from .verbs import held, record_facts, releasing, renewing, seconds, settling
 
 if TYPE_CHECKING:
     from ..claim import Claim
@@ -93,12 +93,22 @@ class Asked(Slot):
             return
         connection.judged(self._scope, reply, self._at)
         if reply.outcome is _ACQUIRED:
+            if reply.short:
+                self._check_confirmed(op)
             if self._ephemeral:
                 connection.hold((self._scope, op.wire, op.owner))
             if not connection.resp3:
                 connection.answer(self, acquired_reply(reply, op.owner))
                 return
         connection.answer(self, verdict_reply(reply, op.owner, connection.resp3))
+
+    def _check_confirmed(self, op: ClaimOp) -> None:
+        """Too few replicas have it: as `ClaimCall` does."""
+        try:
+            self._scope.fell_short(op)
+        except ShortfallError:
+            self._scope.release_later(op.wire, op.owner)
+            raise
 
     def set_exception(self, fault: BaseException) -> None:
         """Ask the policy, and answer the client."""
@@ -300,7 +310,7 @@ def get(connection: RespConnection, command: list[bytes]) -> Slot:
 
     async def work() -> bytes:
         record = await scope.get(text_of("the key", command[1]))
-        return encode(None if record is None else record_json(record), connection.resp3)
+        return encode(None if record is None else orjson.dumps(record_facts(record)), connection.resp3)
 
     return connection.spawn(work(), scope, "get")
 
@@ -375,16 +385,6 @@ def leave(connection: RespConnection, command: list[bytes]) -> bytes:
 def constant(reply: bytes, connection: RespConnection, command: list[bytes]) -> bytes:
     """Answer always the same."""
     return reply
-
-
-def record_json(record: Any) -> bytes:
-    """Return a record as JSON; a result that is JSON is embedded, any other shown as text."""
-    facts = {
-        name: getattr(record, name) for name in ("key", "state", "owner", "fence", "attempt", "lease", "ttl")
-    }
-    facts["fingerprint"] = record.fingerprint.hex() if record.fingerprint else None
-    facts["result"], facts["error"] = as_json(record.result), as_json(record.error)
-    return orjson.dumps(facts)
 
 
 def _wants(command: list[bytes], least: int) -> None:

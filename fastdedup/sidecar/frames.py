@@ -62,7 +62,7 @@ class Frames:
     @property
     def unfinished(self) -> bool:
         """True while a command has begun to arrive and has not ended."""
-        return self._need > 0
+        return self._need > 0 and not self._broken
 
     def feed(self, data: bytes) -> list[list[bytes]]:
         """Return the commands that are complete now; none any more once it has raised.
@@ -71,8 +71,11 @@ class Frames:
             FrameError: a header announces more than the limits allow, or is none.
         """
         commands: list[list[bytes]] = []
+        at = 0
         try:
             if self._need:
+                if self._broken:
+                    return commands
                 self._held += data
                 if len(self._held) < self._need:
                     return commands  # not parsed again for each piece of a large value
@@ -80,23 +83,18 @@ class Frames:
                 self._held.clear()
                 self._need = 0
                 command, at = self._command(data, 0)
-                commands.append(command)
                 data = data[at:]
-            elif self._broken:
-                return commands
-            if len(data) <= self._max_bytes:
-                whole, at = self._plain(data)
-                commands = commands + whole if commands else whole
+                commands, at = self._plain(data)
+                commands.insert(0, command)
             else:
-                at = 0  # a command in it may be too long
+                commands, at = self._plain(data)
             end = len(data)
             while at < end:
                 command, at = self._command(data, at)
                 commands.append(command)
         except FrameError as error:
             error.before = commands
-            self._broken = True
-            self._parts = []
+            self._broken, self._need, self._parts = True, 1, []
             raise
         except _Unfinished as unfinished:
             self._held += data[unfinished.at :]
@@ -108,8 +106,10 @@ class Frames:
 
         Nearly all there are. Five times as fast as looking for each header: all is cut at once.
         """
-        parts = data.split(b"\r\n")
         commands: list[list[bytes]] = []
+        if len(data) > self._max_bytes:
+            return commands, 0  # one of them may be too long
+        parts = data.split(b"\r\n")
         at = 0
         most = self._max_arguments
         last = len(parts) - 1
