@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import Any
 from urllib.parse import urlsplit
 
-from bench.server import loopback_port
+from bench.server import ROOT, loopback_port
 from fastdedup.bench import (
     CONTESTANTS,
     LEASE_MS,
@@ -55,22 +55,28 @@ async def redis_benchmark(setting: Setting) -> AsyncIterator[Ops]:
 
     async def drive(verb: str, keys: Sequence[str], spent: object) -> float:
         size = ["-n", str(max(len(keys), least)), "-r", "1000000000"]
-        output = await _output([*command, *size, "SET", key, VALUE, "NX", "PX", str(LEASE_MS)])
-        return len(keys) / float(output.splitlines()[-1].split('","')[1])
+        text = await output([*command, *size, "SET", key, VALUE, "NX", "PX", str(LEASE_MS)])
+        return len(keys) / float(text.splitlines()[-1].split('","')[1])
 
     yield Ops(drive=drive)
 
 
-async def _output(command: Sequence[str]) -> str:
+async def output(command: Sequence[str]) -> str:
+    """What a program prints; it is ended where it takes longer than a turn may."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, start_new_session=True)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=pipe, stderr=pipe, start_new_session=True, cwd=ROOT
+    )
     try:
         async with asyncio.timeout(TURN_LIMIT):
-            stdout, _ = await process.communicate()
+            stdout, stderr = await process.communicate()
     finally:
         if process.returncode is None:
             process.kill()
             await process.wait()
+    if process.returncode:
+        words = [line for line in stderr.decode().splitlines() if any(map(str.isalpha, line))]
+        raise RuntimeError(words[-1] if words else f"{command[0]} ended with status {process.returncode}")
     return stdout.decode()
 
 

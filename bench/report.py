@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 from fastdedup.bench import GC_THRESHOLDS, Plan, Row, Table, cells
 
 PACKAGES = (
-    *("fastdedup", "redis", "hiredis", "uvloop", "orjson"),
+    *("fastdedup", "redis", "hiredis", "uvloop", "orjson", "uvicorn", "httptools"),
     *("coredis", "valkey-glide", "idempotency-kit", "aws-lambda-powertools"),
 )
 CAVEATS = (
@@ -34,6 +34,8 @@ CAVEATS = (
     "valkey-glide knows no Unix socket and is asked over loopback TCP; its CPU includes its threads.",
     "aws-lambda-powertools blocks and is asked from threads: for the rate as many as suit it best, for the "
     "latency one a caller.",
+    "The sidecar's rows have a client, the sidecar and Redis at work at once: on two cores they compete, while "
+    "Redis itself, or a bare uvicorn, shares them with its client alone.",
     "redis-benchmark waits for no single answer: it is a ceiling, not a client. Batches by hand answer no single "
     "caller either, and check nothing but SET NX.",
 )

@@ -11,6 +11,7 @@ from bench.memory import memory, memory_steps
 from bench.peers import EVERYONE, FULL_CYCLE, LIBRARIES, ONE_CALL_EACH, REDIS_BENCHMARK
 from bench.processes import processes, processes_steps
 from bench.run import Job, Run
+from bench.sidecar import sidecar, sidecar_steps
 from bench.storm import absent, absent_steps, storm, storm_steps
 from fastdedup.bench import BASELINE, SCENARIOS, Contestant, Row, Scenario, Table, contest, turns
 
@@ -62,6 +63,7 @@ JOBS = (
     Job("sweep", sweep, _sweep_steps),
     Job("memory", memory, memory_steps, needs_private=True),
     Job("processes", processes, processes_steps),
+    Job("sidecar", sidecar, sidecar_steps, needs_private=True),  # counts what its claims leave
     Job("growth", growth, growth_steps, needs_private=True),
     Job("soak", soak, soak_steps, needs_private=True),
 )

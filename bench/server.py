@@ -5,13 +5,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+ROOT = Path(__file__).parent.parent  # where `bench` is importable
 START_LIMIT = 10.0  # seconds
 STOP_LIMIT = 10.0
 
@@ -23,26 +24,35 @@ def private_server() -> Iterator[str]:
         path = Path(folder) / "redis.sock"
         options = ["--port", "0", "--bind", "127.0.0.1", "--unixsocket", str(path), "--unixsocketperm", "700"]
         options += ["--save", "", "--appendonly", "no", "--dir", folder, "--maxclients", "5000"]
-        process = subprocess.Popen(
-            ["redis-server", *options], stdout=subprocess.DEVNULL, start_new_session=True
-        )
-        try:
-            _await_socket(path, process)
+        with listening(["redis-server", *options], path):
             yield f"unix://{path}"
-        finally:
-            _stop(process)
 
 
-def _await_socket(path: Path, process: "subprocess.Popen[bytes]") -> None:
+@contextmanager
+def listening(
+    command: Sequence[str], path: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[None]:
+    """Start a server, return once it accepts connections at `path`, and stop it at the block's end."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, start_new_session=True, cwd=ROOT, env=environment
+    )
+    try:
+        _await_socket(path, process, Path(command[0]).name)
+        yield
+    finally:
+        _stop(process)
+
+
+def _await_socket(path: Path, process: "subprocess.Popen[bytes]", name: str) -> None:
     deadline = time.monotonic() + START_LIMIT
     while time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(path))
             return
         if process.poll() is not None:
-            raise RuntimeError(f"redis-server ended with status {process.returncode}")
+            raise RuntimeError(f"{name} ended with status {process.returncode}")
         time.sleep(0.02)
-    raise RuntimeError("redis-server did not open its socket")
+    raise RuntimeError(f"{name} did not open its socket")
 
 
 def _stop(process: "subprocess.Popen[bytes]") -> None:

@@ -9,6 +9,7 @@ from bench.growth import FEW_KEYS
 from bench.peers import IDEMPOTENCY_KIT, POWERTOOLS, REDIS_BENCHMARK
 from bench.processes import ONE, SAME, TWO
 from bench.report import Report
+from bench.sidecar import ABOVE, BATCHED, HOP, HTTP, HTTP_ONE_KEY, RESP, RESP_PIPELINED
 from fastdedup.bench import BASELINE, OURS, P99
 
 CEILING = REDIS_BENCHMARK.name
@@ -78,6 +79,14 @@ def _misjudged(report: Report) -> float:
     return sum(_figure("processes", name, SAME)(report) for name in ("lost", "doubled"))
 
 
+def _sidecar(names: tuple[str, str]) -> Callable[[Report], float]:
+    return _ratio("sidecar", ABOVE, names[1])
+
+
+def _p99_added(report: Report) -> float:
+    return _figure("sidecar", "p99_added_us", HOP[1])(report) / 1000
+
+
 AT_MOST: dict[str, Any] = {"at_least": False}
 TARGETS = (
     Target("1", "1000 callers, fresh, ratio to redis-benchmark", _ratio("fresh-1000", CEILING), 0.6, 0.9),
@@ -100,6 +109,13 @@ TARGETS = (
     Target("8", "… by the growth of used_memory", _figure("memory", "used_memory")),
     Target("9", "two processes, ratio to one", _ratio("processes", ONE, row=TWO), 1),
     Target("9", "winners lost or doubled between processes", _misjudged, 0, **AT_MOST),
+    Target("10", "sidecar, FD.CLAIM, ratio to Redis's SET NX PX", _sidecar(RESP), 0.55),
+    Target("10", "… both pipelined, 16 deep", _sidecar(RESP_PIPELINED), 0.35),
+    Target("11", "sidecar, fresh claims by HTTP, ratio to a bare uvicorn", _sidecar(HTTP), 0.7),
+    Target("11", "… of one key, by h2load", _sidecar(HTTP_ONE_KEY), 0.7),
+    Target("11", "sidecar, /v1/batch of 100, ratio to single requests", _sidecar(BATCHED), 5),
+    Target("12", "p99 that the sidecar adds at half load, ms", _p99_added),
+    Target("12", "… beside the library's own p99, ms", _figure("sidecar", "p99_ms", HOP[0])),
 )  # fmt: skip
 
 

@@ -56,7 +56,8 @@ class Dedup(Scope):
     Open it once in each event loop (`async with dedup:` or `await dedup.open()`), and share it.
 
     Args:
-        url: `memory://`, `redis://host:6379/0`, `rediss://…`, `unix:///path/redis.sock?db=0`;
+        url: `memory://`, `redis://host:6379/0`, `rediss://…`, `unix:///path/redis.sock?db=0`,
+            `redis+sentinel://h1,h2/service/0`, `redis+cluster://h1,h2`, `sidecar:///path/fastdedup.sock`;
             or a store object of your own.
         namespace: prefix of every key, and the scope of the settings.
         lease: seconds that an owner has before another may take over.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from .checks import check_count, milliseconds
-from .errors import ConfigError, foreign
+from .errors import ConfigError, UnavailableError, foreign
 from .keys import Keyspace, Kind
 from .model import Transition, TransitionOutcome
 from .owners import draw_owner
@@ -67,6 +67,8 @@ class StateMachine:
 
         Raises:
             ConfigError: no such state, or a version that is no whole number.
+            UnavailableError: neither the store nor the policy answered; or the reply was lost, and the
+                machine has moved since, so that nobody can tell whether this call took part in that.
         """
         if not isinstance(to, str) or to not in self._sources:
             raise ConfigError(f"{self.name!r} has no state {to!r}; it has {_listed(self.states)}")
@@ -84,6 +86,12 @@ class StateMachine:
         moved = await self._scope.run(op)
         if not isinstance(moved, Moved) or moved.code is Code.FOREIGN:
             raise foreign(id)
+        if op.unsure and moved.code is not Code.OK:
+            # The record names its last change alone: had ours been followed by another, it would look like this.
+            raise UnavailableError(
+                f"whether {id!r} was moved to {to!r} is unknown: the reply was lost, and it stands at "
+                f"{moved.state!r} (version {moved.version}) by now; pass version= to be told for certain"
+            )
         return Transition(_OUTCOMES[moved.code], moved.state, moved.version, moved.degraded, not moved.short)
 
     async def get(self, id: str) -> tuple[str, int]:

@@ -99,9 +99,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._kept += len(data)
         self._feeding = True
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._unsupported_upgrade_warning()
+            self._parse(data)
         except httptools.HttpParserError:
             self.send_400_response("")
         self._feeding = False
@@ -115,6 +113,15 @@ class HttpProtocol(HttpToolsProtocol):
             self._hurry()
         elif self._timer is not None:
             self._relax()
+
+    def _parse(self, data: bytes) -> None:
+        rest: Any = data
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:  # which is not taken: what follows is HTTP as before
+                rest = memoryview(rest)[upgrade.args[0] :]
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Take back what the client surely did not get."""
@@ -167,8 +174,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._too_large = True
             raise _Refused
         self._kept = 0
-        if self.parser.should_upgrade() and self.parser.get_method() == b"POST":
-            raise _Refused  # the parser would drop its body
+        if self.parser.should_upgrade() and (self.parser.get_method() == b"POST" or _sized(self.headers)):
+            raise _Refused  # the parser would take its body for the next request
         if self.url == _QUICK_URL:
             self._take()
         else:
@@ -366,6 +373,10 @@ def _date(headers: list[tuple[bytes, bytes]]) -> bytes:
 
 def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
     return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def _sized(headers: list[tuple[bytes, bytes]]) -> bool:
+    return any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
 
 
 def _response(problem: Problem) -> bytes:

@@ -10,6 +10,7 @@ import asyncio
 import select
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, cast
 
@@ -171,8 +172,12 @@ class RespConnection(asyncio.Protocol):
         slot = Slot()
         task = self.loop.create_task(self._answer_with(slot, work, scope, verb), name="fastdedup-command")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, work))
         return slot
+
+    def _ended(self, work: Coroutine[Any, Any, bytes], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        work.close()  # cancelled before its first step, it would be complained of as never awaited
 
     async def _answer_with(
         self, slot: Slot, work: Coroutine[Any, Any, bytes], scope: Dedup, verb: str

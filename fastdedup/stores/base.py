@@ -196,7 +196,7 @@ class TransitionOp(Op):
     """Move a state machine. `change` is 10 bytes that name this call, so that a retry is recognised."""
 
     verb = Verb.TRANSITION
-    __slots__ = ("change", "initial", "keep_ms", "sources", "to", "version")
+    __slots__ = ("change", "initial", "keep_ms", "sources", "to", "unsure", "version")
 
     def __init__(
         self,
@@ -216,6 +216,8 @@ class TransitionOp(Op):
         self.version = version
         self.change = change
         self.keep_ms = keep_ms
+        self.unsure = False
+        """It was sent and got no reply: it may have moved the machine, and another call have moved it on."""
 
 
 class ReadOp(Op):

@@ -271,8 +271,7 @@ async def test_a_lock_whose_release_got_no_reply_is_not_lost_to_the_next_holder(
             assert proxy.seen["release"] == 2
 
 
-@pytest.mark.xfail(strict=True, reason="a machine's record names its last change only")
-async def test_a_transition_whose_reply_was_lost_is_a_change_though_another_followed(
+async def test_a_transition_whose_reply_was_lost_is_not_called_illegal_when_another_followed(
     redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
 ) -> None:
     async with proxied(redis_server) as proxy, gate(proxy.url) as dedup, gate(redis_url) as direct:
@@ -288,9 +287,9 @@ async def test_a_transition_whose_reply_was_lost_is_a_change_though_another_foll
         await wait_until(followed, description="another moves the order on")
         proxy.cut()
         proxy.forward()
-        move = await moving
+        with pytest.raises(UnavailableError, match="whether '42' was moved to 'paid' is unknown"):
+            await moving
         assert proxy.seen["transition"] == 2
-        assert move.outcome is TransitionOutcome.CHANGED
 
 
 async def test_a_function_runs_once_though_each_reply_was_lost(

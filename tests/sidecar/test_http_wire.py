@@ -292,6 +292,22 @@ def test_an_upgrade_is_not_taken(sidecar: Running) -> None:
         assert closed(raw)
 
 
+def test_what_follows_an_upgrade_is_answered(sidecar: Running) -> None:
+    upgrade = b"GET /healthz HTTP/1.1\r\nconnection: Upgrade\r\nupgrade: h2c\r\n\r\n"
+    with sidecar.raw() as raw:
+        raw.sendall(upgrade * 2 + request({"key": "a"}) + upgrade + b"GET /readyz HTTP/1.1\r\n\r\n")
+        assert [status for status, *_ in read(raw, 5)] == [200, 200, 201, 200, 200]
+
+
+@pytest.mark.parametrize("size", ["content-length: 26", "transfer-encoding: chunked"])
+def test_the_body_beside_an_upgrade_is_not_taken_for_a_request(sidecar: Running, size: str) -> None:
+    lines = ["DELETE /v1/records?key=a HTTP/1.1", "connection: Upgrade", "upgrade: h2c", size, "", ""]
+    with sidecar.raw() as raw:
+        raw.sendall("\r\n".join(lines).encode() + b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert read(raw)[0][0] == 400
+        assert closed(raw)
+
+
 # Clients that go away
 
 

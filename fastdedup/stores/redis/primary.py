@@ -12,7 +12,7 @@ from typing import Any, cast
 import hiredis
 
 from ...model import Outcome
-from ..base import Code, Moved, Op, ReleaseOp, Reply, Verb, Verdict
+from ..base import Code, Moved, Op, ReleaseOp, Reply, TransitionOp, Verb, Verdict
 from .line import Line
 from .link import pack
 from .scripts import load_scripts
@@ -184,9 +184,9 @@ class Primary:
         script = self._scripts[verb]
         for parcel, reply in zip(parcels, replies[1::2] if asking else replies, strict=True):
             parcel.answer = answer = judge(script.read, parcel.ops, reply)
-            if isinstance(answer, ConnectionError) and verb is Verb.RELEASE:
+            if isinstance(answer, ConnectionError) and verb in (Verb.RELEASE, Verb.TRANSITION):
                 for op in parcel.ops:
-                    cast(ReleaseOp, op).unsure = True
+                    cast("ReleaseOp | TransitionOp", op).unsure = True
             if short and not isinstance(answer, Exception):
                 parcel.answer = marked_short(answer)
             elif answer is reply:

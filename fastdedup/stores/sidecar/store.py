@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import hiredis
 
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
-from ..base import Code, Done, Op, ReleaseOp, Reply, SettleOp, Verb
+from ..base import Code, Done, Op, ReleaseOp, Reply, SettleOp, TransitionOp, Verb
 from ..redis.line import Line, OnPush
 from ..redis.link import Link, pack
 from ..redis.listener import Listener
@@ -241,9 +241,9 @@ def answers_of(parcel: Parcel, reply: Any) -> list[Reply]:
     if is_leaving(reply):
         raise ConnectionError("it is shutting down")
     releases = [] if parcel.ops[0].verb is not Verb.RELEASE else cast("Sequence[ReleaseOp]", parcel.ops)
-    if isinstance(reply, ConnectionError):
-        for op in releases:
-            op.unsure = True
+    if isinstance(reply, ConnectionError) and parcel.ops[0].verb in (Verb.RELEASE, Verb.TRANSITION):
+        for each in parcel.ops:
+            cast("ReleaseOp | TransitionOp", each).unsure = True
     if isinstance(reply, Exception):
         raise reply
     try:

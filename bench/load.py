@@ -1,0 +1,234 @@
+"""A load generator of our own, a process: ``python -m bench.load`` (internal).
+
+For what redis-benchmark and h2load cannot do: a fresh key in each HTTP body, batches, and a steady rate. The
+parent gives a `Load` as JSON in the argument; the answer is one line of JSON.
+"""
+
+import asyncio
+import gc
+import secrets
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, cast
+
+import hiredis
+import orjson
+import uvloop
+
+from fastdedup.bench import GC_THRESHOLDS, ClaimedTwiceError, Setting, ours
+
+SECONDS_MORE = 5.0  # after the end of a turn, for what is under way to be answered
+WARM_UP = 0.2  # of a turn
+TICK = 0.001  # seconds
+Claim = Callable[[str], Awaitable[bool]]
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What to do: `role` is a key of ROLES; `where` a socket's path, for the library a URL."""
+
+    role: str
+    where: str
+    seconds: float
+    callers: int
+    batch: int = 0  # claims in a request; 0: a claim as a request of its own
+    rate: float = 0.0  # claims a second of all callers together
+    namespace: str = "bench"
+
+
+# As fast as it goes, by HTTP
+
+
+async def http(load: Load) -> dict[str, Any]:
+    """Send request after request on every connection; tell the claims won, and the seconds."""
+    loop, salt = asyncio.get_running_loop(), secrets.token_hex(5)
+    numbers, done = count(), loop.create_future()
+    warm_until = time.perf_counter() + WARM_UP * load.seconds
+    end = warm_until + load.seconds
+    make = partial(HttpClient, load, salt, numbers, warm_until, end, done)
+    clients = [(await loop.create_unix_connection(make, load.where))[1] for _ in range(load.callers)]
+    async with asyncio.timeout(load.seconds * (1 + WARM_UP) + SECONDS_MORE):
+        await done
+    return {"claims": sum(client.won for client in clients), "seconds": load.seconds}
+
+
+class HttpClient(asyncio.Protocol):
+    """One connection with one request under way."""
+
+    def __init__(
+        self, load: Load, salt: str, numbers: Any, since: float, end: float, done: asyncio.Future[None]
+    ) -> None:
+        self._batch = load.batch
+        self._salt = salt
+        self._numbers = numbers
+        self._since = since
+        self._end = end
+        self._done = done
+        self._transport: asyncio.Transport
+        self._held = b""
+        self.won = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Start (asyncio calls this)."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own only look like one
+        self._ask()
+
+    def _ask(self) -> None:
+        if self._batch:
+            items = b",".join(b'{"op":"claim","key":"%b"}' % self._key() for _ in range(self._batch))
+            path, body = b"batch", b"[" + items + b"]"
+        else:
+            path, body = b"claims", b'{"key":"%b"}' % self._key()
+        self._transport.write(
+            b"POST /v1/%b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n\r\n%b" % (path, len(body), body)
+        )
+
+    def _key(self) -> bytes:
+        return b"%b-%d" % (self._salt.encode(), next(self._numbers))
+
+    def data_received(self, data: bytes) -> None:
+        """Count what was won, and ask again (asyncio calls this)."""
+        data = self._held + data
+        won = won_in(data)
+        if won is None:
+            self._held = data
+            return
+        self._held = b""
+        now = time.perf_counter()
+        if won != (self._batch or 1):
+            self._fail(ClaimedTwiceError(f"{won} of {self._batch or 1}: {data[:60]!r}"))
+        elif now < self._end:
+            self.won += won if now >= self._since else 0
+            self._ask()
+        elif not self._done.done():
+            self._done.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It must not end before the turn does (asyncio calls this)."""
+        self._fail(exc or ConnectionError("the server closed"))
+
+    def _fail(self, error: Exception) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)
+
+
+def won_in(answer: bytes) -> int | None:
+    """Return the claims that an HTTP answer says were won; None where it is not whole."""
+    head, found, body = answer.partition(b"\r\n\r\n")
+    if not found:
+        return None
+    length = head.lower().partition(b"content-length:")[2].partition(b"\r\n")[0]
+    return body.count(b'"outcome":"acquired"') if len(body) >= int(length) else None
+
+
+# At a steady rate
+
+
+async def resp(load: Load) -> dict[str, Any]:
+    """Claim through the sidecar; each caller has a connection."""
+    loop = asyncio.get_running_loop()
+    claims = [
+        (await loop.create_unix_connection(RespClient, load.where))[1].claim for _ in range(load.callers)
+    ]
+    return await paced(load, claims)
+
+
+async def library(load: Load) -> dict[str, Any]:
+    """Claim through the library, in this process."""
+    async with ours(Setting(load.where, load.namespace, load.callers)) as ops:
+
+        async def claim(key: str) -> bool:
+            assert ops.claim
+            return ops.won(await ops.claim(key))
+
+        return await paced(load, [claim] * load.callers)
+
+
+class RespClient(asyncio.Protocol):
+    """One connection with one command under way."""
+
+    def __init__(self) -> None:
+        self._reader = hiredis.Reader()
+        self._transport: asyncio.Transport
+        self._answer: asyncio.Future[Any]
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep it (asyncio calls this)."""
+        self._transport = cast(asyncio.Transport, transport)
+
+    async def claim(self, key: str) -> bool:
+        """Claim; True where it was won."""
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(b"*2\r\n$8\r\nFD.CLAIM\r\n$%d\r\n%b\r\n" % (len(key), key.encode()))
+        answer = await self._answer
+        return isinstance(answer, list) and answer[0] == b"acquired"
+
+    def data_received(self, data: bytes) -> None:
+        """Hand over a reply (asyncio calls this)."""
+        self._reader.feed(data)
+        answer = self._reader.gets()
+        if answer is not False:
+            self._answer.set_result(answer)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell who waits (asyncio calls this)."""
+        if hasattr(self, "_answer") and not self._answer.done():
+            self._answer.set_exception(exc or ConnectionError("the sidecar closed"))
+
+
+async def paced(load: Load, claims: Sequence[Claim]) -> dict[str, Any]:
+    """Ask at the rate, whoever is free; a claim's time runs from when it was let go, waiting for a caller included.
+
+    Once a millisecond, as finely as a loop's timer goes, those that are due are let go.
+    """
+    salt, now = secrets.token_hex(5), time.perf_counter
+    total = round(load.rate * load.seconds * (1 + WARM_UP))
+    spent, due = [0.0] * total, asyncio.Queue[tuple[int, float]]()
+    began = now()
+
+    async def caller(claim: Claim) -> None:
+        while (item := await due.get())[0] < total:
+            if not await claim(f"{salt}-{item[0]}"):
+                raise ClaimedTwiceError(str(item[0]))
+            spent[item[0]] = now() - item[1]
+
+    async def pacer() -> None:
+        i = 0
+        while i < total:
+            await asyncio.sleep(TICK)
+            at = now()
+            upto = min(total, int((at - began) * load.rate))
+            for number in range(i, upto):
+                due.put_nowait((number, at))
+            i = upto
+        for _ in claims:
+            due.put_nowait((total, 0.0))
+
+    async with asyncio.timeout(load.seconds * (1 + WARM_UP) + SECONDS_MORE), asyncio.TaskGroup() as group:
+        group.create_task(pacer())
+        for claim in claims:
+            group.create_task(caller(claim))
+    rate = total / (now() - began)
+    counted = sorted(spent[round(total * WARM_UP / (1 + WARM_UP)) :])
+    p50, p99 = (counted[int(len(counted) * quantile)] * 1000 for quantile in (0.5, 0.99))
+    return {"rate": rate, "p50_ms": p50, "p99_ms": p99}
+
+
+ROLES = {"http": http, "resp": resp, "library": library}
+
+
+async def main(load: Load) -> None:
+    """Do it and print what came out."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    print(orjson.dumps(await ROLES[load.role](load)).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    uvloop.run(main(Load(**orjson.loads(sys.argv[1]))))

@@ -1,0 +1,252 @@
+"""The sidecar beside what it stands between: Redis itself, a bare uvicorn, and the library. Main path: `sidecar`.
+
+Each row stands under the one that it is held against. All is measured over Unix sockets on the run's own Redis.
+"""
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+import orjson
+from redis.asyncio import Redis
+
+from bench.load import Load
+from bench.peers import CLIENTS, output
+from bench.run import Run
+from bench.server import listening
+from fastdedup.bench import LEASE_MS, Row, Table, reason
+
+ABOVE = "the row above"  # the baseline of every second row
+PIPELINED = 16
+BATCH = 100
+HOP_CALLERS = 64
+STRETCH = 2  # a turn here takes so many of the plan's: programs need longer to start than our own callers
+PROBE = 5_000  # requests, from which a turn of redis-benchmark is sized
+RANGE = 1_000_000_000  # of __rand_int__
+FRESH = 0.99  # of redis-benchmark's keys must be in Redis afterwards: its random numbers may meet
+JSON_TYPE = "content-type: application/json"
+GENERATOR = "bench/load.py"
+NOTES = (
+    "A real `fastdedup serve` over the run's Redis; 50 connections where a row does not say otherwise.",
+    f"h2load sends one body, so one key: the sidecar asks Redis and answers 409. Fresh keys, each of them won, come "
+    f"from {GENERATOR}.",
+    "At half load: half of what redis-benchmark gets from FD.CLAIM with 64 connections; what is due is let "
+    "go once a millisecond, and its time runs from then.",
+)
+
+Figures = Mapping[str, float]
+Turn = Callable[[], Awaitable[Figures]]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The sockets of the three servers."""
+
+    redis: Path
+    sidecar: Path
+    constant: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two rows, played in turns: the second is held against the first by its figure `main`."""
+
+    names: tuple[str, str]
+    turns: tuple[Turn, Turn]
+    note: str
+    main: str = "rate"
+
+
+RESP = ("Redis, SET NX PX", "sidecar, FD.CLAIM")
+RESP_PIPELINED = (f"Redis, SET NX PX, P = {PIPELINED}", f"sidecar, FD.CLAIM, P = {PIPELINED}")
+HTTP_ONE_KEY = ("uvicorn, a constant, h2load", "sidecar, POST /v1/claims, h2load")
+HTTP = ("uvicorn, a constant", "sidecar, POST /v1/claims")
+BATCHED = ("sidecar, a claim a request", f"sidecar, /v1/batch of {BATCH}")
+HOP = (f"library, {HOP_CALLERS} callers, half load", f"sidecar, {HOP_CALLERS} connections, half load")
+PAIRS = (RESP, RESP_PIPELINED, HTTP_ONE_KEY, HTTP, BATCHED, HOP)
+
+
+def sidecar_steps(run: Run) -> int:
+    return 2 * run.plan.rounds * len(PAIRS)
+
+
+async def sidecar(run: Run) -> Table:
+    """Start the servers, and play pair after pair."""
+    with _servers(run) as places:
+        bench = _Bench(run, places)
+        rows = [row for make in bench.pairs() for row in await bench.play(*make)]
+    return Table("sidecar", "The sidecar: claims over its socket", "rate", tuple(rows), notes=NOTES)
+
+
+@contextmanager
+def _servers(run: Run) -> Iterator[Places]:
+    with tempfile.TemporaryDirectory(prefix="fastdedup-bench-") as folder:
+        redis = Path(urlsplit(run.plan.url).path)
+        places = Places(redis, Path(folder) / "fastdedup.sock", Path(folder) / "constant.sock")
+        serve = ["fastdedup", "serve", "--url", run.plan.url, "--socket", str(places.sidecar)]
+        serve += ["--namespace", run.plan.namespace, "--lease", str(LEASE_MS / 1000), "--ttl", "60"]
+        serve += ["--timeout", "5", "--grace", "1", "--log-level", "warning"]
+        bare = ["uvicorn", "bench.constant:app", "--uds", str(places.constant), "--loop", "uvloop"]
+        bare += ["--http", "httptools", "--ws", "none", "--lifespan", "off", "--log-level", "warning"]
+        bare += ["--no-access-log", "--no-server-header", "--no-proxy-headers"]
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("FASTDEDUP_")}
+        with (
+            listening([sys.executable, "-m", *serve], places.sidecar, clean),
+            listening([sys.executable, "-m", *bare], places.constant, clean),
+        ):
+            yield places
+
+
+class _Bench:
+    """Every pair, over servers that run."""
+
+    def __init__(self, run: Run, places: Places) -> None:
+        self._run = run
+        self._plan = run.plan
+        self._places = places
+        self._seconds = STRETCH * run.plan.seconds
+
+    def pairs(self) -> Iterator[tuple[tuple[str, str], Callable[[], Awaitable[Pair]]]]:
+        """Each pair's names, and what makes it: that may fail, as any turn may."""
+        yield RESP, partial(self._resp, RESP, 1)
+        yield RESP_PIPELINED, partial(self._resp, RESP_PIPELINED, PIPELINED)
+        yield HTTP_ONE_KEY, self._http_one_key
+        yield HTTP, self._http
+        yield BATCHED, self._batched
+        yield HOP, self._hop
+
+    async def play(self, names: tuple[str, str], make: Callable[[], Awaitable[Pair]]) -> list[Row]:
+        """Play a pair's turns, the first one first in every other round; one that fails is two rows that say why."""
+        found: tuple[list[Figures], list[Figures]] = ([], [])
+        told = 0
+        try:
+            pair = await make()
+            for number in range(self._plan.rounds):
+                for i in (number % 2, 1 - number % 2):
+                    self._plan.on_turn(f"sidecar: {names[i]}")
+                    told += 1
+                    await self._clean()
+                    found[i].append(await pair.turns[i]())
+        except Exception as error:  # noqa: BLE001 -- a failure of one pair is its rows' note
+            for _ in range(2 * self._plan.rounds - told):
+                self._plan.on_turn(f"sidecar: {names[0]}")
+            return [Row(name, note=f"n/a: {reason(error)}") for name in names]
+        return held_against(pair, *found)
+
+    async def _clean(self) -> None:
+        if self._plan.clean:
+            await self._plan.clean()
+
+    async def _resp(self, names: tuple[str, str], pipelined: int) -> Pair:
+        shared = ["-c", str(CLIENTS), "-P", str(pipelined)]
+        set_nx = ["SET", "key:__rand_int__", "v", "NX", "PX", str(LEASE_MS)]
+        asked = ((self._places.redis, set_nx), (self._places.sidecar, ["FD.CLAIM", "key:__rand_int__"]))
+        turns = [await self._redis_benchmark(where, shared, command) for where, command in asked]
+        return Pair(names, (turns[0], turns[1]), "redis-benchmark")
+
+    async def _redis_benchmark(self, where: Path, shared: list[str], command: list[str]) -> Turn:
+        """A turn, whose requests are as many as its seconds allow by a short run."""
+
+        async def play(requests: int) -> Figures:
+            size = ["-n", str(requests), "-r", str(RANGE), "--csv"]
+            text = await output(["redis-benchmark", "-s", str(where), *shared, *size, *command])
+            return {"rate": redis_benchmark_rate(text)}
+
+        async def turn() -> Figures:
+            figures = await play(requests)
+            async with Redis.from_url(self._plan.url) as client:
+                keys = await client.dbsize()
+            if keys < FRESH * requests:
+                raise RuntimeError(f"{keys} keys after {requests} claims")
+            return figures
+
+        await play(PROBE)
+        requests = int((await play(4 * PROBE))["rate"] * self._seconds)
+        return turn
+
+    async def _http_one_key(self) -> Pair:
+        if shutil.which("h2load") is None:
+            raise RuntimeError("no h2load on PATH (nghttp2-client)")
+        body = self._places.sidecar.with_name("body")
+        body.write_bytes(b'{"key":"one"}')
+
+        async def turn(where: Path) -> Figures:
+            options = ["--h1", "-t", "1", "-c", str(CLIENTS), "-D", f"{round(self._seconds * 1000)}ms"]
+            options += ["-H", JSON_TYPE, "-d", str(body), "-B", f"unix:{where}"]
+            return {"rate": h2load_rate(await output(["h2load", *options, "http://localhost/v1/claims"]))}
+
+        places = self._places
+        return Pair(HTTP_ONE_KEY, (partial(turn, places.constant), partial(turn, places.sidecar)), "h2load")
+
+    async def _http(self) -> Pair:
+        places = self._places
+        return Pair(HTTP, (self._claims(places.constant), self._claims(places.sidecar)), GENERATOR)
+
+    async def _batched(self) -> Pair:
+        where = self._places.sidecar
+        return Pair(BATCHED, (self._claims(where), self._claims(where, BATCH)), GENERATOR)
+
+    def _claims(self, where: Path, batch: int = 0) -> Turn:
+        async def turn() -> Figures:
+            answer = await _generate(Load("http", str(where), self._seconds, CLIENTS, batch))
+            return {"rate": answer["claims"] / answer["seconds"]}
+
+        return turn
+
+    async def _hop(self) -> Pair:
+        shared = ["-c", str(HOP_CALLERS)]
+        probe = await self._redis_benchmark(self._places.sidecar, shared, ["FD.CLAIM", "key:__rand_int__"])
+        await self._clean()
+        rate = (await probe())["rate"] / 2
+        at_half = partial(Load, seconds=self._seconds, callers=HOP_CALLERS, rate=rate)
+        library = at_half("library", self._plan.url, namespace=self._plan.namespace)
+        through = at_half("resp", str(self._places.sidecar))
+        return Pair(HOP, (partial(_generate, library), partial(_generate, through)), GENERATOR, "p99_ms")
+
+
+async def _generate(load: Load) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.load", orjson.dumps(asdict(load)).decode()]
+    answer: dict[str, float] = orjson.loads(await output(command))
+    return answer
+
+
+def held_against(pair: Pair, firsts: list[Figures], seconds: list[Figures]) -> list[Row]:
+    """The medians of two rows; the second's ratio, and the p99 that it adds, are medians of the rounds'."""
+    first, second = (
+        {name: median(each[name] for each in some) for name in some[0]} for some in (firsts, seconds)
+    )
+    rounds = list(zip(firsts, seconds, strict=True))
+    ratio = median(theirs[pair.main] / base[pair.main] for base, theirs in rounds)
+    if pair.main == "p99_ms":
+        second["p99_added_us"] = median(1000 * (theirs["p99_ms"] - base["p99_ms"]) for base, theirs in rounds)
+    names = pair.names
+    return [Row(names[0], first, note=pair.note), Row(names[1], second, {ABOVE: ratio}, note=pair.note)]
+
+
+def redis_benchmark_rate(text: str) -> float:
+    """Requests a second, of what ``redis-benchmark --csv`` prints."""
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    if len(lines) < 2:
+        raise ValueError(f"redis-benchmark gave no rate: {text[-60:]!r}")
+    return float(lines[-1].split('","')[1])
+
+
+def h2load_rate(text: str) -> float:
+    """Requests a second, of what h2load prints; none of them may have stayed without an answer."""
+    rate = re.search(r"^finished in \S+, ([\d.]+) req/s", text, re.MULTILINE)
+    lost = re.search(r"(\d+) errored, (\d+) timeout$", text, re.MULTILINE)
+    fives = re.search(r"(\d+) 5xx$", text, re.MULTILINE)
+    if rate is None or lost is None or fives is None:
+        raise ValueError(f"h2load gave no rate: {text[-60:]!r}")
+    if any(int(count) for count in (*lost.groups(), fives[1])):
+        raise RuntimeError(f"h2load: {lost[0]}, {fives[0]}")
+    return float(rate[1])

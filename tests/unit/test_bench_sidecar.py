@@ -1,0 +1,128 @@
+"""The sidecar's rows of the benchmark: what is read from other programs, and what is made of it."""
+
+import asyncio
+
+import pytest
+
+from bench.load import Load, paced, won_in
+from bench.sidecar import ABOVE, HOP, RESP, Pair, h2load_rate, held_against, redis_benchmark_rate
+from fastdedup.bench import ClaimedTwiceError
+
+CSV = """"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms"
+"FD.CLAIM key:__rand_int__","16708.44","2.774","0.296","2.199"
+"""
+H2LOAD = """starting benchmark...
+Main benchmark duration is over for thread #0. Stopping all clients.
+
+finished in 306.48ms, 7340.00 req/s, 2.72MB/s
+requests: 2202 total, 2252 started, 2202 done, 0 succeeded, 2202 failed, 0 errored, 0 timeout
+status codes: 0 2xx, 0 3xx, 2202 4xx, 0 5xx
+traffic: 836.50KB (856578) total, 212.89KB (217998) headers (space savings 0.00%)
+"""
+
+
+async def never() -> dict[str, float]:
+    raise AssertionError
+
+
+def test_the_rate_that_redis_benchmark_prints() -> None:
+    assert redis_benchmark_rate(CSV) == 16708.44
+
+
+@pytest.mark.parametrize("text", ["", CSV.splitlines()[0], "Error: connection refused"])
+def test_a_redis_benchmark_that_failed_gives_no_rate(text: str) -> None:
+    with pytest.raises(ValueError, match="no rate"):
+        redis_benchmark_rate(text)
+
+
+def test_the_rate_that_h2load_prints() -> None:
+    assert h2load_rate(H2LOAD) == 7340.0
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        H2LOAD.replace("0 errored", "3 errored"),
+        H2LOAD.replace("0 timeout", "3 timeout"),
+        H2LOAD.replace("0 5xx", "3 5xx"),
+    ],
+)
+def test_requests_without_an_answer_void_h2load_s_rate(lost: str) -> None:
+    with pytest.raises(RuntimeError, match="3"):
+        h2load_rate(lost)
+
+
+def test_an_h2load_that_failed_gives_no_rate() -> None:
+    with pytest.raises(ValueError, match="no rate"):
+        h2load_rate("starting benchmark...\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "won"),
+    [
+        (b"HTTP/1.1 201 Created\r\ncontent-le", None),
+        (b"HTTP/1.1 201 Created\r\nContent-Length: 24\r\n\r\n", None),
+        (b'HTTP/1.1 201 Created\r\nContent-Length: 22\r\n\r\n"outcome":"acquired",0', 1),
+        (b'HTTP/1.1 200 OK\r\ncontent-length: 42\r\n\r\n"outcome":"acquired""outcome":"acquired"...', 2),
+        (b'HTTP/1.1 409 Conflict\r\ncontent-length: 23\r\n\r\n"outcome":"in_progress"', 0),
+    ],
+)
+def test_claims_won_are_counted_in_whole_answers(answer: bytes, won: int | None) -> None:
+    assert won_in(answer) == won
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    pair = Pair(RESP, (never, never), "n")
+    first, second = held_against(
+        pair, [{"rate": 10}, {"rate": 100}, {"rate": 20}], [{"rate": 5}, {"rate": 10}, {"rate": 12}]
+    )
+    assert (first.figures, first.ratios) == ({"rate": 20}, {})
+    assert (second.figures, second.ratios) == ({"rate": 10}, {ABOVE: 0.5})
+
+
+def test_the_p99_that_the_hop_adds_is_stated() -> None:
+    pair = Pair(HOP, (never, never), "n", "p99_ms")
+    _, second = held_against(pair, [{"rate": 9, "p99_ms": 1.0}], [{"rate": 9, "p99_ms": 1.5}])
+    assert second.figures == {"rate": 9, "p99_ms": 1.5, "p99_added_us": 500}
+    assert second.ratios == {ABOVE: 1.5}
+
+
+async def test_a_steady_rate_asks_for_each_key_once() -> None:
+    asked: list[str] = []
+
+    async def claim(key: str) -> bool:
+        asked.append(key)
+        await asyncio.sleep(0)
+        return True
+
+    answer = await paced(Load("resp", "", seconds=0.05, callers=4, rate=2000), [claim] * 4)
+    assert len(set(asked)) == len(asked) == 120  # the warm-up included
+    assert answer.keys() == {"rate", "p50_ms", "p99_ms"}
+
+
+async def test_a_key_that_is_refused_at_a_steady_rate_voids_the_turn() -> None:
+    async def refused(key: str) -> bool:
+        return False
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await paced(Load("resp", "", seconds=0.05, callers=1, rate=1000), [refused])
+    assert caught.group_contains(ClaimedTwiceError)
+
+
+def test_every_sidecar_target_has_its_row() -> None:
+    pytest.importorskip("psutil")  # of the extra `bench`
+    from bench.report import Report
+    from bench.sidecar import PAIRS
+    from bench.targets import verdicts
+    from fastdedup.bench import Row, Table
+
+    rows = [
+        Row(name, {"rate": 9.0, "p99_ms": 1.0, "p99_added_us": 1.0}, {ABOVE: 9.0})
+        for names in PAIRS
+        for name in names
+    ]
+    report = Report({}, {}, (Table("sidecar", "", "rate", tuple(rows)),))
+    assert [line[-1] for line in verdicts(report) if line[0] in {"10", "11", "12"}] == [
+        *["pass"] * 5,
+        *["no target"] * 2,
+    ]
