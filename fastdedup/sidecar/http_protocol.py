@@ -120,7 +120,9 @@ class HttpProtocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(rest)
                 return
-            except httptools.HttpParserUpgrade as upgrade:  # which is not taken: what follows is HTTP as before
+            except (
+                httptools.HttpParserUpgrade
+            ) as upgrade:  # which is not taken: what follows is HTTP as before
                 rest = memoryview(rest)[upgrade.args[0] :]
 
     def connection_lost(self, exc: Exception | None) -> None:

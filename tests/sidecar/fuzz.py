@@ -327,16 +327,16 @@ class Fuzz:
     async def http(self, data: bytes, choice: random.Random) -> None:
         """Each request gets its answer, in its place; none is a 500."""
         waits = b"wait" in data.lower() or b"\\u00" in data
-        whole, *counts = await self._ask([data], False, waits)
-        asked, closed = counts[0], self.closed
+        whole, asked, complete = await self._ask([data], False, waits)
+        closed = self.closed
         self._check_log()
-        self._check_answers(whole, *counts, waits)
-        slow, *counts = await self._ask(pieces(data, choice), True, waits)
-        self._check_answers(slow, *counts, waits)
-        if counts[0] < asked and not self.closed:
-            raise Finding(f"{counts[0]} requests in pieces, {asked} at once")
-        if counts[0] > asked and not closed:
-            raise Finding(f"{asked} requests at once, {counts[0]} in pieces")
+        self._check_answers(whole, asked, complete, waits)
+        slow, begun, complete = await self._ask(pieces(data, choice), True, waits)
+        self._check_answers(slow, begun, complete, waits)
+        if begun < asked and not self.closed:
+            raise Finding(f"{begun} requests in pieces, {asked} at once")
+        if begun > asked and not closed:
+            raise Finding(f"{asked} requests at once, {begun} in pieces")
         self._check_log()
 
     def _check_answers(self, answers: list[int], begun: int, complete: int, waits: bool) -> None:
@@ -362,7 +362,8 @@ class Fuzz:
         def idle() -> bool:
             running = connection._running
             return transport.closing or (
-                not connection.pipeline and (running is None or running.response_complete or running.more_body)
+                not connection.pipeline
+                and (running is None or running.response_complete or running.more_body)
             )
 
         await self._settle(idle, waits, "HTTP")
@@ -409,7 +410,9 @@ def statuses(data: bytes, methods: Sequence[bytes]) -> list[int]:
         size = re.search(rb"\r\ncontent-length: (\d+)", data[at:ends])
         at = ends + 4
         if status >= 200:
-            headless = finals < len(methods) and methods[finals] == b"HEAD" and data[at : at + 5] in (b"", b"HTTP/")
+            headless = (
+                finals < len(methods) and methods[finals] == b"HEAD" and data[at : at + 5] in (b"", b"HTTP/")
+            )
             finals += 1
             if size is None:
                 raise Finding("an answer without a length")
@@ -422,7 +425,18 @@ def statuses(data: bytes, methods: Sequence[bytes]) -> list[int]:
 
 # Inputs
 
-_KEYS = (b"k", b"order:1", b"\xff", b"", b"x" * 1024, b"default:=k", b"default:#k", b"sms:?k", b"\r\n", "é".encode())
+_KEYS = (
+    b"k",
+    b"order:1",
+    b"\xff",
+    b"",
+    b"x" * 1024,
+    b"default:=k",
+    b"default:#k",
+    b"sms:?k",
+    b"\r\n",
+    "é".encode(),
+)
 _OWNER_FIELD = b"\0" + b"o" * 10
 _PROOF = (1).to_bytes(7, "big") + _OWNER_FIELD
 _RECORD = b"\1P" + (7).to_bytes(7, "big") + b"\0" * 8 + b"\0" + b"o" * 10 + b"r"
@@ -435,7 +449,10 @@ def some_command(choice: random.Random) -> bytes:
     options = [
         word
         for pair in (
-            (b"NS", choice.choice((b"sms", b"no spaces", b"\xff", b"default", b"n%d" % choice.randrange(99)))),
+            (
+                b"NS",
+                choice.choice((b"sms", b"no spaces", b"\xff", b"default", b"n%d" % choice.randrange(99))),
+            ),
             (b"FP", choice.choice((b"ab" * 16, b"xyz", b"AB " * 10))),
             (b"OWNER", choice.choice((b"me", b"", b"\xff", b"o" * 64))),
             (b"LEASE", choice.choice((b"1", b"0", b"9" * 17, b"60000", b"-1", b"\xb2"))),
@@ -459,7 +476,11 @@ def some_command(choice: random.Random) -> bytes:
     if kind == 6:
         return pack(*choice.choice(_GREETINGS))
     if kind == 7:
-        return pack(b"fd.Claim", key) if choice.random() < 0.5 else pack(b"FD.STORE", b"%d" % choice.randrange(3))
+        return (
+            pack(b"fd.Claim", key)
+            if choice.random() < 0.5
+            else pack(b"FD.STORE", b"%d" % choice.randrange(3))
+        )
     return some_run(choice)
 
 
@@ -503,25 +524,35 @@ def some_run(choice: random.Random) -> bytes:
             args = [number, b"1000", *(b"\x40" + b"o" * 10 for _ in keys)]
         case Verb.TRANSITION:
             args = [
-                part for _ in keys for part in (b"1000", b"c" * 10, choice.choice((b"", b"1")), b"b", b"a", b"\na\n")
+                part
+                for _ in keys
+                for part in (b"1000", b"c" * 10, choice.choice((b"", b"1")), b"b", b"a", b"\na\n")
             ]
         case Verb.ADOPT:
             record = bytearray(_RECORD)
             record[1:2] = choice.choice((b"P", b"S", b"M", b"W", b"I", b"F", b"R"))
             record[17] = choice.choice((0, 0, 128, 63, 10, 64))
-            args = [part for _ in keys for part in (b"1000", b"500", choice.choice((b"", _OWNER_FIELD)), bytes(record))]
+            args = [
+                part
+                for _ in keys
+                for part in (b"1000", b"500", choice.choice((b"", _OWNER_FIELD)), bytes(record))
+            ]
         case _:
             args = []
     if choice.random() < 0.3 and args:
         place = choice.randrange(len(args))
-        args[place] = choice.choice((b"", b"\xff", b"-1", b"1_0", b"9" * 18, args[place][:-1], args[place] + b"x", b"0"))
+        args[place] = choice.choice(
+            (b"", b"\xff", b"-1", b"1_0", b"9" * 18, args[place][:-1], args[place] + b"x", b"0")
+        )
     given = number if choice.random() < 0.9 else choice.choice((b"0", b"257", b"9999", b"-1", b"\xb2", b""))
     return pack(b"FD.RUN", verb.value.encode(), given, *keys, *args)
 
 
 def some_resp(choice: random.Random) -> bytes:
     """A stream of commands, then damaged."""
-    return damaged([some_command(choice) for _ in range(choice.choice((1, 1, 1, 2, 3, 6)))], _RESP_TOKENS, choice)
+    return damaged(
+        [some_command(choice) for _ in range(choice.choice((1, 1, 1, 2, 3, 6)))], _RESP_TOKENS, choice
+    )
 
 
 _RESP_TOKENS = (
@@ -563,7 +594,9 @@ def damaged(parts: list[bytes], tokens: Sequence[bytes], choice: random.Random) 
                 at = choice.randrange(len(parts[place]) + 1)
                 parts[place] = parts[place][:at] + choice.choice(tokens) + parts[place][at:]
             case _:
-                parts[place] = re.sub(rb"\d+", lambda _: b"%d" % choice.choice((0, 1, 99999)), parts[place], count=1)
+                parts[place] = re.sub(
+                    rb"\d+", lambda _: b"%d" % choice.choice((0, 1, 99999)), parts[place], count=1
+                )
     return b"".join(parts)[:MAX_INPUT]
 
 
@@ -617,7 +650,9 @@ _PATHS = (
 def some_request(choice: random.Random) -> bytes:
     """A request that is well formed, or nearly."""
     path = choice.choice(_PATHS)
-    method = choice.choice((b"POST", b"POST", b"POST", b"GET", b"HEAD", b"DELETE", b"PUT", b"CONNECT", b"OPTIONS"))
+    method = choice.choice(
+        (b"POST", b"POST", b"POST", b"GET", b"HEAD", b"DELETE", b"PUT", b"CONNECT", b"OPTIONS")
+    )
     facts: dict[str, Any] = {"key": choice.choice(("k", "", "é", "x" * 1025, 7, "\x00", "a\ud800"))}
     for name, values in _FACTS.items():
         if choice.random() < 0.12:
@@ -661,7 +696,9 @@ _FACTS: dict[str, tuple[Any, ...]] = {
 
 def some_http(choice: random.Random) -> bytes:
     """A stream of requests, then damaged."""
-    return damaged([some_request(choice) for _ in range(choice.choice((1, 1, 1, 2, 4)))], _HTTP_TOKENS, choice)
+    return damaged(
+        [some_request(choice) for _ in range(choice.choice((1, 1, 1, 2, 4)))], _HTTP_TOKENS, choice
+    )
 
 
 def peak() -> int:
@@ -714,7 +751,7 @@ async def throw(inputs: int, seed: int, keep_going: bool = False) -> tuple[Fuzz,
 
 def guided(inputs: int, seed: int) -> None:
     """Let atheris look for inputs that reach new lines."""
-    import atheris  # type: ignore[import-not-found, unused-ignore]
+    import atheris  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     for name, module in list(sys.modules.items()):
         if name.startswith(("fastdedup.sidecar", "fastdedup.stores.sidecar")):
@@ -739,7 +776,14 @@ def guided(inputs: int, seed: int) -> None:
         return (head + made)[:most]
 
     atheris.Setup(
-        [sys.argv[0], f"-runs={inputs}", f"-seed={seed}", "-max_len=8192", "-timeout=20", "-rss_limit_mb=1024"],
+        [
+            sys.argv[0],
+            f"-runs={inputs}",
+            f"-seed={seed}",
+            "-max_len=8192",
+            "-timeout=20",
+            "-rss_limit_mb=1024",
+        ],
         check,
         custom_mutator=mutate,
     )

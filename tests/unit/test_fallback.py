@@ -57,9 +57,7 @@ class Gate:
         await self.dedup.aclose()
 
     async def is_up(self, wait_until: WaitUntil) -> None:
-        await wait_until(
-            lambda: self.dedup.breaker is BreakerState.CLOSED, description="the store is back"
-        )
+        await wait_until(lambda: self.dedup.breaker is BreakerState.CLOSED, description="the store is back")
 
     def events_of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]

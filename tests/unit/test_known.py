@@ -197,9 +197,7 @@ async def test_results_are_bounded_in_bytes(
         clock.now += 1.0
         for key in keys:
             assert not await told_from_memory(store, dedup, key)
-        await wait_until(
-            lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back"
-        )
+        await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
         await dedup.claim("0")
         assert await told_from_memory(store, dedup, "0")
 
