@@ -98,7 +98,8 @@ class RespConnection(asyncio.Protocol):
             return
         for command in commands:
             self._run(command)
-        self._flush()
+        if not self._slots or self._slots[0].reply is not None:
+            self._flush()
         if len(self._slots) + self.extra > self._limits.in_flight:
             self._pause()
         self._used = True
@@ -156,7 +157,11 @@ class RespConnection(asyncio.Protocol):
         if self._flushing or not slots or slots[0] is not slot:
             return
         if len(slots) == 1:
-            self._flush()
+            if self._reading and not self._draining and not self.gone:
+                slots.popleft()  # as `_flush` does, for the client that waits for each reply
+                self._transport.write(reply)
+            else:
+                self._flush()
         else:
             self._flushing = True
             self.loop.call_soon(self._flush)
