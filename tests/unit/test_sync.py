@@ -334,8 +334,11 @@ EXITS = {
     "never used": "",
     "in a body": "dedup.claim('key', renew=True).__enter__()",
     "a thread waits": (
-        "dedup.claim('key', lease=60); import threading; "
-        "threading.Thread(target=lambda: dedup.claim('key', wait=60), daemon=True).start()"
+        "dedup.claim('key', lease=60); import threading\n"
+        "def waits():\n"
+        "    try: dedup.claim('key', wait=60)\n"
+        "    except Exception: pass\n"  # told that the gate is closed, or not told any more
+        "threading.Thread(target=waits, daemon=True).start()"
     ),
     "in atexit": "import atexit; atexit.register(lambda: dedup.claim('late')); dedup.claim('key')",
     "forked": "import os; dedup.claim('key'); pid = os.fork(); dedup.claim('k'); pid and os.waitpid(pid, 0)",
