@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .checks import check_count, check_seconds
-from .engine import Engine, wrong_loop
+from .engine import Engine, OnBatch, wrong_loop
 from .errors import ConfigError, UsageError
 from .events import BreakerClosed, BreakerOpened, Event, OnEvent, emit
 from .fallback.base import JournalledPolicy
@@ -41,6 +41,8 @@ class Core:
         self.timeout = check_seconds(timeout, "timeout")
         self.max_pending = check_count(max_pending, "max_pending")
         self.on_event = on_event
+        self.on_batch: OnBatch | None = None
+        """Set before opening: see `Engine`."""
         self._probe_wire = f"{namespace}:~probe".encode()
         self.replicas = check_count(replicas, "replicas", least=0)
         if on_shortfall not in ("report", "raise"):
@@ -141,6 +143,7 @@ class Core:
             max_pending=self.max_pending,
             probe_wire=self._probe_wire,
             on_breaker=on_breaker,
+            on_batch=self.on_batch,
         )
 
     def report(self, event: Event) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from threading import get_ident
@@ -32,6 +32,7 @@ _GRACE = 0.05
 
 
 _OPEN = BreakerState.OPEN
+OnBatch = Callable[[int], None]
 
 
 class Engine:
@@ -45,6 +46,7 @@ class Engine:
         max_pending: operations waiting or under way; one more is refused with UnavailableError.
         probe_wire: a store key that nobody uses, to ask by whether the store is back.
         on_breaker: called when the breaker has opened or closed.
+        on_batch: called with the number of operations of each batch that starts.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Engine:
         max_pending: int = 65_536,
         probe_wire: bytes = b"fastdedup:~probe",
         on_breaker: OnChange | None = None,
+        on_batch: OnBatch | None = None,
     ) -> None:
         self._store = store
         self._direct = store if isinstance(store, DirectStore) else None
@@ -65,6 +68,7 @@ class Engine:
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
         self._on_breaker = on_breaker
+        self._on_batch = on_batch
         self._guard = Guard(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
         # 0 once closed, and while the breaker is open: one comparison refuses all.
         self._room = max_pending
@@ -249,6 +253,8 @@ class Engine:
 
     def _start(self, batch: Batch) -> None:
         self._batches.add(batch)
+        if self._on_batch is not None:
+            self._on_batch(len(batch.ops))
         try:
             begun = self._direct is not None and self._direct.begin(
                 batch.verb, batch.ops, partial(self._begun, batch)

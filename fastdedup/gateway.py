@@ -15,6 +15,7 @@ from .checks import check_seconds
 from .claim import Claim
 from .codec import Codec, JSONCodec, check_size
 from .core import Core
+from .engine import OnBatch
 from .errors import ConfigError, InvalidKeyError, foreign
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
@@ -167,6 +168,20 @@ class Dedup(Scope):
         traceback: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+    @property
+    def pending(self) -> int:
+        """Operations waiting or under way, of all scopes."""
+        return 0 if self._core.engine is None else self._core.engine.pending
+
+    @property
+    def in_flight(self) -> int:
+        """Batches under way, of all scopes."""
+        return 0 if self._core.engine is None else self._core.engine.in_flight
+
+    def on_batch(self, callback: OnBatch) -> None:
+        """Call `callback` with the size of each batch that starts; say so before opening. For metrics."""
+        self._core.on_batch = callback
 
     @property
     def breaker(self) -> BreakerState:

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from .. import __version__
-from ..errors import ConfigError, ShortfallError, UnavailableError
+from ..errors import ConfigError
 from ..model import Outcome
 from ..owners import draw_owner, owner_text
-from ..stores.base import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
+from ..stores.base import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
 from . import store_verbs
 from .frames import encode, error
 from .options import Options, number_of, read_options, text_of
-from .resp import RespConnection, Slot, error_reply
-from .verbs import held, record_facts, releasing, renewing, seconds, settling
+from .resp import Place, RespConnection, Slot, error_reply
+from .verbs import Asked, held, record_facts, releasing, renewing, seconds, settling
 
 if TYPE_CHECKING:
     from ..claim import Claim
     from ..gateway import Dedup
 
-Command = Callable[[RespConnection, list[bytes]], bytes | Slot]
+Command = Callable[[RespConnection, list[bytes]], bytes | Place]
 """Gets its connection and its parts; returns the reply, or a slot that gets it later."""
 
 _ACQUIRED = Outcome.ACQUIRED
@@ -40,91 +40,39 @@ _SETTLE = frozenset({"NS", "TTL", "FENCE", "TOKEN"})
 _RENEW = frozenset({"NS", "FENCE", "TOKEN"})
 
 
-class Asked(Slot):
-    """Stands where the engine expects a future, and writes the reply: an asyncio future costs a turn of the loop."""
+class Claiming(Asked):
+    """A claim's place in the order of replies, and where its verdict goes."""
 
-    __slots__ = ("_at", "_connection", "_ephemeral", "_error", "_op", "_reply", "_scope")
+    __slots__ = ("_at", "_connection", "_ephemeral", "reply")
 
     def __init__(self, connection: RespConnection, scope: Dedup, op: ClaimOp, ephemeral: bool) -> None:
-        self.reply = None
+        super().__init__(scope, op)
+        self.reply: bytes | None = None
         self._at = connection.at
         self._connection = connection
-        self._scope = scope
-        self._op: ClaimOp | None = op
         self._ephemeral = ephemeral
-        self._reply: Reply | None = None
-        self._error: BaseException | None = None
 
     def done(self) -> bool:
         """As a future. A client that has gone is a caller that was cancelled: its claim is released."""
         return self._connection.gone or self._op is None
 
-    def cancelled(self) -> bool:
-        """As a future."""
-        return False
-
-    def exception(self) -> BaseException | None:
-        """As a future."""
-        return self._error
-
-    def result(self) -> Reply | None:
-        """As a future."""
-        return self._reply
-
-    def set_result(self, reply: Reply) -> None:
-        """Answer the client. Never raises: the engine has the rest of a batch to answer."""
-        self._reply = reply
-        if isinstance(reply, UnavailableError):
-            self.set_exception(reply)
-            return
-        try:
-            self._answer(reply)
-        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
-            self._connection.answer(self, error_reply(fault))
-
-    def _answer(self, reply: Reply) -> None:
-        connection, op = self._connection, self._op
-        assert op is not None
-        self._op = None  # it knows us: two that know each other are left to the garbage collector
-        if type(reply) is not Verdict:
-            foreign = error("ERR", "the store holds a value under this key that is not ours")
-            connection.metrics.answered(self._scope, "claim", foreign, self._at)
-            connection.answer(self, foreign)
-            return
-        connection.judged(self._scope, reply, self._at)
-        if reply.outcome is _ACQUIRED:
-            if reply.short:
-                self._check_confirmed(op)
+    def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+        """Write the verdict."""
+        connection = self._connection
+        connection.judged(scope, verdict, self._at)
+        if verdict.outcome is _ACQUIRED:
             if self._ephemeral:
-                connection.hold((self._scope, op.wire, op.owner))
+                connection.hold((scope, op.wire, op.owner))
             if not connection.resp3:
-                connection.answer(self, acquired_reply(reply, op.owner))
+                connection.answer(self, acquired_reply(verdict, op.owner))
                 return
-        connection.answer(self, verdict_reply(reply, op.owner, connection.resp3))
+        connection.answer(self, verdict_reply(verdict, op.owner, connection.resp3))
 
-    def _check_confirmed(self, op: ClaimOp) -> None:
-        """Too few replicas have it: as `ClaimCall` does."""
-        try:
-            self._scope.fell_short(op)
-        except ShortfallError:
-            self._scope.release_later(op.wire, op.owner)
-            raise
-
-    def set_exception(self, fault: BaseException) -> None:
-        """Ask the policy, and answer the client."""
-        self._error = fault
-        try:
-            if not isinstance(fault, UnavailableError):
-                raise fault
-            assert self._op is not None
-            reply = self._scope.fall_back(self._op, fault)
-        except Exception as final:  # noqa: BLE001 -- whatever it is, the client is told
-            self._op = None
-            answer = error_reply(final)
-            self._connection.metrics.answered(self._scope, "claim", answer, self._at)
-            self._connection.answer(self, answer)
-        else:
-            self.set_result(reply)
+    def failed(self, fault: Exception) -> None:
+        """Write the error."""
+        reply = error_reply(fault)
+        self._connection.metrics.answered(self._scope, "claim", reply, self._at)
+        self._connection.answer(self, reply)
 
 
 def acquired_reply(verdict: Verdict, owner: bytes) -> bytes:
@@ -159,7 +107,7 @@ def verdict_reply(verdict: Verdict, owner: bytes, resp3: bool) -> bytes:
 # Claims
 
 
-def claim(connection: RespConnection, command: list[bytes]) -> bytes | Slot:
+def claim(connection: RespConnection, command: list[bytes]) -> bytes | Place:
     """`FD.CLAIM key [NS n] [FP hex] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`. The main path."""
     if len(command) == 2:
         scope, key, mark, ephemeral = connection.gate.root, command[1], None, False
@@ -179,12 +127,9 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | Slot:
     if not key.isascii():
         text_of("the key", key)
     op = ClaimOp(scope.claim_wire(key), terms, draw_owner(), mark)
-    asked = Asked(connection, scope, op, ephemeral)
-    try:
-        scope.start_claim(op, asked)
-    except UnavailableError as fault:
-        asked.set_exception(fault)
-    return asked
+    claiming = Claiming(connection, scope, op, ephemeral)
+    claiming.begin()
+    return claiming
 
 
 async def _claim_slowly(connection: RespConnection, scope: Dedup, key: bytes, options: Options) -> bytes:

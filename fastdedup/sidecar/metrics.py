@@ -22,9 +22,7 @@ from ..fallback.base import JournalledPolicy
 from ..model import BreakerState
 
 if TYPE_CHECKING:
-    from ..engine import Engine
     from ..gateway import Dedup
-    from ..router import Router
     from ..stores.base import Verdict
     from .gate import Gate
 
@@ -130,27 +128,10 @@ class Metrics:
         """As `observe`, by a RESP reply."""
         self.observe(scope.settings.namespace, verb, outcome_of(verb, reply), perf_counter() - since)
 
-    def count_batches(self, engine: Engine | Router | None) -> None:
-        """Count the batches of an engine, or of each that a router makes."""
-        if engine is None:
-            return
-        make: Any = getattr(engine, "_make_engine", None)
-        if make is None:
-            self._count_starts(engine)
-        else:
-            engine._make_engine = lambda store: self._count_starts(make(store))  # type: ignore[union-attr]
-
-    def _count_starts(self, engine: Any) -> Any:
-        start = engine._start
-
-        def counted(batch: Any) -> None:
-            size = len(batch.ops)
-            self.batches[bisect_left(SIZES, size)] += 1
-            self.batched += size
-            start(batch)
-
-        engine._start = counted
-        return engine
+    def on_batch(self, size: int) -> None:
+        """Count a batch, for `Dedup.on_batch`."""
+        self.batches[bisect_left(SIZES, size)] += 1
+        self.batched += size
 
     def on_event(self, event: Event) -> None:
         """Count an event of the gate."""
@@ -234,12 +215,12 @@ class Collector(BaseCollector):
         yield times
 
     def _engine(self) -> Iterator[Metric]:
-        engine = self._gate.root._core.engine
+        root = self._gate.root
         sizes = HistogramMetricFamily("fastdedup_batch_size", "Operations in one batch to the store.")
         sizes.add_metric([], _buckets(SIZES, self._metrics.batches), self._metrics.batched)
         yield sizes
-        yield _gauge("pending_operations", "Waiting or under way.", engine.pending if engine else 0)
-        yield _gauge("batches_in_flight", "Batches under way.", engine.in_flight if engine else 0)
+        yield _gauge("pending_operations", "Waiting or under way.", root.pending)
+        yield _gauge("batches_in_flight", "Batches under way.", root.in_flight)
 
     def _outage(self) -> Iterator[Metric]:
         metrics, now = self._metrics, self._gate.root.breaker

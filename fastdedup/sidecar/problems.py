@@ -95,8 +95,8 @@ RESULT_TOO_LARGE = Problem(
 MEDIA = Problem(
     "unsupported-media-type",
     415,
-    "The body is not application/json",
-    "Send application/json in UTF-8, not compressed.",
+    "The body is not application/json: send that content type (curl: --json), in UTF-8, not compressed",
+    "It is what the request says it is that counts; a body without a content type is taken for JSON.",
 )
 INVALID = Problem(
     "invalid-request", 422, "The request makes no sense", "`errors` names each field that is wrong."

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..errors import ClaimLostError, DedupError, UnavailableError
 from ..events import log
@@ -29,8 +29,15 @@ Key = tuple["Dedup", bytes, bytes]
 _SHUTTING_DOWN = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
 
 
-class Slot:
+class Place(Protocol):
     """A command's place in the order of replies."""
+
+    reply: bytes | None
+    """None until there is one."""
+
+
+class Slot:
+    """A place, and nothing else."""
 
     __slots__ = ("reply",)
 
@@ -60,7 +67,7 @@ class RespConnection(asyncio.Protocol):
         self._limits = limits
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
         # Mutable: replies still to come, in order; work under way; claims to free when the client goes.
-        self._slots: deque[Slot] = deque()
+        self._slots: deque[Place] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self.ephemeral: set[Key] = set()
         # Mutable: operations of batches beyond one a command; what to do when the client goes.
@@ -150,7 +157,7 @@ class RespConnection(asyncio.Protocol):
 
     # The commands' calls
 
-    def answer(self, slot: Slot, reply: bytes) -> None:
+    def answer(self, slot: Place, reply: bytes) -> None:
         """Give a command its reply. Those of one turn of the loop go out as one write."""
         slot.reply = reply
         slots = self._slots
@@ -185,7 +192,7 @@ class RespConnection(asyncio.Protocol):
         work.close()  # cancelled before its first step, it would be complained of as never awaited
 
     async def _answer_with(
-        self, slot: Slot, work: Coroutine[Any, Any, bytes], scope: Dedup, verb: str
+        self, slot: Place, work: Coroutine[Any, Any, bytes], scope: Dedup, verb: str
     ) -> None:
         since = self.at
         try:
@@ -196,7 +203,7 @@ class RespConnection(asyncio.Protocol):
         self.answer(slot, reply)
 
     def _run(self, command: list[bytes]) -> None:
-        answer: bytes | Slot
+        answer: bytes | Place
         handler = self._commands.get(command[0]) or self._commands.get(command[0].upper())
         try:
             if self._draining:

@@ -107,8 +107,8 @@ class Sidecar:
 
     async def _serve(self) -> None:
         gate = make_gate(self._config, self._metrics, self._event)
+        gate.root.on_batch(self._metrics.on_batch)
         await gate.root.open()
-        self._metrics.count_batches(gate.root._core.engine)
         path = self._path if self._own else None
         server = self._server = make_server(self._config, gate, self._ready, path)
         if self._told:

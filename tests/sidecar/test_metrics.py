@@ -36,8 +36,9 @@ TOTAL = "fastdedup_operations_total"
 @asynccontextmanager
 async def gated(**options: Any) -> AsyncIterator[Gate]:
     metrics = Metrics()
-    async with Dedup(codec=RawCodec(), on_event=metrics.on_event, **options) as root:
-        metrics.count_batches(root._core.engine)
+    root = Dedup(codec=RawCodec(), on_event=metrics.on_event, **options)
+    root.on_batch(metrics.on_batch)
+    async with root:
         yield Gate(root, metrics=metrics)
 
 
@@ -138,27 +139,6 @@ async def test_batches_are_counted_by_size() -> None:
     assert figure(text, "fastdedup_batch_size_bucket", le="+Inf") == figure(
         text, "fastdedup_batch_size_count"
     )
-
-
-async def test_each_node_of_a_cluster_has_its_batches_counted() -> None:
-    metrics, made = Metrics(), []
-
-    class Engine:
-        def _start(self, batch: Any) -> None:
-            made.append(batch)
-
-    class Router:
-        def _make_engine(self, store: Any) -> Engine:
-            return Engine()
-
-    class Batch:
-        ops = (1, 2, 3)
-
-    router: Any = Router()
-    metrics.count_batches(router)
-    router._make_engine(None)._start(Batch())
-    assert (len(made), metrics.batched, sum(metrics.batches)) == (1, 3, 1)
-    metrics.count_batches(None)
 
 
 async def test_before_opening_there_is_nothing_pending() -> None:

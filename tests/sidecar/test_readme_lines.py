@@ -1,0 +1,32 @@
+"""The README's lines for the sidecar, as they stand there, on another socket."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .running import Sidecar
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+SOCKET = "/run/fastdedup/fd.sock"
+
+
+def line(start: str) -> str:
+    found = re.search(rf"^{start} .*?(?= +#|$)", README, flags=re.M)
+    assert found, f"the README has no line that starts with {start}"
+    return found[0]
+
+
+@pytest.mark.parametrize("start", ["redis-cli", "curl"])
+def test_a_line_that_is_pasted_acquires_the_key(start: str) -> None:
+    with Sidecar() as sidecar:
+        command = line(start).replace(SOCKET, str(sidecar.path))
+        done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=20, check=True)
+    if start == "curl":
+        assert json.loads(done.stdout)["outcome"] == "acquired"
+    else:
+        assert done.stdout.splitlines()[0] == "acquired"
