@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import shlex
 import signal
 import socket
 import subprocess
@@ -22,7 +21,7 @@ from fastdedup import Dedup, State
 from fastdedup.sidecar.paths import default_socket
 
 from ..servers import RedisServer
-from .running import DEADLINE, Sidecar, client, environment, figure
+from .running import DEADLINE, Sidecar, client, environment, figure, paste
 
 NAMESPACE = "drained"
 
@@ -38,9 +37,8 @@ def test_without_arguments_it_serves_memory_where_it_says_and_its_lines_can_be_p
         assert "memory://" in said
         assert str(sidecar.path) in said
         curl, redis_cli = (line for line in said.splitlines() if line.startswith(("  curl", "  redis-cli")))
-        answer = json.loads(subprocess.check_output(shlex.split(curl), timeout=DEADLINE))
-        assert answer["outcome"] == "acquired"
-        assert subprocess.check_output(shlex.split(redis_cli), timeout=DEADLINE).startswith(b"acquired\n")
+        assert json.loads(paste(curl))["outcome"] == "acquired"
+        assert paste(redis_cli).startswith("acquired\n")
         assert len(said.splitlines()) <= 8
         assert sidecar.end() == 0
     assert not sidecar.path.exists()
