@@ -18,21 +18,29 @@ class Renewal:
     Holds the claim weakly: a claim that the program forgot about is not renewed for ever.
     """
 
-    __slots__ = ("_claim", "_lease", "_loop", "_task")
+    __slots__ = ("_claim", "_ends", "_lease", "_loop", "_task", "_timer")
 
     def __init__(self, claim: Claim, lease: float) -> None:
         self._claim = weakref.ref(claim)
         self._lease = lease
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run(), name="fastdedup-renewal")
+        self._ends = self._loop.time() + lease
+        # Mutable: most claims are settled before the first third is over, and never need a task.
+        self._timer = self._loop.call_later(lease / 3, self._start)
+        self._task: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """Renew no more."""
-        self._task.cancel()
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._run(), name="fastdedup-renewal")
 
     async def _run(self) -> None:
-        pause = self._lease / 3
-        ends = self._loop.time() + self._lease
+        pause = 0.0
+        ends = self._ends
         while True:
             await asyncio.sleep(min(pause, max(ends - self._loop.time(), 0.0)))
             started = self._loop.time()
