@@ -320,11 +320,16 @@ class Claim:
             self._stopped_body = True
             body.cancel()
 
-    async def leave(self, error: BaseException | None, *, release: bool = False) -> None:
-        """Settle on the way out of `async with`, shielded from cancellation; see `Dedup.claim`."""
-        body, self._body = self._body, None
+    def unbind(self) -> None:
+        """The body is over: cancel nobody, and renew no more."""
+        self._body = None
         if self._renewal is not None:
             self._renewal.stop()
+
+    async def leave(self, error: BaseException | None, *, release: bool = False) -> None:
+        """Settle on the way out of `async with`, shielded from cancellation; see `Dedup.claim`."""
+        body = self._body
+        self.unbind()
         if not self.acquired:
             return
         if self._stopped_body and body is not None:

@@ -170,6 +170,11 @@ class Dedup(Scope):
         await self.aclose()
 
     @property
+    def is_open(self) -> bool:
+        """True between `open` and `aclose`, for who shares a gate and may be the first to use it."""
+        return self._core.engine is not None
+
+    @property
     def pending(self) -> int:
         """Operations waiting or under way, of all scopes."""
         return 0 if self._core.engine is None else self._core.engine.pending
@@ -190,7 +195,7 @@ class Dedup(Scope):
 
     def scoped(
         self,
-        name: str,
+        name: str | None = None,
         *,
         lease: float | None = None,
         ttl: float | None = None,
@@ -202,7 +207,8 @@ class Dedup(Scope):
     ) -> Dedup:
         """Return a gate for the namespace `<this namespace>:<name>` over the same connection.
 
-        Settings not given are this one's. It opens and closes with this one.
+        Settings not given are this one's; without a name the namespace is, too. It opens and closes with
+        this one.
         """
         given = {
             "lease": lease,
@@ -214,7 +220,7 @@ class Dedup(Scope):
             "max_result": max_result,
         }
         changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
-        namespace = f"{self.settings.namespace}:{name}"
+        namespace = self.settings.namespace if name is None else f"{self.settings.namespace}:{name}"
         return self.with_settings(replace(self.settings, namespace=namespace, **changes))
 
     def with_settings(self, settings: Settings) -> Dedup:

@@ -132,7 +132,7 @@ class Dedup:
 
     def scoped(
         self,
-        name: str,
+        name: str | None = None,
         *,
         lease: float | None = None,
         ttl: float | None = None,
@@ -142,7 +142,7 @@ class Dedup:
         codec: Codec | None = None,
         max_result: int | None = None,
     ) -> Dedup:
-        """Return a gate for the namespace `<this namespace>:<name>` over the same connection."""
+        """Return a gate for the namespace `<this namespace>:<name>`, or this one, over the same connection."""
         derive = self._gate.make
 
         def narrowed(gate: AsyncDedup) -> AsyncDedup:
