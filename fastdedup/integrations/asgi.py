@@ -1,0 +1,157 @@
+"""`IdempotencyMiddleware` for any ASGI application. Main path: `__call__` → `_guarded` → `Exchange.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from inspect import isawaitable
+from typing import Unpack
+
+from ..claim import Claim
+from ..gateway import Dedup
+from ..web.answers import REFUSALS, answer, refusal
+from ..web.header import KeyMissing, parse
+from ..web.policy import Policy
+from ..web.request import Request, by_header, everyone
+from ..web.response import ResponseCodec
+from ..web.rules import UUID, Route, RouteSettings, Rule, Table, make_rules
+from .exchange import Exchange, Held, supported
+from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
+
+__all__ = ["UUID", "IdempotencyMiddleware", "Route", "by_header", "claim_of", "everyone"]
+
+HEAD_ROOM = 64 * 1024
+"""Bytes that a response's status and headers may take in the store beside its body."""
+
+
+class Guard:
+    """A route's rule, and the gates that have its settings: for keys, and for tokens."""
+
+    __slots__ = ("dedup", "forms", "rule")
+
+    def __init__(self, dedup: Dedup, rule: Rule) -> None:
+        self.rule = rule
+        self.dedup = self._scope(dedup, "http")
+        self.forms = self._scope(dedup, None)  # where the application issues its tokens
+
+    def _scope(self, dedup: Dedup, name: str | None) -> Dedup:
+        rule = self.rule
+        return dedup.scoped(
+            name,
+            lease=rule.lease,
+            ttl=rule.ttl,
+            failure_ttl=rule.failure_ttl,
+            codec=ResponseCodec(),
+            max_result=rule.max_response + HEAD_ROOM,
+        )
+
+    def check(self, key: str | None) -> None:
+        """Check a request's key, or its lack of one.
+
+        Raises:
+            KeyMissing: it needs one.
+            BadKey: it is not of the published format.
+        """
+        if key is not None:
+            self.rule.check_key(key)
+        elif self.rule.required:
+            raise KeyMissing
+
+    async def claim(self, request: Request, principal: str | None, key: str) -> Claim:
+        """Claim a key for its caller, method and route. Raises as `Dedup.claim`."""
+        name = self.rule.scope_key(request.method, request.path, principal, key)
+        return await self.dedup.claim(name, fingerprint=self.rule.mark(request), wait=self.rule.wait)
+
+
+class IdempotencyMiddleware:
+    """Makes requests with an Idempotency-Key happen once, and replays the first response to the others.
+
+        app.add_middleware(IdempotencyMiddleware, dedup=dedup, principal=by_header("x-api-key"))
+
+    Put it inside of what authenticates and compresses, and outside of what routes. It opens `dedup` and closes
+    it again where nobody else has. Records live in the namespace `<dedup's>:http`.
+
+    Args:
+        app: the application.
+        dedup: the gate.
+        routes: paths and `Route`s; every path by default.
+        docs: where the policy is published: a path such as `/idempotency`, which is then served here, or a URL
+            of your own. Every error links to it.
+        settings: what holds for all routes, see `Route` and `fastdedup.web.rules.Rule`; `principal` is required.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        dedup: Dedup,
+        *,
+        routes: Sequence[Route | str] = ("/*",),
+        docs: str | None = None,
+        **settings: Unpack[RouteSettings],
+    ) -> None:
+        self.app = app
+        self._lifespan = Lifespan(dedup)
+        rules = make_rules(routes, dict(settings))
+        self._table = Table(rules, lambda rule: Guard(dedup, rule))
+        self._policy = Policy(rules, dedup.settings, docs)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                return await self._lifespan.run(self.app, scope, receive, send)
+            return await self.app(scope, receive, send)
+        path = route_path(scope)
+        guard = self._table.find(scope["method"], path)
+        if guard is not None:
+            return await self._guarded(guard, scope, receive, send)
+        if path == self._policy.path and scope["method"] in ("GET", "HEAD"):
+            accept = request_of(scope, b"").header("accept")
+            return await Exchange(receive, send, 0).answer(self._policy.page(accept))
+        return await self.app(scope, receive, send)
+
+    async def _guarded(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
+        docs = self._policy.docs
+        exchange = Exchange(receive, send, guard.rule.max_request)
+        try:
+            key = parse([value for name, value in scope["headers"] if name == b"idempotency-key"])
+            guard.check(key)
+            if key is None:
+                return await self.app(scope, receive, send)
+            body = await exchange.body()
+            if body is None:
+                return None  # the client left before it had sent the request: nothing has happened
+            await self._lifespan.ready()
+            request = request_of(scope, body)
+            principal = guard.rule.principal(request)
+            if isawaitable(principal):
+                principal = await principal
+            claim = await guard.claim(request, principal, key)
+        except REFUSALS as error:
+            return await exchange.answer(refusal(error, guard.rule, docs))
+        if not claim.acquired:
+            return await exchange.answer(answer(claim, guard.rule, docs))
+        exchange.hold(Held(claim, guard.rule, guard.dedup, docs))
+        return await exchange.run(self.app, supported(scope, claim))
+
+
+def route_path(scope: Scope) -> str:
+    """Return the path below where the application is mounted."""
+    path: str = scope["path"]
+    root: str = scope.get("root_path", "")
+    return path[len(root) :] if root and path.startswith(root) else path
+
+
+def request_of(scope: Scope, body: bytes) -> Request:
+    """Return the request of an ASGI scope."""
+    return Request(scope["method"], scope["path"], scope["query_string"], scope["headers"], body, scope)
+
+
+def claim_of(scope: Scope) -> Claim | None:
+    """Return the claim under which a request runs, from its scope (`request.scope`): its fence, whether it is lost.
+
+    None where the request came without a key.
+    """
+    return scope.get("fastdedup.claim")

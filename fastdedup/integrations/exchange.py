@@ -1,0 +1,306 @@
+"""One request and its response, between an ASGI server and an application: read, held back, settled, sent on."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+from ..claim import Claim
+from ..errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError
+from ..events import log
+from ..gateway import Dedup
+from ..web.answers import Settling, settling_of, storable, streams
+from ..web.problems import CLAIM_LOST, respond
+from ..web.request import RequestTooLarge
+from ..web.response import DEGRADED, UNSTORED, Response
+from ..web.rules import Rule
+from .lifespan import ASGIApp, Message, Receive, Scope, Send
+
+_HOLD = 1.0
+"""Seconds for which a response waits to be stored. Then it is sent, marked, and storing it goes on."""
+_GONE = {"type": "http.disconnect"}
+_UNSUPPORTED = frozenset(("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"))
+"""Ways to send a response that would go past what is captured here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The claim that an exchange holds, and by which rule it is settled."""
+
+    claim: Claim
+    rule: Rule
+    dedup: Dedup
+    docs: str | None
+    mark: bytes = b""
+    """The request's fingerprint, where the record does not hold it."""
+
+
+class Exchange:
+    """Stands in for the server towards the application: `receive` and `send` are what that is given.
+
+    The request's body is kept, up to a limit, so that it can be digested before or after the application
+    reads it. From `hold` on the response is held back until it is whole and stored: nobody sees a result
+    that a retry would not see again.
+
+    Args:
+        limit: bytes of the request's body to keep.
+    """
+
+    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
+        self._receive = receive
+        self._send = send
+        self._limit = limit
+        # Mutable, of the request: its chunks, how many the application has, their size, and what came after.
+        self._chunks: list[bytes] = []
+        self._delivered = 0
+        self._size = 0
+        self._ended = False
+        self._gone = False
+        # Of the claim, once there is one: it, and who cancels the handler when the client leaves.
+        self._held: Held | None = None
+        self._task = asyncio.current_task()
+        self._watcher: asyncio.Task[None] | None = None
+        # Of the response: its start, its body so far, and whether it goes straight through, is settled, over.
+        self._start: Message | None = None
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._passing = False
+        self._settled = False
+        self._over = asyncio.Event()
+
+    # The request
+
+    async def body(self) -> bytes | None:
+        """Return the whole body, read or not; None where the client left before it came.
+
+        Raises:
+            RequestTooLarge: it exceeds the limit.
+        """
+        while not (self._ended or self._gone) and self._size <= self._limit:
+            await self._pull()
+        if self._size > self._limit:
+            raise RequestTooLarge
+        return b"".join(self._chunks) if self._ended else None
+
+    async def _pull(self) -> None:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self._gone = True
+            return
+        chunk = message.get("body", b"")
+        self._size += len(chunk)
+        self._chunks.append(chunk)
+        self._ended = not message.get("more_body", False)
+
+    async def receive(self) -> Message:
+        """Give the application the body, then nothing but the end of the connection, when it may know of that."""
+        if self._delivered == len(self._chunks) and not (self._ended or self._gone):
+            await self._pull()
+        if self._delivered < len(self._chunks):
+            return self._next_chunk()
+        if self._watcher is not None:
+            await asyncio.wait([self._watcher])
+        elif not self._gone:
+            if self._held is not None and not self._passing:
+                await self._over.wait()  # that the client left is not the handler's concern: it finishes
+            return await self._receive()
+        return _GONE
+
+    def _next_chunk(self) -> Message:
+        chunk = self._chunks[self._delivered]
+        if self._size > self._limit:
+            self._chunks[self._delivered] = b""  # beyond what is kept
+        self._delivered += 1
+        more = not self._ended or self._delivered < len(self._chunks)
+        return {"type": "http.request", "body": chunk, "more_body": more}
+
+    # The application
+
+    async def answer(self, response: Response) -> None:
+        """Send a response in the application's stead."""
+        await self._send(
+            {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
+        )
+        await self._send({"type": "http.response.body", "body": response.body})
+
+    def hold(self, held: Held) -> None:
+        """Settle this claim by the response. Its lease is kept; should it be lost, the task is cancelled."""
+        self._held = held
+        held.claim.bind_body(self._task)
+        if held.rule.renew:
+            held.claim.keep_renewing()
+        if held.rule.on_disconnect == "cancel":
+            self._watcher = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        """Cancel the handler when the client leaves."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if not self._settled and self._task is not None:
+            self._task.cancel()
+
+    async def run(self, app: ASGIApp, scope: Scope) -> None:
+        """Run the application; what it does not settle by a response is released.
+
+        Raises:
+            BaseException: whatever the application raises, and its cancellation unless that was for the claim.
+        """
+        try:
+            await app(scope, self.receive, self.send)
+        except BaseException as error:
+            if not await self._broke_off(error):
+                raise
+        else:
+            await self._ran()
+        finally:
+            if self._watcher is not None:
+                self._watcher.cancel()
+
+    async def _ran(self) -> None:
+        held = self._held
+        if held is None:
+            return
+        if not self._settled and self._passing and self._start is not None:
+            # A stream whose client left: it is what the first request got.
+            await self._settle(held, self._response(whole=False))
+        if self._settled:
+            held.claim.unbind()
+        else:
+            await held.claim.leave(None, release=True)
+
+    async def _broke_off(self, error: BaseException) -> bool:
+        """Release. Returns whether the error was of the gate's own making, and is dealt with."""
+        held = self._held
+        if held is None:
+            return False
+        if self._settled:
+            held.claim.unbind()
+            return False
+        try:
+            await held.claim.leave(error)
+        except ClaimLostError:
+            await self._refuse_lost(held)
+            return True
+        left = self._watcher is not None and self._gone and isinstance(error, asyncio.CancelledError)
+        return left and self._task is not None and self._task.uncancel() == 0
+
+    # The response
+
+    async def send(self, message: Message) -> None:
+        """Take a message of the application's."""
+        held = self._held
+        if held is None or self._over.is_set():
+            await self._send(message)
+            return
+        match message["type"]:
+            case "http.response.start":
+                self._start = message
+                headers = message["headers"] = list(message.get("headers", ()))
+                if streams(next((value for name, value in headers if name.lower() == b"content-type"), None)):
+                    await self._pass_on()
+            case "http.response.body" if self._start is not None:
+                await self._take(held, message)
+            case _:
+                await self._send(message)
+
+    async def _take(self, held: Held, message: Message) -> None:
+        more = message.get("more_body", False)
+        if not self._passing:
+            self._body.append(message.get("body", b""))
+            self._body_size += len(self._body[-1])
+            if self._body_size <= held.rule.max_response:
+                if not more:
+                    await self._finish(held)
+                return
+            await self._pass_on()
+            message = {"type": "http.response.body", "body": b"".join(self._body), "more_body": more}
+            self._body.clear()
+        if not more:
+            await self._settle(held, self._response(whole=False))
+            self._over.set()
+        await self._send_on(message)
+
+    async def _pass_on(self) -> None:
+        """From here on the response goes through as it comes: it is a stream, or too large to be kept."""
+        assert self._start is not None
+        self._passing = True
+        await self._send_on({**self._start, "headers": [*self._start["headers"], UNSTORED]})
+
+    async def _send_on(self, message: Message) -> None:
+        """Send; when the client is gone the handler need not break off for that."""
+        if not self._gone:
+            try:
+                await self._send(message)
+            except OSError:
+                self._gone = True
+
+    async def _finish(self, held: Held) -> None:
+        assert self._start is not None
+        marks = await self._settle(held, self._response())
+        self._over.set()
+        if marks is None:
+            await self._refuse_lost(held)
+            return
+        headers = self._start["headers"]
+        await self._send({**self._start, "headers": [*headers, *marks]} if marks else self._start)
+        await self._send({"type": "http.response.body", "body": b"".join(self._body)})
+
+    def _response(self, *, whole: bool = True) -> Response:
+        assert self._start is not None
+        assert self._held is not None
+        headers = [(name.lower(), value) for name, value in self._start["headers"]]
+        body = b"".join(self._body) if whole else b""
+        return Response(self._start["status"], headers, body, whole, self._held.mark)
+
+    async def _refuse_lost(self, held: Held) -> None:
+        if not self._passing:
+            await self.answer(respond(CLAIM_LOST, docs=held.docs, retry_after=held.rule.retry_after))
+
+    # The claim
+
+    async def _settle(self, held: Held, response: Response) -> list[tuple[bytes, bytes]] | None:
+        """Settle by a response; returns how it is to be marked, or None where the claim was lost."""
+        self._settled = True
+        marks = [DEGRADED] if held.claim.degraded else []
+        how = settling_of(held.rule, response)
+        if how is Settling.RELEASE:
+            await self._release(held)
+            return marks
+        try:
+            async with asyncio.timeout(_HOLD):
+                await self._record(held, how, response)
+        except ClaimLostError:
+            log.warning("%s", held.claim.key + ": another request took over while this one ran")
+            return None
+        except (UnavailableError, TimeoutError):
+            held.dedup.keep(self._record(held, how, response))
+            marks.append(UNSTORED)
+        except asyncio.CancelledError:
+            held.dedup.keep(self._record(held, how, response))  # the effect has happened
+            raise
+        return marks
+
+    async def _record(self, held: Held, how: Settling, response: Response) -> None:
+        record = held.claim.complete if how is Settling.COMPLETE else held.claim.fail
+        stored = storable(held.rule, response)
+        try:
+            await record(stored)
+        except ResultTooLargeError:  # by its headers
+            await record(Response(stored.status, (), b"", False, stored.request))
+
+    async def _release(self, held: Held) -> None:
+        try:
+            await held.claim.release()
+        except DedupError as error:
+            log.warning("%s was not released, and is free when its lease ends: %s", held.claim.key, error)
+
+
+def supported(scope: Scope, claim: Any) -> Scope:
+    """Return the scope for the application: with the claim, without what would bypass the capture."""
+    extensions = scope.get("extensions")
+    scope = {**scope, "fastdedup.claim": claim}
+    if extensions:
+        scope["extensions"] = {name: it for name, it in extensions.items() if name not in _UNSUPPORTED}
+    return scope

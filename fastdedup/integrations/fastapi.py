@@ -1,0 +1,288 @@
+"""FastAPI: `Claimed` and `OneTimeToken`, dependencies that let a handler run once and replay its response.
+
+`Idempotency(app, dedup)` goes with them, once for an application: it captures responses, and describes header
+and problems in the OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Exchange.hold`.
+"""
+
+# No `from __future__ import annotations` here: FastAPI reads the annotations of dependencies made in a function.
+
+import uuid
+from collections.abc import Callable
+from typing import Annotated, Any, Unpack
+
+from ..claim import Claim
+from ..errors import ConfigError, UnavailableError
+from ..gateway import Dedup
+from ..model import Outcome
+from ..web import forms
+from ..web.answers import REFUSALS, answer, refusal, replay
+from ..web.forms import FIELD, HEADER, FormRefused, Refusal
+from ..web.header import NAME, parse
+from ..web.request import RequestTooLarge
+from ..web.request import everyone as everybody
+from ..web.response import Response
+from ..web.rules import UUID, ClaimSettings, KeySettings, Rule
+from .asgi import Guard, request_of
+from .exchange import Exchange, Held, supported
+from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
+from .openapi import MARK, describe
+
+try:
+    from fastapi import Depends, FastAPI, Header, Request
+    from fastapi import Response as FastAPIResponse
+except ImportError as error:
+    raise ImportError("fastdedup.integrations.fastapi needs FastAPI: pip install 'fastdedup[web]'") from error
+
+__all__ = ["UUID", "Claimed", "FormRefused", "Idempotency", "OneTimeToken", "Refusal", "everyone"]
+
+_SLOT = "fastdedup.slot"
+Chooser = Callable[[Request], Dedup]
+"""Chooses a gate for a request; for applications that have several."""
+
+
+def everyone() -> None:
+    """A principal or subject that tells nobody apart: all callers share their keys or tokens."""
+
+
+class Idempotency:
+    """Gives an application's `Claimed` and `OneTimeToken` their gate. Make it once for each application.
+
+    Opens `dedup` with the application, and closes it, unless somebody else has.
+
+    Args:
+        app: the application.
+        dedup: the gate.
+        docs: where clients read of it: a link in every error; the application's own `/docs` by default.
+        max_request: bytes of a request's body at most, of those that are claimed; it is held in memory.
+
+    Raises:
+        ConfigError: the application has one already.
+    """
+
+    def __init__(
+        self, app: FastAPI, dedup: Dedup, *, docs: str | None = None, max_request: int = 1024 * 1024
+    ) -> None:
+        if any(
+            getattr(middleware.cls, "__name__", "") == _Capture.__name__ for middleware in app.user_middleware
+        ):
+            raise ConfigError(
+                "this application has an Idempotency(...) already; Claimed(dedup=...) names others"
+            )
+        self.dedup = dedup
+        self.docs = docs or app.docs_url
+        self.max_request = max_request
+        self.lifespan = Lifespan(dedup)
+        app.add_middleware(_Capture, gate=self)
+        app.add_exception_handler(_Answered, _answered)
+        app.exception_handlers.setdefault(FormRefused, _form_refused)
+        describe(app, dedup.settings)
+
+
+class _Capture:
+    """Puts an exchange into each request's scope, for a dependency to claim in."""
+
+    def __init__(self, app: ASGIApp, gate: Idempotency) -> None:
+        self.app = app
+        self._gate = gate
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            return await self._gate.lifespan.run(self.app, scope, receive, send)
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        exchange = Exchange(receive, send, self._gate.max_request)
+        scope = supported(scope, None)
+        scope[_SLOT] = (self._gate, exchange)
+        return await exchange.run(self.app, scope)
+
+
+class _Answered(Exception):
+    """The request is answered, and its handler does not run."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
+def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
+    *,
+    principal: Callable[..., Any],
+    dedup: Dedup | Chooser | None = None,
+    **settings: Unpack[KeySettings],
+) -> Any:
+    """A dependency: the handler runs once for each Idempotency-Key, and is given its `Claim`.
+
+        @app.post("/orders")
+        async def order(body: Order, claim: Annotated[Claim, Claimed(principal=current_account)]): ...
+
+    The handler's response settles the claim, and is replayed to duplicates; missing and malformed keys,
+    duplicates in flight, other payloads and outages are answered before it runs. Without a key, where that
+    is not `required`, the claim is None.
+
+    Args:
+        principal: a dependency that names the caller whom keys belong to (text, a number, a UUID, or None for
+            anybody): best the one that authenticates. `everyone` where all callers may share their keys.
+        dedup: another gate than the application's, or a function that chooses one for a request.
+        settings: see `fastdedup.web.rules.Rule`.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    rule_at = _rules(dict(settings))
+    required = bool(settings.get("required", False))
+    mark = {
+        "header": NAME,
+        "required": required,
+        "ttl": settings.get("ttl"),
+        "wait": settings.get("wait", 0.0),
+    }
+
+    async def claimed(
+        request: Request,
+        caller: Annotated[Any, Depends(principal)],
+        idempotency_key: Annotated[str | None, Header(alias=NAME, json_schema_extra={MARK: mark})] = None,
+    ) -> Claim | None:
+        gate, exchange = _slot(request)
+        guard = rule_at(_chosen(dedup, gate, request), request)
+        try:
+            key = parse([value for name, value in request.scope["headers"] if name == b"idempotency-key"])
+            guard.check(key)
+            if key is None:
+                return None
+            body = await _body(request, exchange, guard.rule.max_request)
+            await gate.lifespan.ready()
+            claim = await guard.claim(request_of(request.scope, body), _name(caller), key)
+        except REFUSALS as error:
+            raise _Answered(refusal(error, guard.rule, gate.docs)) from None
+        if not claim.acquired:
+            raise _Answered(answer(claim, guard.rule, gate.docs))
+        _hold(request, exchange, Held(claim, guard.rule, guard.dedup, gate.docs))
+        return claim
+
+    return Depends(claimed)
+
+
+def OneTimeToken(  # noqa: N802
+    *,
+    subject: Callable[..., Any],
+    field: str = FIELD,
+    wait: float = forms.WAIT,
+    dedup: Dedup | Chooser | None = None,
+    **settings: Unpack[ClaimSettings],
+) -> Any:
+    """A dependency: a form's one-time token is redeemed, its handler runs once, and is given the `Claim`.
+
+        token = await dedup.tokens.issue(subject=session_id)           # on rendering the form, as a hidden field
+        @app.post("/orders")
+        async def order(claim: Annotated[Claim, OneTimeToken(subject=session_id)]): ...
+
+    The same form again (a second click, a refresh, a duplicated tab) gets the first response. All else raises
+    FormRefused, which is answered by a short page unless you handle it, to show your form anew.
+
+    Args:
+        subject: a dependency that names whom the token was issued to: best a session, which ends with signing out.
+        field: the form's field; scripts may send the header X-One-Time-Token instead.
+        wait: seconds that a second click waits for the first one's page.
+        dedup: as for `Claimed`.
+        settings: as for `Claimed`.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    rule_at = _rules({**settings, "wait": wait})
+    mark = {"header": HEADER, "field": field}
+
+    async def redeemed(
+        request: Request,
+        who: Annotated[Any, Depends(subject)],
+        one_time_token: Annotated[str | None, Header(alias=HEADER, json_schema_extra={MARK: mark})] = None,
+    ) -> Claim:
+        gate, exchange = _slot(request)
+        guard = rule_at(_chosen(dedup, gate, request), request)
+        token = one_time_token or (await request.form()).get(field)
+        if not isinstance(token, str) or not token:
+            raise FormRefused(Refusal.MISSING)
+        try:
+            body = await _body(request, exchange, guard.rule.max_request)
+            await gate.lifespan.ready()
+            claim = await guard.forms.tokens.redeem(token, _name(who), wait=wait)
+        except UnavailableError as error:
+            raise forms.unavailable(error) from None
+        except RequestTooLarge as error:
+            raise _Answered(refusal(error, guard.rule, gate.docs)) from None
+        contents = guard.rule.mark(request_of(request.scope, body))
+        if claim.acquired:
+            _hold(request, exchange, Held(claim, guard.rule, guard.forms, gate.docs, contents))
+            return claim
+        if claim.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
+            raise forms.refusal_of(claim.outcome)
+        stored = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
+        forms.check_contents(stored, contents)
+        raise _Answered(replay(stored, gate.docs))
+
+    return Depends(redeemed)
+
+
+def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], Guard]:
+    """Return what finds the guard of a route; made once for each gate and route, which are few."""
+    guards: dict[tuple[Dedup, str], Guard] = {}
+    Rule("/", everybody, **settings)  # mistakes are told where they are made
+
+    def rule_at(dedup: Dedup, request: Request) -> Guard:
+        path = request.scope["route"].path
+        guard = guards.get((dedup, path))
+        if guard is None:
+            guard = guards[dedup, path] = Guard(dedup, Rule(path, everybody, **settings))
+        return guard
+
+    return rule_at
+
+
+def _slot(request: Request) -> tuple[Idempotency, Exchange]:
+    slot = request.scope.get(_SLOT)
+    if slot is None:
+        raise ConfigError("Claimed() and OneTimeToken() need Idempotency(app, dedup) on their application")
+    return slot  # type: ignore[no-any-return]
+
+
+def _chosen(dedup: Dedup | Chooser | None, gate: Idempotency, request: Request) -> Dedup:
+    if dedup is None:
+        return gate.dedup
+    return dedup if isinstance(dedup, Dedup) else dedup(request)
+
+
+async def _body(request: Request, exchange: Exchange, limit: int) -> bytes:
+    body = await exchange.body()
+    if body is None or len(body) > limit:
+        raise RequestTooLarge
+    return body
+
+
+def _name(caller: Any) -> str | None:
+    if caller is None or isinstance(caller, str):
+        return caller
+    if isinstance(caller, int | uuid.UUID) and not isinstance(caller, bool):
+        return str(caller)
+    raise ConfigError(
+        f"a principal or subject is text, a number, a UUID or None, not {type(caller).__name__}"
+    )
+
+
+def _hold(request: Request, exchange: Exchange, held: Held) -> None:
+    request.scope["fastdedup.claim"] = held.claim
+    exchange.hold(held)
+
+
+async def _answered(request: Request, answered: Exception) -> FastAPIResponse:
+    assert isinstance(answered, _Answered)
+    return _plain(answered.response)
+
+
+async def _form_refused(request: Request, refused: Exception) -> FastAPIResponse:
+    assert isinstance(refused, FormRefused)
+    return _plain(refused.response(request_of(request.scope, b"")))
+
+
+def _plain(response: Response) -> FastAPIResponse:
+    plain = FastAPIResponse(response.body, response.status)
+    plain.raw_headers = list(response.headers)
+    return plain

@@ -1,0 +1,131 @@
+"""The published policy: what a server says of its idempotency keys (draft, sections 2.3 and 2.5: it MUST)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+import orjson
+
+from ..errors import ConfigError
+from ..settings import Settings
+from .header import DRAFT, MAX_KEY, NAME
+from .problems import PROBLEMS
+from .response import Response
+from .rules import Rule
+
+_STATUSES = range(200, 600)
+_STYLE = (
+    "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
+    "table{border-collapse:collapse;width:100%}th,td{border-bottom:1px solid #8884;padding:.4rem .6rem;"
+    "text-align:left;vertical-align:top}code{font-family:ui-monospace,monospace}"
+)
+
+
+class Policy:
+    """Describes the rules to the authors of clients, as JSON and as a page.
+
+    Args:
+        rules: what holds.
+        settings: the gate's, for the times that no rule names.
+        docs: where it is published: a path of this server, or a URL of other documentation; None: nowhere.
+
+    Raises:
+        ConfigError: `docs` is neither.
+    """
+
+    def __init__(self, rules: Sequence[Rule], settings: Settings, docs: str | None) -> None:
+        if docs is not None and not (docs.startswith(("/", "https://", "http://")) and docs.isascii()):
+            raise ConfigError(f"docs is a path such as /idempotency, or a URL; not {docs!r}")
+        if docs is not None and any(char in docs for char in '<>" \r\n'):
+            raise ConfigError(f"docs stands in a Link header: {docs!r} cannot")
+        self.docs = docs
+        self.path = docs if docs is not None and docs.startswith("/") else None
+        self.facts: dict[str, Any] = {
+            "header": NAME,
+            "specification": DRAFT,
+            "key": "a String of RFC 8941, quotes optional: 1 to 255 characters, best a UUID; new for each request, "
+            "the same for each retry",
+            "scope": "the caller, the method and the route: the same key elsewhere is another key",
+            "operations": [_operation(rule, settings) for rule in rules],
+            "errors": [
+                {
+                    "type": problem.type,
+                    "status": problem.status,
+                    "title": problem.title,
+                    "about": problem.about,
+                }
+                for problem in PROBLEMS
+            ],
+        }
+
+    def page(self, accept: str | None) -> Response:
+        """Return it as HTML to a browser, as JSON to all others."""
+        html = accept is not None and "text/html" in accept
+        body = _page(self.facts).encode() if html else orjson.dumps(self.facts, option=orjson.OPT_INDENT_2)
+        kind = b"text/html; charset=utf-8" if html else b"application/json"
+        headers = [
+            (b"content-type", kind),
+            (b"content-length", b"%d" % len(body)),
+            (b"vary", b"accept"),
+            (b"cache-control", b"max-age=300"),
+        ]
+        return Response(200, headers, body)
+
+
+def _operation(rule: Rule, settings: Settings) -> dict[str, Any]:
+    return {
+        "path": rule.path,
+        "methods": list(rule.methods),
+        "key": "required" if rule.required else "optional",
+        "key_format": rule.key_format or f".{{1,{MAX_KEY}}}",
+        "lifetime_seconds": settings.ttl if rule.ttl is None else rule.ttl,
+        "failure_lifetime_seconds": settings.failure_ttl if rule.failure_ttl is None else rule.failure_ttl,
+        "replayed_statuses": statuses(rule),
+        "in_flight": f"waits {rule.wait:g} s for the first response, then 409" if rule.wait else "409",
+        "largest_request_bytes": rule.max_request,
+        "largest_replayed_response_bytes": rule.max_response,
+        "streams_and_larger_responses": "sent once; repeated requests get 409"
+        if rule.unstored == "refuse"
+        else "sent, and repeated requests are processed again",
+    }
+
+
+def statuses(rule: Rule) -> list[str]:
+    """Return the statuses that are replayed, as ranges: `["200-399", "400", "402", …]`."""
+    ranges = []
+    runs = groupby(enumerate(filter(rule.keeps, _STATUSES)), lambda pair: pair[1] - pair[0])
+    for _, run in runs:
+        kept = [status for _, status in run]
+        ranges.append(str(kept[0]) if len(kept) == 1 else f"{kept[0]}-{kept[-1]}")
+    return ranges
+
+
+def _page(facts: dict[str, Any]) -> str:
+    operations = "".join(
+        f"<h3><code>{escape(', '.join(one['methods']))} {escape(one['path'])}</code></h3><table>"
+        + "".join(_row(name, value) for name, value in one.items() if name not in ("path", "methods"))
+        + "</table>"
+        for one in facts["operations"]
+    )
+    errors = "".join(
+        f"<tr><td>{one['status']}</td><td><code>{escape(one['type'])}</code></td>"
+        f"<td>{escape(one['title'])}. {escape(one['about'])}</td></tr>"
+        for one in facts["errors"]
+    )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Idempotency keys</title>'
+        '<meta name="viewport" content="width=device-width">'
+        f"<style>{_STYLE}</style><h1>Idempotency keys</h1>"
+        f"<p>The request header <code>{NAME}</code> (<code>{DRAFT}</code>) makes it safe to repeat a request.</p>"
+        f"<table>{_row('key', facts['key'])}{_row('scope', facts['scope'])}</table>"
+        f"<h2>Operations</h2>{operations}"
+        f"<h2>Errors</h2><table><tr><th>Status</th><th>Type</th><th>Meaning</th></tr>{errors}</table></html>"
+    )
+
+
+def _row(name: str, value: object) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return f"<tr><th>{escape(name.replace('_', ' '))}</th><td>{escape(text)}</td></tr>"

@@ -1,0 +1,121 @@
+"""What goes wrong, as application/problem+json (RFC 9457). To add a problem: a line in `PROBLEMS`' file.
+
+A `type` stays as it is for ever, and is not resolved: the page that explains it is linked (`rel="describedby"`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from .response import Response
+
+TYPE = "urn:fastdedup:problem:"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One kind of problem. `about` says to a client's author what happened, and what to do about it."""
+
+    name: str
+    status: int
+    title: str
+    about: str
+    base: str = TYPE
+
+    @property
+    def type(self) -> str:
+        """Its URI."""
+        return self.base + self.name
+
+    def facts(self, detail: str | None = None, **more: Any) -> dict[str, Any]:
+        """Return the problem's body."""
+        facts = {"type": self.type, "title": self.title, "status": self.status}
+        return (facts if detail is None else {**facts, "detail": detail}) | more
+
+
+KEY_MISSING = Problem(
+    "key-missing",
+    400,
+    "Idempotency-Key is missing",
+    "This operation requires an Idempotency-Key header. Send a new UUID with each new request, and the same one "
+    "with each retry of it.",
+)
+KEY_MALFORMED = Problem(
+    "key-malformed",
+    400,
+    "Idempotency-Key is malformed",
+    'The header is one String of RFC 8941, such as "8e03978e-40d5-43e8-bc93-6894a57f9324" (the quotes may be '
+    "left out), of the format that this operation publishes.",
+)
+IN_PROGRESS = Problem(
+    "in-progress",
+    409,
+    "A request is outstanding for this Idempotency-Key",
+    "The first request with this key is still being processed. Repeat this one, as it is, after Retry-After seconds.",
+)
+CLAIM_LOST = Problem(
+    "claim-lost",
+    409,
+    "Another request took over this Idempotency-Key",
+    "This request ran longer than its lease could be kept, and another one with the same key runs, or has run. "
+    "Repeat it, as it is, for that one's response.",
+)
+NOT_STORED = Problem(
+    "response-not-stored",
+    409,
+    "The response was not stored",
+    "The first request with this key was processed; its response, a stream or too large, was sent once and is "
+    "not kept. `original_status` and Location tell what became of it. Do not repeat it with another key.",
+)
+TOO_LARGE = Problem(
+    "body-too-large",
+    413,
+    "The request is too large to be made idempotent",
+    "`detail` has the limit. Nothing was processed.",
+)
+MISMATCH = Problem(
+    "key-reused",
+    422,
+    "Idempotency-Key is already used",
+    "The key came before with another request: another method, address or body. Nothing was processed. Use a new "
+    "key for a new request, and repeat a request unchanged.",
+)
+UNAVAILABLE = Problem(
+    "unavailable",
+    503,
+    "Duplicates cannot be ruled out at the moment",
+    "The store of idempotency keys does not answer, and nothing was processed. Repeat the request, as it is, with "
+    "the same key, after Retry-After seconds.",
+)
+
+PROBLEMS = [value for value in globals().values() if isinstance(value, Problem)]
+
+
+def respond(
+    problem: Problem,
+    detail: str | None = None,
+    *,
+    docs: str | None = None,
+    retry_after: float | None = None,
+    location: bytes | None = None,
+    **more: Any,
+) -> Response:
+    """Return the response for a problem; `retry_after` in seconds, `docs` the address of the published policy."""
+    body = orjson.dumps(problem.facts(detail or problem.about, **more))
+    headers = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
+    if retry_after is not None:
+        headers.append((b"retry-after", whole_seconds(retry_after)))
+    if docs is not None:
+        headers.append((b"link", f'<{docs}>; rel="describedby"'.encode()))
+    if location is not None:
+        headers.append((b"location", location))
+    return Response(problem.status, headers, body)
+
+
+def whole_seconds(seconds: float) -> bytes:
+    """Return the value of a Retry-After header: whole seconds, rounded up, at least one."""
+    return b"%d" % max(1, math.ceil(seconds))
