@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ class Claim:
     answer (call it again: repeating is safe), UsageError on a claim that is not acquired, is
     settled already, or belongs to another event loop. `complete` and `fail` are tried again until the
     lease ends before they give up: the effect has happened, and its result must not be lost to a
-    blip. To wait less, put `asyncio.timeout` around them.
+    blip. `within` seconds end that sooner.
     """
 
     __slots__ = (
@@ -174,16 +175,20 @@ class Claim:
         """True once the lease is known to be lost."""
         return self._lost
 
-    async def complete(self, result: Any = None, ttl: float | None = None) -> None:
+    async def complete(
+        self, result: Any = None, ttl: float | None = None, *, within: float | None = None
+    ) -> None:
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
+
+        It is tried for `within` seconds while the store is unavailable; by default until the lease ends.
 
         Raises:
             ResultError: the codec cannot encode the result.
             ResultTooLargeError: it is larger than `max_result`; the claim stays live.
         """
-        await self._finish("completed", self._settle(self._outcome_op(result, ttl, succeeded=True)))
+        await self._finish("completed", self._settle(self._outcome_op(result, ttl, succeeded=True), within))
 
-    async def fail(self, error: Any = None, ttl: float | None = None) -> None:
+    async def fail(self, error: Any = None, ttl: float | None = None, *, within: float | None = None) -> None:
         """Record a failure for good: every duplicate gets `error` for `ttl` seconds (`failure_ttl` by default).
 
         For a failure that a retry may mend, `release` instead. An exception is recorded as its
@@ -191,7 +196,7 @@ class Claim:
         """
         if isinstance(error, BaseException):
             error = {"type": type(error).__name__, "message": str(error)}
-        await self._finish("failed", self._settle(self._outcome_op(error, ttl, succeeded=False)))
+        await self._finish("failed", self._settle(self._outcome_op(error, ttl, succeeded=False), within))
 
     async def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""
@@ -264,14 +269,15 @@ class Claim:
             if self._settled is not None and self._renewal is not None:
                 self._renewal.stop()
 
-    async def _settle(self, op: SettleOp) -> None:
+    async def _settle(self, op: SettleOp, within: float | None) -> None:
         """Until the lease ends: by the claim's own clock, which started before the store's."""
         pause = _FIRST_PAUSE
+        gives_up = math.inf if within is None else asyncio.get_running_loop().time() + within
         while True:
             try:
                 return await self._act(op)
             except UnavailableError:
-                left = self._lease_left()
+                left = min(self._lease_left(), gives_up - asyncio.get_running_loop().time())
                 if left <= 0:
                     raise
             await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))

@@ -171,6 +171,8 @@ def business_key(*parts: str | int, window: float | None = None, at: float | Non
 
 
 def _part(part: str | int) -> str:
+    if type(part) is str and part and "|" not in part and "\\" not in part:
+        return part
     if isinstance(part, bool) or not isinstance(part, str | int) or part == "":
         raise InvalidKeyError(f"a part of a business key is text or a whole number, not empty; got {part!r}")
     return str(part).replace("\\", "\\\\").replace("|", "\\|")
