@@ -1,6 +1,6 @@
 """A load generator of our own, a process: ``python -m bench.load`` (internal).
 
-For what redis-benchmark and h2load cannot do: a fresh key in each HTTP body, batches, and a steady rate. The
+For what redis-benchmark and h2load cannot do: a fresh key in each HTTP request, batches, and a steady rate. The
 parent gives a `Load` as JSON in the argument; the answer is one line of JSON.
 """
 
@@ -38,6 +38,7 @@ class Load:
     batch: int = 0  # claims in a request; 0: a claim as a request of its own
     rate: float = 0.0  # claims a second of all callers together
     namespace: str = "bench"
+    path: str = ""  # of a web application
 
 
 # As fast as it goes, by HTTP
@@ -45,11 +46,20 @@ class Load:
 
 async def http(load: Load) -> dict[str, Any]:
     """Send request after request on every connection; tell the claims won, and the seconds."""
+    return await _as_fast_as_it_goes(load, HttpClient)
+
+
+async def web(load: Load) -> dict[str, Any]:
+    """The same of a web application: a fresh Idempotency-Key with each request."""
+    return await _as_fast_as_it_goes(load, WebClient)
+
+
+async def _as_fast_as_it_goes(load: Load, client: "type[HttpClient]") -> dict[str, Any]:
     loop, salt = asyncio.get_running_loop(), secrets.token_hex(5)
     numbers, done = count(), loop.create_future()
     warm_until = time.perf_counter() + WARM_UP * load.seconds
     end = warm_until + load.seconds
-    make = partial(HttpClient, load, salt, numbers, warm_until, end, done)
+    make = partial(client, load, salt, numbers, warm_until, end, done)
     clients = [(await loop.create_unix_connection(make, load.where))[1] for _ in range(load.callers)]
     async with asyncio.timeout(load.seconds * (1 + WARM_UP) + SECONDS_MORE):
         await done
@@ -63,6 +73,7 @@ class HttpClient(asyncio.Protocol):
         self, load: Load, salt: str, numbers: Any, since: float, end: float, done: asyncio.Future[None]
     ) -> None:
         self._batch = load.batch
+        self._path = load.path.encode()
         self._salt = salt
         self._numbers = numbers
         self._since = since
@@ -94,7 +105,7 @@ class HttpClient(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Count what was won, and ask again (asyncio calls this)."""
         data = self._held + data
-        won = won_in(data)
+        won = self._won(data)
         if won is None:
             self._held = data
             return
@@ -108,6 +119,9 @@ class HttpClient(asyncio.Protocol):
         elif not self._done.done():
             self._done.set_result(None)
 
+    def _won(self, answer: bytes) -> int | None:
+        return won_in(answer)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """It must not end before the turn does (asyncio calls this)."""
         self._fail(exc or ConnectionError("the server closed"))
@@ -115,6 +129,24 @@ class HttpClient(asyncio.Protocol):
     def _fail(self, error: Exception) -> None:
         if not self._done.done():
             self._done.set_exception(error)
+
+
+class WebClient(HttpClient):
+    """One connection to a web application."""
+
+    def _ask(self) -> None:
+        body = b'{"quantity": 1}'
+        self._transport.write(
+            b"POST %b HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+            b"idempotency-key: %b\r\ncontent-length: %d\r\n\r\n%b"
+            % (self._path, self._key(), len(body), body)
+        )
+
+    def _won(self, answer: bytes) -> int | None:
+        whole = won_in(answer)
+        return (
+            whole if whole is None else int(answer.startswith(b"HTTP/1.1 201 ") and b"replayed" not in answer)
+        )
 
 
 def won_in(answer: bytes) -> int | None:
@@ -219,7 +251,7 @@ async def paced(load: Load, claims: Sequence[Claim]) -> dict[str, Any]:
     return {"rate": rate, "p50_ms": p50, "p99_ms": p99}
 
 
-ROLES = {"http": http, "resp": resp, "library": library}
+ROLES = {"http": http, "web": web, "resp": resp, "library": library}
 
 
 async def main(load: Load) -> None:

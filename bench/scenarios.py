@@ -13,6 +13,7 @@ from bench.processes import processes, processes_steps
 from bench.run import Job, Run
 from bench.sidecar import sidecar, sidecar_steps
 from bench.storm import absent, absent_steps, storm, storm_steps
+from bench.web import web, web_steps
 from fastdedup.bench import BASELINE, SCENARIOS, Contestant, Row, Scenario, Table, contest, turns
 
 SWEEP_SECONDS = 0.25
@@ -64,6 +65,7 @@ JOBS = (
     Job("memory", memory, memory_steps, needs_private=True),
     Job("processes", processes, processes_steps),
     Job("sidecar", sidecar, sidecar_steps, needs_private=True),  # counts what its claims leave
+    Job("web", web, web_steps, needs_private=True),  # other programs' keys have no namespace
     Job("growth", growth, growth_steps, needs_private=True),
     Job("soak", soak, soak_steps, needs_private=True),
 )

@@ -8,33 +8,29 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from statistics import median
 from urllib.parse import urlsplit
 
-import orjson
 from redis.asyncio import Redis
 
 from bench.load import Load
+from bench.pairs import GENERATOR, STRETCH, Figures, MakePair, Pair, Turn, clean, generate, play_pairs
 from bench.peers import CLIENTS, output
 from bench.run import Run
 from bench.server import listening
-from fastdedup.bench import LEASE_MS, Row, Table, reason
+from fastdedup.bench import LEASE_MS, Table
 
-ABOVE = "the row above"  # the baseline of every second row
 PIPELINED = 16
 BATCH = 100
 HOP_CALLERS = 64
-STRETCH = 2  # a turn here takes so many of the plan's: programs need longer to start than our own callers
 PROBE = 5_000  # requests, from which a turn of redis-benchmark is sized
 RANGE = 1_000_000_000  # of __rand_int__
 FRESH = 0.99  # of redis-benchmark's keys must be in Redis afterwards: its random numbers may meet
 JSON_TYPE = "content-type: application/json"
-GENERATOR = "bench/load.py"
 NOTES = (
     "A real `fastdedup serve` over the run's Redis; 50 connections where a row does not say otherwise.",
     f"h2load sends one body, so one key: the sidecar asks Redis and answers 409. Fresh keys, each of them won, come "
@@ -42,9 +38,6 @@ NOTES = (
     "At half load: half of what redis-benchmark gets from FD.CLAIM with 64 connections; what is due is let "
     "go once a millisecond, and its time runs from then.",
 )
-
-Figures = Mapping[str, float]
-Turn = Callable[[], Awaitable[Figures]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +47,6 @@ class Places:
     redis: Path
     sidecar: Path
     constant: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Two rows, played in turns: the second is held against the first by its figure `main`."""
-
-    names: tuple[str, str]
-    turns: tuple[Turn, Turn]
-    note: str
-    main: str = "rate"
 
 
 RESP = ("Redis, SET NX PX", "sidecar, FD.CLAIM")
@@ -82,8 +65,7 @@ def sidecar_steps(run: Run) -> int:
 async def sidecar(run: Run) -> Table:
     """Start the servers, and play pair after pair."""
     with _servers(run) as places:
-        bench = _Bench(run, places)
-        rows = [row for make in bench.pairs() for row in await bench.play(*make)]
+        rows = await play_pairs(run.plan, "sidecar", _Bench(run, places).pairs())
     return Table("sidecar", "The sidecar: claims over its socket", "rate", tuple(rows), notes=NOTES)
 
 
@@ -110,12 +92,11 @@ class _Bench:
     """Every pair, over servers that run."""
 
     def __init__(self, run: Run, places: Places) -> None:
-        self._run = run
         self._plan = run.plan
         self._places = places
         self._seconds = STRETCH * run.plan.seconds
 
-    def pairs(self) -> Iterator[tuple[tuple[str, str], Callable[[], Awaitable[Pair]]]]:
+    def pairs(self) -> Iterator[tuple[tuple[str, str], MakePair]]:
         """Each pair's names, and what makes it: that may fail, as any turn may."""
         yield RESP, partial(self._resp, RESP, 1)
         yield RESP_PIPELINED, partial(self._resp, RESP_PIPELINED, PIPELINED)
@@ -123,28 +104,6 @@ class _Bench:
         yield HTTP, self._http
         yield BATCHED, self._batched
         yield HOP, self._hop
-
-    async def play(self, names: tuple[str, str], make: Callable[[], Awaitable[Pair]]) -> list[Row]:
-        """Play a pair's turns, the first one first in every other round; one that fails is two rows that say why."""
-        found: tuple[list[Figures], list[Figures]] = ([], [])
-        told = 0
-        try:
-            pair = await make()
-            for number in range(self._plan.rounds):
-                for i in (number % 2, 1 - number % 2):
-                    self._plan.on_turn(f"sidecar: {names[i]}")
-                    told += 1
-                    await self._clean()
-                    found[i].append(await pair.turns[i]())
-        except Exception as error:  # noqa: BLE001 -- a failure of one pair is its rows' note
-            for _ in range(2 * self._plan.rounds - told):
-                self._plan.on_turn(f"sidecar: {names[0]}")
-            return [Row(name, note=f"n/a: {reason(error)}") for name in names]
-        return held_against(pair, *found)
-
-    async def _clean(self) -> None:
-        if self._plan.clean:
-            await self._plan.clean()
 
     async def _resp(self, names: tuple[str, str], pipelined: int) -> Pair:
         shared = ["-c", str(CLIENTS), "-P", str(pipelined)]
@@ -197,7 +156,7 @@ class _Bench:
 
     def _claims(self, where: Path, batch: int = 0) -> Turn:
         async def turn() -> Figures:
-            answer = await _generate(Load("http", str(where), self._seconds, CLIENTS, batch))
+            answer = await generate(Load("http", str(where), self._seconds, CLIENTS, batch))
             return {"rate": answer["claims"] / answer["seconds"]}
 
         return turn
@@ -205,31 +164,12 @@ class _Bench:
     async def _hop(self) -> Pair:
         shared = ["-c", str(HOP_CALLERS)]
         probe = await self._redis_benchmark(self._places.sidecar, shared, ["FD.CLAIM", "key:__rand_int__"])
-        await self._clean()
+        await clean(self._plan)
         rate = (await probe())["rate"] / 2
         at_half = partial(Load, seconds=self._seconds, callers=HOP_CALLERS, rate=rate)
         library = at_half("library", self._plan.url, namespace=self._plan.namespace)
         through = at_half("resp", str(self._places.sidecar))
-        return Pair(HOP, (partial(_generate, library), partial(_generate, through)), GENERATOR, "p99_ms")
-
-
-async def _generate(load: Load) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.load", orjson.dumps(asdict(load)).decode()]
-    answer: dict[str, float] = orjson.loads(await output(command))
-    return answer
-
-
-def held_against(pair: Pair, firsts: list[Figures], seconds: list[Figures]) -> list[Row]:
-    """The medians of two rows; the second's ratio, and the p99 that it adds, are medians of the rounds'."""
-    first, second = (
-        {name: median(each[name] for each in some) for name in some[0]} for some in (firsts, seconds)
-    )
-    rounds = list(zip(firsts, seconds, strict=True))
-    ratio = median(theirs[pair.main] / base[pair.main] for base, theirs in rounds)
-    if pair.main == "p99_ms":
-        second["p99_added_us"] = median(1000 * (theirs["p99_ms"] - base["p99_ms"]) for base, theirs in rounds)
-    names = pair.names
-    return [Row(names[0], first, note=pair.note), Row(names[1], second, {ABOVE: ratio}, note=pair.note)]
+        return Pair(HOP, (partial(generate, library), partial(generate, through)), GENERATOR, "p99_ms")
 
 
 def redis_benchmark_rate(text: str) -> float:

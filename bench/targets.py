@@ -6,10 +6,12 @@ from math import nan
 from typing import Any
 
 from bench.growth import FEW_KEYS
+from bench.pairs import ABOVE
 from bench.peers import IDEMPOTENCY_KIT, POWERTOOLS, REDIS_BENCHMARK
 from bench.processes import ONE, SAME, TWO
 from bench.report import Report
-from bench.sidecar import ABOVE, BATCHED, HOP, HTTP, HTTP_ONE_KEY, RESP, RESP_PIPELINED
+from bench.sidecar import BATCHED, HOP, HTTP, HTTP_ONE_KEY, RESP, RESP_PIPELINED
+from bench.web import ASGI_HEADER, DEPENDENCY, FASTAPI_PEER, MIDDLEWARE, UNTOUCHED
 from fastdedup.bench import BASELINE, OURS, P99
 
 CEILING = REDIS_BENCHMARK.name
@@ -83,6 +85,10 @@ def _sidecar(names: tuple[str, str]) -> Callable[[Report], float]:
     return _ratio("sidecar", ABOVE, names[1])
 
 
+def _web(names: tuple[str, str]) -> Callable[[Report], float]:
+    return _ratio("web", ABOVE, names[1])
+
+
 def _p99_added(report: Report) -> float:
     return _figure("sidecar", "p99_added_us", HOP[1])(report) / 1000
 
@@ -116,6 +122,11 @@ TARGETS = (
     Target("11", "sidecar, /v1/batch of 100, ratio to single requests", _sidecar(BATCHED), 5),
     Target("12", "p99 that the sidecar adds at half load, ms", _p99_added),
     Target("12", "… beside the library's own p99, ms", _figure("sidecar", "p99_ms", HOP[0])),
+    Target("13", "FastAPI POST with the middleware, fresh keys, ratio to without", _web(MIDDLEWARE), 0.6),
+    Target("13", "… outside its routes", _web(UNTOUCHED), 0.97),
+    Target("13", "… with Claimed()", _web(DEPENDENCY)),
+    Target("13", "… with asgi-idempotency-header", _web(ASGI_HEADER)),
+    Target("13", "… with fastapi-idempotency, in memory", _web(FASTAPI_PEER)),
 )  # fmt: skip
 
 

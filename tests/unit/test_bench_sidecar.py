@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from bench.load import Load, paced, won_in
-from bench.sidecar import ABOVE, HOP, RESP, Pair, h2load_rate, held_against, redis_benchmark_rate
+from bench.pairs import ABOVE, Pair, held_against
+from bench.sidecar import HOP, RESP, h2load_rate, redis_benchmark_rate
 from fastdedup.bench import ClaimedTwiceError
 
 CSV = """"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms"

@@ -1,0 +1,102 @@
+"""A FastAPI application, bare or behind a gate: what the web table's servers run (internal).
+
+`BENCH_GATE` names one of GATES, `BENCH_URL` the Redis.
+"""
+
+import gc
+import os
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from redis.asyncio import Redis
+
+from fastdedup import Claim, Dedup
+from fastdedup.bench import LEASE_MS
+
+URL = os.environ.get("BENCH_URL", "memory://")
+NAMESPACE = os.environ.get("BENCH_NAMESPACE", "bench")
+
+
+class Order(BaseModel):
+    """What is ordered."""
+
+    quantity: int
+
+
+def routes(app: FastAPI, *extra: Any) -> None:
+    """Add the two operations, the same in every application."""
+
+    @app.post("/orders", status_code=201, dependencies=list(extra))
+    async def order(body: Order) -> dict[str, object]:
+        return {"order": 42, "quantity": body.quantity, "status": "paid"}
+
+    @app.post("/outside", status_code=201)
+    async def outside(body: Order) -> dict[str, object]:
+        return {"order": 42, "quantity": body.quantity, "status": "paid"}
+
+
+def gate() -> Dedup:
+    """Our gate, as a user would set it up."""
+    return Dedup(URL, namespace=NAMESPACE, lease=LEASE_MS / 1000, ttl=60.0, timeout=5.0)
+
+
+def bare() -> FastAPI:
+    """Nothing in front."""
+    app = FastAPI()
+    routes(app)
+    return app
+
+
+def middleware() -> FastAPI:
+    """Our middleware."""
+    from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
+
+    app = bare()
+    app.add_middleware(IdempotencyMiddleware, dedup=gate(), principal=everyone, routes=["/orders"])
+    return app
+
+
+def dependency() -> FastAPI:
+    """Our FastAPI dependency."""
+    from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
+
+    app = FastAPI()
+    Idempotency(app, gate())
+    claimed: Annotated[Claim | None, ...] = Claimed(principal=everyone)
+    routes(app, claimed)
+    return app
+
+
+def asgi_idempotency_header() -> FastAPI:
+    """That peer, over the same Redis."""
+    from idempotency_header_middleware import IdempotencyHeaderMiddleware
+    from idempotency_header_middleware.backends import RedisBackend
+
+    app = bare()
+    app.add_middleware(IdempotencyHeaderMiddleware, backend=RedisBackend(Redis.from_url(URL), expiry=60))
+    return app
+
+
+def fastapi_idempotency() -> FastAPI:
+    """That peer, whose only store for tests like this one is its own memory: no Redis, one process."""
+    from fastapi_idempotency import IdempotencyMiddleware
+
+    app = bare()
+    app.add_middleware(IdempotencyMiddleware)
+    return app
+
+
+GATES: dict[str, Callable[[], FastAPI]] = {
+    each.__name__: each
+    for each in (bare, middleware, dependency, asgi_idempotency_header, fastapi_idempotency)
+}
+
+
+def create() -> FastAPI:
+    """Return the application (uvicorn calls this)."""
+    app = GATES[os.environ["BENCH_GATE"]]()
+    gc.collect()
+    gc.freeze()
+    return app
