@@ -315,7 +315,8 @@ class Claim:
 
     def keep_renewing(self) -> None:
         """Renew at a third of the lease until settled, lost, or no longer referred to."""
-        self._renewal = Renewal(self, self._call.terms.lease_ms / 1000)
+        lease = self._call.terms.lease_ms / 1000
+        self._renewal = Renewal(self, lease, self._scope.renewals(lease))
 
     def lose(self) -> None:
         """The lease could not be renewed: stop the body before another owner starts."""

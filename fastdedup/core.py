@@ -15,12 +15,16 @@ from .fallback.base import JournalledPolicy
 from .known import KnownDuplicates
 from .model import BreakerState
 from .reconcile import Reconciler
+from .renewal import RenewalQueue
 from .router import Router
 from .stores import make_store
 from .stores.base import DegradingStore, Op, Reply, ShardedStore, Store
 from .waiters import Waiters
 
 T = TypeVar("T")
+
+_LEASES = 64
+"""Different leases whose renewals are kept, before those without any are dropped."""
 
 
 class Core:
@@ -62,6 +66,7 @@ class Core:
         self._known: dict[str, KnownDuplicates] = {}
         self._kept: set[asyncio.Task[Any]] = set()
         self._reconcilers: dict[int, Reconciler] = {}
+        self._renewals: dict[float, RenewalQueue] = {}
 
     def _store_of(self, store: str | Store) -> Store:
         if store is None or isinstance(store, bytes | int | float | list | tuple | dict):
@@ -121,6 +126,8 @@ class Core:
             await engine.drain()
         for reconciler in self._reconcilers.values():
             reconciler.give_up()
+        for renewals in self._renewals.values():
+            renewals.close()
         await self.store.aclose()
         self.waiters.freed(None)
 
@@ -190,6 +197,15 @@ class Core:
         if self._closed:
             return UsageError("this Dedup is closed; make a new one and open it")
         return UsageError("this Dedup is not open: use `async with dedup:` or `await dedup.open()` first")
+
+    def renewals(self, lease: float) -> RenewalQueue:
+        """Return the queue of renewals of that lease, in seconds."""
+        queue = self._renewals.get(lease)
+        if queue is None:
+            if len(self._renewals) >= _LEASES:  # most programs have one or two; some make one up for each claim
+                self._renewals = {each: queue for each, queue in self._renewals.items() if queue.waits}
+            queue = self._renewals[lease] = RenewalQueue(asyncio.get_running_loop(), lease)
+        return queue
 
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that must end even when its caller is cancelled; aclose waits for it."""

@@ -1,4 +1,4 @@
-"""Keeps a claim's lease alive while its owner works, and notices when that fails."""
+"""Keeps claims' leases alive while their owners work, and notices when that fails."""
 
 from __future__ import annotations
 
@@ -18,29 +18,32 @@ class Renewal:
     Holds the claim weakly: a claim that the program forgot about is not renewed for ever.
     """
 
-    __slots__ = ("_claim", "_ends", "_lease", "_loop", "_task", "_timer")
+    __slots__ = ("_claim", "_lease", "_loop", "_queue", "_task", "began")
 
-    def __init__(self, claim: Claim, lease: float) -> None:
+    def __init__(self, claim: Claim, lease: float, queue: RenewalQueue) -> None:
         self._claim = weakref.ref(claim)
         self._lease = lease
-        self._loop = asyncio.get_running_loop()
-        self._ends = self._loop.time() + lease
+        self._loop = queue.loop
+        self._queue = queue
+        self.began = queue.loop.time()
         # Mutable: most claims are settled before the first third is over, and never need a task.
-        self._timer = self._loop.call_later(lease / 3, self._start)
         self._task: asyncio.Task[None] | None = None
+        queue.add(self)
 
     def stop(self) -> None:
         """Renew no more."""
-        self._timer.cancel()
+        self._queue.remove(self)
         if self._task is not None:
             self._task.cancel()
 
-    def _start(self) -> None:
-        self._task = self._loop.create_task(self._run(), name="fastdedup-renewal")
+    def start(self) -> None:
+        """The first third is over: renew from now on."""
+        if self._claim() is not None:
+            self._task = self._loop.create_task(self._run(), name="fastdedup-renewal")
 
     async def _run(self) -> None:
         pause = 0.0
-        ends = self._ends
+        ends = self.began + self._lease
         while True:
             await asyncio.sleep(min(pause, max(ends - self._loop.time(), 0.0)))
             started = self._loop.time()
@@ -61,3 +64,46 @@ class Renewal:
                 pause = self._lease / 3
                 ends = started + self._lease
             del claim  # only weakly held while asleep
+
+
+class RenewalQueue:
+    """Renewals of one lease, in the order in which they start: one timer for all of them, not one for each."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, lease: float) -> None:
+        self.loop = loop
+        self._third = lease / 3
+        # Mutable: those that wait for their first third to be over (a dict: in order, and left at once).
+        self._waiting: dict[Renewal, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waits(self) -> bool:
+        """True while any is to be started."""
+        return bool(self._waiting)
+
+    def add(self, renewal: Renewal) -> None:
+        """Start it a third of the lease after it began."""
+        self._waiting[renewal] = None
+        if self._timer is None:
+            self._timer = self.loop.call_at(renewal.began + self._third, self._start_due)
+
+    def remove(self, renewal: Renewal) -> None:
+        """It is not needed any more."""
+        self._waiting.pop(renewal, None)
+
+    def close(self) -> None:
+        """Start none any more."""
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _start_due(self) -> None:
+        self._timer = None
+        now = self.loop.time()
+        while self._waiting:
+            renewal = next(iter(self._waiting))
+            if renewal.began + self._third > now:
+                self._timer = self.loop.call_at(renewal.began + self._third, self._start_due)
+                return
+            del self._waiting[renewal]
+            renewal.start()

@@ -21,6 +21,7 @@ from .fallback.base import FallbackPolicy, JournalledPolicy
 from .fallback.reject import Reject
 from .keys import names_of
 from .patience import claim_patiently
+from .renewal import RenewalQueue
 from .settings import Settings
 from .stores.base import (
     ClaimOp,
@@ -245,6 +246,10 @@ class Scope:
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that must end even when its caller is cancelled."""
         return self._core.keep(work)
+
+    def renewals(self, lease: float) -> RenewalQueue:
+        """Return the queue of renewals of that lease, in seconds."""
+        return self._core.renewals(lease)
 
     def lease_lost(self, claim: Claim) -> None:
         """Report a lease that could not be renewed."""

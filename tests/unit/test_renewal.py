@@ -1,0 +1,90 @@
+"""One timer starts the renewals of all claims with one lease; what is settled before costs nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from fastdedup import Dedup
+from fastdedup.renewal import RenewalQueue
+
+
+class Clock:
+    """A loop's clock and timers, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timers: list[tuple[float, Callable[[], None]]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, callback: Callable[[], None]) -> Any:
+        self.timers.append((when, callback))
+        return self.timers[-1]
+
+    def move_to(self, now: float) -> None:
+        self.now = now
+        due = [timer for timer in self.timers if timer[0] <= now]
+        self.timers = [timer for timer in self.timers if timer[0] > now]
+        for _, callback in due:
+            callback()
+
+
+class Started:
+    """Stands in for a renewal."""
+
+    def __init__(self, queue: RenewalQueue) -> None:
+        self.began = queue.loop.time()
+        self.started = False
+
+    def start(self) -> None:
+        self.started = True
+
+
+def test_a_thousand_renewals_take_one_timer_and_each_starts_at_its_own_third() -> None:
+    clock = Clock()
+    queue = RenewalQueue(clock, 30.0)  # type: ignore[arg-type]
+    renewals = []
+    for number in range(1000):
+        clock.now = number / 1000
+        renewals.append(Started(queue))
+        queue.add(renewals[-1])  # type: ignore[arg-type]
+    assert len(clock.timers) == 1
+    clock.move_to(10.4995)
+    assert [renewal.started for renewal in renewals] == [True] * 500 + [False] * 500
+    assert len(clock.timers) == 1
+    clock.move_to(11.0)
+    assert all(renewal.started for renewal in renewals)
+    assert not clock.timers
+
+
+def test_one_that_is_settled_before_never_starts_and_is_not_held() -> None:
+    clock = Clock()
+    queue = RenewalQueue(clock, 30.0)  # type: ignore[arg-type]
+    renewal = Started(queue)
+    queue.add(renewal)  # type: ignore[arg-type]
+    queue.remove(renewal)  # type: ignore[arg-type]
+    assert not queue.waits
+    clock.move_to(10.0)
+    assert not renewal.started
+    assert not clock.timers
+
+
+async def test_leases_made_up_for_each_claim_do_not_pile_up() -> None:
+    async with Dedup("memory://") as dedup:
+        for number in range(500):
+            claim = await dedup.claim(f"key-{number}", lease=10 + number / 10, renew=True)
+            await claim.complete()
+        assert len(dedup._core._renewals) <= 64
+
+
+async def test_closing_leaves_no_renewal_behind() -> None:
+    async with Dedup("memory://") as dedup:
+        claim = await dedup.claim("key", lease=30.0, renew=True)
+        queue = dedup._core.renewals(30.0)
+        assert queue.waits
+    assert not queue.waits
+    assert claim.acquired
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "fastdedup-renewal"]
