@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -119,6 +120,32 @@ class Claim:
     def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""
         self._run(self._claim.release)
+
+    def settle_within(
+        self, seconds: float, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]
+    ) -> bool:
+        """Settle, and block for some seconds at the most: then it goes on in the background.
+
+        Args:
+            seconds: that it blocks.
+            settle: called in the background thread with `asynchronous`; what it returns is awaited to its end.
+
+        Returns:
+            False where it goes on.
+
+        Raises:
+            DedupError: what `settle` raises in that time.
+        """
+
+        async def bounded() -> bool:
+            # Not tied to this call, which may be interrupted: the effect has happened.
+            settling = self._home.gate.keep(settle(self._claim))
+            done, _ = await asyncio.wait((settling,), timeout=seconds)
+            for task in done:
+                task.result()
+            return bool(done)
+
+        return self._run(bounded, seconds)
 
     def renew(self, lease: float | None = None) -> None:
         """Start the lease anew from now: `lease` seconds, as long as the first by default."""

@@ -1,0 +1,266 @@
+"""A response on its way from a WSGI application to its server: held back, settled, sent on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from itertools import chain
+from types import TracebackType
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+from ..claim import Claim as AsyncClaim
+from ..errors import ClaimLostError, DedupError, ResultTooLargeError
+from ..events import log
+from ..sync import Claim
+from ..web.answers import Settling, settling_of, storable, streams
+from ..web.problems import CLAIM_LOST, respond
+from ..web.response import DEGRADED, UNSTORED, Headers, Response
+from ..web.rules import Rule
+
+_HOLD = 1.0
+"""Seconds for which a response waits to be stored. Then it is sent, marked, and storing it goes on."""
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+Write = Callable[[bytes], object]
+ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The claim that an exchange holds, and by which rule it is settled."""
+
+    claim: Claim
+    rule: Rule
+    docs: str | None
+
+
+class Exchange:
+    """Stands in for the server towards the application: `start_response` is what that is given.
+
+    The response is held back until it is whole and stored: nobody sees a result that a retry would not see
+    again. A stream, and what is too large to be kept, goes through as it comes.
+    """
+
+    def __init__(self, start_response: StartResponse, held: Held) -> None:
+        self._server = start_response
+        self._held = held
+        # Mutable: the status line and headers, the body so far, and the application's iterable; the server's
+        # own write() once the response goes through; whether the claim is settled.
+        self._status = ""
+        self._headers: list[tuple[str, str]] = []
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._source: Iterable[bytes] = ()
+        self._through: Write | None = None
+        self._settled = False
+
+    # The application
+
+    def run(self, app: WSGIApplication, environ: WSGIEnvironment) -> Iterable[bytes]:
+        """Run the application, and return what the server shall send; what is not settled by then is released.
+
+        Raises:
+            BaseException: whatever the application raises, but for a ClaimLostError of this claim.
+        """
+        try:
+            self._source = app(environ, self.start_response)
+            chunks = iter(self._source)
+            # A stream is not asked for its first bytes before the server wants them.
+            whole = self._through is None and all(map(self._hold, chunks))
+            return self._whole() if whole else Stream(self, chunks, self._taken())
+        except BaseException as error:
+            try:
+                self.close()
+            finally:
+                lost = self.broke_off(error)
+            if not lost or self._through is not None:
+                raise
+            return self._refuse_lost()
+
+    def close(self) -> None:
+        """Close the application's iterable, once."""
+        source, self._source = self._source, ()
+        if hasattr(source, "close"):
+            source.close()
+
+    def broke_off(self, error: BaseException) -> bool:
+        """Release. Returns whether the error is the application's way to say that the claim is lost."""
+        claim = self._held.claim
+        if not self._settled:
+            self._settled = True
+            try:
+                claim.leave(error)
+            except DedupError as another:
+                log.warning("%s was not released: %s", claim.key, another)
+        return isinstance(error, ClaimLostError) and claim.lost
+
+    # The response
+
+    def start_response(
+        self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None, /
+    ) -> Write:
+        """Take status and headers; with `exc_info` instead of those, and the body, that were held back so far.
+
+        Raises:
+            BaseException: that of `exc_info`, where the response is on its way already.
+        """
+        if self._status and exc_info is None:
+            raise AssertionError("start_response() was called twice, and without exc_info")
+        try:
+            if self._through is not None:
+                self._through = self._server(status, [*headers, *self._marks_of_stream()], exc_info)
+        finally:
+            exc_info = None  # it refers to this frame
+        self._status, self._headers = status, list(headers)
+        self._taken()
+        if self._through is None and streams(self._response(b"").header(b"content-type")):
+            self._pass_on()
+        return self._write
+
+    def ended(self) -> None:
+        """A stream is over: by itself, or as its client left, which is what the first request got."""
+        if not self._settled:
+            self._settle(self._response(b"", whole=False))
+
+    def _write(self, data: bytes) -> None:
+        """The callable for applications that return no iterable."""
+        self._hold(data)
+        if self._through is not None:
+            self._through(self._taken())
+
+    def _hold(self, chunk: bytes) -> bool:
+        """Take a piece of the body. Returns whether the response is held back still."""
+        if not self._status:
+            raise AssertionError("the application gave a body before it called start_response()")
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        if self._through is None and self._size > self._held.rule.max_response:
+            self._pass_on()
+        return self._through is None
+
+    def _taken(self) -> bytes:
+        """Return the body so far, which is then another's to keep."""
+        body = b"".join(self._chunks)
+        self._chunks.clear()
+        self._size = 0
+        return body
+
+    def _pass_on(self) -> None:
+        """From here on the response goes through as it comes: it is a stream, or too large to be kept."""
+        self._through = self._server(self._status, [*self._headers, *self._marks_of_stream()])
+
+    def _marks_of_stream(self) -> list[tuple[str, str]]:
+        return native([UNSTORED, DEGRADED] if self._held.claim.degraded else [UNSTORED])
+
+    def _whole(self) -> Iterable[bytes]:
+        if not self._status:
+            raise AssertionError("the application did not call start_response()")
+        response = self._response(self._taken())
+        marks = self._settle(response)
+        if marks is None:
+            body = self._refuse_lost()
+        else:
+            self._server(self._status, [*self._headers, *native(marks)])
+            body = [response.body]
+        # Closed by the server, when it has sent it: some applications go on working there.
+        return Closing(body, self.close) if hasattr(self._source, "close") else body
+
+    def _response(self, body: bytes, *, whole: bool = True) -> Response:
+        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self._headers]
+        return Response(int(self._status[:3]), headers, body, whole)
+
+    def _refuse_lost(self) -> list[bytes]:
+        held = self._held
+        return send(self._server, respond(CLAIM_LOST, docs=held.docs, retry_after=held.rule.retry_after))
+
+    # The claim
+
+    def _settle(self, response: Response) -> list[tuple[bytes, bytes]] | None:
+        """Settle by a response; returns how it is to be marked, or None where the claim was lost."""
+        self._settled = True
+        held = self._held
+        how = settling_of(held.rule, response)
+        try:
+            stored = self._settled_in_time(how, response)
+        except ClaimLostError:
+            log.warning("%s: another request took over while this one ran", held.claim.key)
+            return None
+        except DedupError as error:
+            # The handler has run: its client learns what it did, stored or not.
+            log.warning("%s was not settled: %s", held.claim.key, error)
+            stored = how is Settling.RELEASE
+        marks = [DEGRADED] if held.claim.degraded else []
+        return marks if stored else [*marks, UNSTORED]
+
+    def _settled_in_time(self, how: Settling, response: Response) -> bool:
+        held = self._held
+        if how is Settling.RELEASE:
+            held.claim.leave(None, release=True)
+            return True
+        return held.claim.settle_within(_HOLD, partial(record, held.rule, how, response))
+
+
+class Closing:
+    """A whole body, and what to close when it is sent."""
+
+    def __init__(self, body: list[bytes], close: Callable[[], None]) -> None:
+        self._body = body
+        self.close = close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._body)
+
+    def __len__(self) -> int:
+        return len(self._body)  # one: servers then know the length of the response
+
+
+class Stream:
+    """A body that goes through as it comes; its claim is settled at its end."""
+
+    def __init__(self, exchange: Exchange, chunks: Iterator[bytes], first: bytes) -> None:
+        self._exchange = exchange
+        self._chunks = chain((first,), chunks) if first else chunks
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._chunks)
+        except StopIteration:
+            self._exchange.ended()
+            raise
+        except BaseException as error:
+            self._exchange.broke_off(error)
+            raise
+
+    def close(self) -> None:
+        """Close the application's iterable; the server has sent all, or given up."""
+        try:
+            self._exchange.close()
+        finally:
+            self._exchange.ended()
+
+
+async def record(rule: Rule, how: Settling, response: Response, claim: AsyncClaim) -> None:
+    """Store a response as the claim's outcome."""
+    settle = claim.complete if how is Settling.COMPLETE else claim.fail
+    stored = storable(rule, response)
+    try:
+        await settle(stored)
+    except ResultTooLargeError:  # by its headers
+        await settle(Response(stored.status, (), b"", False, stored.request))
+
+
+def send(start_response: StartResponse, response: Response, *, body: bool = True) -> list[bytes]:
+    """Send a response in the application's stead."""
+    status = response.status
+    start_response(f"{status} {_PHRASES.get(status, 'Unknown')}", native(response.headers))
+    return [response.body] if body else []
+
+
+def native(headers: Headers) -> list[tuple[str, str]]:
+    """Return headers as WSGI has them."""
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]

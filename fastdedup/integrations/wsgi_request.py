@@ -1,0 +1,105 @@
+"""A request as a WSGI server hands it over: its path, its headers, and its body, which is put back once read."""
+
+from __future__ import annotations
+
+import re
+from io import BytesIO
+from wsgiref.types import InputStream, WSGIEnvironment
+from wsgiref.util import FileWrapper
+
+from ..web.problems import Problem, respond
+from ..web.request import Request, RequestTooLarge
+from ..web.response import Response
+
+_LENGTH = re.compile("[0-9]{1,18}")
+_BAD_BODY = Problem(
+    "blank", 400, "Bad Request", "The request's body cannot be read. Nothing was processed.", base="about:"
+)
+
+
+class BadBody(ValueError):
+    """The body cannot be read; its text says why. An ASGI server answers that itself."""
+
+    def response(self, docs: str | None) -> Response:
+        """Return what the client is told."""
+        return respond(_BAD_BODY, f"{self}; nothing was processed", docs=docs)
+
+
+def route_path(environ: WSGIEnvironment) -> str:
+    """Return the path below where the application is mounted, as text."""
+    return _text(environ.get("PATH_INFO", "")) or "/"
+
+
+def request_of(environ: WSGIEnvironment, body: bytes) -> Request:
+    """Return the request of a WSGI environ."""
+    path = _text(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")) or "/"
+    query = _raw(environ.get("QUERY_STRING", ""))
+    return Request(environ["REQUEST_METHOD"], path, query, headers_of(environ), body, environ)
+
+
+def headers_of(environ: WSGIEnvironment) -> list[tuple[bytes, bytes]]:
+    """Return the request's headers, with names in lower case."""
+    names = (
+        (name[5:] if name.startswith("HTTP_") else name, value)
+        for name, value in environ.items()
+        if name.startswith("HTTP_") or (name in ("CONTENT_TYPE", "CONTENT_LENGTH") and value)
+    )
+    return [(_raw(name.replace("_", "-").lower()), _raw(value)) for name, value in names]
+
+
+def read_body(environ: WSGIEnvironment, limit: int) -> bytes:
+    """Return the whole body, and put it back for the application to read.
+
+    Raises:
+        RequestTooLarge: it exceeds the limit. Of one that says so at its start nothing is read.
+        BadBody: its length is no number, or it ended before that.
+    """
+    length = _length(environ)
+    if length is not None and length > limit:
+        raise RequestTooLarge
+    body = _read(environ["wsgi.input"], limit + 1 if length is None else length)
+    if len(body) > limit:
+        raise RequestTooLarge
+    if length is not None and len(body) < length:
+        raise BadBody(f"the body ended after {len(body)} of {length} bytes")
+    environ["wsgi.input"] = BytesIO(body)
+    environ["wsgi.input_terminated"] = True
+    environ["CONTENT_LENGTH"] = str(len(body))
+    environ.pop("HTTP_TRANSFER_ENCODING", None)  # it is in chunks no more
+    return body
+
+
+def supported(environ: WSGIEnvironment) -> None:
+    """Take away what would bypass the capture: a server's file wrapper, which need not be iterable."""
+    if "wsgi.file_wrapper" in environ:
+        environ["wsgi.file_wrapper"] = FileWrapper
+
+
+def _length(environ: WSGIEnvironment) -> int | None:
+    """Return how long the body is; None where it must be read to its end to know."""
+    length = environ.get("CONTENT_LENGTH")
+    if length:
+        if _LENGTH.fullmatch(length) is None:
+            raise BadBody("Content-Length is no number")
+        return int(length)
+    chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
+    # A server that does not say that its input ends may block a read beyond the body, which then is empty.
+    return None if chunked or environ.get("wsgi.input_terminated") else 0
+
+
+def _read(stream: InputStream, most: int) -> bytes:
+    """A read may give less than what it was asked for, and nothing at the end only."""
+    chunks = []
+    while most > 0 and (chunk := stream.read(most)):
+        chunks.append(chunk)
+        most -= len(chunk)
+    return b"".join(chunks)
+
+
+def _text(path: str) -> str:
+    """WSGI hands bytes over as latin-1; a path is UTF-8."""
+    return path if path.isascii() else _raw(path).decode("utf-8", "surrogateescape")
+
+
+def _raw(text: str) -> bytes:
+    return text.encode("latin-1", "backslashreplace")

@@ -1,0 +1,451 @@
+"""The WSGI middleware in front of a bare application, Flask and Django, on a real Redis and in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from fastdedup import ConfigError
+from fastdedup import Dedup as AsyncDedup
+from fastdedup.integrations import asgi
+from fastdedup.integrations.wsgi import UUID, IdempotencyMiddleware, Route, by_header, claim_of, everyone
+from fastdedup.sync import Dedup
+from fastdedup.web.request import Request
+from fastdedup.web.response import ResponseCodec
+
+from .wsgi_apps import KINDS, Answer, Call, Reply, bare, call
+from .wsgi_shop import DEADLINE, STORES, Shop, gate
+
+TEXT = [("Content-Type", "text/plain")]
+MakeShop = Callable[..., Shop]
+
+
+@pytest.fixture(params=STORES)
+def dedup(request: pytest.FixtureRequest) -> Iterator[Dedup]:
+    with gate(request) as dedup:
+        yield dedup
+
+
+@pytest.fixture(params=list(KINDS))
+def make(request: pytest.FixtureRequest, dedup: Dedup) -> MakeShop:
+    """Makes a shop in each framework."""
+    return lambda **settings: Shop(request.param, dedup, **settings)
+
+
+@pytest.fixture
+def shop(make: MakeShop) -> Shop:
+    return make()
+
+
+# One run for one key
+
+
+def test_a_duplicate_gets_the_first_response_byte_for_byte(shop: Shop) -> None:
+    body = bytes(range(256)) * 4
+    headers = [("Content-Type", "application/octet-stream"), ("X-Order", "7"), ("X-Name", "Zo\xeb")]
+    shop.replies(Reply(201, headers[:2] if shop.kind == "django" else headers, body))
+    first, second = shop.post(b"{}"), shop.post(b"{}")
+    assert shop.runs == 1
+    assert first.status == second.status == 201
+    assert first.body == second.body == body
+    assert first.fields == second.fields
+    assert first.marks == set()
+    assert second.header("idempotency-replayed") == "true"
+    assert second.reason == "Created"
+
+
+@pytest.mark.parametrize(
+    "make", ["bare", "flask"], indirect=True
+)  # Django has each header once, but for cookies
+def test_headers_that_come_twice_are_replayed_twice(shop: Shop) -> None:
+    links = [("Link", "</a>; rel=first"), ("Link", "</b>; rel=last")]
+    shop.replies(Reply(200, [*TEXT, *links], b"x"))
+    for answer in (shop.post(), shop.post()):
+        assert [value for name, value in answer.headers if name.lower() == "link"] == [v for _, v in links]
+
+
+def test_the_key_may_stand_in_quotes(shop: Shop) -> None:
+    assert shop.post(key="k").body == shop.post(key='"k"').body
+
+
+def test_other_keys_are_other_requests(shop: Shop) -> None:
+    assert shop.post(key="a").body != shop.post(key="b").body
+
+
+def test_without_a_key_the_gate_is_passed_by(shop: Shop) -> None:
+    assert shop.post(key=None).body != shop.post(key=None).body
+    assert claim_of(shop.calls[0].environ) is None
+
+
+def test_a_required_key_that_is_missing_is_400(make: MakeShop) -> None:
+    shop = make(required=True, docs="/idempotency")
+    answer = shop.post(key=None)
+    assert (answer.status, answer.problem, answer.reason) == (400, "key-missing", "Bad Request")
+    assert answer.header("link") == '</idempotency>; rel="describedby"'
+    assert shop.runs == 0
+
+
+@pytest.mark.parametrize("key", ['"a', "a b", '"a","b"', "a,b", "", '""', "k" * 256, "\xff", "€"])
+def test_a_malformed_key_is_400(shop: Shop, key: str) -> None:
+    answer = shop.post(key=key)
+    assert (answer.status, answer.problem) == (400, "key-malformed")
+    assert shop.runs == 0
+
+
+def test_a_key_that_has_not_the_published_format_is_400(make: MakeShop) -> None:
+    shop = make(key_format=UUID)
+    assert shop.post(key="k").problem == "key-malformed"
+    assert shop.post(key="8e03978e-40d5-43e8-bc93-6894a57f9324").status == 201
+
+
+def test_while_the_first_is_at_work_a_duplicate_is_409(make: MakeShop) -> None:
+    shop = make(retry_after=7.0)
+    with shop.at_work() as (go, first):
+        answer = shop.post()
+        go.set()
+        assert first.result(DEADLINE).status == 201
+    assert (answer.status, answer.problem) == (409, "in-progress")
+    assert answer.header("retry-after") == "7"
+    assert shop.post().body == first.result().body
+    assert shop.runs == 1
+
+
+def test_a_duplicate_may_wait_for_the_first_response(make: MakeShop) -> None:
+    shop = make(wait=DEADLINE)
+    asked = threading.Event()
+
+    def fingerprint(request: Request) -> bytes:
+        if shop.runs:
+            asked.set()  # it claims next
+        return bytes(16)
+
+    shop = make(wait=DEADLINE, fingerprint=fingerprint)
+    with ThreadPoolExecutor(1) as pool, shop.at_work() as (go, first):
+        second = pool.submit(shop.post)
+        assert asked.wait(DEADLINE)
+        go.set()
+        assert second.result(DEADLINE).body == first.result(DEADLINE).body
+    assert second.result().header("idempotency-replayed") == "true"
+    assert shop.runs == 1
+
+
+def test_the_key_with_another_request_is_422(shop: Shop) -> None:
+    first = shop.post(b"1", path="/a", query="x=1")
+    assert first.status == 201
+    for answer in (shop.post(b"2", path="/a", query="x=1"), shop.post(b"1", path="/a", query="x=2")):
+        assert (answer.status, answer.problem) == (422, "key-reused")
+        assert answer.reason in ("Unprocessable Entity", "Unprocessable Content")
+    assert shop.runs == 1
+
+
+def test_a_form_that_is_encoded_anew_is_the_same_request(shop: Shop) -> None:
+    def send(boundary: str, value: str) -> Answer:
+        form = (
+            f'--{boundary}\r\nContent-Disposition: form-data; name="a"\r\n\r\n{value}\r\n--{boundary}--\r\n'
+        )
+        return shop.post(form.encode(), CONTENT_TYPE=f"multipart/form-data; boundary={boundary}")
+
+    assert send("one-boundary", "7").body == send("another", "7").body
+    assert send("third", "8").status == 422
+    assert shop.runs == 1
+
+
+def test_keys_of_different_callers_do_not_meet(shop: Shop) -> None:
+    ada, bob = shop.post(HTTP_X_API_KEY="ada"), shop.post(HTTP_X_API_KEY="bob")
+    nobody = shop.post(HTTP_X_API_KEY=None)
+    assert len({ada.body, bob.body, nobody.body}) == 3
+    assert shop.post(HTTP_X_API_KEY="bob").body == bob.body
+
+
+def test_a_principal_sees_what_middleware_outside_has_found(make: MakeShop) -> None:
+    shop = make(principal=lambda request: request.source.get("REMOTE_USER"))
+    assert shop.post(REMOTE_USER="ada").body == shop.post(REMOTE_USER="ada").body
+    assert shop.post(REMOTE_USER="bob").header("idempotency-replayed") is None
+
+
+def test_methods_and_routes_are_other_requests(make: MakeShop) -> None:
+    shop = make(principal=everyone)
+    answers = [
+        shop.post(),
+        shop.post(method="PATCH"),
+        shop.post(path="/refunds"),
+        shop.post(SCRIPT_NAME="/v2"),
+    ]
+    assert len({answer.body for answer in answers}) == 4
+    assert shop.post(SCRIPT_NAME="/v2").body == answers[3].body
+
+
+def test_paths_are_text(make: MakeShop) -> None:
+    shop = make(routes=["/caf\xe9/{id}"])
+    assert shop.post(path="/caf\xe9/7").body == shop.post(path="/caf\xe9/7").body
+    assert shop.post(path="/cafe/7").body != shop.post(path="/cafe/7").body
+
+
+def test_the_root_of_a_mount_is_guarded(shop: Shop) -> None:
+    assert shop.post(path="", SCRIPT_NAME="/v2").body == shop.post(path="", SCRIPT_NAME="/v2").body
+
+
+# Requests' bodies
+
+
+def test_the_handler_reads_the_body(shop: Shop) -> None:
+    shop.post(b"a body")
+    assert shop.calls[0].body == b"a body"
+    assert shop.calls[0].environ["CONTENT_LENGTH"] == "6"
+
+
+def test_a_request_without_a_body(shop: Shop) -> None:
+    answers = [shop.post(CONTENT_LENGTH=length, CONTENT_TYPE=None) for length in (None, "", "0")]
+    assert len({answer.body for answer in answers}) == 1
+    assert shop.calls[0].body == b""
+
+
+@pytest.mark.parametrize("more", [{"HTTP_TRANSFER_ENCODING": "chunked"}, {"wsgi.input_terminated": True}])
+def test_a_body_of_unknown_length_is_read_to_its_end(shop: Shop, more: dict[str, Any]) -> None:
+    assert shop.post(b"a body", CONTENT_LENGTH=None, **more).status == 201
+    assert shop.calls[0].body == b"a body"
+    assert shop.calls[0].environ["CONTENT_LENGTH"] == "6"
+    assert shop.post(b"other", CONTENT_LENGTH=None, **more).status == 422
+    assert shop.post(b"a body").header("idempotency-replayed") == "true"
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"CONTENT_LENGTH": None, "wsgi.input_terminated": True}, {"CONTENT_LENGTH": "9" * 18}]
+)
+def test_a_request_that_is_too_large_is_413(make: MakeShop, more: dict[str, Any]) -> None:
+    shop = make(max_request=5)
+    answer = shop.post(b"123456", **more)
+    assert (answer.status, answer.problem) == (413, "body-too-large")
+    assert shop.runs == 0
+    assert shop.post(b"12345").status == 201
+
+
+@pytest.mark.parametrize("length", ["-1", "x", "1.0", "\xb2", "9" * 5000, "7"])
+def test_a_body_that_cannot_be_read_is_400(shop: Shop, length: str) -> None:
+    answer = call(shop.app, "/orders", b"123456", key="k", checked=False, CONTENT_LENGTH=length)
+    assert (answer.status, answer.problem) == (400, "blank")
+    assert shop.runs == 0
+
+
+# Which responses are kept
+
+
+@pytest.mark.parametrize("status", [500, 503, 401, 403, 409, 429])
+def test_a_retry_after_a_response_that_is_no_outcome_runs_again(shop: Shop, status: int) -> None:
+    shop.replies(Reply(status, TEXT, b"no"), Reply(201, TEXT, b"yes"))
+    first = shop.post()
+    assert (first.status, first.body, first.marks) == (status, b"no", set())
+    assert shop.post().body == b"yes"
+    assert shop.post().body == b"yes"
+    assert shop.runs == 2
+
+
+def test_a_kept_4xx_is_a_failure_that_is_replayed(shop: Shop, dedup: Dedup) -> None:
+    shop.replies(Reply(404, TEXT, b"no such sku"))
+    first, second = shop.post(), shop.post()
+    assert (second.status, second.reason, second.body) == (404, "Not Found", first.body)
+    assert shop.runs == 1
+    claim = claim_of(shop.calls[0].environ)
+    assert claim is not None
+    record = dedup.scoped("http", codec=ResponseCodec()).get(claim.key)
+    assert record is not None
+    assert str(record.state).lower().endswith("failed")
+
+
+def test_keep_says_which_are_kept(make: MakeShop) -> None:
+    shop = make(keep=[503])
+    shop.replies(Reply(503, TEXT, b"a"), Reply(503, TEXT, b"b"))
+    assert shop.post().body == shop.post().body
+
+
+def test_an_unknown_status_is_replayed(shop: Shop) -> None:
+    shop.replies(Reply(299, TEXT, b"a"))
+    shop.post()
+    answer = shop.post()
+    assert (answer.status, answer.reason, answer.body) == (299, "Unknown", b"a")
+
+
+def test_an_exception_releases(shop: Shop) -> None:
+    def handler(call: Call) -> Reply:
+        if shop.runs == 1:
+            raise LookupError("of the handler's")
+        return Reply()
+
+    shop.handler = handler
+    if shop.kind == "bare":
+        with pytest.raises(LookupError, match="of the handler's"):
+            shop.post()
+    else:
+        assert shop.post().status == 500
+    assert shop.post().status == 201
+    assert shop.post().header("idempotency-replayed") == "true"
+
+
+def test_cookies_are_not_replayed(shop: Shop) -> None:
+    shop.replies(Reply(200, [*TEXT, ("Set-Cookie", "a=1"), ("X-Other", "2")], b"x"))
+    assert "a=1" in (shop.post().header("set-cookie") or "")
+    second = shop.post()
+    assert second.header("set-cookie") is None
+    assert second.header("x-other") == "2"
+
+
+def test_cookies_are_replayed_where_asked(make: MakeShop) -> None:
+    shop = make(drop_headers=())
+    shop.replies(Reply(200, [*TEXT, ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2")], b"x"))
+    first, second = shop.post(), shop.post()
+    assert first.fields == second.fields
+    assert [name.lower() for name, _ in second.headers].count("set-cookie") == 2
+
+
+def test_only_listed_headers_are_replayed(make: MakeShop) -> None:
+    shop = make(keep_headers=["content-type", "location"])
+    shop.replies(Reply(201, [*TEXT, ("Location", "/orders/1"), ("X-Trace", "1")], b"x"))
+    assert shop.post().header("x-trace") == "1"
+    second = shop.post()
+    assert sorted(second.fields) == [("content-type", "text/plain"), ("location", "/orders/1")]
+
+
+# Large responses, and streams
+
+
+def test_a_large_response_is_sent_once(make: MakeShop) -> None:
+    shop = make(max_response=10)
+    shop.replies(Reply(201, [*TEXT, ("Location", "/orders/1")], b"x" * 11))
+    first, second = shop.post(), shop.post()
+    assert (first.status, first.body) == (201, b"x" * 11)
+    assert first.header("idempotency-stored") == "false"
+    assert (second.status, second.problem) == (409, "response-not-stored")
+    assert orjson.loads(second.body)["original_status"] == 201
+    assert second.header("location") == "/orders/1"
+    assert shop.runs == 1
+
+
+def test_a_response_of_the_limit_is_kept(make: MakeShop) -> None:
+    shop = make(max_response=10)
+    shop.replies(Reply(201, TEXT, b"x" * 10))
+    assert shop.post().marks == set()
+    assert shop.post().body == b"x" * 10
+
+
+def test_a_large_response_may_release(make: MakeShop) -> None:
+    shop = make(max_response=10, unstored="release")
+    shop.replies(Reply(201, TEXT, b"x" * 11), Reply(201, TEXT, b"y"))
+    assert shop.post().header("idempotency-stored") == "false"
+    assert shop.post().body == b"y"
+    assert shop.post().body == b"y"
+
+
+def test_a_response_with_large_headers_is_sent_once(make: MakeShop) -> None:
+    shop = make()
+    shop.replies(Reply(201, [*TEXT, *((f"X-{at}", "v" * 1000) for at in range(400))], b"x"))
+    assert shop.post().body == b"x"
+    assert shop.post().problem == "response-not-stored"
+
+
+def test_a_stream_of_small_pieces_is_kept_whole(shop: Shop) -> None:
+    shop.replies(Reply(200, TEXT, iter([b"a", b"", b"b"])))
+    assert shop.post().body == b"ab"
+    second = shop.post()
+    assert (second.body, second.header("idempotency-replayed")) == (b"ab", "true")
+
+
+def test_an_event_stream_is_sent_once(shop: Shop) -> None:
+    shop.replies(Reply(200, [("Content-Type", "text/event-stream; charset=utf-8")], iter([b"a", b"b"])))
+    first, second = shop.post(), shop.post()
+    assert (first.body, first.header("idempotency-stored")) == (b"ab", "false")
+    assert second.problem == "response-not-stored"
+
+
+# Around it
+
+
+def test_the_policy_is_published(make: MakeShop) -> None:
+    shop = make(docs="/idempotency", routes=["/orders", Route("/refunds/{id}", required=True)])
+    plain = call(shop.app, "/idempotency", method="GET")
+    assert (plain.status, plain.reason, plain.header("content-type")) == (200, "OK", "application/json")
+    paths = [operation["path"] for operation in orjson.loads(plain.body)["operations"]]
+    assert paths == ["/orders", "/refunds/{id}"]
+    html = call(shop.app, "/idempotency", method="GET", HTTP_ACCEPT="text/html,*/*")
+    assert html.header("content-type") == "text/html; charset=utf-8"
+    assert html.body.startswith(b"<!doctype html>")
+    head = call(shop.app, "/idempotency", method="HEAD")
+    assert (head.status, head.body, head.header("content-length")) == (200, b"", str(len(plain.body)))
+
+
+def test_the_policy_is_below_where_the_application_is_mounted(make: MakeShop) -> None:
+    shop = make(docs="/idempotency", required=True, methods=["GET", "POST"])
+    assert call(shop.app, "/idempotency", method="GET", SCRIPT_NAME="/v2").status == 200
+    for mount, link in {"": "", "/v2": "/v2", "/caf\xc3\xa9 x": "/caf%C3%A9%20x"}.items():
+        assert shop.post(key=None, SCRIPT_NAME=mount).header("link") == (
+            f'<{link}/idempotency>; rel="describedby"'
+        )
+    shop = make(docs="https://docs.test/keys", required=True)
+    assert shop.post(key=None, SCRIPT_NAME="/v2").header("link") == (
+        '<https://docs.test/keys>; rel="describedby"'
+    )
+
+
+def test_a_handler_sees_its_claim(shop: Shop) -> None:
+    shop.post()
+    claim = claim_of(shop.calls[0].environ)
+    assert claim is not None
+    assert claim.acquired
+    assert claim.fence > 0
+    assert not claim.lost
+
+
+def test_routes_differ(make: MakeShop) -> None:
+    shop = make(routes=[Route("/orders", required=True), Route("/put", methods=["PUT"]), "/more/*"])
+    assert shop.post(key=None).status == 400
+    assert shop.post(key=None, path="/more/1").status == 201
+    assert shop.post(path="/elsewhere").body != shop.post(path="/elsewhere").body
+
+
+def test_a_principal_that_is_async_is_refused(make: MakeShop) -> None:
+    async def principal(request: Request) -> str:
+        return "ada"
+
+    with pytest.raises(ConfigError, match="async"):
+        make(principal=principal).post()
+    with pytest.raises(ConfigError, match="async"):
+        make(principal=lambda request: principal(request)).post()
+    loop = asyncio.new_event_loop()
+    with pytest.raises(ConfigError, match="async"):
+        make(principal=lambda request: loop.create_future()).post()
+    loop.close()
+
+
+def test_mistakes_are_told_at_once(dedup: Dedup) -> None:
+    app = bare(lambda call: Reply())
+    make: Any = IdempotencyMiddleware
+    with pytest.raises(ConfigError, match="cannot be cancelled"):
+        make(app, dedup, principal=everyone, on_disconnect="cancel")
+    with pytest.raises(ConfigError, match=r"fastdedup\.sync"):
+        make(app, AsyncDedup(), principal=everyone)
+    with pytest.raises(ConfigError, match="principal= is missing"):
+        make(app, dedup)
+    with pytest.raises(ConfigError, match="unknown setting"):
+        make(app, dedup, principal=everyone, tll=1.0)
+
+
+async def test_asgi_and_wsgi_serve_the_same_records(redis_url: str) -> None:
+    async def no_app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("this ran")
+
+    with Dedup(redis_url, namespace="t") as dedup:
+        first = Shop("bare", dedup).post(b"{}", path="/caf\xe9/1", query="a=1")
+    async with AsyncDedup(redis_url, namespace="t") as other:
+        app = asgi.IdempotencyMiddleware(no_app, other, principal=by_header("x-api-key"))
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            headers = {"idempotency-key": "k", "x-api-key": "ada", "content-type": "application/json"}
+            second = await client.post("/caf\xe9/1?a=1", content=b"{}", headers=headers)
+    assert (second.status_code, second.content) == (first.status, first.body)
+    assert second.headers["idempotency-replayed"] == "true"
