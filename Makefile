@@ -6,12 +6,13 @@ WORKERS ?= 2
 BIN   := .venv/bin
 VENV  := .venv/.stamp-venv
 CLI   := .venv/.stamp-cli
+WEB   := .venv/.stamp-web
 DEV   := .venv/.stamp-dev
 BENCH := .venv/.stamp-bench
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types format bench bench-check chaos clean
+.PHONY: help demo demo-web test lint types format bench bench-check chaos clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -19,10 +20,13 @@ help: ## show this list
 demo: $(CLI) ## run the flash sale; REDIS_URL=redis://… runs it on a real Redis, ARGS='--buyers 500' passes options
 	@$(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(ARGS)
 
-# The server comes first: without it nothing else is worth the wait. pytest comes last: its closing line is
+demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS='--port 8000 --workers 2'
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/fastdedup demo --web $(ARGS)
+
+# The server and the browser come first: without them nothing else is worth the wait. pytest comes last: its closing line is
 # the verdict. PYTEST_ARGS may narrow a run, which then falls short of the coverage asked for.
-test: redis-server lint types ## lint, type check and test, with at least 95 % branch coverage
-	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" \
+test: redis-server chromium lint types ## lint, type check and test, with at least 95 % branch coverage
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" \
 	  $(BIN)/pytest -n $(WORKERS) --cov --cov-fail-under=95 $(PYTEST_ARGS)
 
 lint: $(DEV) ## ruff: rules and format
@@ -51,9 +55,12 @@ clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: redis-server
+.PHONY: redis-server chromium
 redis-server:
 	@.ci/redis-server.sh >/dev/null
+
+chromium:
+	@.ci/chromium.sh >/dev/null
 
 $(VENV):
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "fastdedup needs Python 3.11 or later; name one with: make PYTHON=python3.12 ...")'
@@ -66,12 +73,17 @@ $(CLI): $(VENV) pyproject.toml
 	@$(PIP) --editable '.[sidecar]'
 	@touch $@
 
+$(WEB): $(VENV) pyproject.toml
+	@echo "Installing fastdedup[web] ..."
+	@$(PIP) --editable '.[web]'
+	@touch $(CLI) $@
+
 $(DEV): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[dev] ..."
 	@$(PIP) --editable '.[dev]'
-	@touch $(CLI) $@
+	@touch $(CLI) $(WEB) $@
 
 $(BENCH): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[bench] ..."
 	@$(PIP) --editable '.[bench]'
-	@touch $(CLI) $@
+	@touch $(CLI) $(WEB) $@

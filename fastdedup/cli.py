@@ -26,6 +26,7 @@ from fastdedup import Dedup, DedupError, Record
 from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
 from fastdedup.bench import Table as Played
 from fastdedup.demo import Report, run_sale, sale_gate
+from fastdedup.shop.cli import web_options
 from fastdedup.sidecar.cli import COMMANDS as SIDECAR
 from fastdedup.sidecar.cli import sidecar_sale, sidecar_wanted
 from fastdedup.sidecar.client import forget_record, get_record
@@ -112,6 +113,7 @@ def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -
 
 
 @cli.command()
+@web_options
 @click.option("--buyers", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option(
     "--clicks", type=click.IntRange(min=1), default=3, show_default=True, help="Of each buyer, at once."
@@ -129,7 +131,8 @@ def demo(
     """Run a flash sale, and check that the gate kept its promises.
 
     Exits with 1 and names each broken promise if it did not. The namespace is only the beginning of one that
-    is new in every run, and what the run leaves in the store expires within a minute.
+    is new in every run, and what the run leaves in the store expires within a minute. With --web it serves a
+    shop that you can look at, crowd and break.
     """
     gate = sale_gate(url, namespace)
     report = _run(_sale(gate, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))

@@ -6,7 +6,9 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
@@ -41,3 +43,18 @@ def test_it_stays_short_and_names_the_two_commands() -> None:
     assert len(README.splitlines()) <= 150
     assert "make demo" in README
     assert "make test" in README
+
+
+async def test_the_web_snippet_replays(redis_url: str) -> None:
+    snippet = next(each for each in SNIPPETS if "Claimed(" in each)
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(snippet.replace("redis://localhost:6379/0", redis_url), "README.md", "exec"), names)
+    transport = httpx.ASGITransport(names["app"])
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        headers = {"x-account": "7", "idempotency-key": "8e03978e-40d5-43e8-bc93-6894a57f9324"}
+        first, second = [await client.post("/orders?item=lamp", headers=headers) for _ in range(2)]
+        keyless = await client.post("/orders?item=lamp", headers={"x-account": "7"})
+    assert first.status_code == 200
+    assert (second.content, second.headers["idempotency-replayed"]) == (first.content, "true")
+    assert keyless.status_code == 400
+    await names["dedup"].aclose()

@@ -1,0 +1,118 @@
+"""The effect that must happen once: orders and stock in the shop's own database.
+
+It knows nothing of fastdedup, so what it counts proves what the gate did. SQLite, shared by all workers; no
+operation takes longer than a file write, so they are called straight from the event loop.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS stock (sku TEXT PRIMARY KEY, left INTEGER NOT NULL CHECK (left >= 0));
+CREATE TABLE IF NOT EXISTS orders (
+    id INTEGER PRIMARY KEY, buyer TEXT NOT NULL, quantity INTEGER NOT NULL, degraded INTEGER NOT NULL,
+    placed REAL NOT NULL
+);
+"""
+_SKU = "halcyon-one"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One order, as it was taken. `placed` is in seconds since 1970."""
+
+    id: int
+    buyer: str
+    quantity: int
+    degraded: bool
+    placed: float
+
+    @property
+    def number(self) -> str:
+        """The order number that the buyer is told."""
+        return f"H1-{self.id:05}"
+
+
+@dataclass(frozen=True, slots=True)
+class SoldOut:
+    """Not enough is left."""
+
+    left: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """What the ledger holds: units sold and left, and the orders by which."""
+
+    orders: int
+    sold: int
+    left: int
+    degraded: int
+
+
+class Ledger:
+    """One process's connection to the database at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        # Mutable: true once nothing was left, so that the crowd after the sale costs no transactions.
+        self._sold_out = False
+
+    def set_up(self, stock: int) -> None:
+        """Make the tables, and fill the shelf."""
+        self._db.executescript(_SCHEMA)
+        self._db.execute("INSERT OR IGNORE INTO stock VALUES (?, ?)", (_SKU, stock))
+
+    def sell(self, buyer: str, quantity: int, *, degraded: bool) -> Order | SoldOut:
+        """Take `quantity` off the shelf and enter the order, both or neither."""
+        if self._sold_out:
+            return SoldOut(0)
+        placed = time.time()
+        with self._db:
+            self._db.execute("BEGIN IMMEDIATE")
+            taken = self._db.execute(
+                "UPDATE stock SET left = left - ? WHERE sku = ? AND left >= ?", (quantity, _SKU, quantity)
+            )
+            if taken.rowcount == 0:
+                return self._short()
+            entered = self._db.execute(
+                "INSERT INTO orders (buyer, quantity, degraded, placed) VALUES (?, ?, ?, ?)",
+                (buyer, quantity, degraded, placed),
+            )
+        return Order(int(entered.lastrowid or 0), buyer, quantity, degraded, placed)
+
+    def restock(self, units: int) -> None:
+        """Put more on the shelf. Other workers notice when they `look` next."""
+        self._db.execute("UPDATE stock SET left = left + ? WHERE sku = ?", (units, _SKU))
+        self._sold_out = False
+
+    def look(self) -> None:
+        """See whether somebody has restocked."""
+        if self._sold_out:
+            self._sold_out = self._left() == 0
+
+    def count(self) -> Count:
+        """Count what was sold, from the orders themselves."""
+        orders, sold, degraded = self._db.execute(
+            "SELECT count(*), coalesce(sum(quantity), 0), coalesce(sum(degraded), 0) FROM orders"
+        ).fetchone()
+        return Count(orders, sold, self._left(), degraded)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._db.close()
+
+    def _short(self) -> SoldOut:
+        left = self._left()
+        self._sold_out = left == 0
+        return SoldOut(left)
+
+    def _left(self) -> int:
+        (left,) = self._db.execute("SELECT left FROM stock WHERE sku = ?", (_SKU,)).fetchone()
+        return int(left)

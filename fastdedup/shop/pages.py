@@ -1,0 +1,132 @@
+"""The pages: `string.Template` files of this package, in which everything that is filled in is escaped."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from .ledger import Order
+from .sessions import MAX_NAME, Session
+
+PRICE, BEFORE = 49, 79
+MOST = 5
+"""Units in one order."""
+
+
+class Html(str):
+    """Text that is markup already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What stands above the product: `kind` is "bad" or "warn"."""
+
+    title: str
+    text: str
+    kind: str = "bad"
+
+
+@cache
+def asset(name: str) -> str:
+    """Return a file of this package."""
+    return (files(__package__) / name).read_text(encoding="utf-8")
+
+
+@cache
+def version() -> str:
+    """Return what changes whenever the style or the script does."""
+    return hashlib.sha256((asset("shop.css") + asset("shop.js")).encode()).hexdigest()[:12]
+
+
+def filled(name: str, /, **values: object) -> Html:
+    """Fill a template in; what is not `Html` is escaped."""
+    safe = {key: value if isinstance(value, Html) else escape(str(value)) for key, value in values.items()}
+    return Html(Template(asset(name)).substitute(safe))
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What every page shows around its own matter.
+
+    Attributes:
+        session: who is signed in.
+        outage: what shall happen when Redis is down, "refuse" or "local".
+        stock: units that the sale began with.
+        opens_at: in seconds since 1970.
+    """
+
+    session: Session | None
+    outage: str
+    stock: int
+    opens_at: float
+
+    def product(self, token: str, *, quantity: int = 1, notice: Notice | None = None) -> Html:
+        """The product with its order form, or with the way in for those who are not signed in."""
+        if self.session is None:
+            box = filled("signin.html", longest=MAX_NAME)
+        else:
+            box = filled("buy.html", token=token, most=MOST, quantity=quantity)
+        main = filled(
+            "product.html",
+            notice=self._notice(notice),
+            picture=Html(asset("picture.svg")),
+            stock=self.stock,
+            price=PRICE,
+            before=BEFORE,
+            opens_at=self.opens_at,
+            opening=self._opening(),
+            order_box=box,
+        )
+        return self._around(main, "Halcyon One")
+
+    def order(self, order: Order) -> Html:
+        """The receipt."""
+        main = filled(
+            "order.html",
+            number=order.number,
+            quantity=order.quantity,
+            buyer=order.buyer,
+            total=order.quantity * PRICE,
+            placed=time.strftime("%d %B %Y, %H:%M:%S", time.localtime(order.placed)),
+            degraded=filled("degraded.html") if order.degraded else Html(),
+        )
+        return self._around(main, f"Order {order.number}")
+
+    def sold_out(self, left: int) -> Html:
+        """Too late."""
+        title, text = (
+            (f"Only {left} left", "That is fewer than you asked for. Nothing was ordered.")
+            if left
+            else ("Sold out", "Every one of them has found its owner. Nothing was ordered, nothing is owed.")
+        )
+        return self._around(filled("soldout.html", title=title, text=text), title)
+
+    def _around(self, main: Html, title: str) -> Html:
+        checked: Mapping[str, Html] = {
+            name: Html(" checked" if self.outage == name else "") for name in ("refuse", "local")
+        }
+        visitor = filled("visitor.html", name=self.session.name) if self.session else Html()
+        return filled(
+            "layout.html",
+            title=title,
+            version=version(),
+            visitor=visitor,
+            main=main,
+            panel=filled("panel.html", stock=self.stock, **checked),
+        )
+
+    def _notice(self, notice: Notice | None) -> Html:
+        if notice is None:
+            return Html()
+        return filled("notice.html", kind=notice.kind, title=notice.title, text=notice.text)
+
+    def _opening(self) -> str:
+        if time.time() >= self.opens_at:
+            return "Open now"
+        return time.strftime("Opens at %H:%M:%S", time.localtime(self.opens_at))

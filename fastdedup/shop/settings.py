@@ -1,0 +1,59 @@
+"""What the parent tells its workers: one JSON object in one environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+_VARIABLE = "FASTDEDUP_SHOP"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One worker's settings.
+
+    Attributes:
+        folder: private to this demo: sockets, Redis's file, the ledger, what the workers counted.
+        secret: signs the sessions; the same in all workers.
+        stock: units for sale.
+        opens_at: when the sale opens, in seconds since 1970.
+        token_ttl: seconds in which a form can be sent.
+        number: this worker's, from 1.
+    """
+
+    folder: str
+    secret: str
+    stock: int
+    opens_at: float
+    token_ttl: float
+    number: int = 0
+
+    @property
+    def redis_socket(self) -> Path:
+        """Where redis-server listens."""
+        return Path(self.folder) / "redis.sock"
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the parent listens."""
+        return Path(self.folder) / "control.sock"
+
+    @property
+    def ledger(self) -> Path:
+        """The shop's own database."""
+        return Path(self.folder) / "ledger.sqlite"
+
+    def environment(self) -> dict[str, str]:
+        """Return what hands these settings to a child."""
+        return {_VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """Read what the parent set.
+
+        Raises:
+            KeyError: this process is no child of the demo.
+        """
+        return cls(**json.loads(os.environ[_VARIABLE]))

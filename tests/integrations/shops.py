@@ -1,0 +1,133 @@
+"""`fastdedup demo --web` as users start it, in a process of its own, for tests and the crowd."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+import psutil
+
+DEADLINE = 30.0
+TOKEN = re.compile(r'name="one_time_token" value="([^"]*)"')
+ORDER = re.compile(r'id="order-number">([^<]+)<')
+
+
+def until(predicate: Callable[[], Any], *, description: str, deadline: float = DEADLINE) -> Any:
+    """Wait for a predicate to come true; return what it returned."""
+    ends = time.monotonic() + deadline
+    while time.monotonic() < ends:
+        if value := predicate():
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"waited {deadline:g} s in vain: {description}")
+
+
+class ShopProcess:
+    """A running shop; `with` starts it, waits until it serves, and ends it.
+
+    Args:
+        options: of `fastdedup demo --web`.
+        more: environment variables.
+    """
+
+    def __init__(self, *options: str, **more: str) -> None:
+        self.options = options
+        self._more = more
+        self._out = tempfile.NamedTemporaryFile(prefix="fastdedup-shop-", suffix=".log")  # noqa: SIM115
+        self.process: subprocess.Popen[bytes]
+        self.url = ""
+
+    def start(self) -> Self:
+        """Start; return at once."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("FASTDEDUP_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "fastdedup", "demo", "--web", *self.options],
+            env=environment | self._more,
+            stdout=self._out,
+            stderr=subprocess.STDOUT,
+        )
+        return self
+
+    def __enter__(self) -> Self:
+        self.start()
+        until(self._is_up, description="the shop opens")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.end()
+        finally:
+            self._out.close()
+
+    def _is_up(self) -> bool:
+        assert self.process.poll() is None, self.said
+        found = re.search(r"http://\S+", self.said)
+        self.url = found[0] if found else ""
+        return bool(found)
+
+    @property
+    def said(self) -> str:
+        """What it printed, on either stream."""
+        return Path(self._out.name).read_text()
+
+    def end(self, by: signal.Signals = signal.SIGTERM) -> int:
+        """End it; return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(by)
+        try:
+            return self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+
+    def family(self) -> list[psutil.Process]:
+        """Return its children: redis-server and the workers."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def folder(self) -> Path:
+        """Return where it keeps what it must not leave behind."""
+        (command,) = (child.cmdline() for child in self.family() if "redis-server" in child.name())
+        return Path(command[0].rpartition("unixsocket:")[2]).parent
+
+    @contextmanager
+    def visitor(self, name: str | None = None) -> Iterator[httpx.Client]:
+        """Yield a client with cookies of its own, signed in if it has a name."""
+        with httpx.Client(base_url=self.url, timeout=DEADLINE, trust_env=False) as client:
+            if name is not None:
+                assert client.post("/session", data={"name": name}).status_code == 303
+            yield client
+
+    def stats(self) -> dict[str, Any]:
+        """Return /stats."""
+        with self.visitor() as client:
+            answer = client.get("/stats")
+        assert answer.status_code == 200, answer.text
+        return answer.json()  # type: ignore[no-any-return]
+
+    @property
+    def orders(self) -> int:
+        """Orders in the shop's own ledger."""
+        return int(self.stats()["orders"])
+
+
+def token_in(page: str) -> str:
+    """Return the token of the form in a page."""
+    found = TOKEN.search(page)
+    assert found, "there is no form in the page"
+    return found[1]
+
+
+def order_in(page: str) -> str | None:
+    """Return the order number in a page, if it is a receipt."""
+    found = ORDER.search(page)
+    return found[1] if found else None

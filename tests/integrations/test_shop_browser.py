@@ -1,0 +1,405 @@
+"""The shop in a real browser: what people do to forms, and that each of it is one order at most."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, Response, expect
+
+from .browser import PATIENCE_MS, chromium
+from .shops import ShopProcess, token_in, until
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@dataclass
+class Seen:
+    """One page as the browser got it: the whole of what a person could read there."""
+
+    status: int
+    html: str
+    headers: dict[str, str]
+    method: str
+
+    @classmethod
+    def of(cls, response: Response | None) -> Seen:
+        assert response is not None
+        return cls(response.status, response.text(), response.headers, response.request.method)
+
+    @property
+    def replayed(self) -> bool:
+        return self.headers.get("idempotency-replayed") == "true"
+
+
+class Visitor:
+    """Somebody with a browser of their own, signed in."""
+
+    def __init__(self, context: BrowserContext, shop: ShopProcess, name: str) -> None:
+        context.set_default_timeout(PATIENCE_MS)
+        self.context = context
+        self.shop = shop
+        self.tab = self.new_tab()
+        self.tab.fill("#name", name)
+        self.tab.click("#sign-in")
+        self.tab.wait_for_selector("#buy")
+
+    def new_tab(self) -> Page:
+        tab = self.context.new_page()
+        tab.goto(self.shop.url)
+        return tab
+
+    def buy(self, tab: Page | None = None) -> Seen:
+        """Press the button; return the page that follows."""
+        return self._after(tab or self.tab, lambda page: page.click("#buy"))
+
+    def reload(self, tab: Page | None = None) -> Seen:
+        return Seen.of((tab or self.tab).reload())
+
+    def back(self) -> None:
+        self.tab.go_back()
+        self.tab.wait_for_selector("#buy")
+
+    @staticmethod
+    def _after(tab: Page, act: Callable[[Page], Any]) -> Seen:
+        with tab.expect_navigation() as navigation:
+            act(tab)
+        return Seen.of(navigation.value)
+
+
+def token_of(tab: Page) -> str:
+    return tab.input_value("[name=one_time_token]")
+
+
+def put_token(tab: Page, token: str) -> None:
+    """Make the form in this tab that other form, as duplicating a tab does."""
+    tab.eval_on_selector("[name=one_time_token]", "(field, token) => { field.value = token }", token)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE_MS)
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def open_shop() -> Iterator[ShopProcess]:
+    with ShopProcess() as shop:
+        yield shop
+
+
+@contextmanager
+def visit(browser: Browser, shop: ShopProcess, name: str) -> Iterator[Visitor]:
+    context = browser.new_context()
+    try:
+        yield Visitor(context, shop, name)
+    finally:
+        context.close()
+
+
+@pytest.fixture
+def ada(browser: Browser, open_shop: ShopProcess) -> Iterator[Visitor]:
+    with visit(browser, open_shop, "Ada") as ada:
+        yield ada
+
+
+@pytest.fixture
+def sold(open_shop: ShopProcess) -> Callable[[], int]:
+    """Counts the orders since the test began, in the shop's own ledger."""
+    before = open_shop.orders
+    return lambda: open_shop.orders - before
+
+
+# Clicking, refreshing, going back
+
+
+def test_a_double_click_is_one_order(ada: Visitor, sold: Callable[[], int]) -> None:
+    ada.tab.dblclick("#buy")
+    ada.tab.wait_for_selector("#order-number")
+    assert sold() == 1
+
+
+def test_a_second_click_while_the_first_is_under_way_shows_its_order(
+    ada: Visitor, sold: Callable[[], int]
+) -> None:
+    box = ada.tab.locator("#buy").bounding_box()
+    assert box
+
+    def click() -> None:
+        ada.tab.mouse.click(box["x"] + 40, box["y"] + 20)  # Playwright's own would wait for the navigation
+
+    with ada.tab.expect_request("**/orders"):
+        click()
+    with ada.tab.expect_request("**/orders") as sent:
+        click()
+    second = Seen.of(sent.value.response())  # the browser drops the first; the shop does not
+    assert (second.method, second.status, second.replayed) == ("POST", 201, True)
+    assert ada.reload().html == second.html
+    assert sold() == 1
+
+
+def test_two_clicks_at_once_see_the_same_page(ada: Visitor, sold: Callable[[], int]) -> None:
+    answers = ada.tab.evaluate(
+        """async () => {
+            const body = new URLSearchParams(new FormData(document.querySelector("form.buy")));
+            const click = async () => {
+                const answer = await fetch("/orders", {method: "POST", body});
+                return [answer.status, answer.headers.get("idempotency-replayed"), await answer.text()];
+            };
+            return Promise.all([click(), click()]);
+        }"""
+    )
+    (status, _, page), (status_again, _, page_again) = answers
+    assert (status, status_again) == (201, 201)
+    assert page == page_again
+    assert sorted(str(replayed) for _, replayed, _ in answers) == ["None", "true"]
+    assert sold() == 1
+
+
+def test_refreshing_the_receipt_sends_the_form_again_and_shows_the_same_order(
+    ada: Visitor, sold: Callable[[], int]
+) -> None:
+    first, again = ada.buy(), ada.reload()
+    assert (again.method, again.status, again.html) == ("POST", 201, first.html)
+    assert (first.replayed, again.replayed) == (False, True)
+    assert sold() == 1
+
+
+def test_going_back_and_buying_again_shows_the_first_result(ada: Visitor, sold: Callable[[], int]) -> None:
+    first = ada.buy()
+    ada.back()
+    again = ada.buy()
+    assert (again.html, again.replayed) == (first.html, True)
+    assert sold() == 1
+
+
+def test_going_back_and_changing_the_quantity_is_refused_with_a_fresh_form(
+    ada: Visitor, sold: Callable[[], int]
+) -> None:
+    token = token_of(ada.tab)
+    assert ada.buy().status == 201
+    ada.back()
+    ada.tab.fill("#quantity", "2")
+    refused = ada.buy()
+    assert refused.status == 422
+    expect(ada.tab.get_by_role("alert")).to_contain_text("used with other contents")
+    assert token_in(refused.html) != token
+    assert ada.tab.input_value("#quantity") == "2"
+    assert sold() == 1
+    assert ada.buy().status == 201
+    assert sold() == 2
+
+
+# Tabs
+
+
+def test_two_tabs_are_two_orders_only_where_both_forms_are_sent(
+    ada: Visitor, sold: Callable[[], int]
+) -> None:
+    other = ada.new_tab()
+    assert token_of(other) != token_of(ada.tab)
+    first = ada.buy()
+    assert sold() == 1
+    assert ada.buy(other).html != first.html
+    assert sold() == 2
+
+
+def test_a_duplicated_tab_is_the_same_form_and_shows_the_same_order(
+    ada: Visitor, sold: Callable[[], int]
+) -> None:
+    duplicate = ada.new_tab()
+    put_token(duplicate, token_of(ada.tab))
+    assert ada.buy().html == ada.buy(duplicate).html
+    assert sold() == 1
+
+
+# Forms that are too old, or somebody else's
+
+
+def test_an_expired_form_is_refused_with_a_fresh_one_that_works(browser: Browser) -> None:
+    lifetime = 3.0
+    with (
+        ShopProcess("--token-ttl", str(lifetime), "--workers", "1") as shop,
+        visit(browser, shop, "Ada") as ada,
+    ):
+        expires = time.monotonic() + lifetime
+        until(lambda: time.monotonic() > expires, description="the form's time is over")
+        assert ada.buy().status == 410
+        expect(ada.tab.get_by_role("alert")).to_contain_text("This form has expired")
+        assert shop.orders == 0
+        assert ada.buy().status == 201
+        assert shop.orders == 1
+
+
+def test_anothers_form_is_refused_and_stays_theirs(
+    browser: Browser, open_shop: ShopProcess, ada: Visitor, sold: Callable[[], int]
+) -> None:
+    with visit(browser, open_shop, "Grace") as grace:
+        put_token(grace.tab, token_of(ada.tab))
+        refused = grace.buy()
+        assert refused.status == 403
+        expect(grace.tab.get_by_role("alert")).to_contain_text("This form is not yours")
+        assert sold() == 0
+        assert grace.buy().status == 201
+        assert ada.buy().status == 201
+        assert sold() == 2
+
+
+def test_anothers_used_form_shows_nothing_of_their_order(
+    browser: Browser, open_shop: ShopProcess, ada: Visitor, sold: Callable[[], int]
+) -> None:
+    token = token_of(ada.tab)
+    ada.buy()
+    number = ada.tab.inner_text("#order-number")
+    with visit(browser, open_shop, "Grace") as grace:
+        put_token(grace.tab, token)
+        refused = grace.buy()
+    assert (refused.status, number in refused.html, "Ada" in refused.html) == (403, False, False)
+    assert sold() == 1
+
+
+def test_after_signing_out_neither_a_new_nor_a_used_form_is_taken(
+    ada: Visitor, sold: Callable[[], int]
+) -> None:
+    receipt, fresh = ada.new_tab(), ada.tab
+    assert ada.buy(receipt).status == 201
+    number = receipt.inner_text("#order-number")
+    elsewhere = ada.new_tab()
+    elsewhere.click("text=Sign out")
+    elsewhere.wait_for_selector("#sign-in")
+    for refused in (ada.buy(fresh), ada.reload(receipt)):
+        assert (refused.method, refused.status) == ("POST", 403)
+        assert "This form is not yours" in refused.html
+        assert 'id="sign-in"' in refused.html
+        assert number not in refused.html
+        assert "Ada" not in refused.html
+    assert sold() == 1
+
+
+def test_signing_in_again_under_the_same_name_is_another_visit(ada: Visitor, sold: Callable[[], int]) -> None:
+    old = token_of(ada.tab)
+    ada.tab.click("text=Sign out")
+    ada.tab.fill("#name", "Ada")
+    ada.tab.click("#sign-in")
+    ada.tab.wait_for_selector("#buy")
+    put_token(ada.tab, old)
+    assert ada.buy().status == 403
+    assert sold() == 0
+
+
+# When Redis is down
+
+
+@pytest.fixture
+def one_worker() -> Iterator[ShopProcess]:
+    with ShopProcess("--workers", "1") as shop:
+        yield shop
+
+
+def stop_redis(tab: Page) -> None:
+    tab.click("#stop-redis")
+    expect(tab.locator("#redis-state")).to_have_text("Redis is down")
+    expect(tab.locator("#workers")).to_contain_text("breaker open")
+
+
+def start_redis(tab: Page) -> None:
+    tab.click("#start-redis")
+    expect(tab.locator("#redis-state")).to_have_text("Redis is up")
+    expect(tab.locator("#workers")).to_contain_text("breaker closed")
+
+
+def test_refuse_answers_503_and_the_form_works_once_redis_is_back(
+    browser: Browser, one_worker: ShopProcess
+) -> None:
+    with visit(browser, one_worker, "Ada") as ada:
+        stop_redis(ada.tab)
+        refused = ada.buy()
+        assert (refused.status, int(refused.headers["retry-after"]) >= 1) == (503, True)
+        expect(ada.tab.get_by_role("alert")).to_contain_text("We cannot take orders just now")
+        later = ada.new_tab()  # the window is lit all the same
+        assert token_of(later)
+        assert one_worker.orders == 0
+        start_redis(ada.tab)
+        first = ada.buy()
+        assert (first.status, ada.reload().html) == (201, first.html)
+        assert one_worker.orders == 1
+        assert ada.buy(later).status == 201  # a form of the outage is as good as any
+        assert one_worker.orders == 2
+
+
+def test_go_on_locally_sells_and_the_same_order_is_replayed_once_redis_is_back(
+    browser: Browser, one_worker: ShopProcess
+) -> None:
+    with visit(browser, one_worker, "Ada") as ada:
+        stop_redis(ada.tab)
+        ada.tab.click("label[for=outage-local]")
+        before = ada.buy()  # what Redis alone knows cannot be told
+        assert before.status == 503
+        expect(ada.tab.get_by_role("alert")).to_contain_text("known to Redis alone")
+        first = ada.buy()
+        assert (first.status, "Taken while Redis was down" in first.html) == (201, True)
+        assert ada.reload().html == first.html
+        stats = one_worker.stats()
+        assert (stats["orders"], stats["degraded"]) == (1, 1)
+        start_redis(ada.tab)
+        expect(ada.tab.locator("#events")).to_contain_text(
+            "The journal was replayed: 1 put into Redis, 0 in conflict"
+        )
+        again = ada.reload()
+        assert (again.html, again.replayed) == (first.html, True)
+        ada.tab.click("label[for=outage-refuse]")
+        assert ada.reload().html == first.html  # Redis itself has it now
+        assert one_worker.orders == 1
+
+
+# The panel
+
+
+def test_the_crowd_moves_the_panel_and_the_stock_holds(browser: Browser) -> None:
+    with ShopProcess("--stock", "10") as shop, visit(browser, shop, "Ada") as ada:
+        ada.tab.fill("#crowd-size", "20")
+        ada.tab.click("#send-crowd")
+        expect(ada.tab.locator("#crowd-said")).to_have_text(
+            "Answers: 30 × 201, 30 × 410"  # noqa: RUF001 - a sign of multiplication
+        )
+        expect(ada.tab.locator("[data-figure=sold]")).to_have_text("10")
+        expect(ada.tab.locator("[data-figure=replayed]")).to_have_text("40")
+        assert ada.buy().status == 410
+        expect(ada.tab.locator("h1")).to_have_text("Sold out")
+        ada.tab.click("#restock")
+        expect(ada.tab.locator("[data-figure=left]")).to_have_text("10")
+        assert shop.orders == 10
+
+
+def test_the_button_waits_for_the_opening_and_the_shop_keeps_the_time(browser: Browser) -> None:
+    with ShopProcess("--opens-in", "3500", "--workers", "1") as shop, visit(browser, shop, "Ada") as ada:
+        ada.tab.clock.install()
+        ada.tab.reload()
+        expect(ada.tab.locator("[data-countdown]")).to_contain_text("Opens in 00:5")
+        expect(ada.tab.locator("#buy")).to_be_disabled()
+        ada.tab.clock.fast_forward("01:00:00")
+        expect(ada.tab.locator("[data-countdown]")).to_have_text("Open now")
+        assert ada.buy().status == 403  # the browser's clock is the buyer's business
+        expect(ada.tab.get_by_role("alert")).to_contain_text("Not yet")
+        assert shop.orders == 0
+
+
+def test_the_shop_works_without_javascript(browser: Browser, open_shop: ShopProcess) -> None:
+    before = open_shop.orders
+    context = browser.new_context(java_script_enabled=False)
+    try:
+        bob = Visitor(context, open_shop, "Bob")
+        first = bob.buy()
+        assert (first.status, bob.reload().html) == (201, first.html)
+        bob.tab.click("text=Back to the shop")
+        bob.tab.click("#outage-local + label")
+        bob.tab.click("#outage-form noscript button")
+        bob.tab.wait_for_selector("#outage-local:checked", state="attached")
+    finally:
+        context.close()
+    assert open_shop.orders == before + 1
