@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 from collections.abc import Coroutine
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from . import codec
@@ -248,7 +248,6 @@ class Claim:
             raise self._lost_error()
         if self._settled is not None:
             raise UsageError(f"this claim was {self._settled} already; settle it once")
-        self._scope.check_loop()
 
     async def _finish(self, how: str, settling: Coroutine[Any, Any, None]) -> None:
         self._settled = how
@@ -272,12 +271,14 @@ class Claim:
     async def _settle(self, op: SettleOp, within: float | None) -> None:
         """Until the lease ends: by the claim's own clock, which started before the store's."""
         pause = _FIRST_PAUSE
-        gives_up = math.inf if within is None else asyncio.get_running_loop().time() + within
+        began = monotonic()
         while True:
             try:
                 return await self._act(op)
             except UnavailableError:
-                left = min(self._lease_left(), gives_up - asyncio.get_running_loop().time())
+                left = self._lease_left()
+                if within is not None:
+                    left = min(left, began + within - monotonic())
                 if left <= 0:
                     raise
             await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))

@@ -54,6 +54,7 @@ class RespConnection(asyncio.Protocol):
 
     def __init__(self, gate: Gate, connections: set[Any]) -> None:
         from .commands import COMMANDS
+        from .plain import claim_plainly, plain_bytes
 
         limits = gate.limits
         self.gate = gate
@@ -63,6 +64,8 @@ class RespConnection(asyncio.Protocol):
         self.judged = gate.metrics.judged
         self.at = 0.0  # when its last bytes were read
         self._commands = COMMANDS
+        self._claim_plainly = claim_plainly
+        self._plain_bytes = plain_bytes(limits)
         self._connections = connections
         self._limits = limits
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
@@ -96,6 +99,12 @@ class RespConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Run the commands that are complete."""
         self.at = perf_counter()
+        if len(data) <= self._plain_bytes and not (self._slots or self._hurried or self._draining):
+            place = self._claim_plainly(self, data)  # alone: nothing came before it, whole or in part
+            if place is not None:
+                self._slots.append(place)
+                self._used = True
+                return
         try:
             commands = self._frames.feed(data)
         except FrameError as fault:

@@ -1,0 +1,142 @@
+"""The short way of `FD.CLAIM key` answers as the long one does, which a command in two pieces goes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fastdedup import Dedup, LocalLRU, Reject
+from fastdedup.sidecar.gate import Gate, RawCodec
+from fastdedup.sidecar.limits import Limits
+from fastdedup.sidecar.plain import claim_plainly
+from fastdedup.sidecar.resp import RespConnection
+from fastdedup.stores.memory import MemoryStore
+
+from .fuzz import Transport, pack
+
+WaitUntil = Callable[..., Any]
+
+CLAIM = pack(b"FD.CLAIM", b"order:42")
+DRAWN = re.compile(rb"\$20\r\n[0-9a-f]{20}|id\r\n:\d+")
+"""An owner, or a connection's number: another one each time."""
+
+
+@asynccontextmanager
+async def connected(limits: Limits, policy: Any = Reject) -> AsyncIterator[tuple[RespConnection, Transport]]:
+    """A connection over a store whose clock stands still."""
+    store = MemoryStore(clock=lambda: 1.8e9)
+    async with Dedup(store, codec=RawCodec(), on_unavailable=policy()) as root:
+        connection = RespConnection(Gate(root, limits=limits), set())
+        transport = Transport(connection)
+        yield connection, transport
+        transport.lose()
+        await asyncio.sleep(0)
+
+
+async def told(inputs: list[bytes], in_pieces: bool, limits: Limits, policy: Any) -> tuple[bytes, bool]:
+    """Return what a client is told that sends these and waits for each reply, and whether it is hung up on."""
+    async with connected(limits, policy) as (connection, transport):
+        for data in inputs:
+            for piece in (data[:1], data[1:]) if in_pieces else (data,):
+                connection.data_received(piece)
+            while connection._slots:  # noqa: ASYNC110 -- a connection has no event for it
+                await asyncio.sleep(0)
+        return DRAWN.sub(b"(drawn)", transport.written), transport.closing
+
+
+@pytest.mark.parametrize("policy", [Reject, LocalLRU])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        [CLAIM],
+        [CLAIM, CLAIM],
+        [CLAIM, pack(b"FD.CLAIM", b"order:43"), pack(b"FD.RELEASE", b"order:42", b"nobody")],
+        [pack(b"fd.claim", b"order:42"), CLAIM],
+        [pack(b"HELLO", b"3"), CLAIM, CLAIM],
+        [pack(b"FD.CLAIM", b"")],
+        [pack(b"FD.CLAIM", b"\xff")],
+        [pack(b"FD.CLAIM", "straße".encode())],
+        [pack(b"FD.CLAIM", b"two\r\nlines")],
+        [pack(b"FD.CLAIM", b"k" * 600)],
+        [pack(b"FD.CLAIM", b"k" * 1025)],
+        [pack(b"FD.CLAIM", b"k", b"EPHEMERAL"), pack(b"FD.CLAIM", b"k")],
+        [CLAIM + CLAIM],
+        [CLAIM + b"*", CLAIM[1:]],
+        [CLAIM.replace(b"$8\r\norder", b"$7\r\norder")],
+        [CLAIM.replace(b"$8\r\norder", b"$08\r\norder")],
+        [pack(b"PING"), b"garbage\r\n", CLAIM],
+        [pack(b"QUIT"), CLAIM],
+    ],
+)
+async def test_both_ways_answer_the_same(inputs: list[bytes], policy: Any) -> None:
+    whole = await told(inputs, False, Limits(), policy)
+    assert whole == await told(inputs, True, Limits(), policy)
+    assert whole[0]
+
+
+@pytest.mark.parametrize("limits", [Limits(frame=20), Limits(arguments=1)])
+async def test_both_ways_keep_the_limits(limits: Limits) -> None:
+    whole = await told([CLAIM], False, limits, Reject)
+    assert whole == await told([CLAIM], True, limits, Reject)
+    assert whole[0].startswith(b"-ERR Protocol error")
+
+
+async def test_the_short_way_is_taken_by_a_plain_claim_alone() -> None:
+    async with connected(Limits()) as (connection, _):
+        assert claim_plainly(connection, CLAIM) is not None
+        for other in (CLAIM[:-1], CLAIM + b"*", CLAIM + CLAIM, pack(b"FD.CLAIM", b"k", b"EPHEMERAL"), b""):
+            assert claim_plainly(connection, other) is None
+
+
+async def test_a_plain_claim_behind_an_unanswered_command_waits_for_its_reply(wait_until: WaitUntil) -> None:
+    async with connected(Limits()) as (connection, transport):
+        connection.data_received(CLAIM)
+        connection.data_received(pack(b"PING"))
+        connection.data_received(CLAIM)
+        await wait_until(lambda: not connection._slots, description="all is answered")
+        assert re.findall(rb"acquired|PONG|in_progress", transport.written) == [
+            b"acquired",
+            b"PONG",
+            b"in_progress",
+        ]
+
+
+async def test_a_plain_claim_whose_client_has_gone_is_released(wait_until: WaitUntil) -> None:
+    async with connected(Limits()) as (connection, transport):
+        connection.data_received(CLAIM)
+        transport.lose()
+        again = RespConnection(connection.gate, set())
+        second = Transport(again)
+
+        def won() -> bool:
+            again.data_received(CLAIM)
+            return b"acquired" in second.written
+
+        await wait_until(won, description="the claim is free again")
+        assert not transport.written
+        second.lose()
+
+
+async def test_a_claim_told_after_the_server_was_asked_to_stop_is_refused() -> None:
+    async with connected(Limits()) as (connection, transport):
+        connection.data_received(CLAIM)
+        connection.shutdown()
+        connection.data_received(CLAIM)
+        while connection._slots:  # noqa: ASYNC110 -- a connection has no event for it
+            await asyncio.sleep(0)
+        assert b"acquired" in transport.written
+        assert b"-UNAVAILABLE 1000 the sidecar is shutting down" in transport.written
+
+
+async def test_a_value_that_reads_like_a_claim_and_comes_by_itself_is_no_claim() -> None:
+    async with connected(Limits()) as (connection, transport):
+        connection.data_received(b"*2\r\n$4\r\nPING\r\n$%d\r\n" % len(CLAIM))
+        connection.data_received(CLAIM)
+        assert not connection._slots
+        connection.data_received(b"\r\n")
+        assert transport.written == b"$%d\r\n%b\r\n" % (len(CLAIM), CLAIM)
