@@ -161,6 +161,14 @@ class Dedup:
         scope._set_up(self._root, narrowed)
         return scope
 
+    def bind(self, make: Callable[[AsyncDedup], T]) -> Bound[T]:
+        """Return something that is made of the asyncio gate, for integrations that work in its thread.
+
+        `home, made = bound.get()`, then `home.run(lambda: made.something())`, or `await home.arun(...)`.
+        """
+        derive = self._gate.make
+        return Bound(self._root, lambda gate: make(derive(gate)))
+
     # Claims
 
     def claim(
@@ -248,12 +256,8 @@ class Dedup:
         self, name: str, *, initial: str, transitions: Transitions, ttl: float = 30 * 86_400.0
     ) -> StateMachine:
         """Define a state machine whose instances live in the store. See `fastdedup.StateMachine`."""
-        derive = self._gate.make
         return StateMachine(
-            Bound(
-                self._root,
-                lambda gate: derive(gate).machine(name, initial=initial, transitions=transitions, ttl=ttl),
-            )
+            self.bind(lambda gate: gate.machine(name, initial=initial, transitions=transitions, ttl=ttl))
         )
 
     # Inspection and administration

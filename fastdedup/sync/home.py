@@ -36,14 +36,23 @@ class Home:
         Raises:
             ConfigError: the store can never be used as it is set up.
         """
+        return self._thread.run(self._opened_first(make), seconds, discard)
+
+    async def arun(
+        self, make: Callable[[], Awaitable[T]], seconds: float, discard: Callable[[T], None] | None = None
+    ) -> T:
+        """Do as `run`, awaited in any event loop."""
+        return await self._thread.arun(self._opened_first(make), seconds, discard)
+
+    def _opened_first(self, make: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
         if self._is_open:
-            return self._thread.run(make, seconds, discard)
+            return make
 
         async def work() -> T:
             await self._open()
             return await make()
 
-        return self._thread.run(work, seconds, discard)
+        return work
 
     def close(self, seconds: float) -> None:
         """Answer what was accepted, then close the gate."""

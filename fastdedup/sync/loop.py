@@ -57,7 +57,7 @@ class Work(Generic[T]):
     def fail(self, error: BaseException) -> None:
         """It will not be run."""
         self.error = error
-        self._answered.release()
+        self._tell()
 
     def wait(self, seconds: float) -> bool:
         """Return whether it was answered within some seconds; interrupted by signals."""
@@ -80,7 +80,33 @@ class Work(Generic[T]):
             self.error = error
         if self._given_up and self.error is None and self._discard is not None:
             self._discard(self.result)
+        self._tell()
+
+    def _tell(self) -> None:
         self._answered.release()
+
+
+class AwaitedWork(Work[T]):
+    """One call whose caller awaits it in another event loop, and must not block that."""
+
+    __slots__ = ("_arrived", "_caller")
+
+    def __init__(self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None) -> None:
+        super().__init__(make, discard)
+        self._caller = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+
+    async def arrive(self, seconds: float) -> bool:
+        """Return whether it was answered within some seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._arrived.wait()
+        return self._arrived.is_set()
+
+    def _tell(self) -> None:
+        super()._tell()
+        with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
+            self._caller.call_soon_threadsafe(self._arrived.set)
 
 
 class LoopThread:
@@ -122,10 +148,7 @@ class LoopThread:
             UnavailableError: the background thread is stuck or dead.
             UsageError: called in the background thread itself, by a callback.
         """
-        if threading.get_ident() == self._thread.ident:
-            raise UsageError(
-                "called in fastdedup's own background thread (by on_event=, say): it would wait for itself"
-            )
+        self._check_caller()
         work = Work(make, discard)
         try:
             self._post(work)
@@ -138,6 +161,30 @@ class LoopThread:
                 raise work.error
             finally:
                 del work  # the traceback holds this frame, which holds the error
+        return work.result
+
+    async def arun(
+        self,
+        make: Callable[[], Awaitable[T]],
+        seconds: float,
+        discard: Callable[[T], None] | None = None,
+    ) -> T:
+        """Do as `run`, awaited in an event loop, which is not blocked. Cancelled, it is as if interrupted."""
+        self._check_caller()
+        work = AwaitedWork(make, discard)
+        ends = time.monotonic() + seconds + GRACE
+        try:
+            self._post(work)
+            while not await work.arrive(min(_LOOK, max(ends - time.monotonic(), 0.0))):
+                self._check_hope(ends, seconds + GRACE)
+        except BaseException:
+            self._tell(work.give_up)
+            raise
+        if work.error is not None:
+            try:
+                raise work.error
+            finally:
+                del work
         return work.result
 
     def on_end(self, close: Callable[[], Awaitable[None]]) -> None:
@@ -163,15 +210,23 @@ class LoopThread:
     def _wait(self, work: Work[Any], seconds: float) -> None:
         ends = time.monotonic() + seconds
         while not work.wait(min(_LOOK, max(ends - time.monotonic(), 0.0))):
-            if not self.alive:
-                raise UnavailableError(
-                    "fastdedup's background thread has ended; the next call starts another"
-                )
-            if time.monotonic() >= ends:
-                raise UnavailableError(
-                    f"fastdedup's background thread gave no answer within {seconds:g} s: is something blocking it, "
-                    "an on_event= callback or a codec?"
-                )
+            self._check_hope(ends, seconds)
+
+    def _check_caller(self) -> None:
+        if threading.get_ident() == self._thread.ident:
+            raise UsageError(
+                "called in fastdedup's own background thread (by on_event=, say): it would wait for itself"
+            )
+
+    def _check_hope(self, ends: float, seconds: float) -> None:
+        """Raise UnavailableError where waiting longer makes no sense."""
+        if not self.alive:
+            raise UnavailableError("fastdedup's background thread has ended; the next call starts another")
+        if time.monotonic() >= ends:
+            raise UnavailableError(
+                f"fastdedup's background thread gave no answer within {seconds:g} s: is something blocking it, "
+                "an on_event= callback or a codec?"
+            )
 
     def _post(self, work: Work[Any]) -> None:
         self._inbox.append(work)

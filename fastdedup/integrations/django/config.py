@@ -1,0 +1,137 @@
+"""`settings.FASTDEDUP` and `settings.FASTDEDUP_HTTP`: the process's one gate, and the rules for HTTP.
+
+Main path: `gate`. To add a setting for HTTP: a line in `Http`, and one in `http`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from ...errors import ConfigError, DedupError
+from ...sync import Dedup
+from ...web.forms import FIELD
+from ...web.rules import Rule, make_rules
+
+_EXAMPLE = 'FASTDEDUP = {"url": "redis://localhost:6379/0", "namespace": "shop"}'
+_FUNCTIONS = ("principal", "subject", "fingerprint", "keep")
+"""Settings that may be given as dotted paths."""
+
+
+@dataclass(frozen=True)
+class Http:
+    """What `settings.FASTDEDUP_HTTP` says."""
+
+    routes: Any
+    docs: str | None
+    subject: Callable[[Any], Any] | None
+    field: str
+    shared: dict[str, Any]
+    """What holds for all routes; see `Rule`."""
+
+    def rules(self) -> list[Rule]:
+        """Return the middleware's rules.
+
+        Raises:
+            ConfigError: a setting cannot be used, or there is no principal.
+        """
+        return [within_limits(rule) for rule in make_rules(self.routes, self.shared)]
+
+
+_lock = threading.Lock()
+# Mutable: the gate, and whether it was made here, of keyword arguments.
+_gate: Dedup | None = None
+_ours = False
+
+
+def gate() -> Dedup:
+    """Return this process's gate, that `settings.FASTDEDUP` describes.
+
+    Raises:
+        ImproperlyConfigured: there is no such setting, or it cannot be used.
+    """
+    return _gate if _gate is not None else _make_once()
+
+
+def http() -> Http:
+    """Return what `settings.FASTDEDUP_HTTP` says; nothing, where there is none.
+
+    Raises:
+        ImproperlyConfigured: it is no dictionary, or names a function that cannot be imported.
+    """
+    given = getattr(settings, "FASTDEDUP_HTTP", {})
+    if not isinstance(given, dict):
+        raise ImproperlyConfigured(f"settings.FASTDEDUP_HTTP is a dictionary, not {given!r}")
+    shared = {**given, **{name: function(given[name], name) for name in _FUNCTIONS if name in given}}
+    field = shared.pop("field", FIELD)
+    if not isinstance(field, str) or not field:
+        raise ImproperlyConfigured(f'FASTDEDUP_HTTP["field"] is the name of a form\'s field, not {field!r}')
+    routes, docs = shared.pop("routes", ("/*",)), shared.pop("docs", None)
+    return Http(routes, docs, shared.pop("subject", None), field, shared)
+
+
+def function(named: Any, what: str) -> Any:
+    """Return a function, which may be named by its dotted path.
+
+    Raises:
+        ImproperlyConfigured: there is none of that name.
+    """
+    if not isinstance(named, str):
+        return named
+    try:
+        return import_string(named)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"{what} cannot be imported: {error}") from error
+
+
+def within_limits(rule: Rule) -> Rule:
+    """Return the rule, with no larger bodies than Django reads into memory."""
+    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
+    return rule if limit is None or rule.max_request <= limit else replace(rule, max_request=limit)
+
+
+def _make_once() -> Dedup:
+    global _gate, _ours
+    with _lock:
+        if _gate is None:
+            given = function(getattr(settings, "FASTDEDUP", None), "settings.FASTDEDUP")
+            _gate, _ours = _made_of(given), isinstance(given, dict)
+        return _gate
+
+
+def _made_of(given: Any) -> Dedup:
+    if isinstance(given, Dedup):
+        return given
+    if given is None:
+        raise ImproperlyConfigured(f"settings.FASTDEDUP is missing: {_EXAMPLE}")
+    if not isinstance(given, dict):
+        raise ImproperlyConfigured(
+            f"settings.FASTDEDUP is a dictionary such as {_EXAMPLE}, a fastdedup.sync.Dedup, or the dotted path of "
+            f"either; not {given!r}"
+        )
+    try:
+        return Dedup(**given)
+    except (ConfigError, TypeError) as error:
+        raise ImproperlyConfigured(f"settings.FASTDEDUP cannot be used: {error}") from error
+
+
+def _changed(*, setting: str, **_: Any) -> None:
+    """A test overrides the setting: the next call makes another gate."""
+    global _gate
+    if setting == "FASTDEDUP":
+        with _lock:
+            former, _gate = _gate, None
+        if former is not None and _ours:
+            with suppress(DedupError):
+                former.close()
+
+
+setting_changed.connect(_changed, dispatch_uid="fastdedup")

@@ -1,0 +1,108 @@
+"""Django's requests and responses, and those of `fastdedup.web`, made of one another."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+from django.core.exceptions import RequestDataTooBig
+from django.core.files.uploadedfile import UploadedFile
+from django.http import HttpRequest, HttpResponse, RawPostDataException
+
+from ...web.header import parse
+from ...web.request import Request, RequestTooLarge
+from ...web.response import Response
+
+SOURCE = "django.request"
+"""Where a principal function finds the HttpRequest: `request.source["django.request"].user`."""
+_CSRF = "csrfmiddlewaretoken"
+
+
+def key_of(request: HttpRequest) -> str | None:
+    """Return the Idempotency-Key, or None.
+
+    Raises:
+        BadKey: it cannot be read.
+    """
+    field = request.META.get("HTTP_IDEMPOTENCY_KEY")
+    return None if field is None else parse([field.encode("utf-8", "surrogateescape")])
+
+
+def request_of(request: HttpRequest, body: bytes) -> Request:
+    """Return a request as principal and fingerprint functions see it; `source` is its META, and itself."""
+    headers = [(name.lower().encode(), _latin(value)) for name, value in request.headers.items()]
+    query = request.META.get("QUERY_STRING", "").encode("utf-8", "surrogateescape")
+    source = ChainMap({SOURCE: request}, request.META)
+    return Request(request.method, request.path, query, headers, body, source)
+
+
+def body_of(request: HttpRequest, limit: int) -> bytes:
+    """Return the body; of a form that was parsed already, and is gone, what it said.
+
+    Raises:
+        RequestTooLarge: it exceeds the limit, or Django's.
+        UnreadablePostError: the client left before it had sent it.
+    """
+    if int(request.META.get("CONTENT_LENGTH") or 0) > limit:
+        raise RequestTooLarge
+    try:
+        body: bytes = request.body
+    except RequestDataTooBig:
+        raise RequestTooLarge from None
+    except RawPostDataException:
+        return form_of(request)
+    if len(body) > limit:
+        raise RequestTooLarge
+    return body
+
+
+def form_of(request: HttpRequest, *without: str) -> bytes:
+    """Return what a form said: its fields and files, but for its CSRF token, which is masked anew each time."""
+    fields = request.POST.copy()
+    for name in (_CSRF, *without):
+        fields.pop(name, None)
+    files = [
+        f"{name!r} {upload.name!r} {upload.content_type!r} {_digest(upload)}"
+        for name, uploads in request.FILES.lists()
+        for upload in uploads
+    ]
+    return "\n".join((fields.urlencode(), *files)).encode("utf-8", "surrogateescape")
+
+
+def response_of(response: HttpResponse, limit: int, mark: bytes) -> Response:
+    """Return a response as it is stored: whole, or where it is a stream or too large, what it is."""
+    headers = [(name.lower().encode(), _latin(value)) for name, value in response.items()]
+    headers += [(b"set-cookie", _latin(cookie.OutputString())) for cookie in response.cookies.values()]
+    whole = not response.streaming and len(response.content) <= limit
+    return Response(response.status_code, headers, response.content if whole else b"", whole, mark)
+
+
+def reply(response: Response) -> HttpResponse:
+    """Return a response that stands in for the view's."""
+    made = HttpResponse(response.body, status=response.status)
+    del made["Content-Type"]
+    for name, value in response.headers:
+        if name == b"set-cookie":
+            made.cookies.load(value.decode("latin-1"))
+    return mark(made, (header for header in response.headers if header[0] != b"set-cookie"))
+
+
+def mark(response: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> HttpResponse:
+    """Set headers of a response."""
+    for name, value in headers:
+        response[name.decode("latin-1")] = value.decode("latin-1")
+    return response
+
+
+def _latin(text: Any) -> bytes:
+    return str(text).encode("latin-1", "replace")
+
+
+def _digest(upload: UploadedFile) -> str:
+    digest = blake2b(digest_size=16)
+    for chunk in upload.chunks():
+        digest.update(chunk)
+    upload.seek(0)  # the view reads it from its start
+    return digest.hexdigest()

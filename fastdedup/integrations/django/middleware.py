@@ -1,0 +1,112 @@
+"""`IdempotencyMiddleware` for Django, sync and async. Main path: `__call__` → `_guarded` → `capture.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from asgiref.sync import iscoroutinefunction, markcoroutinefunction
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, UnreadablePostError
+
+from ...errors import ConfigError
+from ...web.answers import REFUSALS, answer, refusal
+from ...web.header import KeyMissing
+from ...web.policy import Policy
+from ...web.rules import Rule, Table
+from .bridge import AWAITING, BLOCKING, Bridge, drive
+from .capture import hold_of, run
+from .config import gate, http
+from .convert import body_of, key_of, reply, request_of
+from .settling import Guards
+
+__all__ = ["IdempotencyMiddleware", "keyed"]
+
+
+class IdempotencyMiddleware:
+    """Makes requests with an Idempotency-Key happen once, and replays the first response to the others.
+
+        MIDDLEWARE = [..., "django.contrib.auth.middleware.AuthenticationMiddleware",
+                      "fastdedup.integrations.django.middleware.IdempotencyMiddleware"]
+        FASTDEDUP_HTTP = {"principal": "fastdedup.integrations.django.by_user", "routes": ["/api/*"]}
+
+    Put it behind what authenticates, and behind GZipMiddleware. `FASTDEDUP_HTTP` has `routes` (paths and
+    `Route`s, every path by default), `docs` (where the policy is published: a path, which is then served here,
+    or a URL), and what holds for all routes, see `fastdedup.web.rules.Rule`; `principal` is required. Functions
+    may be dotted paths. They get a `fastdedup.web.request.Request`; Django's own, with its `user`, is its
+    `source["django.request"]`. Sync functions are called where they may use the database.
+
+    Cookies that a view sets are not replayed unless `drop_headers` is empty. Exceptions, and the 500 that
+    Django makes of them, release the key. Under ASGI a view whose client leaves is finished all the same;
+    `on_disconnect="cancel"` is for async views: a sync one runs in a thread, which nothing stops.
+
+    Raises:
+        ImproperlyConfigured: a setting is missing or cannot be used.
+    """
+
+    sync_capable = True
+    async_capable = True
+
+    def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
+        self.get_response = get_response
+        self._async = iscoroutinefunction(get_response)
+        if self._async:
+            markcoroutinefunction(self)
+        given = http()
+        try:
+            rules = given.rules()
+            self._policy = Policy(rules, gate().settings, given.docs)
+            self._table = Table(rules, lambda rule: Guards(rule, given.docs))
+            for _, guards in self._table.entries:
+                guards.bound()
+        except ConfigError as error:
+            raise ImproperlyConfigured(f"settings.FASTDEDUP_HTTP cannot be used: {error}") from error
+
+    def __call__(self, request: HttpRequest) -> Any:
+        """Answer one request; in async mode, return a coroutine that does."""
+        if self._async:
+            return self._handle(AWAITING, request)
+        return drive(self._handle(BLOCKING, request))
+
+    async def _handle(self, bridge: Bridge, request: HttpRequest) -> HttpResponse:
+        guards = self._table.find(request.method, request.path_info)
+        if guards is not None:
+            return await keyed(bridge, guards, guards.rule, request, lambda: self.get_response(request))
+        if request.path_info == self._policy.path and request.method in ("GET", "HEAD"):
+            return reply(self._policy.page(request.headers.get("Accept")))
+        return await bridge.view(lambda: self.get_response(request))
+
+
+async def keyed(
+    bridge: Bridge, guards: Guards, rule: Rule, request: HttpRequest, view: Callable[[], Any]
+) -> HttpResponse:
+    """Answer a request of an operation that takes keys."""
+    try:
+        key = _checked_key(request, rule)
+        asked = None if key is None else request_of(request, body_of(request, rule.max_request))
+        # Where the middleware has claimed what is decorated, too, that is enough.
+        if asked is not None and key is not None and hold_of(request) is None:
+            principal = await bridge.call(rule.principal, asked)
+            got = await guards.ask(bridge, lambda guard: guard.claim(asked, principal, key))
+        else:
+            got = None
+    except UnreadablePostError:
+        return (
+            HttpResponseBadRequest()
+        )  # the client left before it had sent the request: nothing has happened
+    except REFUSALS as error:
+        return reply(refusal(error, rule, guards.docs))
+    if got is None:
+        return await bridge.view(view)
+    if got.hold is None:
+        return reply(answer(got.claim, rule, guards.docs))
+    return await run(bridge, got.hold, request, view)
+
+
+def _checked_key(request: HttpRequest, rule: Rule) -> str | None:
+    key = key_of(request)
+    if key is not None:
+        rule.check_key(key)
+    elif rule.required:
+        raise KeyMissing
+    return key

@@ -1,0 +1,235 @@
+"""`@one_time_form`: a form is acted upon once. Main path: `_OneTime.handle` → `_redeemed` → `capture.run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, Unpack, overload
+
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.utils.datastructures import MultiValueDict
+
+from ...errors import UnavailableError
+from ...model import Outcome
+from ...web.answers import refusal, replay
+from ...web.forms import (
+    HEADER,
+    WAIT,
+    FormRefused,
+    Refusal,
+    check_contents,
+    refusal_of,
+    unavailable,
+)
+from ...web.problems import whole_seconds
+from ...web.request import RequestTooLarge, everyone
+from ...web.response import DEGRADED, Response
+from ...web.rules import ClaimSettings, Rule
+from . import convert
+from .bridge import Bridge
+from .capture import run
+from .config import http, within_limits
+from .settling import Guards, Hold
+from .tokens import Form, Subject, open_form, subject_of
+from .views import check_settings, wrap
+
+__all__ = ["FormRefused", "Refusal", "one_time_form"]
+
+View = TypeVar("View", bound=Callable[..., Any])
+Refused = Callable[[HttpRequest, FormRefused], Any]
+_SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_SOON = 1.0
+
+
+@overload
+def one_time_form(view: View, /) -> View: ...
+
+
+@overload
+def one_time_form(
+    *,
+    subject: Subject | str | None = None,
+    field: str | None = None,
+    wait: float = WAIT,
+    refused: Refused | None = None,
+    **settings: Unpack[ClaimSettings],
+) -> Callable[[View], View]: ...
+
+
+def one_time_form(
+    view: Any = None,
+    /,
+    *,
+    subject: Subject | str | None = None,
+    field: str | None = None,
+    wait: float = WAIT,
+    refused: Refused | None = None,
+    **settings: Unpack[ClaimSettings],
+) -> Any:
+    """Decorate a view whose form is acted upon once: GET passes, anything else redeems the form's token.
+
+        @one_time_form
+        def order(request):
+            form = OrderForm(request.POST or None, request=request)   # with OneTimeFormMixin, or {% one_time_token %}
+
+    The same form again (a second click, a refresh, a duplicated tab) gets the first response. Where nothing is to be
+    done and there is nothing to replay, the view's own page is shown, as for GET, with the refusal's status,
+    `request.form_refused` (a FormRefused, for `{% one_time_notice %}`) and a fresh form. Where the same form may
+    be sent again it has the same token, so that it is still done only once. A form that a script sends, its token
+    in the header X-One-Time-Token, is told by a problem or a short page.
+
+    Classes: `@method_decorator(one_time_form, name="dispatch")`. Put it inside of `login_required` and its kin. An
+    exception releases the token, so that the form can be sent again; so do a form that is not valid
+    (`OneTimeFormMixin`) and `reopen(request)`. With ATOMIC_REQUESTS the view's transaction ends before its
+    response is stored.
+
+    Args:
+        view: the view, where there is nothing else to say.
+        subject: whom a token belongs to, a function of the HttpRequest; by default `FASTDEDUP_HTTP["subject"]`,
+            or else `session_subject`: this session, and this user.
+        field: the form's field; `FASTDEDUP_HTTP["field"]`, or else `one_time_token`.
+        wait: seconds that a second click waits for the first one's page.
+        refused: makes the page for a refusal, instead: `refused(request, error)`.
+        settings: see `fastdedup.web.rules.Rule`.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    rule = Rule("/", everyone, wait=wait, **settings)  # of forms the token alone is the key
+    form = _OneTime(rule, subject, field, refused)
+
+    def decorate(view: Any) -> Any:
+        check_settings(rule, view)
+        return wrap(view, form.handle)
+
+    return decorate if view is None else decorate(view)
+
+
+class _OneTime:
+    def __init__(
+        self, rule: Rule, subject: Subject | str | None, field: str | None, refused: Refused | None
+    ) -> None:
+        self._guards = Guards(rule, None)
+        self._rule = rule
+        self._subject = subject
+        self._field = field
+        self._refused = refused
+
+    async def handle(self, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
+        """Answer a request."""
+        given = http()
+        form = open_form(request, self._subject or given.subject, self._field or given.field)
+        request.form_refused = None
+        if request.method in _SAFE:
+            return await bridge.view(view)
+        try:
+            got = await self._redeemed(bridge, request, form)
+        except RequestTooLarge as error:
+            return convert.reply(refusal(error, self._rule, None))
+        except FormRefused as error:
+            return await self._refuse(bridge, request, form, error, view)
+        if isinstance(got, Response):
+            return convert.reply(got)
+        return await run(bridge, got, request, view)
+
+    async def _redeemed(self, bridge: Bridge, request: HttpRequest, form: Form) -> Hold | Response:
+        """Return the claim for the first, the first's response for others. Raises FormRefused."""
+        form.token = token = _sent_token(request, form.field)
+        contents = self._mark(request, form.field)
+        who = await subject_of(bridge, request)
+        try:
+            got = await self._guards.ask(
+                bridge,
+                lambda guard: guard.forms.tokens.redeem(token, who, wait=self._rule.wait),
+                form=True,
+                mark=contents,
+            )
+        except UnavailableError as error:
+            raise unavailable(error) from None
+        if got.hold is not None:
+            return got.hold
+        claim = got.claim
+        if claim.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
+            raise refusal_of(claim.outcome)
+        stored = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
+        check_contents(stored, contents)
+        if HEADER not in request.headers and (stored is None or not stored.whole):
+            raise _done_before()
+        response = replay(stored, None)
+        return response.marked(DEGRADED) if claim.degraded else response
+
+    def _mark(self, request: HttpRequest, field: str) -> bytes:
+        if request.method == "POST" and request.content_type in _FORMS:
+            body = convert.form_of(request, field)
+        else:
+            body = convert.body_of(request, within_limits(self._rule).max_request)
+        return self._rule.mark(convert.request_of(request, body))
+
+    # What a person is told
+
+    async def _refuse(
+        self, bridge: Bridge, request: HttpRequest, form: Form, error: FormRefused, view: Callable[[], Any]
+    ) -> HttpResponse:
+        form.again = error.retry_after is not None and bool(form.token)
+        form.data = request.POST
+        request.form_refused = error
+        if self._refused is not None:
+            return await bridge.call(self._refused, request, error)
+        if HEADER not in request.headers:
+            with _as_get(request):
+                page = await bridge.view(view)
+            if page.status_code != 405:
+                return _told(request, page, error)
+        asked = convert.request_of(request, b"")
+        asked.headers = [(b"host", request.get_host().encode()), *asked.headers]  # as the proxy tells it
+        return convert.reply(error.response(asked))
+
+
+def _sent_token(request: HttpRequest, field: str) -> str:
+    """Return the token that came. An empty one was rendered while the store was unavailable."""
+    token = request.headers.get(HEADER) or request.POST.get(field)
+    if token is None:
+        raise FormRefused(Refusal.MISSING)
+    if not token:
+        raise FormRefused(Refusal.UNAVAILABLE, retry_after=_SOON)
+    return str(token)
+
+
+def _done_before() -> FormRefused:
+    """A person whose first page was a stream or too large, and is not kept, is told so by a page, not a problem."""
+    error = FormRefused(Refusal.CHANGED)  # as there, the first was done, and this is not
+    error.status, error.title = 409, "This form was sent before"
+    error.message = "It was done; its page cannot be shown again. To do it once more use a fresh form."
+    return error
+
+
+def _told(request: HttpRequest, page: HttpResponse, error: FormRefused) -> HttpResponse:
+    """Make the view's own page that of a refusal; what else it answers, a redirect say, stays."""
+    if page.status_code == 200:
+        page.status_code = error.status
+    if error.retry_after is not None:
+        page["Retry-After"] = whole_seconds(error.retry_after).decode()
+    page.setdefault("Cache-Control", "no-store")
+    if callable(getattr(page, "render", None)) and not page.is_rendered:
+        render = page.render
+
+        def rendered() -> HttpResponse:
+            del page.render  # for once
+            with _as_get(request):
+                return render()
+
+        page.render = rendered
+    return page
+
+
+@contextmanager
+def _as_get(request: HttpRequest) -> Iterator[None]:
+    """Let a view see the request as one for its page. In place, as class-based views hold on to it."""
+    before = (request.method, request.POST, request.FILES)
+    request.method, request.POST = "GET", QueryDict(encoding=request.encoding)
+    request._files = MultiValueDict()  # there is no public way to set it
+    try:
+        yield
+    finally:
+        request.method, request.POST, request._files = before

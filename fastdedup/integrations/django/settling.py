@@ -1,0 +1,158 @@
+"""What becomes of a claim, in the gate's thread: it is renewed, and settled by a response. No Django here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ...claim import Claim
+from ...errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError, UsageError
+from ...events import log
+from ...sync import Claim as SyncClaim
+from ...sync.home import Bound, Home
+from ...sync.parts import take_back
+from ...web.answers import Settling, settling_of, storable
+from ...web.response import DEGRADED, UNSTORED, Response
+from ...web.rules import Rule
+from ..asgi import Guard
+from ..exchange import Held
+from .bridge import Bridge
+from .config import gate
+
+_HOLD = 1.0
+"""Seconds for which a response waits to be stored. Then it is sent, marked, and storing it goes on."""
+Marks = list[tuple[bytes, bytes]]
+
+
+@dataclass(slots=True)
+class Hold:
+    """A claim that a request holds, and where its gate lives."""
+
+    home: Home
+    held: Held
+    seconds: float
+    """That an operation of the gate takes at the most."""
+    public: SyncClaim
+    """The claim as a view sees it."""
+    undone: bool = False
+    """The view has said that nothing was done."""
+    invalid: bool = False
+    """A form of the view's had errors, so nothing was done unless the view redirects."""
+
+    @property
+    def rule(self) -> Rule:
+        """By which it is settled."""
+        return self.held.rule
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The answer to a claim: a `hold` where it was acquired."""
+
+    claim: Claim
+    hold: Hold | None
+
+
+Ask = Callable[[Guard], Awaitable[Claim]]
+
+
+class Guards:
+    """The guard of a rule, of the process's present gate."""
+
+    __slots__ = ("_bound", "docs", "rule")
+
+    def __init__(self, rule: Rule, docs: str | None) -> None:
+        self.rule = rule
+        self.docs = docs
+        # Mutable: the guard, and of which gate it is; tests have several.
+        self._bound: tuple[object, Bound[Guard]] | None = None
+
+    def bound(self) -> Bound[Guard]:
+        """Return where the guard is found. Raises as `gate`."""
+        dedup = gate()
+        if self._bound is None or self._bound[0] is not dedup:
+            self._bound = (dedup, dedup.bind(lambda one: Guard(one, self.rule)))
+        return self._bound[1]
+
+    async def ask(self, bridge: Bridge, ask: Ask, *, form: bool = False, mark: bytes = b"") -> Asked:
+        """Claim a key, or redeem a token. Raises as that does."""
+        bound = self.bound()
+        home, guard = bound.get()
+        dedup = guard.forms if form else guard.dedup
+
+        async def claimed() -> Claim:
+            claim = await ask(guard)
+            claim.bind_body(None)
+            if claim.acquired and self.rule.renew:
+                claim.keep_renewing()
+            return claim
+
+        seconds = bound.root.seconds
+        claim = await bridge.run(home, claimed, seconds + self.rule.wait, take_back(dedup))
+        if not claim.acquired:
+            return Asked(claim, None)
+        held = Held(claim, self.rule, dedup, self.docs, mark)
+        return Asked(claim, Hold(home, held, seconds, SyncClaim(home, claim)))
+
+
+async def settle(bridge: Bridge, hold: Hold, response: Response) -> Marks | None:
+    """Settle by a response; returns how it is to be marked, or None where the claim was lost."""
+    undone = hold.undone or (hold.invalid and not 300 <= response.status < 400)
+    try:
+        return await bridge.run(hold.home, lambda: _settle(hold.held, response, undone), hold.seconds + _HOLD)
+    except DedupError as error:  # the gate's thread is stuck or dead; what was done was done
+        log.error("%s: this response is not stored: %s", hold.held.claim.key, error)
+        return [UNSTORED]
+
+
+async def give_back(bridge: Bridge, hold: Hold) -> None:
+    """Release: the view has failed, and a retry runs again."""
+    await bridge.run(hold.home, lambda: _release(hold.held), hold.seconds)
+
+
+async def _settle(held: Held, response: Response, undone: bool) -> Marks | None:
+    marks = [DEGRADED] if held.claim.degraded else []
+    how = Settling.RELEASE if undone else settling_of(held.rule, response)
+    if not (response.whole or undone):
+        marks.append(UNSTORED)
+    if how is Settling.RELEASE:
+        await _release(held)
+        return marks
+    try:
+        async with asyncio.timeout(_HOLD):
+            await _record(held, how, response)
+    except ClaimLostError:
+        log.warning("%s: another request took over while this one ran", held.claim.key)
+        return None
+    except (UnavailableError, TimeoutError):
+        held.dedup.keep(_record(held, how, response))
+        marks.append(UNSTORED)
+    except UsageError as error:  # the view has settled it itself, or the gate was closed
+        log.warning("%s: this response is not stored: %s", held.claim.key, error)
+        marks.append(UNSTORED)
+    except asyncio.CancelledError:
+        held.dedup.keep(_record(held, how, response))  # the effect has happened
+        raise
+    finally:
+        held.claim.unbind()
+    return marks
+
+
+async def _record(held: Held, how: Settling, response: Response) -> None:
+    record = held.claim.complete if how is Settling.COMPLETE else held.claim.fail
+    stored = storable(held.rule, response)
+    try:
+        await record(stored)
+    except ResultTooLargeError:  # by its headers
+        await record(Response(stored.status, (), b"", False, stored.request))
+
+
+async def _release(held: Held) -> None:
+    held.claim.unbind()
+    try:
+        await held.claim.release()
+    except UsageError:
+        pass  # the view has settled it itself
+    except DedupError as error:
+        log.warning("%s was not released, and is free when its lease ends: %s", held.claim.key, error)

@@ -1,0 +1,56 @@
+"""`{% one_time_token %}` in a form, and `{% one_time_notice %}` above it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django import template
+from django.core.exceptions import ImproperlyConfigured
+from django.http import HttpRequest
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
+
+from ..tokens import form_of, token_for
+
+register = template.Library()
+
+
+@register.simple_tag(takes_context=True)
+def one_time_token(context: template.Context, ttl: float | None = None) -> SafeString:
+    """Render the hidden input with a token, which is new unless the form that came may be sent again.
+
+    `autocomplete="off"`: or a browser that reloads the page puts back the token that the field had before.
+
+    Args:
+        context: has the `request`.
+        ttl: seconds in which the form can be sent; the gate's `token_ttl` by default.
+    """
+    request = _request(context)
+    return format_html(
+        '<input type="hidden" name="{}" value="{}" autocomplete="off">',
+        form_of(request).field,
+        token_for(request, ttl),
+    )
+
+
+@register.simple_tag(takes_context=True)
+def one_time_notice(context: template.Context) -> SafeString:
+    """Render why the form that came was not acted upon; nothing, where there is no such thing."""
+    refused = getattr(_request(context), "form_refused", None)
+    if refused is None:
+        return SafeString()
+    return format_html(
+        '<div class="one-time-notice" role="alert"><strong>{}</strong><p>{}</p></div>',
+        refused.title,
+        refused.message,
+    )
+
+
+def _request(context: Any) -> HttpRequest:
+    request = context.get("request")
+    if request is None:
+        raise ImproperlyConfigured(
+            "{% one_time_token %} needs the request: use render(request, ...), and the context processor "
+            "django.template.context_processors.request"
+        )
+    return request

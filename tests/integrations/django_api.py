@@ -1,0 +1,156 @@
+"""Views for keys in Django: one that answers in many ways, plain and async, decorated and not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from io import BytesIO
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.exceptions import PermissionDenied
+from django.http import FileResponse, Http404, HttpResponse, HttpResponseBase, StreamingHttpResponse
+from django.template import engines
+from django.template.response import TemplateResponse
+from django.urls import path
+from django.utils.decorators import method_decorator
+from django.views import View
+
+from fastdedup.integrations.django import by_header, by_user, claim_of, gate, idempotent
+
+from .django_shop import DESK, sign_in
+
+
+def exempt(view: Any) -> Any:
+    """As csrf_exempt, which knows async views only since Django 5.0."""
+    view.csrf_exempt = True
+    return view
+
+
+def answer(request: Any, name: str) -> HttpResponseBase:
+    """Make an order, and answer in the way that the path names."""
+    number = DESK.order(request.body.decode("utf-8", "replace")[:20] if name != "form" else request.POST["a"])
+    match name:
+        case "absent":
+            raise Http404
+        case "denied":
+            raise PermissionDenied
+        case "large":
+            return HttpResponse(b"x" * 5000)
+        case "file":
+            return FileResponse(BytesIO(b"a file"), filename="a.txt")
+        case "late":
+            return TemplateResponse(request, engines["django"].from_string("order {{ n }}"), {"n": number})
+        case "lost":
+            claim = claim_of(request)
+            assert claim is not None
+            claim.release()
+        case "overtaken":
+            claim = claim_of(request)
+            assert claim is not None
+            http = gate().scoped("http")
+            http.forget(claim.key)
+            assert http.claim(claim.key).acquired
+    response = HttpResponse(f"order {number}", status=201, headers={"X-Order": "é"})
+    response.set_cookie("seen", "yes", httponly=True, samesite="Lax", path="/x")
+    return response
+
+
+def plain(request: Any, name: str) -> HttpResponseBase:
+    if name in ("stream", "broken"):
+        return StreamingHttpResponse(_chunks(name))
+    return answer(request, name)
+
+
+async def awaited(request: Any, name: str) -> HttpResponseBase:
+    if name in ("stream", "broken"):
+        return StreamingHttpResponse(_achunks(name))
+    if name.startswith("slow"):
+        return await slow(request, name)
+    return await sync_to_async(answer)(request, name)
+
+
+async def slow(request: Any, name: str) -> HttpResponseBase:
+    """Waits without blocking the loop; then answers whole, late, or by a stream."""
+    DESK.started.release()
+    await asyncio.to_thread(DESK.go_on.wait, 30)
+    DESK.orders.append(name)
+    text = f"order {len(DESK.orders)}"
+    match name:
+        case "slow-late":
+            return TemplateResponse(request, engines["django"].from_string(text))
+        case "slow-stream":
+            return StreamingHttpResponse(_achunks("stream"))
+    return HttpResponse(text)
+
+
+def _chunks(name: str) -> Iterator[bytes]:
+    yield b"order "
+    if name == "broken":
+        raise RuntimeError("the line broke")
+    yield b"%d" % DESK.order(name)
+
+
+async def _achunks(name: str) -> AsyncIterator[bytes]:
+    for chunk in _chunks(name):
+        yield chunk
+
+
+@exempt
+@idempotent(principal=by_header("x-api-key"), required=True)
+def decorated(request: Any, name: str) -> HttpResponseBase:
+    return plain(request, name)
+
+
+@exempt
+@idempotent(principal="tests.integrations.django_api.async_user", required=True, wait=5.0)
+async def adecorated(request: Any, name: str) -> HttpResponseBase:
+    return await awaited(request, name)
+
+
+async def async_user(request: Any) -> str | None:
+    await asyncio.sleep(0)
+    return by_user(request)
+
+
+@method_decorator([exempt, idempotent(principal=by_user, required=True)], name="dispatch")
+class Decorated(View):  # type: ignore[misc]
+    def post(self, request: Any, name: str) -> HttpResponseBase:
+        return plain(request, name)
+
+    def get(self, request: Any, name: str) -> HttpResponseBase:
+        return HttpResponse("shown")
+
+
+@method_decorator([exempt, idempotent(principal=by_user, required=True)], name="dispatch")
+class AsyncDecorated(View):  # type: ignore[misc]
+    async def post(self, request: Any, name: str) -> HttpResponseBase:
+        return await awaited(request, name)
+
+    async def get(self, request: Any, name: str) -> HttpResponseBase:
+        return HttpResponse("shown")
+
+
+@exempt
+@idempotent(required=True)
+def by_settings(request: Any, name: str) -> HttpResponseBase:
+    return plain(request, name)
+
+
+class Undecorated(View):  # type: ignore[misc]
+    @idempotent(principal=by_user)
+    def post(self, request: Any) -> HttpResponse:
+        return HttpResponse()
+
+
+urlpatterns = [
+    path("in/<name>", sign_in),
+    path("sync/<name>", exempt(plain)),
+    path("async/<name>", exempt(awaited)),
+    path("decorated/<name>", decorated),
+    path("adecorated/<name>", adecorated),
+    path("class/<name>", Decorated.as_view()),
+    path("aclass/<name>", AsyncDecorated.as_view()),
+    path("settings/<name>", by_settings),
+    path("undecorated", exempt(Undecorated.as_view())),
+]
