@@ -202,7 +202,9 @@ class Core:
         """Return the queue of renewals of that lease, in seconds."""
         queue = self._renewals.get(lease)
         if queue is None:
-            if len(self._renewals) >= _LEASES:  # most programs have one or two; some make one up for each claim
+            if (
+                len(self._renewals) >= _LEASES
+            ):  # most programs have one or two; some make one up for each claim
                 self._renewals = {each: queue for each, queue in self._renewals.items() if queue.waits}
             queue = self._renewals[lease] = RenewalQueue(asyncio.get_running_loop(), lease)
         return queue

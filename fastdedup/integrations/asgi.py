@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from inspect import isawaitable
 from typing import Unpack
+from urllib.parse import quote
 
 from ..claim import Claim
 from ..gateway import Dedup
@@ -104,16 +105,22 @@ class IdempotencyMiddleware:
                 return await self._lifespan.run(self.app, scope, receive, send)
             return await self.app(scope, receive, send)
         path = route_path(scope)
-        guard = self._table.find(scope["method"], path)
-        if guard is not None:
-            return await self._guarded(guard, scope, receive, send)
         if path == self._policy.path and scope["method"] in ("GET", "HEAD"):
             accept = request_of(scope, b"").header("accept")
             return await Exchange(receive, send, 0).answer(self._policy.page(accept))
-        return await self.app(scope, receive, send)
+        guard = self._table.find(scope["method"], path)
+        if guard is None:
+            return await self.app(scope, receive, send)
+        return await self._guarded(guard, scope, receive, send)
+
+    def _docs(self, scope: Scope) -> str | None:
+        """Where clients find the policy: a path of this application's is below where that is mounted."""
+        if self._policy.path is None:
+            return self._policy.docs
+        return quote(scope.get("root_path", ""), errors="replace") + self._policy.path
 
     async def _guarded(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
-        docs = self._policy.docs
+        docs = self._docs(scope)
         exchange = Exchange(receive, send, guard.rule.max_request)
         try:
             key = parse([value for name, value in scope["headers"] if name == b"idempotency-key"])
@@ -140,8 +147,9 @@ class IdempotencyMiddleware:
 def route_path(scope: Scope) -> str:
     """Return the path below where the application is mounted."""
     path: str = scope["path"]
-    root: str = scope.get("root_path", "")
-    return path[len(root) :] if root and path.startswith(root) else path
+    root: str = scope.get("root_path", "").rstrip("/")
+    below = path.removeprefix(root)
+    return below if below.startswith("/") else path if below else "/"
 
 
 def request_of(scope: Scope, body: bytes) -> Request:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from ..claim import Claim
-from ..errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError
+from ..errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError, UsageError
 from ..events import log
 from ..gateway import Dedup
-from ..web.answers import Settling, settling_of, storable, streams
+from ..web.answers import Settling, settling_of, streams
 from ..web.problems import CLAIM_LOST, respond
 from ..web.request import RequestTooLarge
 from ..web.response import DEGRADED, UNSTORED, Response
@@ -18,13 +19,18 @@ from ..web.rules import Rule
 from .lifespan import ASGIApp, Message, Receive, Scope, Send
 
 _HOLD = 1.0
-"""Seconds for which a response waits to be stored. Then it is sent, marked, and storing it goes on."""
+"""Seconds for which a response waits to be stored while the store is unavailable. Then it is sent, marked, and
+storing it goes on."""
+_GRACE = 0.1
+"""Seconds in which an application that was told to stop does so, before it is cancelled."""
 _GONE = {"type": "http.disconnect"}
+_CLIENT_GONE = 499
+"""What nginx logs for a client that left."""
 _UNSUPPORTED = frozenset(("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"))
 """Ways to send a response that would go past what is captured here."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Held:
     """The claim that an exchange holds, and by which rule it is settled."""
 
@@ -61,6 +67,12 @@ class Exchange:
         self._held: Held | None = None
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
+        # Of stopping the handler: how many listen for the end, whether it was told, whether it was cancelled.
+        self._listening = 0
+        self._stopping = False
+        self._cancelled = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._news = asyncio.Event()
         # Of the response: its start, its body so far, and whether it goes straight through, is settled, over.
         self._start: Message | None = None
         self._body: list[bytes] = []
@@ -99,13 +111,21 @@ class Exchange:
             await self._pull()
         if self._delivered < len(self._chunks):
             return self._next_chunk()
-        if self._watcher is not None:
+        if self._held is not None and not (self._passing and self._watcher is None):
+            # That the client left is not the handler's concern where it finishes.
+            await self._news_of_the_end()
+        if not (self._gone or self._stopping):
+            if self._watcher is None:
+                return await self._receive()
             await asyncio.wait([self._watcher])
-        elif not self._gone:
-            if self._held is not None and not self._passing:
-                await self._over.wait()  # that the client left is not the handler's concern: it finishes
-            return await self._receive()
         return _GONE
+
+    async def _news_of_the_end(self) -> None:
+        self._listening += 1
+        try:
+            await self._news.wait()
+        finally:
+            self._listening -= 1
 
     def _next_chunk(self) -> Message:
         chunk = self._chunks[self._delivered]
@@ -125,9 +145,9 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": response.body})
 
     def hold(self, held: Held) -> None:
-        """Settle this claim by the response. Its lease is kept; should it be lost, the task is cancelled."""
+        """Settle this claim by the response. Its lease is kept; should it be lost, the handler is cancelled."""
         self._held = held
-        held.claim.bind_body(self._task)
+        held.claim.bind_body(cast("asyncio.Task[Any]", self))  # whom it cancels and uncancels
         if held.rule.renew:
             held.claim.keep_renewing()
         if held.rule.on_disconnect == "cancel":
@@ -138,8 +158,37 @@ class Exchange:
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-        if not self._settled and self._task is not None:
-            self._task.cancel()
+        if not self._settled:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Stop the handler: tell one that listens for the end of the connection, and cancel one that does not.
+
+        Django waits for its view in a way that leaves the view running when it is cancelled itself; told that the
+        client is gone, it cancels the view.
+        """
+        self._stopping = True
+        self._news.set()
+        if self._listening:
+            self._timer = asyncio.get_running_loop().call_later(_GRACE, self._cancel)
+        else:
+            self._cancel()
+
+    def _cancel(self) -> None:
+        if not self._settled:
+            self._cancelled = self._task is not None and self._task.cancel()
+
+    def uncancel(self) -> int:
+        """Take a cancellation by `cancel` back; returns how many others there are."""
+        if self._task is None:
+            return 0
+        cancelled, self._cancelled = self._cancelled, False
+        return self._task.uncancel() if cancelled else self._task.cancelling()
+
+    @property
+    def holds(self) -> bool:
+        """True from `hold` on."""
+        return self._held is not None
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
         """Run the application; what it does not settle by a response is released.
@@ -148,7 +197,11 @@ class Exchange:
             BaseException: whatever the application raises, and its cancellation unless that was for the claim.
         """
         try:
-            await app(scope, self.receive, self.send)
+            try:
+                await app(scope, self.receive, self.send)
+            finally:
+                if self._timer is not None:
+                    self._timer.cancel()
         except BaseException as error:
             if not await self._broke_off(error):
                 raise
@@ -162,29 +215,40 @@ class Exchange:
         held = self._held
         if held is None:
             return
-        if not self._settled and self._passing and self._start is not None:
+        if not self._settled and self._passing and not self._stopping:
             # A stream whose client left: it is what the first request got.
             await self._settle(held, self._response(whole=False))
         if self._settled:
             held.claim.unbind()
-        else:
+            return
+        try:
             await held.claim.leave(None, release=True)
+        except ClaimLostError:  # the application has swallowed its cancellation, and answered nothing
+            await self._refuse_lost(held)
+        else:
+            if self._gone and self._stopping:
+                await self._answer_nobody()
+
+    async def _answer_nobody(self) -> None:
+        """The client is gone; middleware outside (Starlette's BaseHTTPMiddleware) takes none at all for a mistake."""
+        if not self._passing:
+            with suppress(OSError):
+                await self.answer(Response(_CLIENT_GONE, (), b""))
 
     async def _broke_off(self, error: BaseException) -> bool:
         """Release. Returns whether the error was of the gate's own making, and is dealt with."""
         held = self._held
         if held is None:
             return False
-        if self._settled:
-            held.claim.unbind()
-            return False
         try:
             await held.claim.leave(error)
         except ClaimLostError:
             await self._refuse_lost(held)
             return True
-        left = self._watcher is not None and self._gone and isinstance(error, asyncio.CancelledError)
-        return left and self._task is not None and self._task.uncancel() == 0
+        if not (self._cancelled and self.uncancel() == 0):
+            return False
+        await self._answer_nobody()
+        return True
 
     # The response
 
@@ -198,7 +262,7 @@ class Exchange:
             case "http.response.start":
                 self._start = message
                 headers = message["headers"] = list(message.get("headers", ()))
-                if streams(next((value for name, value in headers if name.lower() == b"content-type"), None)):
+                if any(streams(value) for name, value in headers if name.lower() == b"content-type"):
                     await self._pass_on()
             case "http.response.body" if self._start is not None:
                 await self._take(held, message)
@@ -219,7 +283,7 @@ class Exchange:
             self._body.clear()
         if not more:
             await self._settle(held, self._response(whole=False))
-            self._over.set()
+            self._end()
         await self._send_on(message)
 
     async def _pass_on(self) -> None:
@@ -239,18 +303,23 @@ class Exchange:
     async def _finish(self, held: Held) -> None:
         assert self._start is not None
         marks = await self._settle(held, self._response())
-        self._over.set()
+        self._end()
         if marks is None:
             await self._refuse_lost(held)
             return
         headers = self._start["headers"]
-        await self._send({**self._start, "headers": [*headers, *marks]} if marks else self._start)
-        await self._send({"type": "http.response.body", "body": b"".join(self._body)})
+        await self._send_on({**self._start, "headers": [*headers, *marks]} if marks else self._start)
+        await self._send_on({"type": "http.response.body", "body": b"".join(self._body)})
+
+    def _end(self) -> None:
+        self._over.set()
+        self._news.set()
 
     def _response(self, *, whole: bool = True) -> Response:
+        """What is stored of the response."""
         assert self._start is not None
         assert self._held is not None
-        headers = [(name.lower(), value) for name, value in self._start["headers"]]
+        headers = self._held.rule.stored_headers(self._start["headers"])
         body = b"".join(self._body) if whole else b""
         return Response(self._start["status"], headers, body, whole, self._held.mark)
 
@@ -263,36 +332,43 @@ class Exchange:
     async def _settle(self, held: Held, response: Response) -> list[tuple[bytes, bytes]] | None:
         """Settle by a response; returns how it is to be marked, or None where the claim was lost."""
         self._settled = True
+        if not held.claim.lost:
+            held.claim.bind_body(None)  # the work is done: whether the lease is lost now, the store says
         marks = [DEGRADED] if held.claim.degraded else []
         how = settling_of(held.rule, response)
         if how is Settling.RELEASE:
             await self._release(held)
             return marks
         try:
-            async with asyncio.timeout(_HOLD):
-                await self._record(held, how, response)
+            await self._record(held, how, response, _HOLD)
         except ClaimLostError:
             log.warning("%s", held.claim.key + ": another request took over while this one ran")
             return None
-        except (UnavailableError, TimeoutError):
+        except UnavailableError:
             held.dedup.keep(self._record(held, how, response))
+            marks.append(UNSTORED)
+        except UsageError as error:  # the handler has settled it itself, or the gate was closed
+            log.warning("%s: this response is not stored: %s", held.claim.key, error)
             marks.append(UNSTORED)
         except asyncio.CancelledError:
             held.dedup.keep(self._record(held, how, response))  # the effect has happened
             raise
         return marks
 
-    async def _record(self, held: Held, how: Settling, response: Response) -> None:
+    async def _record(
+        self, held: Held, how: Settling, response: Response, within: float | None = None
+    ) -> None:
         record = held.claim.complete if how is Settling.COMPLETE else held.claim.fail
-        stored = storable(held.rule, response)
         try:
-            await record(stored)
+            await record(response, within=within)
         except ResultTooLargeError:  # by its headers
-            await record(Response(stored.status, (), b"", False, stored.request))
+            await record(Response(response.status, (), b"", False, response.request), within=within)
 
     async def _release(self, held: Held) -> None:
         try:
             await held.claim.release()
+        except UsageError:
+            pass  # the handler has settled it itself
         except DedupError as error:
             log.warning("%s was not released, and is free when its lease ends: %s", held.claim.key, error)
 

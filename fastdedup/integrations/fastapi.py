@@ -8,6 +8,7 @@ and problems in the OpenAPI document. Main path: `Idempotency.__call__` → the 
 
 import uuid
 from collections.abc import Callable
+from inspect import isasyncgenfunction, iscoroutinefunction, isfunction
 from typing import Annotated, Any, Unpack
 
 from ..claim import Claim
@@ -40,7 +41,7 @@ Chooser = Callable[[Request], Dedup]
 """Chooses a gate for a request; for applications that have several."""
 
 
-def everyone() -> None:
+async def everyone() -> None:  # async: FastAPI calls any other in a thread
     """A principal or subject that tells nobody apart: all callers share their keys or tokens."""
 
 
@@ -53,7 +54,8 @@ class Idempotency:
         app: the application.
         dedup: the gate.
         docs: where clients read of it: a link in every error; the application's own `/docs` by default.
-        max_request: bytes of a request's body at most, of those that are claimed; it is held in memory.
+        max_request: bytes of a request's body at most, of those that are claimed; it is held in memory. Less
+            may be said of one operation, not more.
 
     Raises:
         ConfigError: the application has one already.
@@ -141,7 +143,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         caller: Annotated[Any, Depends(principal)],
         idempotency_key: Annotated[str | None, Header(alias=NAME, json_schema_extra={MARK: mark})] = None,
     ) -> Claim | None:
-        gate, exchange = _slot(request)
+        gate, exchange = _free_slot(request)
         guard = rule_at(_chosen(dedup, gate, request), request)
         try:
             key = parse([value for name, value in request.scope["headers"] if name == b"idempotency-key"])
@@ -196,7 +198,7 @@ def OneTimeToken(  # noqa: N802
         who: Annotated[Any, Depends(subject)],
         one_time_token: Annotated[str | None, Header(alias=HEADER, json_schema_extra={MARK: mark})] = None,
     ) -> Claim:
-        gate, exchange = _slot(request)
+        gate, exchange = _free_slot(request)
         guard = rule_at(_chosen(dedup, gate, request), request)
         token = one_time_token or (await request.form()).get(field)
         if not isinstance(token, str) or not token:
@@ -228,13 +230,34 @@ def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], Guard]:
     Rule("/", everybody, **settings)  # mistakes are told where they are made
 
     def rule_at(dedup: Dedup, request: Request) -> Guard:
-        path = request.scope["route"].path
+        path = _route_path(request)
         guard = guards.get((dedup, path))
         if guard is None:
-            guard = guards[dedup, path] = Guard(dedup, Rule(path, everybody, **settings))
+            limit = _slot(request)[0].max_request
+            rule = Rule(path, everybody, **{"max_request": limit, **settings})
+            _check(rule, limit, request.scope["endpoint"])
+            guard = guards[dedup, path] = Guard(dedup, rule)
         return guard
 
     return rule_at
+
+
+def _route_path(request: Request) -> str:
+    """The path as it was declared, with the prefixes of all routers that the route stands in."""
+    # Newer versions of FastAPI keep routers nested, and a route then knows no more than its own router's part.
+    whole = request.scope.get("fastapi", {}).get("effective_route_context")
+    return str((request.scope["route"] if whole is None else whole).path)
+
+
+def _check(rule: Rule, limit: int, endpoint: Any) -> None:
+    if rule.max_request > limit:
+        raise ConfigError(f"max_request={rule.max_request} exceeds that of Idempotency(...), {limit}")
+    in_thread = isfunction(endpoint) and not (iscoroutinefunction(endpoint) or isasyncgenfunction(endpoint))
+    if rule.on_disconnect == "cancel" and in_thread:
+        raise ConfigError(
+            f"on_disconnect='cancel' is for async handlers: {endpoint.__name__}() runs in a thread, which cannot "
+            "be cancelled, and would go on beside the retry"
+        )
 
 
 def _slot(request: Request) -> tuple[Idempotency, Exchange]:
@@ -242,6 +265,13 @@ def _slot(request: Request) -> tuple[Idempotency, Exchange]:
     if slot is None:
         raise ConfigError("Claimed() and OneTimeToken() need Idempotency(app, dedup) on their application")
     return slot  # type: ignore[no-any-return]
+
+
+def _free_slot(request: Request) -> tuple[Idempotency, Exchange]:
+    gate, exchange = _slot(request)
+    if exchange.holds:
+        raise ConfigError("an operation has one Claimed() or OneTimeToken(): one response cannot settle two")
+    return gate, exchange
 
 
 def _chosen(dedup: Dedup | Chooser | None, gate: Idempotency, request: Request) -> Dedup:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+from ..errors import DedupError
 from ..gateway import Dedup
 
 Scope = MutableMapping[str, Any]
@@ -38,17 +39,43 @@ class Lifespan:
                     self._ours = True
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the application's lifespan through; the gate is open all through it."""
+        """Pass the application's lifespan through; the gate is open before the first request.
 
-        async def opening() -> Message:
-            message = await receive()
-            if message["type"] == "lifespan.startup":
+        Only once the application has started: what it does then may be to open the gate itself.
+        """
+        heard = False
+
+        async def hearing() -> Message:
+            nonlocal heard
+            heard = True
+            return await receive()
+
+        async def opening_and_closing(message: Message) -> None:
+            if message["type"] == "lifespan.startup.complete":
                 await self.ready()
-            return message
-
-        async def closing(message: Message) -> None:
-            if message["type"].startswith("lifespan.shutdown") and self._ours:
-                await self._dedup.aclose()
+            elif message["type"] != "lifespan.startup.failed":
+                await self._close()
             await send(message)
 
-        await app(scope, opening, closing)
+        try:
+            await app(scope, hearing, opening_and_closing)
+        except Exception:
+            if heard:
+                raise
+            await self._alone(receive, send)  # an application without a lifespan, such as Django's
+
+    async def _alone(self, receive: Receive, send: Send) -> None:
+        await receive()
+        try:
+            await self.ready()
+        except DedupError as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self._close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _close(self) -> None:
+        if self._ours:
+            await self._dedup.aclose()

@@ -73,8 +73,13 @@ def answer(claim: Claim | SyncClaim, rule: Rule, docs: str | None) -> Response:
     return response.marked(DEGRADED) if claim.degraded else response
 
 
-def replay(stored: Response, docs: str | None) -> Response:
-    """Return the first response again; where that was not kept whole, say what it was."""
+def replay(stored: Response | None, docs: str | None) -> Response:
+    """Return the first response again; where that was not kept whole, say what it was.
+
+    None is what a handler leaves that completes its claim by hand, or a token that was merely consumed.
+    """
+    if stored is None:
+        return respond(NOT_STORED, docs=docs).marked(REPLAYED)
     if stored.whole:
         return stored.marked(REPLAYED)
     return respond(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from html import escape
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
 
 from ..errors import UnavailableError
 from ..model import Outcome
@@ -127,16 +127,23 @@ def unavailable(error: UnavailableError) -> FormRefused:
     return FormRefused(Refusal.UNAVAILABLE, retry_after=error.retry_after)
 
 
-def check_contents(stored: Response, mark: bytes) -> None:
+def check_contents(stored: Response | None, mark: bytes) -> None:
     """Raise FormRefused where a used token comes again with other contents than those that were acted upon."""
-    if stored.request and stored.request != mark:
+    if stored is not None and stored.request and stored.request != mark:
         raise FormRefused(Refusal.CHANGED)
 
 
 def _origin(request: Request) -> str:
     """Where the form was: the page that it came from if it is one of ours, else the address it was sent to."""
-    referer = urlsplit(request.header("referer") or "")
+    referer = _split(request.header("referer") or "")
     ours = referer.netloc and referer.netloc == request.header("host")
-    path = referer.path if ours else request.path
+    path = referer.path if ours else quote(request.path, errors="replace")
     # Two slashes at its start would lead to another server.
     return "/" + path.lstrip("/\\") + (f"?{referer.query}" if ours and referer.query else "")
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        return urlsplit(url)
+    except ValueError:  # such as http://[
+        return urlsplit("")

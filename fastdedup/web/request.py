@@ -68,7 +68,7 @@ def request_fingerprint(request: Request) -> bytes:
     """
     body = request.body
     parts = (request.method.encode(), request.path.encode("utf-8", "surrogateescape"), request.query)
-    if body:
+    if body.startswith(b"--"):
         kind = request.header("content-type")
         if kind is not None and kind[:10].lower() == "multipart/":
             body = _without_boundary(kind.encode("latin-1"), body)

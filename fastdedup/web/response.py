@@ -23,7 +23,7 @@ _OF_ONE_CONNECTION = frozenset(
 """RFC 9110, section 7.6.1: of the connection that they came over, never of the response."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Response:
     """A whole response; or, where `whole` is false, only what it was: its body was not kept."""
 
@@ -51,11 +51,10 @@ class HeaderFilter:
         self._drop = _OF_ONE_CONNECTION.union(name.lower().encode() for name in drop)
 
     def __call__(self, headers: Headers) -> Headers:
-        """Return those that are stored."""
+        """Return those that are stored, their names in lower case."""
         keep, drop = self._keep, self._drop
-        return [
-            (name, value) for name, value in headers if name not in drop and (keep is None or name in keep)
-        ]
+        lower = [(name.lower(), value) for name, value in headers]
+        return [pair for pair in lower if pair[0] not in drop and (keep is None or pair[0] in keep)]
 
 
 class ResponseCodec:

@@ -116,7 +116,8 @@ class Rule:
     duplicates are refused (409, `response-not-stored`), or it is released and they run again."""
     on_disconnect: Literal["finish", "cancel"] = "finish"
     """When the client goes away: the handler finishes, and a retry replays; or it is cancelled, and a retry
-    runs again."""
+    runs again. Only what is a coroutine down to its last call can be cancelled: a handler in a thread would go
+    on beside the retry."""
     keep_headers: Collection[str] | None = None
     """Headers of a response that are kept; None: all but `drop_headers`."""
     drop_headers: Collection[str] = ("set-cookie",)
@@ -133,11 +134,21 @@ class Rule:
     def __post_init__(self) -> None:
         if not callable(self.principal):
             raise ConfigError(f"principal is a function from a Request to a name, not {self.principal!r}")
-        if not self.path.startswith("/"):
+        if not isinstance(self.path, str) or not self.path.startswith("/"):
             raise ConfigError(f"a route's path starts with '/', {self.path!r} does not")
+        if not callable(self.fingerprint):
+            raise ConfigError(
+                f"fingerprint is a function from a Request to 16 bytes, not {self.fingerprint!r}"
+            )
         self._normalise()
+        for name in ("required", "renew"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} is True or False, not {getattr(self, name)!r}")
         for name in ("wait", "retry_after"):
             check_seconds(getattr(self, name), name, least=0.0)
+        for name in ("lease", "ttl", "failure_ttl"):
+            if getattr(self, name) is not None:
+                check_seconds(getattr(self, name), name)
         for name in ("max_request", "max_response"):
             check_count(getattr(self, name), name)
         if self.unstored not in ("refuse", "release"):
@@ -147,14 +158,19 @@ class Rule:
 
     def _normalise(self) -> None:
         methods = _names(self.methods, "methods")
+        if not methods:
+            raise ConfigError("methods is empty: the route would guard nothing")
         object.__setattr__(self, "methods", tuple(method.upper() for method in methods))
         keep = None if self.keep_headers is None else _names(self.keep_headers, "keep_headers")
         drop = _names(self.drop_headers, "drop_headers")
         object.__setattr__(self, "stored_headers", HeaderFilter(keep, drop))
-        try:
-            re.compile(self.key_format or "")
-        except re.error as error:
-            raise ConfigError(f"key_format is no regular expression: {error}") from None
+        if not callable(self.keep):
+            object.__setattr__(self, "keep", _statuses(self.keep))
+        if self.key_format is not None:
+            try:
+                re.compile(self.key_format)
+            except (re.error, TypeError) as error:
+                raise ConfigError(f"key_format is no regular expression: {error}") from None
 
     def keeps(self, status: int) -> bool:
         """Return whether a response of that status is the outcome."""
@@ -176,7 +192,7 @@ class Rule:
         if principal is not None and not isinstance(principal, str):
             raise ConfigError(f"a principal is text, or None for anybody; not {principal!r}")
         owner = "-" if principal is None else "=" + _short(principal)
-        place = path if self.path.endswith("*") else self.path
+        place = path if self.path[-1] == "*" else self.path
         return business_key(f"{method} {_short(place)}", owner, key)
 
     def mark(self, request: Request) -> bytes:
@@ -222,25 +238,30 @@ def _rule(route: Route, settings: dict[str, Any]) -> Rule:
 
 
 class Table(Generic[T]):
-    """Finds what belongs to a request's method and path: a dictionary, or one regular expression for all."""
+    """Finds what belongs to a request's method and path: by a dictionary, or one regular expression for all."""
 
     def __init__(self, rules: Sequence[Rule], make: Callable[[Rule], T]) -> None:
         self.entries = [(rule, make(rule)) for rule in rules]
-        self._methods = frozenset(method for rule in rules for method in rule.methods)
-        self._by_method = {method: self._matcher(method) for method in self._methods}
+        methods = {method for rule in rules for method in rule.methods}
+        self._by_method = {method: self._finder(method) for method in methods}
 
-    def _matcher(self, method: str) -> tuple[re.Pattern[str], list[T]]:
-        chosen = [(rule, entry) for rule, entry in self.entries if method in rule.methods]
-        pattern = "|".join(f"({_pattern(rule.path)})" for rule, _ in chosen)
-        return re.compile(pattern), [entry for _, entry in chosen]
+    def _finder(self, method: str) -> Callable[[str], T | None]:
+        chosen = [(rule.path, entry) for rule, entry in self.entries if method in rule.methods]
+        patterns = [f"({_pattern(path)})" for path, _ in chosen]
+        if not any(char in path for path, _ in chosen for char in "{*"):
+            return dict(reversed(chosen)).get
+        matches = re.compile("|".join(patterns)).fullmatch
+
+        def find(path: str) -> T | None:
+            found = matches(path)
+            return None if found is None else chosen[(found.lastindex or 1) - 1][1]
+
+        return find
 
     def find(self, method: str, path: str) -> T | None:
         """Return the entry of the first rule that matches, or None."""
-        matcher = self._by_method.get(method)
-        if matcher is None:
-            return None
-        found = matcher[0].fullmatch(path)
-        return None if found is None else matcher[1][(found.lastindex or 1) - 1]
+        finder = self._by_method.get(method)
+        return None if finder is None else finder(path)
 
 
 def _pattern(path: str) -> str:
@@ -255,11 +276,25 @@ def _pattern(path: str) -> str:
 
 
 def _names(names: Any, what: str) -> list[str]:
-    if isinstance(names, str) or not all(isinstance(name, str) and _TOKEN.fullmatch(name) for name in names):
+    if not isinstance(names, Collection) or isinstance(names, str | bytes):
+        raise ConfigError(f"{what} is a list of names, not {names!r}")
+    if not all(isinstance(name, str) and _TOKEN.fullmatch(name) for name in names):
         raise ConfigError(f"{what} is a list of names, not {names!r}")
     return list(names)
 
 
+def _statuses(statuses: Any) -> frozenset[int]:
+    if not isinstance(statuses, Collection) or isinstance(statuses, str | bytes):
+        raise ConfigError(f"keep is a function of a status, or a list of statuses, not {statuses!r}")
+    if not all(isinstance(status, int) and 100 <= status <= 599 for status in statuses):
+        raise ConfigError(f"keep has HTTP statuses, 100 to 599, not {statuses!r}")
+    return frozenset(statuses)
+
+
 def _short(name: str) -> str:
-    data = name.encode("utf-8", "surrogateescape")
-    return name if len(data) <= _LONGEST else "#" + blake2b(data, digest_size=16).hexdigest()
+    """A name as it is, or a digest of it: where it is long, cannot be encoded, or looks like a digest."""
+    data = name.encode("utf-8", "surrogatepass")
+    escaped = len(data) + name.count("|") + name.count("\\")
+    if escaped <= _LONGEST and name.isprintable() and not name.startswith("#"):
+        return name
+    return "#" + blake2b(data, digest_size=16).hexdigest()

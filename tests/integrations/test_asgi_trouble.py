@@ -1,0 +1,345 @@
+"""When things go wrong behind `IdempotencyMiddleware`: Redis down or frozen, leases lost, clients gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fastdedup import Dedup, LocalLRU
+from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of, everyone
+from fastdedup.integrations.lifespan import ASGIApp
+
+from ..servers import RedisServer
+from .desk import Desk, at, client
+from .live import Call
+from .test_asgi import key, problem
+
+WaitUntil = Callable[..., Awaitable[Any]]
+SENT_WITHIN = 3.0
+"""Seconds: a response is held back for one at most, and two cores are shared."""
+
+
+@pytest.fixture
+def redis_of_ones_own() -> Iterator[RedisServer]:
+    """To kill and freeze."""
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+def guarded(app: ASGIApp, dedup: Dedup, desk: Desk, **settings: Any) -> ASGIApp:
+    return IdempotencyMiddleware(at(desk, app), dedup, **{"principal": everyone, **settings})
+
+
+# Before the claim
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+async def test_without_redis_a_request_is_503_within_the_deadline_and_nothing_runs(
+    app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk, fault: str
+) -> None:
+    async with Dedup(redis_of_ones_own.url, timeout=0.25) as dedup:
+        http = client(guarded(app, dedup, desk))
+        await http.post("/orders", headers=key("before"))
+        getattr(redis_of_ones_own, fault)()
+        for name in ("k", "l", "m", "n"):
+            begun = time.monotonic()
+            answer = await http.post("/orders", headers=key(name))
+            assert time.monotonic() - begun < SENT_WITHIN
+            problem(answer, "unavailable", 503)
+            assert int(answer.headers["retry-after"]) >= 1
+        assert desk.runs["orders"] == 1
+        assert (await http.post("/orders")).status_code == 201  # without a key nothing is asked of Redis
+
+
+async def test_with_local_lru_it_goes_on_and_says_so(
+    app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk
+) -> None:
+    async with Dedup(redis_of_ones_own.url, timeout=0.25, on_unavailable=LocalLRU()) as dedup:
+        http = client(guarded(app, dedup, desk))
+        redis_of_ones_own.kill()
+        first = await http.post("/orders", headers=key("k"))
+        again = await http.post("/orders", headers=key("k"))
+    assert first.headers["idempotency-degraded"] == again.headers["idempotency-degraded"] == "true"
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.content == first.content
+    assert desk.runs["orders"] == 1
+
+
+# While the handler runs
+
+
+@pytest.mark.parametrize("fault", ["kill", "freeze"])
+async def test_a_response_that_cannot_be_stored_is_sent_and_marked(
+    app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk, fault: str
+) -> None:
+    async with Dedup(redis_of_ones_own.url, timeout=0.25) as dedup:
+        http = client(guarded(app, dedup, desk))
+        gate = desk.hold()
+        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
+        await desk.started.wait()
+        getattr(redis_of_ones_own, fault)()
+        begun = time.monotonic()
+        gate.set()
+        answer = await first
+        assert time.monotonic() - begun < SENT_WITHIN
+    assert answer.status_code == 201
+    assert answer.headers["idempotency-stored"] == "false"
+
+
+async def test_and_is_stored_once_redis_is_back(
+    app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk, wait_until: WaitUntil
+) -> None:
+    async with Dedup(redis_of_ones_own.url, timeout=0.25) as dedup:
+        http = client(guarded(app, dedup, desk))
+        gate = desk.hold()
+        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
+        await desk.started.wait()
+        redis_of_ones_own.freeze()
+        gate.set()
+        assert (await first).headers["idempotency-stored"] == "false"
+        redis_of_ones_own.thaw()
+
+        async def replayed() -> bool:
+            again = await http.post("/orders", headers=key("k"))
+            assert again.status_code in (201, 409, 503)
+            return again.content == (await first).content
+
+        await wait_until(replayed, description="the duplicate gets the first response")
+    assert desk.runs["orders"] == 1
+
+
+async def test_a_lease_that_ends_while_the_response_is_being_stored_costs_nobody_the_response(
+    starlette_app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk
+) -> None:
+    async with Dedup(redis_of_ones_own.url, timeout=0.2, lease=0.6) as dedup:
+        http = client(guarded(starlette_app, dedup, desk))
+        gate = desk.hold()
+        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
+        await desk.started.wait()
+        redis_of_ones_own.kill()
+        gate.set()
+        answer = await first
+    assert (answer.status_code, answer.headers["idempotency-stored"]) == (201, "false")
+    assert desk.cancelled["orders"] == 0
+
+
+@pytest.mark.parametrize("listening", [False, True])
+async def test_nor_does_one_that_is_lost_just_then(redis_of_ones_own: RedisServer, listening: bool) -> None:
+    """The work is done: from then on the store says whose the key is, and nobody is told to stop."""
+    told: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        claim = claim_of(scope)
+        assert claim is not None
+        redis_of_ones_own.freeze()
+        listener = asyncio.ensure_future(receive()) if listening else None
+        if listener is not None:
+            listener.add_done_callback(told.append)
+        asyncio.get_running_loop().call_later(0.2, claim.lose)
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+        if listener is not None:
+            assert not told
+            listener.cancel()
+
+    async with Dedup(redis_of_ones_own.url, timeout=0.2) as dedup:
+        call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
+        await call.start()
+    assert (call.status, call.body) == (201, b"done")
+    assert call.headers[b"idempotency-stored"] == b"false"
+
+
+async def test_a_handler_that_answers_just_after_it_was_told_to_stop_is_left_alone(redis_url: str) -> None:
+    """What it does after its response is not cancelled any more; the retry replays."""
+    ended = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        if asyncio.current_task() is call.task:
+            call.leave()
+            assert (await receive())["type"] == "http.disconnect"
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+        await asyncio.get_running_loop().run_in_executor(None, time.sleep, 0.15)  # beyond the grace
+        ended.set()
+
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        middleware = IdempotencyMiddleware(app, dedup, principal=everyone, on_disconnect="cancel")
+        call = Call(middleware, "/", ("idempotency-key", "k"))
+        await call.start()
+        assert ended.is_set()
+        again = Call(middleware, "/", ("idempotency-key", "k"))
+        await again.start()
+    assert (again.body, again.headers[b"idempotency-replayed"]) == (b"done", b"true")
+
+
+async def test_a_background_task_is_not_stopped_by_a_lease_that_ends_after_the_response(
+    redis_of_ones_own: RedisServer, wait_until: WaitUntil
+) -> None:
+    """The response was sent unstored; what runs after it has nothing to do with the claim any more."""
+    ended = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        lease_ends = asyncio.get_running_loop().time() + 1.5
+        redis_of_ones_own.freeze()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+        past = lease_ends + 0.1
+        await wait_until(lambda: asyncio.get_running_loop().time() > past, description="the lease has ended")
+        ended.set()
+
+    async with Dedup(redis_of_ones_own.url, timeout=0.2, lease=1.5) as dedup:
+        call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
+        await call.start()
+    assert ended.is_set()
+    assert call.headers[b"idempotency-stored"] == b"false"
+
+
+# A lost lease
+
+
+async def test_a_handler_whose_lease_is_lost_is_cancelled_and_the_new_owners_response_is_replayed(
+    app: ASGIApp, redis_url: str, desk: Desk, wait_until: WaitUntil
+) -> None:
+    async with Dedup(redis_url, namespace="t", timeout=5.0, lease=0.6) as dedup:
+        http = client(guarded(app, dedup, desk, docs="/idempotency"))
+        desk.hold()
+        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
+        await desk.started.wait()
+        claim = claim_of(desk.scopes[0])
+        assert claim is not None
+        desk.gate = None
+        await dedup.scoped("http").forget(claim.key)  # as if the lease had ended
+        second = await http.post("/orders", headers=key("k"))
+        lost = await first
+        assert claim.lost
+        again = await http.post("/orders", headers=key("k"))
+    assert problem(lost, "claim-lost", 409)
+    assert lost.headers["retry-after"] == "1"
+    assert lost.headers["link"] == '</idempotency>; rel="describedby"'
+    assert second.json()["run"] == 2
+    assert again.content == second.content
+    assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 1)
+
+
+async def test_a_handler_is_cancelled_when_its_lease_cannot_be_renewed(
+    app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk
+) -> None:
+    async with Dedup(redis_of_ones_own.url, timeout=0.2, lease=0.6) as dedup:
+        http = client(guarded(app, dedup, desk))
+        desk.hold()
+        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
+        await desk.started.wait()
+        redis_of_ones_own.kill()
+        problem(await first, "claim-lost", 409)
+    assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 0)
+
+
+async def test_a_handler_that_ends_after_its_lease_was_taken_over_does_not_answer(
+    app: ASGIApp, redis_url: str, desk: Desk
+) -> None:
+    """Without renewal nobody cancels it; the store tells that it came too late."""
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        http = client(guarded(app, dedup, desk, renew=False))
+        gate = desk.hold()
+        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
+        await desk.started.wait()
+        desk.gate = None
+        await dedup.scoped("http").forget(claim_of(desk.scopes[0]).key)  # type: ignore[union-attr]
+        second = await http.post("/orders", headers=key("k"))
+        gate.set()
+        problem(await first, "claim-lost", 409)
+        again = await http.post("/orders", headers=key("k"))
+    assert again.content == second.content
+
+
+async def test_a_handler_that_swallows_its_cancellation_and_answers_nothing_is_answered_for(
+    redis_of_ones_own: RedisServer,
+) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        redis_of_ones_own.kill()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return
+
+    async with Dedup(redis_of_ones_own.url, timeout=0.2, lease=0.6) as dedup:
+        call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
+        await call.start()
+    assert call.status == 409
+    assert b"claim-lost" in call.body
+
+
+# Clients, to the letter
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_server_that_raises_on_sending_to_a_client_that_left_does_not_disturb_the_handler(
+    redis_url: str, when: str
+) -> None:
+    """ASGI 2.4. The response is stored, and background work is done."""
+    done = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"first"})
+        done.set()
+
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        middleware = IdempotencyMiddleware(app, dedup, principal=everyone)
+        call = Call(middleware, "/", ("idempotency-key", "k"))
+        call.deaf = True
+        if when == "before":
+            await call.start()
+            assert done.is_set()
+        again = Call(middleware, "/", ("idempotency-key", "k"))
+        await again.start()
+    assert again.body == b"first"
+    assert (b"idempotency-replayed" in again.headers) == (when == "before")
+
+
+async def test_a_request_cancelled_by_the_server_while_its_response_is_stored_is_stored_all_the_same(
+    redis_url: str,
+) -> None:
+    """The effect has happened."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        asyncio.get_running_loop().call_soon(call.task.cancel)
+        await send({"type": "http.response.body", "body": b"first"})
+
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        middleware = IdempotencyMiddleware(app, dedup, principal=everyone, wait=10.0)
+        call = Call(middleware, "/", ("idempotency-key", "k"))
+        with pytest.raises(asyncio.CancelledError):
+            await call.start()
+        again = Call(middleware, "/", ("idempotency-key", "k"))
+        await again.start()
+    assert again.body == b"first"
+    assert again.headers[b"idempotency-replayed"] == b"true"
+
+
+async def test_a_request_cancelled_by_the_server_while_the_handler_runs_is_released(
+    app: ASGIApp, redis_url: str, desk: Desk
+) -> None:
+    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
+        middleware = guarded(app, dedup, desk, wait=10.0)
+        if "django" not in type(app).__module__:  # which leaves its view running, see the README
+            desk.hold()
+            call = Call(middleware, "/orders", ("idempotency-key", "k"))
+            task = call.start()
+            await desk.started.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            desk.gate = None
+            again = Call(middleware, "/orders", ("idempotency-key", "k"))
+            await again.start()
+            assert again.status == 201
+            assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 1)

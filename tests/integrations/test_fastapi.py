@@ -1,0 +1,640 @@
+"""`Claimed` and `OneTimeToken`: dependencies of a FastAPI application."""
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import httpx
+import pytest
+from fastapi import (
+    APIRouter,
+    BackgroundTasks,
+    Body,
+    FastAPI,
+    File,
+    Form,
+    HTTPException,
+    Request,
+    UploadFile,
+)
+from fastapi.responses import HTMLResponse, RedirectResponse
+from pydantic import BaseModel
+
+from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome
+from fastdedup.integrations.fastapi import (
+    Claimed,
+    FormRefused,
+    Idempotency,
+    OneTimeToken,
+    everyone,
+)
+from fastdedup.web.response import ResponseCodec
+
+from ..servers import RedisServer
+from .conftest import MakeGate
+from .desk import client
+from .test_asgi import key, problem
+
+
+class Order(BaseModel):
+    sku: str
+    quantity: int = 1
+
+
+def account(request: Request) -> str:
+    """Authenticates."""
+    name = request.headers.get("x-account")
+    if name is None:
+        raise HTTPException(401, "who are you?")
+    return name
+
+
+def session(request: Request) -> str:
+    return request.cookies.get("session", "nobody")
+
+
+OnceFor = Annotated[Claim | None, Claimed(principal=account)]
+Sent = Annotated[Claim, OneTimeToken(subject=session)]
+
+
+class Shop:
+    """An application with one of each."""
+
+    def __init__(self, dedup: Dedup, **settings: Any) -> None:
+        self.dedup = dedup
+        self.runs = 0
+        self.gate: asyncio.Event | None = None
+        self.started = asyncio.Event()
+        self.app = FastAPI()
+        Idempotency(self.app, dedup, **settings)
+        self.routes()
+        self.ann = client(self.app, x_account="ann")
+        self.bob = client(self.app, x_account="bob")
+
+    async def work(self) -> dict[str, int]:
+        self.runs += 1
+        self.started.set()
+        if self.gate is not None:
+            await self.gate.wait()
+        return {"run": self.runs}
+
+    def routes(self) -> None:
+        app = self.app
+
+        @app.post("/orders", status_code=201)
+        async def order(body: Order, claim: OnceFor) -> dict[str, Any]:
+            return {**await self.work(), "sku": body.sku, "attempt": claim.attempt if claim else 0}
+
+        @app.post("/sync")
+        def in_thread(body: Annotated[dict[str, Any], Body()], claim: OnceFor) -> dict[str, Any]:
+            self.runs += 1
+            return {"run": self.runs, "thread": threading.current_thread() is not threading.main_thread()}
+
+        @app.post("/orders/{number}/pay")
+        async def pay(number: int, claim: OnceFor) -> dict[str, Any]:
+            return {**await self.work(), "number": number}
+
+        @app.post("/form")
+        async def form(sku: Annotated[str, Form()], claim: OnceFor) -> dict[str, Any]:
+            return {**await self.work(), "sku": sku}
+
+        @app.post("/upload")
+        async def upload(file: UploadFile, note: Annotated[str, Form()], claim: OnceFor) -> dict[str, Any]:
+            return {**await self.work(), "size": len(await file.read()), "note": note}
+
+        @app.post("/raw")
+        async def raw(request: Request, claim: OnceFor) -> dict[str, Any]:
+            return {**await self.work(), "size": len(b"".join([chunk async for chunk in request.stream()]))}
+
+        @app.post("/raising")
+        async def raising(claim: OnceFor) -> None:
+            await self.work()
+            raise HTTPException(404, "no such thing")
+
+        @app.post("/breaking")
+        async def breaking(claim: OnceFor) -> None:
+            await self.work()
+            raise RuntimeError("boom")
+
+        @app.post("/needed")
+        async def needed(
+            claim: Annotated[Claim, Claimed(principal=everyone, required=True)],
+        ) -> dict[str, int]:
+            return await self.work()
+
+        @app.post("/buy")
+        async def buy(claim: Sent, sku: Annotated[str, Form()] = "") -> Any:
+            return {**await self.work(), "sku": sku}
+
+        @app.post("/buy-upload")
+        async def buy_upload(claim: Sent, file: Annotated[UploadFile, File()]) -> Any:
+            return {**await self.work(), "size": len(await file.read())}
+
+        @app.post("/buy-bare")
+        async def buy_bare(claim: Sent) -> Any:
+            await self.work()
+            return RedirectResponse(f"/orders/{self.runs}", 303)
+
+    async def token(self, subject: str = "nobody") -> str:
+        return await self.dedup.tokens.issue(subject=subject)
+
+
+@asynccontextmanager
+async def open_shop(dedup: Dedup, **settings: Any) -> AsyncIterator[Shop]:
+    shop = Shop(dedup, **settings)
+    async with dedup, shop.ann, shop.bob:
+        yield shop
+
+
+# Claimed
+
+
+@pytest.mark.parametrize(
+    ("path", "sent", "other"),
+    [
+        ("/orders", {"json": {"sku": "a"}}, {"json": {"sku": "b"}}),
+        ("/sync", {"json": {"a": 1}}, {"json": {"a": 2}}),
+        ("/orders/7/pay", {}, {"params": {"a": 1}}),
+        ("/form", {"data": {"sku": "a"}}, {"data": {"sku": "b"}}),
+        (
+            "/upload",
+            {"data": {"note": "n"}, "files": {"file": bytes(9000)}},
+            {"data": {"note": "m"}, "files": {"file": bytes(9000)}},
+        ),
+        ("/raw", {"content": b"abc"}, {"content": b"abcd"}),
+    ],
+)
+async def test_a_handler_runs_once_for_a_key_whatever_it_reads(
+    make_gate: MakeGate, path: str, sent: dict[str, Any], other: dict[str, Any]
+) -> None:
+    async with open_shop(make_gate()) as shop:
+        first = await shop.ann.post(path, headers=key("k"), **sent)
+        again = await shop.ann.post(path, headers=key("k"), **sent)
+        changed = await shop.ann.post(path, headers=key("k"), **other)
+        of_bob = await shop.bob.post(path, headers=key("k"), **sent)
+    assert first.status_code in (200, 201), first.text
+    assert again.content == first.content
+    assert again.headers["idempotency-replayed"] == "true"
+    problem(changed, "key-reused", 422)
+    assert of_bob.json()["run"] == 2
+    assert shop.runs == 2
+
+
+async def test_without_a_key_the_claim_is_none_where_it_is_not_required(make_gate: MakeGate) -> None:
+    async with open_shop(make_gate()) as shop:
+        assert (await shop.ann.post("/orders", json={"sku": "a"})).json()["attempt"] == 0
+        assert (await shop.ann.post("/orders", json={"sku": "a"}, headers=key("k"))).json()["attempt"] == 1
+        missing = await shop.ann.post("/needed")
+        problem(missing, "key-missing", 400)
+        assert missing.headers["link"] == '</docs>; rel="describedby"'
+        problem(await shop.ann.post("/needed", headers=key("a,b")), "key-malformed", 400)
+        twice = await shop.ann.post("/needed", headers=[("idempotency-key", "k"), ("idempotency-key", "k")])
+        problem(twice, "key-malformed", 400)
+    assert shop.runs == 2
+
+
+async def test_who_is_not_known_is_told_that_first(make_gate: MakeGate) -> None:
+    async with open_shop(make_gate()) as shop:
+        stranger = client(shop.app)
+        for headers in ({}, key("k"), key('"')):
+            assert (await stranger.post("/orders", json={"sku": "a"}, headers=headers)).status_code == 401
+        assert (await shop.ann.post("/orders", json={"sku": "a"}, headers=key("k"))).status_code == 201
+    assert shop.runs == 1
+
+
+async def test_a_request_that_is_not_valid_is_an_outcome_too(make_gate: MakeGate) -> None:
+    """422 is kept: the same request would meet it again."""
+    async with open_shop(make_gate()) as shop:
+        first = await shop.ann.post("/orders", json={"quantity": "x"}, headers=key("k"))
+        again = await shop.ann.post("/orders", json={"quantity": "x"}, headers=key("k"))
+    assert first.status_code == again.status_code == 422
+    assert again.content == first.content
+    assert again.headers["idempotency-replayed"] == "true"
+    assert shop.runs == 0
+
+
+async def test_http_exceptions_are_outcomes_by_their_status_others_release(make_gate: MakeGate) -> None:
+    async with open_shop(make_gate()) as shop:
+        for _ in range(2):
+            assert (await shop.ann.post("/raising", headers=key("k"))).status_code == 404
+        assert shop.runs == 1
+        for _ in range(2):
+            assert (await shop.ann.post("/breaking", headers=key("k"))).status_code == 500
+        assert shop.runs == 3
+
+
+async def test_a_duplicate_in_flight_is_409(make_gate: MakeGate) -> None:
+    async with open_shop(make_gate()) as shop:
+        shop.gate = asyncio.Event()
+        first = asyncio.ensure_future(shop.ann.post("/orders", json={"sku": "a"}, headers=key("k")))
+        await shop.started.wait()
+        busy = await shop.ann.post("/orders", json={"sku": "a"}, headers=key("k"))
+        problem(busy, "in-progress", 409)
+        assert busy.headers["retry-after"] == "1"
+        shop.gate.set()
+        assert (await first).status_code == 201
+
+
+async def test_without_redis_it_is_503_and_nothing_runs() -> None:
+    server = RedisServer().start()
+    try:
+        async with open_shop(Dedup(server.url, timeout=0.25)) as shop:
+            server.kill()
+            answer = await shop.ann.post("/orders", json={"sku": "a"}, headers=key("k"))
+            problem(answer, "unavailable", 503)
+            assert answer.headers["retry-after"] == "1"
+            refused = await shop.ann.post(
+                "/buy", data={"one_time_token": "x"}, headers={"accept": "text/html"}
+            )
+            assert refused.status_code == 503
+            assert "Please try again" in refused.text
+    finally:
+        server.stop()
+    assert shop.runs == 0
+
+
+# Routers
+
+
+async def test_routers_in_routers_have_scopes_of_their_own(make_gate: MakeGate) -> None:
+    """Of the whole path, also where a router stands under several prefixes, and a route has an empty path."""
+    dedup = make_gate()
+    app = FastAPI()
+    Idempotency(app, dedup)
+    inner, middle = APIRouter(prefix="/inner"), APIRouter()
+    keys = []
+
+    @inner.post("/{item}")
+    async def call(item: int, claim: OnceFor) -> dict[str, int]:
+        assert claim is not None
+        keys.append(claim.key)
+        return {"item": item}
+
+    @middle.post("")
+    async def empty(claim: OnceFor) -> dict[str, int]:
+        assert claim is not None
+        keys.append(claim.key)
+        return {}
+
+    middle.include_router(inner)
+    app.include_router(middle, prefix="/a")
+    app.include_router(middle, prefix="/b/{tenant}")
+    async with dedup, client(app, x_account="ann") as ann:
+        for path in ("/a/inner/1", "/b/x/inner/1", "/a", "/b/x"):
+            for _ in range(2):
+                answer = await ann.post(path, headers=key("k"))
+                assert answer.status_code == 200, answer.text
+    scopes = [one.split("|")[0] for one in keys]
+    assert scopes == ["POST /a/inner/{item}", "POST /b/{tenant}/inner/{item}", "POST /a", "POST /b/{tenant}"]
+
+
+async def test_a_router_level_dependency_guards_all_its_routes(make_gate: MakeGate) -> None:
+    dedup = make_gate()
+    app = FastAPI()
+    Idempotency(app, dedup)
+    router = APIRouter(dependencies=[Claimed(principal=account, required=True)])
+    runs = []
+
+    @router.post("/a")
+    async def call() -> dict[str, int]:
+        runs.append(1)
+        return {"run": len(runs)}
+
+    app.include_router(router)
+    async with dedup, client(app, x_account="ann") as ann:
+        problem(await ann.post("/a"), "key-missing", 400)
+        for _ in range(2):
+            assert (await ann.post("/a", headers=key("k"))).json() == {"run": 1}
+
+
+async def test_two_claims_for_one_response_are_a_mistake(make_gate: MakeGate) -> None:
+    dedup = make_gate()
+    app = FastAPI()
+    Idempotency(app, dedup)
+
+    @app.post("/a", dependencies=[Claimed(principal=account)])
+    async def call(claim: Annotated[Claim, Claimed(principal=everyone)]) -> None: ...
+
+    async with dedup:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as ann:
+            with pytest.raises(ConfigError, match="one Claimed"):
+                await ann.post("/a", headers={**key("k"), "x-account": "ann"})
+
+
+# Principals, gates
+
+
+@pytest.mark.parametrize("names", [("ann", "bob"), (1, 2), (uuid.uuid4(), uuid.uuid4()), (None, "")])
+async def test_a_principal_is_text_a_number_a_uuid_or_nobody(names: tuple[Any, Any]) -> None:
+    dedup = Dedup()
+    app = FastAPI()
+    Idempotency(app, dedup)
+
+    def who(at: int) -> Any:
+        return names[at]
+
+    @app.post("/a")
+    async def call(claim: Annotated[Claim, Claimed(principal=who)]) -> str:
+        return claim.key
+
+    async with dedup, client(app) as http:
+        keys = []
+        for at in (0, 1, 0):
+            answer = await http.post("/a", params={"at": at}, headers=key("k"))
+            keys.append(answer.text if answer.status_code == 200 else "mismatch")
+    assert keys[0] == keys[2] != keys[1]
+
+
+async def test_a_principal_of_another_kind_is_a_mistake_of_the_program() -> None:
+    dedup = Dedup()
+    app = FastAPI()
+    Idempotency(app, dedup)
+
+    @app.post("/a")
+    async def call(claim: Annotated[Claim, Claimed(principal=lambda: {"id": 1})]) -> None: ...
+
+    async with dedup, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        with pytest.raises(ConfigError, match="a principal or subject is text"):
+            await http.post("/a", headers=key("k"))
+
+
+async def test_dependency_overrides_reach_the_principal(make_gate: MakeGate) -> None:
+    async with open_shop(make_gate()) as shop:
+        shop.app.dependency_overrides[account] = lambda: "tester"
+        stranger = client(shop.app)
+        for _ in range(2):
+            answer = await stranger.post("/orders", json={"sku": "a"}, headers=key("k"))
+            assert answer.status_code == 201
+    assert shop.runs == 1
+
+
+async def test_an_operation_may_have_another_gate_or_choose_one(redis_url: str) -> None:
+    main, other = Dedup(), Dedup(redis_url, namespace="other", timeout=5.0)
+    scopes = {"refuse": other, "local": other.scoped("local", on_unavailable=LocalLRU())}
+    app = FastAPI()
+    Idempotency(app, main)
+
+    @app.post("/other")
+    async def one(claim: Annotated[Claim, Claimed(principal=everyone, dedup=other)]) -> None: ...
+
+    @app.post("/chosen")
+    async def two(
+        claim: Annotated[
+            Claim, Claimed(principal=everyone, dedup=lambda request: scopes[request.headers["x-gate"]])
+        ],
+    ) -> None: ...
+
+    async with main, other, client(app) as http:
+        await http.post("/other", headers=key("k"))
+        for gate in ("refuse", "local"):
+            answer = await http.post("/chosen", headers={**key("k"), "x-gate": gate})
+            assert "idempotency-replayed" not in answer.headers
+        for gate_, path, there in [
+            (other, "/other", True),
+            (other, "/chosen", True),
+            (scopes["local"], "/chosen", True),
+            (main, "/other", False),
+        ]:
+            record = await gate_.scoped("http", codec=ResponseCodec()).get(f"POST {path}|-|k")
+            assert (record is not None) is there, (gate_, path)
+
+
+async def test_without_idempotency_on_the_application_the_error_says_what_to_add() -> None:
+    app = FastAPI()
+
+    @app.post("/a")
+    async def call(claim: Annotated[Claim, Claimed(principal=everyone)]) -> None: ...
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        with pytest.raises(ConfigError, match=r"Idempotency\(app, dedup\)"):
+            await http.post("/a", headers=key("k"))
+
+
+def test_an_application_has_one_idempotency() -> None:
+    app = FastAPI()
+    Idempotency(app, Dedup())
+    with pytest.raises(ConfigError, match="already"):
+        Idempotency(app, Dedup())
+
+
+@pytest.mark.parametrize("make", [Claimed, OneTimeToken])
+@pytest.mark.parametrize(
+    ("setting", "value"), [("lease", 0), ("keep", 5), ("max_request", 0), ("on_disconnect", "x")]
+)
+def test_mistakes_in_settings_are_told_where_they_are_made(make: Any, setting: str, value: Any) -> None:
+    who = {"principal" if make is Claimed else "subject": everyone}
+    with pytest.raises(ConfigError, match=setting):
+        make(**who, **{setting: value})
+
+
+# Limits
+
+
+@pytest.mark.parametrize(("path", "sent"), [("/raw", b"x" * 3000), ("/raw", b"x" * 2000)])
+async def test_a_body_over_the_limit_is_413_and_says_which_limit(path: str, sent: bytes) -> None:
+    async with open_shop(Dedup(), max_request=2000) as shop:
+        answer = await shop.ann.post(path, content=sent, headers=key("k"))
+        if len(sent) > 2000:
+            assert "2000 bytes" in problem(answer, "body-too-large", 413)["detail"]
+        else:
+            assert answer.status_code == 200
+        free = await shop.ann.post(path, content=b"x" * 5000)
+        assert free.json()["size"] == 5000
+
+
+async def test_a_larger_limit_for_the_application_holds_for_all_operations() -> None:
+    async with open_shop(Dedup(), max_request=3 * 1024 * 1024) as shop:
+        for _ in range(2):
+            answer = await shop.ann.post(
+                "/upload", data={"note": "n"}, files={"file": bytes(2 * 1024 * 1024)}, headers=key("k")
+            )
+            assert answer.json() == {"run": 1, "size": 2 * 1024 * 1024, "note": "n"}
+
+
+async def test_an_operation_cannot_take_more_than_the_application_keeps() -> None:
+    app = FastAPI()
+    dedup = Dedup()
+    Idempotency(app, dedup, max_request=1000)
+
+    @app.post("/a")
+    async def call(claim: Annotated[Claim, Claimed(principal=everyone, max_request=2000)]) -> None: ...
+
+    async with dedup, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        with pytest.raises(ConfigError, match="max_request=2000 exceeds"):
+            await http.post("/a", headers=key("k"))
+
+
+async def test_cancelling_is_for_handlers_that_can_be_cancelled() -> None:
+    """A thread would go on beside the retry."""
+    app = FastAPI()
+    dedup = Dedup()
+    Idempotency(app, dedup)
+
+    @app.post("/a")
+    def call(claim: Annotated[Claim, Claimed(principal=everyone, on_disconnect="cancel")]) -> None: ...
+
+    async with dedup, httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+        with pytest.raises(ConfigError, match=r"on_disconnect='cancel'.*call\(\)"):
+            await http.post("/a", headers=key("k"))
+
+
+async def test_background_tasks_run_after_the_response_is_stored() -> None:
+    app = FastAPI()
+    dedup = Dedup()
+    Idempotency(app, dedup)
+    found: list[Any] = []
+
+    @app.post("/a")
+    async def call(tasks: BackgroundTasks, claim: Annotated[Claim, Claimed(principal=everyone)]) -> None:
+        async def look() -> None:
+            found.append(await dedup.claim(claim.key))  # of the gate's own namespace: nothing is there
+            with pytest.raises(Exception, match="settle it once"):
+                await claim.release()
+
+        tasks.add_task(look)
+
+    async with dedup, client(app) as http:
+        await http.post("/a", headers=key("k"))
+    assert found[0].outcome is Outcome.ACQUIRED
+
+
+# OneTimeToken
+
+
+async def test_a_second_click_gets_the_page_of_the_first(make_gate: MakeGate) -> None:
+    async with open_shop(make_gate()) as shop:
+        form = {"one_time_token": await shop.token(), "sku": "a"}
+        shop.gate = asyncio.Event()
+        clicks = [asyncio.ensure_future(shop.ann.post("/buy", data=form)) for _ in range(4)]
+        await shop.started.wait()
+        shop.gate.set()
+        pages = await asyncio.gather(*clicks)
+        refreshed = await shop.ann.post("/buy", data=form)
+    assert {page.content for page in pages} == {refreshed.content}
+    assert refreshed.json() == {"run": 1, "sku": "a"}
+    assert refreshed.headers["idempotency-replayed"] == "true"
+
+
+@pytest.mark.parametrize("how", ["form", "multipart", "header", "bare"])
+async def test_a_token_comes_in_the_form_or_a_header(make_gate: MakeGate, how: str) -> None:
+    async with open_shop(make_gate()) as shop:
+        token = await shop.token()
+        sent: dict[str, Any] = {
+            "form": {"url": "/buy", "data": {"one_time_token": token}},
+            "multipart": {
+                "url": "/buy-upload",
+                "data": {"one_time_token": token},
+                "files": {"file": b"x" * 9000},
+            },
+            "header": {"url": "/buy", "headers": {"x-one-time-token": token}},
+            "bare": {"url": "/buy-bare", "data": {"one_time_token": token}},
+        }[how]
+        first, again = [await shop.ann.post(**sent) for _ in range(2)]
+    assert first.status_code in (200, 303), first.text
+    assert again.headers["idempotency-replayed"] == "true"
+    assert again.content == first.content
+    assert again.headers.get("location") == first.headers.get("location")
+    assert shop.runs == 1
+
+
+@pytest.mark.parametrize(
+    ("case", "status"),
+    [
+        ("missing", 400),
+        ("empty", 400),
+        ("unknown", 410),
+        ("foreign", 403),
+        ("changed", 422),
+        ("odd", 410),
+        ("file", 400),
+    ],
+)
+async def test_all_else_is_refused_and_nothing_runs(make_gate: MakeGate, case: str, status: int) -> None:
+    async with open_shop(make_gate()) as shop:
+        token = await shop.token("somebody" if case == "foreign" else "nobody")
+        if case == "changed":
+            await shop.ann.post("/buy", data={"one_time_token": token, "sku": "a"})
+        ran = shop.runs
+        field = {"missing": {}, "empty": {"one_time_token": ""}, "unknown": {"one_time_token": "x" * 32}}
+        form = field.get(case, {"one_time_token": "\x00\u20ac" if case == "odd" else token})
+        for accept in ("text/html", "application/json"):
+            headers = {"accept": accept, "referer": "http://shop.test/form"}
+            if case == "file":
+                answer = await shop.ann.post("/buy", files={"one_time_token": b"x"}, headers=headers)
+            else:
+                answer = await shop.ann.post("/buy", data={**form, "sku": "b"}, headers=headers)
+            assert answer.status_code == status, answer.text
+            kind = "text/html; charset=utf-8" if accept == "text/html" else "application/problem+json"
+            assert answer.headers["content-type"] == kind
+            if accept == "text/html":
+                assert 'href="/form"' in answer.text
+        assert shop.runs == ran
+
+
+async def test_a_token_that_was_merely_consumed_is_not_run_again(make_gate: MakeGate) -> None:
+    async with open_shop(make_gate()) as shop:
+        token = await shop.token()
+        await shop.dedup.tokens.consume(token, subject="nobody")
+        problem(await shop.ann.post("/buy", data={"one_time_token": token}), "response-not-stored", 409)
+    assert shop.runs == 0
+
+
+async def test_an_application_may_show_its_form_anew() -> None:
+    shop = Shop(Dedup())
+
+    @shop.app.exception_handler(FormRefused)
+    async def anew(request: Request, refused: FormRefused) -> HTMLResponse:
+        return HTMLResponse(f"<form>{refused.reason}: {refused.message}</form>", refused.status)
+
+    async with shop.dedup:
+        answer = await shop.ann.post("/buy", data={"one_time_token": "x"}, headers={"accept": "text/html"})
+    assert answer.status_code == 410
+    assert answer.text.startswith("<form>expired: Nothing was done.")
+
+
+async def test_a_handler_of_ones_own_from_before_idempotency_is_kept() -> None:
+    async def anew(request: Request, refused: Exception) -> HTMLResponse:
+        return HTMLResponse("mine", 400)
+
+    app = FastAPI(exception_handlers={FormRefused: anew})
+    dedup = Dedup()
+    Idempotency(app, dedup)
+
+    @app.post("/buy")
+    async def buy(claim: Sent) -> None: ...
+
+    async with dedup, client(app) as http:
+        assert (await http.post("/buy")).text == "mine"
+
+
+async def test_the_field_may_have_another_name_and_the_subject_comes_first() -> None:
+    app = FastAPI()
+    dedup = Dedup()
+    Idempotency(app, dedup)
+
+    @app.post("/buy")
+    async def buy(claim: Annotated[Claim, OneTimeToken(subject=account, field="nonce")]) -> dict[str, bool]:
+        return {"done": True}
+
+    async with dedup, client(app) as http:
+        token = await dedup.tokens.issue(subject="ann")
+        assert (await http.post("/buy", data={"nonce": token})).status_code == 401
+        answer = await http.post("/buy", data={"nonce": token}, headers={"x-account": "ann"})
+        assert answer.json() == {"done": True}
+
+
+CLAIMED = Claimed(principal=everyone)
+
+
+def test_dependencies_can_be_declared_without_annotated() -> None:
+    app = FastAPI()
+    Idempotency(app, Dedup())
+
+    @app.post("/a")
+    async def call(claim: Any = CLAIMED) -> None: ...
+
+    assert "/a" in app.openapi()["paths"]

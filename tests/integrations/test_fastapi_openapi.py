@@ -1,0 +1,97 @@
+"""What the OpenAPI document says of `Claimed` and `OneTimeToken`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+from fastapi import APIRouter, FastAPI, Form, UploadFile
+
+from fastdedup import Claim, Dedup
+from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
+
+
+@pytest.fixture(scope="module")
+def paths() -> Any:
+    app = FastAPI()
+    Idempotency(app, Dedup(ttl=3600.0))
+    router = APIRouter(prefix="/nested")
+
+    @app.post("/orders")
+    async def order(claim: Annotated[Claim | None, Claimed(principal=everyone)]) -> None: ...
+
+    @router.post("/needed", responses={409: {"description": "Sold out"}})
+    async def needed(
+        claim: Annotated[Claim, Claimed(principal=everyone, required=True, ttl=60.0, wait=2.0)],
+    ) -> None: ...
+
+    @app.post("/bare")
+    async def bare(claim: Annotated[Claim, OneTimeToken(subject=everyone)]) -> None: ...
+
+    @app.post("/form")
+    async def form(
+        claim: Annotated[Claim, OneTimeToken(subject=everyone, field="nonce")], sku: Annotated[str, Form()]
+    ) -> None: ...
+
+    @app.post("/upload")
+    async def upload(claim: Annotated[Claim, OneTimeToken(subject=everyone)], file: UploadFile) -> None: ...
+
+    @app.get("/plain")
+    async def plain() -> None: ...
+
+    app.include_router(router)
+    assert app.openapi() is app.openapi()
+    return app.openapi()["paths"]
+
+
+def header(operation: Any, name: str) -> Any:
+    (parameter,) = [one for one in operation["parameters"] if one["name"] == name]
+    return parameter
+
+
+def test_the_header_is_described_and_marked_as_required_where_it_is(paths: Any) -> None:
+    optional = header(paths["/orders"]["post"], "Idempotency-Key")
+    required = header(paths["/nested/needed"]["post"], "Idempotency-Key")
+    assert (optional["in"], optional["required"], required["required"]) == ("header", False, True)
+    assert "for 3600 s" in optional["description"]
+    assert "for 60 s" in required["description"]
+    assert "waits 2 s" in required["description"]
+
+
+@pytest.mark.parametrize("status", ["400", "409", "413", "422", "503"])
+def test_the_problems_are_among_the_responses(paths: Any, status: str) -> None:
+    response = paths["/orders"]["post"]["responses"][status]
+    content = response["content"]["application/problem+json"]
+    assert content["example"]["status"] == int(status)
+    assert content["example"]["type"].startswith("urn:fastdedup:problem:")
+    assert content["schema"]["required"] == ["type", "title", "status"]
+    assert ("Retry-After" in response.get("headers", {})) == (status in ("409", "503"))
+
+
+def test_what_an_operation_says_itself_stays(paths: Any) -> None:
+    response = paths["/nested/needed"]["post"]["responses"]["409"]
+    assert response["description"] == "Sold out; A request is outstanding for this Idempotency-Key"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "field"),
+    [
+        ("/bare", "application/x-www-form-urlencoded", "one_time_token"),
+        ("/form", "application/x-www-form-urlencoded", "nonce"),
+        ("/upload", "multipart/form-data", "one_time_token"),
+    ],
+)
+def test_the_forms_field_is_described_beside_its_others(paths: Any, path: str, kind: str, field: str) -> None:
+    operation = paths[path]["post"]
+    assert header(operation, "X-One-Time-Token")["required"] is False
+    (described,) = operation["requestBody"]["content"]
+    assert described == kind
+    schema = operation["requestBody"]["content"][kind]["schema"]
+    own = schema["allOf"][-1] if "allOf" in schema else schema
+    assert field in own["properties"]
+    assert {"400", "403", "409", "410", "422", "503"} <= set(operation["responses"])
+
+
+def test_the_mark_is_gone_and_other_operations_are_as_they_were(paths: Any) -> None:
+    assert "x-fastdedup" not in str(paths)
+    assert set(paths["/plain"]["get"]["responses"]) == {"200"}
