@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import Coroutine
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from . import codec
 from .checks import milliseconds
@@ -37,6 +37,16 @@ _LONGEST_PAUSE = 0.4
 """Seconds between two tries to settle while the store is unavailable."""
 _SHAREABLE = (str, int, float, bool)
 """Decoded once for all who ask; what could be changed by one caller is decoded for each."""
+
+
+class Body(Protocol):
+    """The work under a claim, as far as a lost lease concerns it: an asyncio.Task is one."""
+
+    def cancel(self) -> object:
+        """Stop it."""
+
+    def uncancel(self) -> int:
+        """Take that back; returns how many others have cancelled it."""
 
 
 class Claim:
@@ -309,9 +319,9 @@ class Claim:
 
     # The `async with` body
 
-    def bind_body(self, task: asyncio.Task[Any] | None) -> None:
-        """Remember whose body to cancel should the lease be lost."""
-        self._body: asyncio.Task[Any] | None = task
+    def bind_body(self, body: Body | None) -> None:
+        """Remember whom to cancel should the lease be lost."""
+        self._body: Body | None = body
         self._stopped_body = False
 
     def keep_renewing(self) -> None:

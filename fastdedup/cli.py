@@ -5,6 +5,7 @@ To add a command: write a function below the last one, decorate it with ``@cli.c
 """
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
@@ -22,15 +23,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from fastdedup import Dedup, DedupError, Record
+from fastdedup import Dedup, DedupError, ForeignRecordError, Record
 from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
 from fastdedup.bench import Table as Played
+from fastdedup.codec import JSONCodec
 from fastdedup.demo import Report, run_sale, sale_gate
 from fastdedup.shop.cli import web_options
 from fastdedup.sidecar.cli import COMMANDS as SIDECAR
 from fastdedup.sidecar.cli import sidecar_sale, sidecar_wanted
 from fastdedup.sidecar.client import forget_record, get_record
 from fastdedup.sidecar.text import without_secrets as _without_secrets
+from fastdedup.web.response import ResponseCodec
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -209,7 +212,7 @@ def _sale_table(report: Report, *, title: str) -> Table:
 def inspect(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
     """Show the record of KEY; exits with 1 if there is none."""
     if socket is None:
-        record = _run(_get(Dedup(url, namespace=namespace), key))
+        record = _run(_get(Dedup(url, namespace=namespace, codec=AnyCodec()), key))
     else:
         record = get_record(socket, key, _namespace_if_given(namespace))
     if as_json:
@@ -308,6 +311,26 @@ def _namespace_if_given(namespace: str) -> str | None:
     """A sidecar knows its default namespace better."""
     source = click.get_current_context().get_parameter_source("namespace")
     return None if source is ParameterSource.DEFAULT else namespace
+
+
+class AnyCodec:
+    """Shows what other codecs have stored: a web response as its parts, other bytes as they are."""
+
+    dumps = JSONCodec().dumps
+
+    def loads(self, data: bytes) -> Any:
+        """Decode what can be; never fails."""
+        for decode in (orjson.loads, _response_facts):
+            with contextlib.suppress(ValueError, ForeignRecordError):
+                return decode(data)
+        return data.decode(errors="backslashreplace")
+
+
+def _response_facts(data: bytes) -> dict[str, Any]:
+    response = ResponseCodec().loads(data)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+    body = response.body.decode(errors="backslashreplace") if response.whole else None
+    return {"status": response.status, "headers": headers, "body": body}
 
 
 async def _get(gate: Dedup, key: str) -> Record | None:

@@ -16,6 +16,7 @@ import fastdedup.cli
 from fastdedup import Dedup, DedupError, fingerprint
 from fastdedup.bench import SCENARIOS, Scenario
 from fastdedup.demo import Report
+from fastdedup.web.response import Response, ResponseCodec
 
 FEW_CALLERS = (Scenario("few", "Four callers", "claim", 4),)
 DEMO = ["demo", "--buyers", "100", "--stock", "7", "--no-sidecar"]
@@ -177,6 +178,36 @@ def test_inspect_shows_a_record_for_people(
     assert result.exit_code == 0, result.output
     for fact in ("order:42", "succeeded", "worker-7", "[bold]paid", "s left"):
         assert fact in result.stdout
+
+
+def test_inspect_shows_a_stored_response_and_other_bytes_as_far_as_they_can_be_read(
+    at_redis: Callable[..., Result], gate: Callable[[], Dedup]
+) -> None:
+    async def store() -> None:
+        async with gate() as dedup:
+            web = dedup.scoped(codec=ResponseCodec())
+            response = Response(201, [(b"content-type", b"text/plain")], b"hello \xff")
+            await (await web.claim("POST /orders|-|k1")).complete(response)
+            await (await dedup.scoped(codec=Raw()).claim("raw")).complete(b"\x00raw")
+
+    asyncio.run(store())
+    record = json.loads(at_redis("inspect", "POST /orders|-|k1", "--json").stdout)
+    assert record["result"] == {
+        "status": 201,
+        "headers": {"content-type": "text/plain"},
+        "body": "hello \\xff",
+    }
+    assert json.loads(at_redis("inspect", "raw", "--json").stdout)["result"] == "\x00raw"
+
+
+class Raw:
+    """Bytes as they are."""
+
+    def dumps(self, value: bytes) -> bytes:
+        return value
+
+    def loads(self, data: bytes) -> bytes:
+        return data
 
 
 def test_inspect_prints_json_for_programs(at_redis: Callable[..., Result], gate: Callable[[], Dedup]) -> None:

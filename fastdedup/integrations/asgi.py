@@ -15,13 +15,11 @@ from ..web.policy import Policy
 from ..web.request import Request, by_header, everyone
 from ..web.response import ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, Rule, Table, make_rules
-from .exchange import Exchange, Held, supported
+from .exchange import Exchange, supported
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
+from .settling import HEAD_ROOM, Held
 
 __all__ = ["UUID", "IdempotencyMiddleware", "Route", "by_header", "claim_of", "everyone"]
-
-HEAD_ROOM = 64 * 1024
-"""Bytes that a response's status and headers may take in the store beside its body."""
 
 
 class Guard:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from ..claim import Claim
-from ..errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError, UsageError
-from ..events import log
-from ..gateway import Dedup
-from ..web.answers import Settling, settling_of, streams
+from ..errors import ClaimLostError
+from ..web.answers import streams
 from ..web.problems import CLAIM_LOST, respond
 from ..web.request import RequestTooLarge
 from ..web.response import DEGRADED, UNSTORED, Response
-from ..web.rules import Rule
 from .lifespan import ASGIApp, Message, Receive, Scope, Send
+from .settling import Held, Marks, settle
 
-_HOLD = 1.0
-"""Seconds for which a response waits to be stored while the store is unavailable. Then it is sent, marked, and
-storing it goes on."""
 _GRACE = 0.1
 """Seconds in which an application that was told to stop does so, before it is cancelled."""
 _GONE = {"type": "http.disconnect"}
@@ -28,18 +21,6 @@ _CLIENT_GONE = 499
 """What nginx logs for a client that left."""
 _UNSUPPORTED = frozenset(("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"))
 """Ways to send a response that would go past what is captured here."""
-
-
-@dataclass(slots=True)
-class Held:
-    """The claim that an exchange holds, and by which rule it is settled."""
-
-    claim: Claim
-    rule: Rule
-    dedup: Dedup
-    docs: str | None
-    mark: bytes = b""
-    """The request's fingerprint, where the record does not hold it."""
 
 
 class Exchange:
@@ -147,7 +128,7 @@ class Exchange:
     def hold(self, held: Held) -> None:
         """Settle this claim by the response. Its lease is kept; should it be lost, the handler is cancelled."""
         self._held = held
-        held.claim.bind_body(cast("asyncio.Task[Any]", self))  # whom it cancels and uncancels
+        held.claim.bind_body(self)  # whom it cancels and uncancels
         if held.rule.renew:
             held.claim.keep_renewing()
         if held.rule.on_disconnect == "cancel":
@@ -290,7 +271,8 @@ class Exchange:
         """From here on the response goes through as it comes: it is a stream, or too large to be kept."""
         assert self._start is not None
         self._passing = True
-        await self._send_on({**self._start, "headers": [*self._start["headers"], UNSTORED]})
+        marks = [UNSTORED, DEGRADED] if self._held and self._held.claim.degraded else [UNSTORED]
+        await self._send_on({**self._start, "headers": [*self._start["headers"], *marks]})
 
     async def _send_on(self, message: Message) -> None:
         """Send; when the client is gone the handler need not break off for that."""
@@ -329,48 +311,11 @@ class Exchange:
 
     # The claim
 
-    async def _settle(self, held: Held, response: Response) -> list[tuple[bytes, bytes]] | None:
-        """Settle by a response; returns how it is to be marked, or None where the claim was lost."""
+    async def _settle(self, held: Held, response: Response) -> Marks | None:
         self._settled = True
         if not held.claim.lost:
             held.claim.bind_body(None)  # the work is done: whether the lease is lost now, the store says
-        marks = [DEGRADED] if held.claim.degraded else []
-        how = settling_of(held.rule, response)
-        if how is Settling.RELEASE:
-            await self._release(held)
-            return marks
-        try:
-            await self._record(held, how, response, _HOLD)
-        except ClaimLostError:
-            log.warning("%s", held.claim.key + ": another request took over while this one ran")
-            return None
-        except UnavailableError:
-            held.dedup.keep(self._record(held, how, response))
-            marks.append(UNSTORED)
-        except UsageError as error:  # the handler has settled it itself, or the gate was closed
-            log.warning("%s: this response is not stored: %s", held.claim.key, error)
-            marks.append(UNSTORED)
-        except asyncio.CancelledError:
-            held.dedup.keep(self._record(held, how, response))  # the effect has happened
-            raise
-        return marks
-
-    async def _record(
-        self, held: Held, how: Settling, response: Response, within: float | None = None
-    ) -> None:
-        record = held.claim.complete if how is Settling.COMPLETE else held.claim.fail
-        try:
-            await record(response, within=within)
-        except ResultTooLargeError:  # by its headers
-            await record(Response(response.status, (), b"", False, response.request), within=within)
-
-    async def _release(self, held: Held) -> None:
-        try:
-            await held.claim.release()
-        except UsageError:
-            pass  # the handler has settled it itself
-        except DedupError as error:
-            log.warning("%s was not released, and is free when its lease ends: %s", held.claim.key, error)
+        return await settle(held, response)
 
 
 def supported(scope: Scope, claim: Any) -> Scope:

@@ -23,10 +23,11 @@ from ..web.request import RequestTooLarge
 from ..web.request import everyone as everybody
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule
-from .asgi import Guard, request_of
-from .exchange import Exchange, Held, supported
+from .asgi import Guard, claim_of, request_of
+from .exchange import Exchange, supported
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .openapi import MARK, describe
+from .settling import Held
 
 try:
     from fastapi import Depends, FastAPI, Header, Request
@@ -93,7 +94,7 @@ class _Capture:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         exchange = Exchange(receive, send, self._gate.max_request)
-        scope = supported(scope, None)
+        scope = supported(scope, claim_of(scope))
         scope[_SLOT] = (self._gate, exchange)
         return await exchange.run(self.app, scope)
 
@@ -122,7 +123,8 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
 
     Args:
         principal: a dependency that names the caller whom keys belong to (text, a number, a UUID, or None for
-            anybody): best the one that authenticates. `everyone` where all callers may share their keys.
+            anybody): best the one that authenticates. `everyone` where all callers may share their keys. Make
+            it `async def` even if it awaits nothing: FastAPI runs any other in a thread, for each request.
         dedup: another gate than the application's, or a function that chooses one for a request.
         settings: see `fastdedup.web.rules.Rule`.
 
@@ -271,6 +273,10 @@ def _free_slot(request: Request) -> tuple[Idempotency, Exchange]:
     gate, exchange = _slot(request)
     if exchange.holds:
         raise ConfigError("an operation has one Claimed() or OneTimeToken(): one response cannot settle two")
+    if claim_of(request.scope) is not None:
+        raise ConfigError(
+            "IdempotencyMiddleware has claimed this request: leave its route to it or to Claimed()"
+        )
     return gate, exchange
 
 

@@ -16,7 +16,7 @@ from ..web.policy import Policy
 from ..web.request import Request, by_header, everyone
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, Rule, Table, make_rules
-from .asgi import HEAD_ROOM
+from .settling import HEAD_ROOM
 from .wsgi_exchange import Exchange, Held, send
 from .wsgi_request import BadBody, read_body, request_of, route_path, supported
 

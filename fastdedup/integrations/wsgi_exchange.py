@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from http import HTTPStatus
 from itertools import chain
 from types import TracebackType
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
-from ..claim import Claim as AsyncClaim
-from ..errors import ClaimLostError, DedupError, ResultTooLargeError
+from ..errors import ClaimLostError, DedupError
 from ..events import log
 from ..sync import Claim
 from ..web.answers import Settling, settling_of, storable, streams
 from ..web.problems import CLAIM_LOST, respond
 from ..web.response import DEGRADED, UNSTORED, Headers, Response
 from ..web.rules import Rule
+from .settling import HOLD, record
 
-_HOLD = 1.0
-"""Seconds for which a response waits to be stored. Then it is sent, marked, and storing it goes on."""
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 Write = Callable[[bytes], object]
@@ -199,7 +196,7 @@ class Exchange:
         if how is Settling.RELEASE:
             held.claim.leave(None, release=True)
             return True
-        return held.claim.settle_within(_HOLD, partial(record, held.rule, how, response))
+        return held.claim.settle_within(HOLD, lambda claim: record(claim, how, storable(held.rule, response)))
 
 
 class Closing:
@@ -242,16 +239,6 @@ class Stream:
             self._exchange.close()
         finally:
             self._exchange.ended()
-
-
-async def record(rule: Rule, how: Settling, response: Response, claim: AsyncClaim) -> None:
-    """Store a response as the claim's outcome."""
-    settle = claim.complete if how is Settling.COMPLETE else claim.fail
-    stored = storable(rule, response)
-    try:
-        await settle(stored)
-    except ResultTooLargeError:  # by its headers
-        await settle(Response(stored.status, (), b"", False, stored.request))
 
 
 def send(start_response: StartResponse, response: Response, *, body: bool = True) -> list[bytes]:

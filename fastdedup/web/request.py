@@ -53,6 +53,8 @@ def by_header(name: str) -> Callable[[Request], str | None]:
     """
     if not isinstance(name, str) or not name.isascii() or not name:
         raise ConfigError(f"by_header() takes the name of a header, not {name!r}")
+    if "_" in name:  # servers drop such headers, or take them for those with hyphens
+        raise ConfigError(f"by_header() takes a header's name as it is sent, with hyphens; not {name!r}")
 
     def principal(request: Request) -> str | None:
         value = request.header(name)

@@ -69,8 +69,8 @@ class RouteSettings(KeySettings, total=False):
 class Route:
     """A path and what differs there from the settings for all routes.
 
-    `/orders` is that path; in `/orders/{id}/pay` a name in braces stands for one segment; `/api/*` for all
-    below. The first route that matches is taken.
+    `/orders` is that path, and `/orders/`; in `/orders/{id}/pay` a name in braces stands for one segment;
+    `/api/*` for all below. The first route that matches is taken.
     """
 
     def __init__(self, path: str, **settings: Unpack[RouteSettings]) -> None:
@@ -246,7 +246,7 @@ class Table(Generic[T]):
         self._by_method = {method: self._finder(method) for method in methods}
 
     def _finder(self, method: str) -> Callable[[str], T | None]:
-        chosen = [(rule.path, entry) for rule, entry in self.entries if method in rule.methods]
+        chosen = [(_bare(rule.path), entry) for rule, entry in self.entries if method in rule.methods]
         patterns = [f"({_pattern(path)})" for path, _ in chosen]
         if not any(char in path for path, _ in chosen for char in "{*"):
             return dict(reversed(chosen)).get
@@ -261,7 +261,15 @@ class Table(Generic[T]):
     def find(self, method: str, path: str) -> T | None:
         """Return the entry of the first rule that matches, or None."""
         finder = self._by_method.get(method)
-        return None if finder is None else finder(path)
+        if finder is None:
+            return None
+        entry = finder(path)
+        return entry if entry is not None or path[-1:] != "/" else finder(_bare(path))
+
+
+def _bare(path: str) -> str:
+    """Many frameworks serve `/orders/` as `/orders`: a rule for the one must not be slipped past by the other."""
+    return path.rstrip("/") or "/"
 
 
 def _pattern(path: str) -> str:

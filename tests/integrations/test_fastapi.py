@@ -24,6 +24,8 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BaseModel
 
 from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome
+from fastdedup.integrations.asgi import IdempotencyMiddleware
+from fastdedup.integrations.asgi import everyone as anybody
 from fastdedup.integrations.fastapi import (
     Claimed,
     FormRefused,
@@ -323,6 +325,28 @@ async def test_two_claims_for_one_response_are_a_mistake(make_gate: MakeGate) ->
         async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as ann:
             with pytest.raises(ConfigError, match="one Claimed"):
                 await ann.post("/a", headers={**key("k"), "x-account": "ann"})
+
+
+@pytest.mark.parametrize("outside", [True, False])
+async def test_middleware_and_dependency_on_one_route_are_a_mistake(
+    make_gate: MakeGate, outside: bool
+) -> None:
+    dedup = make_gate()
+    app = FastAPI()
+    if not outside:
+        app.add_middleware(IdempotencyMiddleware, dedup=dedup, principal=anybody)
+    Idempotency(app, dedup)
+    if outside:
+        app.add_middleware(IdempotencyMiddleware, dedup=dedup, principal=anybody)
+
+    @app.post("/a", dependencies=[Claimed(principal=everyone)])
+    async def call() -> None: ...
+
+    async with dedup:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop.test") as ann:
+            with pytest.raises(ConfigError, match="leave its route to it or to Claimed"):
+                await ann.post("/a", headers=key("k"))
 
 
 # Principals, gates

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from ...claim import Claim
-from ...errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError, UsageError
+from ...errors import DedupError
 from ...events import log
 from ...sync import Claim as SyncClaim
 from ...sync.home import Bound, Home
 from ...sync.parts import take_back
-from ...web.answers import Settling, settling_of, storable
-from ...web.response import DEGRADED, UNSTORED, Response
+from ...web.answers import storable
+from ...web.response import UNSTORED, Response
 from ...web.rules import Rule
 from ..asgi import Guard
-from ..exchange import Held
+from ..settling import HOLD, Held, Marks, release
+from ..settling import settle as settled
 from .bridge import Bridge
 from .config import gate
-
-_HOLD = 1.0
-"""Seconds for which a response waits to be stored. Then it is sent, marked, and storing it goes on."""
-Marks = list[tuple[bytes, bytes]]
 
 
 @dataclass(slots=True)
@@ -100,7 +96,7 @@ async def settle(bridge: Bridge, hold: Hold, response: Response) -> Marks | None
     """Settle by a response; returns how it is to be marked, or None where the claim was lost."""
     undone = hold.undone or (hold.invalid and not 300 <= response.status < 400)
     try:
-        return await bridge.run(hold.home, lambda: _settle(hold.held, response, undone), hold.seconds + _HOLD)
+        return await bridge.run(hold.home, lambda: _settle(hold.held, response, undone), hold.seconds + HOLD)
     except DedupError as error:  # the gate's thread is stuck or dead; what was done was done
         log.error("%s: this response is not stored: %s", hold.held.claim.key, error)
         return [UNSTORED]
@@ -108,51 +104,20 @@ async def settle(bridge: Bridge, hold: Hold, response: Response) -> Marks | None
 
 async def give_back(bridge: Bridge, hold: Hold) -> None:
     """Release: the view has failed, and a retry runs again."""
-    await bridge.run(hold.home, lambda: _release(hold.held), hold.seconds)
+    await bridge.run(hold.home, lambda: _give_back(hold.held), hold.seconds)
+
+
+async def _give_back(held: Held) -> None:
+    held.claim.unbind()
+    await release(held.claim)
 
 
 async def _settle(held: Held, response: Response, undone: bool) -> Marks | None:
-    marks = [DEGRADED] if held.claim.degraded else []
-    how = Settling.RELEASE if undone else settling_of(held.rule, response)
-    if not (response.whole or undone):
-        marks.append(UNSTORED)
-    if how is Settling.RELEASE:
-        await _release(held)
-        return marks
-    try:
-        async with asyncio.timeout(_HOLD):
-            await _record(held, how, response)
-    except ClaimLostError:
-        log.warning("%s: another request took over while this one ran", held.claim.key)
-        return None
-    except (UnavailableError, TimeoutError):
-        held.dedup.keep(_record(held, how, response))
-        marks.append(UNSTORED)
-    except UsageError as error:  # the view has settled it itself, or the gate was closed
-        log.warning("%s: this response is not stored: %s", held.claim.key, error)
-        marks.append(UNSTORED)
-    except asyncio.CancelledError:
-        held.dedup.keep(_record(held, how, response))  # the effect has happened
-        raise
-    finally:
-        held.claim.unbind()
-    return marks
-
-
-async def _record(held: Held, how: Settling, response: Response) -> None:
-    record = held.claim.complete if how is Settling.COMPLETE else held.claim.fail
     stored = storable(held.rule, response)
     try:
-        await record(stored)
-    except ResultTooLargeError:  # by its headers
-        await record(Response(stored.status, (), b"", False, stored.request))
-
-
-async def _release(held: Held) -> None:
-    held.claim.unbind()
-    try:
-        await held.claim.release()
-    except UsageError:
-        pass  # the view has settled it itself
-    except DedupError as error:
-        log.warning("%s was not released, and is free when its lease ends: %s", held.claim.key, error)
+        marks = await settled(held, stored, undone=undone)
+    finally:
+        held.claim.unbind()
+    if marks is None or response.whole or undone or UNSTORED in marks:
+        return marks
+    return [*marks, UNSTORED]
