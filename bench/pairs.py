@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 import orjson
@@ -32,8 +32,14 @@ class Pair:
 MakePair = Callable[[], Awaitable[Pair]]
 
 
-async def play_pairs(plan: Plan, table: str, pairs: Iterable[tuple[tuple[str, str], MakePair]]) -> list[Row]:
-    """Play pair after pair, of which each is its names, and what makes it: that may fail, as any turn may."""
+async def play_pairs(
+    plan: Plan, table: str, pairs: Iterable[tuple[tuple[str, str], MakePair]], *, times: int = 1
+) -> list[Row]:
+    """Play pair after pair, of which each is its names, and what makes it: that may fail, as any turn may.
+
+    `times` as many rounds as the plan has, where the difference sought is small.
+    """
+    plan = replace(plan, rounds=times * plan.rounds)
     return [row for names, make in pairs for row in await play(plan, table, names, make)]
 
 
