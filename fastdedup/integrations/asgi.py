@@ -152,7 +152,9 @@ def route_path(scope: Scope) -> str:
 
 def request_of(scope: Scope, body: bytes) -> Request:
     """Return the request of an ASGI scope."""
-    return Request(scope["method"], scope["path"], scope["query_string"], scope["headers"], body, scope)
+    return Request(
+        scope["method"].upper(), scope["path"], scope["query_string"], scope["headers"], body, scope
+    )
 
 
 def claim_of(scope: Scope) -> Claim | None:

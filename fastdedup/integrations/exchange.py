@@ -83,12 +83,13 @@ class Exchange:
             return
         chunk = message.get("body", b"")
         self._size += len(chunk)
-        self._chunks.append(chunk)
         self._ended = not message.get("more_body", False)
+        if chunk or self._ended:  # of empty ones there may be any number
+            self._chunks.append(chunk)
 
     async def receive(self) -> Message:
         """Give the application the body, then nothing but the end of the connection, when it may know of that."""
-        if self._delivered == len(self._chunks) and not (self._ended or self._gone):
+        while self._delivered == len(self._chunks) and not (self._ended or self._gone):
             await self._pull()
         if self._delivered < len(self._chunks):
             return self._next_chunk()

@@ -17,12 +17,12 @@ from ..gateway import Dedup
 from ..model import Outcome
 from ..web import forms
 from ..web.answers import REFUSALS, answer, refusal, replay
-from ..web.forms import FIELD, HEADER, FormRefused, Refusal
+from ..web.forms import FIELD, HEADER, NOBODY, FormRefused, Refusal
 from ..web.header import NAME, parse
 from ..web.request import RequestTooLarge
 from ..web.request import everyone as everybody
 from ..web.response import Response
-from ..web.rules import UUID, ClaimSettings, KeySettings, Rule
+from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
 from .asgi import Guard, claim_of, request_of
 from .exchange import Exchange, supported
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
@@ -49,7 +49,8 @@ async def everyone() -> None:  # async: FastAPI calls any other in a thread
 class Idempotency:
     """Gives an application's `Claimed` and `OneTimeToken` their gate. Make it once for each application.
 
-    Opens `dedup` with the application, and closes it, unless somebody else has.
+    Opens `dedup` with the application, and closes it, unless somebody else has. Add middleware that compresses
+    after it: what was added last stands outermost, and what is stored then suits every client.
 
     Args:
         app: the application.
@@ -71,6 +72,9 @@ class Idempotency:
             raise ConfigError(
                 "this application has an Idempotency(...) already; Claimed(dedup=...) names others"
             )
+        if not isinstance(dedup, Dedup):
+            raise ConfigError(f"Idempotency(app, dedup) takes a fastdedup.Dedup, not {dedup!r}")
+        self.app = app
         self.dedup = dedup
         self.docs = docs or app.docs_url
         self.max_request = max_request
@@ -121,6 +125,9 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     duplicates in flight, other payloads and outages are answered before it runs. Without a key, where that
     is not `required`, the claim is None.
 
+    A dependency with `yield` ends after the response is stored and sent: what commits a transaction there can
+    fail when the response says that all is well. Give that one `Depends(..., scope="function")`.
+
     Args:
         principal: a dependency that names the caller whom keys belong to (text, a number, a UUID, or None for
             anybody): best the one that authenticates. `everyone` where all callers may share their keys. Make
@@ -131,6 +138,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     Raises:
         ConfigError: a setting cannot be used.
     """
+    _check_callable("principal", principal)
     rule_at = _rules(dict(settings))
     required = bool(settings.get("required", False))
     mark = {
@@ -192,6 +200,7 @@ def OneTimeToken(  # noqa: N802
     Raises:
         ConfigError: a setting cannot be used.
     """
+    _check_callable("subject", subject)
     rule_at = _rules({**settings, "wait": wait})
     mark = {"header": HEADER, "field": field}
 
@@ -202,13 +211,14 @@ def OneTimeToken(  # noqa: N802
     ) -> Claim:
         gate, exchange = _free_slot(request)
         guard = rule_at(_chosen(dedup, gate, request), request)
-        token = one_time_token or (await request.form()).get(field)
-        if not isinstance(token, str) or not token:
-            raise FormRefused(Refusal.MISSING)
         try:
             body = await _body(request, exchange, guard.rule.max_request)
+            token = one_time_token or (await request.form()).get(field)
+            if not isinstance(token, str) or not token:
+                raise FormRefused(Refusal.MISSING)
             await gate.lifespan.ready()
-            claim = await guard.forms.tokens.redeem(token, _name(who), wait=wait)
+            name = _name(who)
+            claim = await guard.forms.tokens.redeem(token, NOBODY if name is None else name, wait=wait)
         except UnavailableError as error:
             raise forms.unavailable(error) from None
         except RequestTooLarge as error:
@@ -229,7 +239,9 @@ def OneTimeToken(  # noqa: N802
 def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], Guard]:
     """Return what finds the guard of a route; made once for each gate and route, which are few."""
     guards: dict[tuple[Dedup, str], Guard] = {}
-    Rule("/", everybody, **settings)  # mistakes are told where they are made
+    if "methods" in settings:
+        raise ConfigError("methods= is for the middleware: a dependency goes with its own operation")
+    make_rules(["/"], {"principal": everybody, **settings})  # mistakes are told where they are made
 
     def rule_at(dedup: Dedup, request: Request) -> Guard:
         path = _route_path(request)
@@ -242,6 +254,13 @@ def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], Guard]:
         return guard
 
     return rule_at
+
+
+def _check_callable(what: str, dependency: Any) -> None:
+    if not callable(dependency):
+        raise ConfigError(
+            f"{what}= is a dependency that names the caller, not {dependency!r}; see `everyone`"
+        )
 
 
 def _route_path(request: Request) -> str:
@@ -266,6 +285,8 @@ def _slot(request: Request) -> tuple[Idempotency, Exchange]:
     slot = request.scope.get(_SLOT)
     if slot is None:
         raise ConfigError("Claimed() and OneTimeToken() need Idempotency(app, dedup) on their application")
+    if request.scope["app"] is not slot[0].app:
+        raise ConfigError("a mounted application needs an Idempotency(...) of its own, over the same gate")
     return slot  # type: ignore[no-any-return]
 
 

@@ -34,7 +34,7 @@ def request_of(environ: WSGIEnvironment, body: bytes) -> Request:
     """Return the request of a WSGI environ."""
     path = _text(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")) or "/"
     query = _raw(environ.get("QUERY_STRING", ""))
-    return Request(environ["REQUEST_METHOD"], path, query, headers_of(environ), body, environ)
+    return Request(environ["REQUEST_METHOD"].upper(), path, query, headers_of(environ), body, environ)
 
 
 def headers_of(environ: WSGIEnvironment) -> list[tuple[bytes, bytes]]:
@@ -78,11 +78,13 @@ def supported(environ: WSGIEnvironment) -> None:
 def _length(environ: WSGIEnvironment) -> int | None:
     """Return how long the body is; None where it must be read to its end to know."""
     length = environ.get("CONTENT_LENGTH")
+    chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
+    if length and chunked:  # RFC 9112, section 6.3: whoever reads the other one sees another request
+        raise BadBody("Content-Length beside Transfer-Encoding")
     if length:
         if _LENGTH.fullmatch(length) is None:
             raise BadBody("Content-Length is no number")
         return int(length)
-    chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
     # A server that does not say that its input ends may block a read beyond the body, which then is empty.
     return None if chunked or environ.get("wsgi.input_terminated") else 0
 

@@ -15,6 +15,8 @@ from .response import Response
 FIELD = "one_time_token"
 HEADER = "X-One-Time-Token"
 """For forms that a script sends."""
+NOBODY = ("nobody",)
+"""The subject of a person without a name. None would match any token: nobody must not redeem somebody's."""
 WAIT = 10.0
 """Seconds that a second click waits for the page of the first."""
 _BUSY_RETRY = 2.0

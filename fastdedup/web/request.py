@@ -37,7 +37,9 @@ class Request:
 
 
 Principal = Callable[[Request], str | None] | Callable[[Request], Awaitable[str | None]]
-"""Names the caller whom a key belongs to (a tenant, an account), so that none sees another's result."""
+"""Names the caller whom a key belongs to (a tenant, an account), so that none sees another's result.
+
+Name it wholly: where each tenant has users 1, 2, 3 of its own, the tenant as well. A digest of it is kept."""
 Fingerprint = Callable[[Request], bytes]
 
 

@@ -200,6 +200,19 @@ def only_post(request: Any) -> HttpResponse:
     return HttpResponse(f"order {DESK.order(request.POST['item'])}")
 
 
+@require_POST
+@one_time_form
+def careless(request: Any) -> HttpResponse:
+    return HttpResponse(f"order {DESK.order('tea')}")  # looks at nothing: require_POST has let it through
+
+
+@one_time_form(subject=lambda request: request.GET.get("who"))
+def named(request: Any) -> HttpResponse:
+    if request.method == "POST":
+        return HttpResponse(f"order {DESK.order('tea')}")
+    return render(request, "tag.html")
+
+
 @one_time_form(max_response=10)
 def long(request: Any) -> HttpResponse:
     if request.method == "POST":
@@ -225,6 +238,8 @@ urlpatterns = [
     path("declined", declined),
     path("own", own_page),
     path("only-post", only_post),
+    path("careless", careless),
+    path("named", named),
     path("long", long),
     path("upload", upload),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -349,3 +350,25 @@ def _until_served(browser: Browser, view: str, form: Page, **fields: Any) -> Pag
     finally:
         timer.cancel()
     raise AssertionError("it was never served")
+
+
+@pytest.mark.parametrize("token", ["", "bogus", None])
+def test_a_view_that_looks_at_nothing_is_not_called_for_the_page_of_a_refusal(
+    desk: Desk, browser: Browser, token: str | None
+) -> None:
+    form = browser.get("/sync")
+    if token is None:
+        form.text = re.sub(r'<input[^>]*name="one_time_token"[^>]*>', "", form.text)
+        page = browser.send("/careless", form, item="tea")
+    else:
+        page = browser.send("/careless", form, token=token, item="tea")
+    assert page.status in (400, 410, 503)
+    assert desk.orders == []
+
+
+def test_a_person_without_a_name_does_not_redeem_somebodys_token(desk: Desk, browser: Browser) -> None:
+    form = browser.get("/named?who=ann")
+    assert browser.send("/named", form).status == 403
+    assert desk.orders == []
+    assert browser.send("/named?who=ann", form).status == 200
+    assert desk.orders == ["tea"]

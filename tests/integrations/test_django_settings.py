@@ -90,4 +90,7 @@ def test_without_django_it_says_what_to_install() -> None:
     code = "import sys; sys.modules['django'] = None; import fastdedup.integrations.django"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
 
-    assert "ImportError: fastdedup.integrations.django needs Django: pip install django" in done.stderr
+    assert (
+        "ImportError: fastdedup.integrations.django needs Django: pip install 'fastdedup[django]'"
+        in done.stderr
+    )

@@ -135,14 +135,15 @@ def table(*paths: str, **settings: Any) -> Table[str]:
         ("/orders/", "/orders", True),
         ("/orders", "/orders//x", False),
         ("/orders", "/Orders", False),
-        ("/orders", "/orders\n", False),
         ("/a.c", "/abc", False),
         ("/orders/{id}", "/orders/7", True),
         ("/orders/{id}", "/orders/", False),
         ("/orders/{id}", "/orders/7/", True),
         ("/orders/{id}", "/orders/7/pay", False),
         ("/orders/{id}/pay", "/orders/7/pay", True),
-        ("/{a}-{b}", "/x-y", True),
+        ("/{a}-x", "/7-x", True),
+        ("/orders", "/orders\n", True),  # the $ of Starlette's patterns matches before it
+        ("/orders", "//orders", True),  # Litestar serves it
         ("/api/*", "/api/", True),
         ("/api/*", "/api/a/b\nc", True),
         ("/api/*", "/api", False),
@@ -211,10 +212,13 @@ def test_the_longest_of_all_can_be_stored() -> None:
     assert len(worst.encode()) <= MAX_KEY_BYTES
 
 
+def test_a_principal_which_may_be_a_secret_stands_in_no_key() -> None:
+    assert "s3cret" not in EVERY.scope_key("POST", "/", "s3cret", "k")
+
+
 def test_a_principal_that_looks_like_the_digest_of_a_long_one_is_not_taken_for_it() -> None:
     victim = "victim" * 40
     digest = EVERY.scope_key("POST", "/", victim, "k").split("|")[1].removeprefix("=")
-    assert digest.startswith("#")
     assert EVERY.scope_key("POST", "/", digest, "k") != EVERY.scope_key("POST", "/", victim, "k")
 
 

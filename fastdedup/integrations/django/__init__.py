@@ -16,7 +16,9 @@ it has a thread of its own; awaiting it blocks nobody.
 try:
     import django as _django  # noqa: F401
 except ImportError as error:
-    raise ImportError("fastdedup.integrations.django needs Django: pip install django") from error
+    raise ImportError(
+        "fastdedup.integrations.django needs Django: pip install 'fastdedup[django]'"
+    ) from error
 
 from ...web.forms import FormRefused, Refusal
 from ...web.request import by_header, everyone

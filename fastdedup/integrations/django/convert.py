@@ -35,7 +35,7 @@ def request_of(request: HttpRequest, body: bytes) -> Request:
     headers = [(name.lower().encode(), _latin(value)) for name, value in request.headers.items()]
     query = request.META.get("QUERY_STRING", "").encode("utf-8", "surrogateescape")
     source = ChainMap({SOURCE: request}, request.META)
-    return Request(request.method, request.path, query, headers, body, source)
+    return Request(request.method.upper(), request.path, query, headers, body, source)
 
 
 def body_of(request: HttpRequest, limit: int) -> bytes:
@@ -45,7 +45,8 @@ def body_of(request: HttpRequest, limit: int) -> bytes:
         RequestTooLarge: it exceeds the limit, or Django's.
         UnreadablePostError: the client left before it had sent it.
     """
-    if int(request.META.get("CONTENT_LENGTH") or 0) > limit:
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    if length.isdecimal() and int(length) > limit:  # of what is no number Django reads nothing
         raise RequestTooLarge
     try:
         body: bytes = request.body

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, Unpack, overload
+from weakref import WeakSet
 
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils.datastructures import MultiValueDict
@@ -14,6 +15,7 @@ from ...model import Outcome
 from ...web.answers import refusal, replay
 from ...web.forms import (
     HEADER,
+    NOBODY,
     WAIT,
     FormRefused,
     Refusal,
@@ -40,6 +42,9 @@ Refused = Callable[[HttpRequest, FormRefused], Any]
 _SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _SOON = 1.0
+_PAGES: WeakSet[Any] = WeakSet()
+"""Views that were seen to answer a GET. One that never is (inside of require_POST, say) may look at nothing but its
+data, and must not be called for its page."""
 
 
 @overload
@@ -74,7 +79,8 @@ def one_time_form(
             form = OrderForm(request.POST or None, request=request)   # with OneTimeFormMixin, or {% one_time_token %}
 
     The same form again (a second click, a refresh, a duplicated tab) gets the first response. Where nothing is to be
-    done and there is nothing to replay, the view's own page is shown, as for GET, with the refusal's status,
+    done and there is nothing to replay, the view's own page is shown, as for GET (once it has answered a GET: one
+    that takes nothing but POST gets a short page in its place), with the refusal's status,
     `request.form_refused` (a FormRefused, for `{% one_time_notice %}`) and a fresh form. Where the same form may
     be sent again it has the same token, so that it is still done only once. A form that a script sends, its token
     in the header X-One-Time-Token, is told by a problem or a short page.
@@ -116,13 +122,21 @@ class _OneTime:
         self._field = field
         self._refused = refused
 
+    def _view_of(self, request: HttpRequest) -> Any:
+        # What stands in the URL configuration: method_decorator decorates anew for each request.
+        match = request.resolver_match
+        return self if match is None else match.func
+
     async def handle(self, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
         """Answer a request."""
         given = http()
         form = open_form(request, self._subject or given.subject, self._field or given.field)
         request.form_refused = None
         if request.method in _SAFE:
-            return await bridge.view(view)
+            page = await bridge.view(view)
+            if request.method == "GET" and page.status_code == 200:
+                _PAGES.add(self._view_of(request))
+            return page
         try:
             got = await self._redeemed(bridge, request, form)
         except RequestTooLarge as error:
@@ -138,10 +152,11 @@ class _OneTime:
         form.token = token = _sent_token(request, form.field)
         contents = self._mark(request, form.field)
         who = await subject_of(bridge, request)
+        subject = NOBODY if who is None else who
         try:
             got = await self._guards.ask(
                 bridge,
-                lambda guard: guard.forms.tokens.redeem(token, who, wait=self._rule.wait),
+                lambda guard: guard.forms.tokens.redeem(token, subject, wait=self._rule.wait),
                 form=True,
                 mark=contents,
             )
@@ -176,7 +191,7 @@ class _OneTime:
         request.form_refused = error
         if self._refused is not None:
             return await bridge.call(self._refused, request, error)
-        if HEADER not in request.headers:
+        if HEADER not in request.headers and self._view_of(request) in _PAGES:
             with _as_get(request):
                 page = await bridge.view(view)
             if page.status_code != 405:

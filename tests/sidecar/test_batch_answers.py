@@ -1,0 +1,86 @@
+"""Answers that are written by bytes formatting, against the generic way; and what a batch leaves behind."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import orjson
+import pytest
+
+from fastdedup import Dedup, LocalLRU
+from fastdedup.model import Outcome
+from fastdedup.owners import draw_owner, owner_field, owner_text
+from fastdedup.sidecar import models
+from fastdedup.sidecar.commands import verdict_reply
+from fastdedup.sidecar.frames import encode
+from fastdedup.sidecar.gate import Gate, RawCodec
+from fastdedup.sidecar.http_batch import Item, Told, batch, written
+from fastdedup.sidecar.http_verbs import claimed
+from fastdedup.stores.base import Verdict
+
+FENCE = 1_763_700_000_123_456
+DRAWN = draw_owner()
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+@pytest.mark.parametrize("payload", [b"", b"order 1", bytes(range(256)), b"\r\n$-1\r\n"])
+@pytest.mark.parametrize("degraded", [False, True])
+@pytest.mark.parametrize("owner", [DRAWN, owner_field("wörker 1")], ids=["drawn", "named"])
+@pytest.mark.parametrize("resp3", [False, True])
+def test_a_verdicts_reply_is_what_the_generic_way_gives(
+    outcome: Outcome, payload: bytes, degraded: bool, owner: bytes, resp3: bool
+) -> None:
+    verdict = Verdict(outcome, fence=FENCE, attempt=2, left_ms=29_999, payload=payload, degraded=degraded)
+    parts = [outcome.value, owner_text(owner), FENCE, 2, 29_999, payload or None, degraded]
+    assert verdict_reply(verdict, owner, resp3) == encode(parts, resp3)
+
+
+def won(scope: Dedup, verdict: Verdict) -> Item:
+    item = Item(b"n:=k", scope.claim_terms, draw_owner(), None)
+    item.won = verdict
+    return item
+
+
+def said(text: bytes) -> Told:
+    place = Told()
+    place.won, place.text = None, text
+    return place
+
+
+@pytest.mark.parametrize("order", ["", "a", "aaa", "aabba", "t", "tt", "atbbta"])
+def test_a_batch_is_written_as_its_claims_are_by_themselves(order: str) -> None:
+    scope = Dedup("memory://", codec=RawCodec())
+    verdicts = {
+        "a": Verdict(Outcome.ACQUIRED, fence=FENCE, attempt=1, left_ms=30_000),
+        "b": Verdict(Outcome.ACQUIRED, fence=0, attempt=2, left_ms=1, degraded=True),
+    }
+    places = [said(b'{"status":409}') if at == "t" else won(scope, verdicts[at]) for at in order]
+    expected: list[Any] = [
+        {"status": 201, "body": claimed(scope, place.wire, place.owner, False, verdicts[at]).facts}
+        if isinstance(place, Item)
+        else {"status": 409}
+        for at, place in zip(order, places, strict=True)
+    ]
+    assert written(places) == orjson.dumps(expected)
+
+
+def items() -> int:
+    return sum(type(thing) is Item for thing in gc.get_objects())
+
+
+async def test_a_batch_leaves_nothing_to_the_garbage_collector() -> None:
+    keys = [*map(str, range(30)), "0", "0"]
+    async with Dedup("memory://", codec=RawCodec(), on_unavailable=LocalLRU()) as root:
+        asks = [models.ClaimItem(op="claim", key=key) for key in keys]
+        asks.append(models.ClaimItem(op="claim", key="ü" * 1000))
+        gc.collect()
+        gc.disable()
+        try:
+            answer = await batch(Gate(root), asks, None)  # type: ignore[arg-type]
+            assert not items()
+        finally:
+            gc.enable()
+    statuses = [each["status"] for each in orjson.loads(answer.text)]
+    assert statuses == [201] * 30 + [409] * 2 + [422]
+    assert len(answer.held) == 30
