@@ -19,7 +19,7 @@ from ..model import Outcome
 from ..owners import draw_owner, owner_text
 from ..stores.base import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
 from . import store_verbs
-from .frames import encode, error
+from .frames import bulk, encode, error
 from .options import Options, number_of, read_options, text_of
 from .resp import Place, RespConnection, Slot, error_reply
 from .verbs import Asked, held, record_facts, releasing, renewing, seconds, settling
@@ -34,6 +34,7 @@ Command = Callable[[RespConnection, list[bytes]], bytes | Place]
 _ACQUIRED = Outcome.ACQUIRED
 _OK = b"+OK\r\n"
 _ACQUIRED_HEAD = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
+_HEADS = {outcome: b"*7\r\n" + bulk(outcome.value.encode()) for outcome in Outcome}
 _CLAIM = frozenset({"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
 _REDEEM = frozenset({"NS", "SUBJECT", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
 _SETTLE = frozenset({"NS", "TTL", "FENCE", "TOKEN"})
@@ -90,6 +91,8 @@ def acquired_reply(verdict: Verdict, owner: bytes) -> bytes:
 
 def verdict_reply(verdict: Verdict, owner: bytes, resp3: bool) -> bytes:
     """Encode `[outcome, owner, fence, attempt, lease_ms, result, degraded]`."""
+    if not resp3:
+        return _verdict_reply2(verdict, owner)
     return encode(
         [
             verdict.outcome.value,
@@ -101,6 +104,21 @@ def verdict_reply(verdict: Verdict, owner: bytes, resp3: bool) -> bytes:
             verdict.degraded,
         ],
         resp3,
+    )
+
+
+def _verdict_reply2(verdict: Verdict, owner: bytes) -> bytes:
+    """In RESP2: one format at a third of the cost, as in a storm nearly every reply is such."""
+    text, payload = owner_text(owner).encode(), verdict.payload
+    return b"%b$%d\r\n%b\r\n:%d\r\n:%d\r\n:%d\r\n%b:%d\r\n" % (
+        _HEADS[verdict.outcome],
+        len(text),
+        text,
+        verdict.fence,
+        verdict.attempt,
+        verdict.left_ms,
+        bulk(payload) if payload else b"$-1\r\n",
+        verdict.degraded,
     )
 
 

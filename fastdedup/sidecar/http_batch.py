@@ -1,20 +1,29 @@
-"""Many requests at once: `POST /v1/batch`."""
+"""Many requests at once: `POST /v1/batch`. Main path: `Batch.run` → `Item.set_result` → `written`."""
 
 from __future__ import annotations
 
 import asyncio
+from binascii import hexlify
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from operator import attrgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import orjson
+
+from ..errors import UnavailableError
+from ..keys import MAX_KEY_BYTES
 from ..model import Outcome
-from ..stores.base import ClaimOp, Verdict
+from ..owners import draw_owner
+from ..stores.base import ClaimOp, Reply, Verdict
 from .http_verbs import (
     OPS,
-    AcquiredText,
     Answer,
     Client,
     Gone,
     Held,
+    acquired_tail,
     claim_op,
     count_failure,
     problem,
@@ -27,6 +36,29 @@ if TYPE_CHECKING:
     from .gate import Gate
 
 _ACQUIRED = Outcome.ACQUIRED
+_WON = b'{"status":201,"body":{"outcome":"acquired","owner":"'
+_verdict_of = attrgetter("won")
+
+
+def read(check: Callable[[bytes], list[Any]], most: int, body: bytes) -> list[Any]:
+    """Return a batch's questions; of one that is plain claims alone just their keys, without a model for each.
+
+    Args:
+        check: parses and checks any batch, and says what is wrong.
+        most: how many questions it may have.
+        body: of the request.
+    """
+    try:
+        asks = orjson.loads(body)
+        keys = [ask["key"] for ask in asks if len(ask) == 2 and ask["op"] == "claim"]
+        plain = type(asks) is list and 0 < len(keys) == len(asks) <= most
+        if plain and all(
+            type(key) is str and 0 < len(key) <= MAX_KEY_BYTES and key.isascii() for key in keys
+        ):
+            return keys
+    except (ValueError, KeyError, TypeError, IndexError):
+        pass
+    return check(body)
 
 
 async def batch(gate: Gate, asks: list[Any], client: Client) -> Answer:
@@ -41,102 +73,201 @@ class Batch:
         self._gate = gate
         self._asks = asks
         self._client = client
-        # Mutable: the answers so far, and claims that they give; who waits for the last; is it given up.
-        self.texts: list[Any] = [None] * len(asks)
-        self.held: list[Held] = []
-        self._left = len(asks)
+        # Mutable: a place for each question, in order; those that need a task; claims won, and those of tasks.
+        self._places: list[Item | Told] = []
+        self._slow: list[tuple[Any, Told]] = []
+        self.won: list[Item] = []
+        self._held: list[Held] = []
+        # Mutable: how many answers are missing; who waits for the last; is it given up.
+        self.left = len(asks)
         self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.given_up = False
         # Shared by its claims.
         self.judged = gate.metrics.judged
         self.since = perf_counter()
-        self.acquired = AcquiredText().text
 
     async def run(self) -> Answer:
         """Return the answers, in the order of the questions."""
-        slow = [at for at, ask in enumerate(self._asks) if not self._begin(at, ask)]
         try:
-            if slow:
-                await asyncio.gather(*[self._one(at) for at in slow])
-            if self._left:
+            self._places = [self._begin(ask) for ask in self._asks]
+            if self._slow:
+                await asyncio.gather(*[self._one(ask, place) for ask, place in self._slow])
+            if self.left:
                 await self._all
+            return Answer(200, written(self._places), None, self._given())
         except BaseException:
             self.given_up = True
             self._take_back()
             raise
-        return Answer(200, b"[%b]" % b",".join(self.texts), None, self.held)
+        finally:
+            self._places, self.won = [], []  # they know us: a circle would be left to the garbage collector
 
-    def put(self, at: int, answer: Answer) -> None:
-        """Take one answer."""
-        self.held += answer.held
+    def told(self, place: Item | Told, answer: Answer) -> None:
+        """Take an answer that is not simply a claim won."""
+        self._held += answer.held
         if self.given_up:
             self._take_back()
-        self.put_text(at, b'{"status":%d,"body":%b}' % (answer.status, answer.text))
+        place.won = None
+        place.text = b'{"status":%d,"body":%b}' % (answer.status, answer.text)
+        self.left -= 1
+        if not self.left:
+            self.end()
 
-    def put_text(self, at: int, text: bytes) -> None:
-        """Take one answer."""
-        self.texts[at] = text
-        self._left -= 1
-        if not self._left and not self._all.done():
+    def end(self) -> None:
+        """None is missing any more."""
+        if not self._all.done():
             self._all.set_result(None)
 
-    def failed(self, at: int, scope: Dedup, fault: Exception) -> None:
+    def failed(self, item: Item, fault: Exception) -> None:
         """Take a claim that got no verdict."""
-        count_failure(self._gate.metrics, scope, fault, self.since)
-        self.put(at, problem(fault))
+        item.future = _ANSWERED
+        count_failure(self._gate.metrics, item.scope, fault, self.since)
+        self.told(item, problem(fault))
+
+    def _given(self) -> list[Held]:
+        return self._held + [(item.scope, item.wire, item.owner) for item in self.won]
 
     def _take_back(self) -> None:
-        for scope, wire, owner in self.held:
+        for scope, wire, owner in self._given():
             scope.release_later(wire, owner)
-        self.held.clear()
+        self._held, self.won = [], []
 
-    def _begin(self, at: int, ask: Any) -> bool:
-        if ask.op != "claim" or ask.owner is not None or ask.wait:
-            return False
+    def _begin(self, ask: Any) -> Item | Told:
+        """Send one on its way; return the place where its answer will be."""
         try:
-            scope = self._gate.root if ask.namespace is None else self._gate.scope(ask.namespace)
-            Item(scope, claim_op(scope, ask), self, at).begin()
+            if type(ask) is str:  # a plain claim's key, as `read` has it
+                scope = self._gate.root
+                item = Item(scope.claim_wire(ask.encode()), scope.claim_terms, draw_owner(), None)
+            elif ask.op != "claim" or ask.owner is not None or ask.wait:
+                return self._later(ask)
+            else:
+                scope = self._gate.scope(ask.namespace)
+                item = cast(Item, claim_op(scope, ask, Item))
+            item.batch, item.scope = self, scope
+            item.begin()
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
-            self.put(at, problem(fault))
-        return True
+            place = Told()
+            self.told(place, problem(fault))
+            return place
+        return item
 
-    async def _one(self, at: int) -> None:
-        ask = self._asks[at]
+    def _later(self, ask: Any) -> Told:
+        place = Told()
+        self._slow.append((ask, place))
+        return place
+
+    async def _one(self, ask: Any, place: Told) -> None:
         try:
             answer = await OPS[ask.op](self._gate, ask, self._client)
         except Gone:
             raise
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             answer = problem(fault)
-        self.put(at, answer)
+        self.told(place, answer)
 
 
-class Item(Asked):
-    """A claim of a batch."""
+class Told:
+    """The place of an answer that is text from the beginning."""
 
-    __slots__ = ("_at", "_batch")
+    __slots__ = ("text", "won")
 
-    def __init__(self, scope: Dedup, op: ClaimOp, batch: Batch, at: int) -> None:
-        self._scope = scope
-        self._op = op
-        self._error = None
-        self._batch = batch
-        self._at = at
+    text: bytes
+    won: Verdict | None
+
+
+class Item(ClaimOp):
+    """A claim of a batch, and the future that the engine expects beside it: one object for both."""
+
+    __slots__ = ("batch", "scope", "text", "won")
+
+    batch: Batch
+    scope: Dedup
+    text: bytes
+    won: Verdict | None
+    """Set once it is answered: the verdict that it shares with others, or None and its own text."""
+
+    def begin(self) -> None:
+        """Send it on its way."""
+        try:
+            self.scope.start_claim(self, self)
+        except UnavailableError as fault:
+            self.set_exception(fault)
 
     def done(self) -> bool:
         """As a future. Where nobody waits for the batch any more, the engine releases its claims."""
-        return self._op is None or self._batch.given_up
+        return self.batch.given_up
+
+    def set_result(self, reply: Reply) -> None:
+        """Take the store's reply."""
+        if type(reply) is not Verdict or reply.outcome is not _ACQUIRED or reply.short:
+            Other(self).set_result(reply)
+            return
+        try:
+            self.win(reply)
+        except Exception as fault:  # noqa: BLE001 -- the engine has others to tell
+            self.batch.failed(self, fault)
+
+    def set_exception(self, fault: BaseException) -> None:
+        """Have the policy asked."""
+        Other(self).set_exception(fault)
+
+    def win(self, verdict: Verdict) -> None:
+        """It is the client's."""
+        batch = self.batch
+        batch.judged(self.scope, verdict, batch.since)  # first: nothing after it can fail
+        self.future = _ANSWERED
+        self.won = verdict
+        batch.won.append(self)
+        batch.left -= 1
+        if not batch.left:
+            batch.end()
+
+
+class Other(Asked):
+    """What becomes of a claim that is not simply won."""
+
+    __slots__ = ("_item",)
+
+    def __init__(self, item: Item) -> None:
+        super().__init__(item.scope, item)
+        item.future = _ANSWERED
+        self._item = item
 
     def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Fill in."""
-        batch = self._batch
-        batch.judged(scope, verdict, batch.since)
+        item, batch = self._item, self._item.batch
         if verdict.outcome is _ACQUIRED:
-            batch.held.append((scope, op.wire, op.owner))
-            batch.put_text(self._at, b'{"status":201,"body":%b}' % batch.acquired(verdict, op.owner)[1])
+            item.win(verdict)
         else:
-            batch.put(self._at, told(scope, op, verdict))
+            batch.judged(scope, verdict, batch.since)
+            batch.told(item, told(scope, op, verdict))
 
     def failed(self, fault: Exception) -> None:
         """Fill in."""
-        self._batch.failed(self._at, self._scope, fault)
+        self._item.batch.failed(self._item, fault)
+
+
+class Answered:
+    """The future of every claim that is answered: none must know itself for longer."""
+
+    def done(self) -> bool:
+        """As a future."""
+        return True
+
+
+_ANSWERED: Any = Answered()
+
+
+def written(places: Iterable[Item | Told]) -> bytes:
+    """Return the answers as a list in JSON."""
+    runs = [_written(verdict, run) for verdict, run in groupby(places, _verdict_of)]
+    return b"[%b]" % b",".join(runs)
+
+
+def _written(verdict: Verdict | None, run: Iterable[Any]) -> bytes:
+    """Write neighbours. Fresh claims of one batch to the store share a verdict, and so all but their owners."""
+    if verdict is None:
+        return b",".join([place.text for place in run])
+    end = acquired_tail(verdict) + b"}"
+    owners = [hexlify(item.owner[1:]) for item in run]
+    return _WON + (end + b"," + _WON).join(owners) + end

@@ -121,13 +121,13 @@ async def claim(gate: Gate, ask: models.ClaimRequest, client: Client) -> Answer:
     return claimed(scope, op.wire, op.owner, op.named, verdict)
 
 
-def claim_op(scope: Dedup, ask: models.ClaimRequest) -> ClaimOp:
-    """Return the operation of a claim that does not wait."""
+def claim_op(scope: Dedup, ask: models.ClaimRequest, kind: type[ClaimOp] = ClaimOp) -> ClaimOp:
+    """Return the operation, of this kind, of a claim that does not wait."""
     mark = None if ask.fingerprint is None else _mark(ask.fingerprint)
     owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
     plain = ask.lease is None and ask.ttl is None
     terms = scope.claim_terms if plain else scope.terms_ms(ask.lease, ask.ttl)
-    return ClaimOp(scope.claim_wire(ask.key.encode()), terms, owner, mark)
+    return kind(scope.claim_wire(ask.key.encode()), terms, owner, mark)
 
 
 async def redeem(gate: Gate, ask: models.RedeemRequest, client: Client) -> Answer:
@@ -202,6 +202,9 @@ def told(scope: Dedup, op: ClaimOp, verdict: Verdict) -> Answer:
     return Answer(409, text, verdict.left_ms)
 
 
+_TAIL = b'","fence":%d,"attempt":%d,"lease":%d,"result":null,"error":null,"retry_after":null,"degraded":%b}'
+
+
 class AcquiredText:
     """The answer `acquired` as text, for a drawn owner: fresh claims of one batch share a verdict, so most of it."""
 
@@ -220,10 +223,14 @@ class AcquiredText:
 
     def _turn_to(self, verdict: Verdict) -> None:
         self._verdict = verdict
-        facts = b'","fence":%d,"attempt":%d,"lease":%d,"result":null,"error":null,"retry_after":null,"degraded":%b}'
-        truth = b"true" if verdict.degraded else b"false"
-        self._tail = facts % (verdict.fence, verdict.attempt, verdict.left_ms, truth)
+        self._tail = acquired_tail(verdict)
         self._head = _CREATED % (_OPENING + len(self._tail))
+
+
+def acquired_tail(verdict: Verdict) -> bytes:
+    """Return what follows the owner in the answer `acquired`."""
+    truth = b"true" if verdict.degraded else b"false"
+    return _TAIL % (verdict.fence, verdict.attempt, verdict.left_ms, truth)
 
 
 # Settling

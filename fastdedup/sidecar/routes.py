@@ -15,7 +15,7 @@ from ..fallback.reject import Reject
 from ..model import BreakerState
 from . import http_verbs as verbs
 from . import models, openapi, problems
-from .http_batch import batch
+from .http_batch import batch, read
 from .http_verbs import OPS, Answer, Client, Page
 from .problems import Problem, RequestProblem
 
@@ -57,7 +57,8 @@ class Route:
         """Return what parses and checks its body in one step; None where it has none."""
         if self.method != "POST":
             return None
-        return TypeAdapter(self.body(most)).validator.validate_json
+        check = TypeAdapter(self.body(most)).validator.validate_json
+        return partial(read, check, most) if self.asks is models.Items else check
 
 
 # What is no verb

@@ -116,7 +116,7 @@ def test_mistakes_in_claimed_are_told_where_they_are_made(settings: Any) -> None
 
 
 def test_a_gate_is_a_dedup() -> None:
-    with pytest.raises(ConfigError, match="takes a fastdedup.Dedup"):
+    with pytest.raises(ConfigError, match=re.escape("takes a fastdedup.Dedup")):
         Idempotency(FastAPI(), "redis://localhost")  # type: ignore[arg-type]
 
 

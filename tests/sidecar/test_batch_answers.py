@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated, Any
 
 import orjson
 import pytest
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fastdedup import Dedup, LocalLRU
 from fastdedup.model import Outcome
@@ -15,7 +18,7 @@ from fastdedup.sidecar import models
 from fastdedup.sidecar.commands import verdict_reply
 from fastdedup.sidecar.frames import encode
 from fastdedup.sidecar.gate import Gate, RawCodec
-from fastdedup.sidecar.http_batch import Item, Told, batch, written
+from fastdedup.sidecar.http_batch import Item, Told, batch, read, written
 from fastdedup.sidecar.http_verbs import claimed
 from fastdedup.stores.base import Verdict
 
@@ -84,3 +87,50 @@ async def test_a_batch_leaves_nothing_to_the_garbage_collector() -> None:
     statuses = [each["status"] for each in orjson.loads(answer.text)]
     assert statuses == [201] * 30 + [409] * 2 + [422]
     assert len(answer.held) == 30
+
+
+BODIES = [
+    b'[{"op":"claim","key":"a"},{"key":"b","op":"claim"}]',
+    b'[{"op":"claim","key":"a","key":"b"}]',
+    b'[{"op":"claim","key":"a","op":"claim"}]',
+    b' [ {"op" : "claim", "key" : "a\\u0041"} ] ',
+    '[{"op":"claim","key":"ü"}]'.encode(),
+    ('[{"op":"claim","key":"' + "ü" * 600 + '"}]').encode(),
+    b'[{"op":"claim","key":"' + b"k" * 1024 + b'"}]',
+    b'[{"op":"claim","key":"' + b"k" * 1025 + b'"}]',
+    b'[{"op":"claim","key":""}]',
+    b'[{"op":"claim","key":7}]',
+    b'[{"op":"claim","key":null}]',
+    b'[{"op":"claim","key":"\\ud800"}]',
+    b'[{"op":"claim","key":"\xff"}]',
+    b'[{"op":"claim","key":"a","lease":1000}]',
+    b'[{"op":"claim","key":"a"},{"op":"release","key":"a","owner":"00"}]',
+    b'[{"op":"claim","key":"a"},{"op":"nothing","key":"a"}]',
+    b'[{"op":"claim"}]',
+    b'[["op","key"]]',
+    b'["ab"]',
+    b'[{"op":"claim","key":"a"}]]',
+    b'[{"op":"claim","key":"a"},]',
+    b'[{"op":"claim","key":"a"}',
+    b"[" + b'{"op":"claim","key":"a"},' * 4 + b'{"op":"claim","key":"a"}]',
+    b"[]",
+    b"{}",
+    b"7",
+    b"",
+    b"NaN",
+    b'\xef\xbb\xbf[{"op":"claim","key":"a"}]',
+]
+
+
+def told_of(parse: Callable[[bytes], list[Any]], body: bytes) -> list[Any]:
+    """The keys, or what is wrong."""
+    try:
+        return [ask if type(ask) is str else ask.key for ask in parse(body)]
+    except ValidationError as error:
+        return error.errors(include_input=False)
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_a_batch_of_plain_claims_is_read_as_any_other(body: bytes) -> None:
+    check = TypeAdapter(Annotated[models.Items, Field(max_length=4)]).validator.validate_json
+    assert told_of(partial(read, check, 4), body) == told_of(check, body)
