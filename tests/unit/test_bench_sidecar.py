@@ -123,7 +123,7 @@ def test_every_sidecar_target_has_its_row() -> None:
         for name in names
     ]
     report = Report({}, {}, (Table("sidecar", "", "rate", tuple(rows)),))
-    assert [line[-1] for line in verdicts(report) if line[0] in {"10", "11", "12"}] == [
+    assert [line[-1] for line in verdicts(report)] == [
         *["pass"] * 5,
         *["no target"] * 2,
     ]
