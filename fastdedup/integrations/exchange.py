@@ -54,11 +54,13 @@ class Exchange:
         self._cancelled = False
         self._timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
-        # Of the response: its start, its body so far, and whether it goes straight through, is settled, over.
+        # Of the response: its start, its body so far, and whether it goes straight through, broke off as the client
+        # was gone, is settled, over.
         self._start: Message | None = None
         self._body: list[bytes] = []
         self._body_size = 0
         self._passing = False
+        self._torn = False
         self._settled = False
         self._over = asyncio.Event()
 
@@ -222,6 +224,10 @@ class Exchange:
         held = self._held
         if held is None:
             return False
+        if self._torn and not (self._settled or self._stopping) and isinstance(error, Exception):
+            await self._settle(held, self._response(whole=False))  # it is what the first request got
+            held.claim.unbind()
+            return False
         try:
             await held.claim.leave(error)
         except ClaimLostError:
@@ -276,12 +282,16 @@ class Exchange:
         await self._send_on({**self._start, "headers": [*self._start["headers"], *marks]})
 
     async def _send_on(self, message: Message) -> None:
-        """Send; when the client is gone the handler need not break off for that."""
-        if not self._gone:
-            try:
-                await self._send(message)
-            except OSError:
-                self._gone = True
+        """Send. When the client is gone a handler need not break off for that; a stream must, it may be endless."""
+        if self._gone and not self._passing:
+            return
+        try:
+            await self._send(message)
+        except OSError:
+            self._gone = True
+            if self._passing and not self._settled:
+                self._torn = True
+                raise
 
     async def _finish(self, held: Held) -> None:
         assert self._start is not None

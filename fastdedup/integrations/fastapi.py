@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable
 from inspect import isasyncgenfunction, iscoroutinefunction, isfunction
 from typing import Annotated, Any, Unpack
+from urllib.parse import quote
 
 from ..claim import Claim
 from ..errors import ConfigError, UnavailableError
@@ -83,6 +84,12 @@ class Idempotency:
         app.add_exception_handler(_Answered, _answered)
         app.exception_handlers.setdefault(FormRefused, _form_refused)
         describe(app, dedup.settings)
+
+    def docs_at(self, request: Request) -> str | None:
+        """Return where clients read of it: a path of this application's is below where that is mounted."""
+        if self.docs is None or not self.docs.startswith("/"):
+            return self.docs
+        return quote(request.scope.get("root_path", ""), errors="replace") + self.docs
 
 
 class _Capture:
@@ -164,10 +171,10 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
             await gate.lifespan.ready()
             claim = await guard.claim(request_of(request.scope, body), _name(caller), key)
         except REFUSALS as error:
-            raise _Answered(refusal(error, guard.rule, gate.docs)) from None
+            raise _Answered(refusal(error, guard.rule, gate.docs_at(request))) from None
         if not claim.acquired:
-            raise _Answered(answer(claim, guard.rule, gate.docs))
-        _hold(request, exchange, Held(claim, guard.rule, guard.dedup, gate.docs))
+            raise _Answered(answer(claim, guard.rule, gate.docs_at(request)))
+        _hold(request, exchange, Held(claim, guard.rule, guard.dedup, gate.docs_at(request)))
         return claim
 
     return Depends(claimed)
@@ -222,16 +229,16 @@ def OneTimeToken(  # noqa: N802
         except UnavailableError as error:
             raise forms.unavailable(error) from None
         except RequestTooLarge as error:
-            raise _Answered(refusal(error, guard.rule, gate.docs)) from None
+            raise _Answered(refusal(error, guard.rule, gate.docs_at(request))) from None
         contents = guard.rule.mark(request_of(request.scope, body))
         if claim.acquired:
-            _hold(request, exchange, Held(claim, guard.rule, guard.forms, gate.docs, contents))
+            _hold(request, exchange, Held(claim, guard.rule, guard.forms, gate.docs_at(request), contents))
             return claim
         if claim.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
             raise forms.refusal_of(claim.outcome)
         stored = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
         forms.check_contents(stored, contents)
-        raise _Answered(replay(stored, gate.docs))
+        raise _Answered(replay(stored, gate.docs_at(request)))
 
     return Depends(redeemed)
 

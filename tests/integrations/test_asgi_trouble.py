@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import StreamingResponse
+from starlette.routing import Route as Path
 
 from fastdedup import Dedup, LocalLRU
 from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of, everyone
@@ -343,3 +346,32 @@ async def test_a_request_cancelled_by_the_server_while_the_handler_runs_is_relea
             await again.start()
             assert again.status == 201
             assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 1)
+
+
+async def test_an_endless_stream_ends_when_the_client_is_gone_and_is_not_run_again(wait_until: Any) -> None:
+    """ASGI 2.4: that sending fails is all that tells its application."""
+    runs = 0
+
+    async def ticks() -> AsyncIterator[str]:
+        while True:
+            yield "data: tick\n\n"
+            await asyncio.sleep(0)
+
+    async def endless(request: Any) -> StreamingResponse:
+        nonlocal runs
+        runs += 1
+        return StreamingResponse(ticks(), media_type="text/event-stream")
+
+    async with Dedup() as dedup:
+        inner = Starlette(routes=[Path("/events", endless, methods=["POST"])])
+        app = IdempotencyMiddleware(inner, dedup, principal=everyone)
+        first = Call(app, "/events", ("idempotency-key", "k"))
+        task = first.start()
+        await wait_until(lambda: len(first.sent) > 2, description="it streams")
+        first.deaf = True
+        await asyncio.wait([task])
+        assert task.exception() is not None
+        again = Call(app, "/events", ("idempotency-key", "k"))
+        await again.start()
+        assert (again.status, runs) == (409, 1)
+        assert b"response-not-stored" in again.body

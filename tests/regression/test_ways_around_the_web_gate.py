@@ -143,3 +143,17 @@ def test_a_body_with_two_lengths_is_refused() -> None:
         environ |= {"CONTENT_LENGTH": "3", "HTTP_TRANSFER_ENCODING": "chunked", "HTTP_IDEMPOTENCY_KEY": "k"}
         list(app(environ, lambda status, headers, exc_info=None: statuses.append(status)))  # type: ignore[arg-type,return-value,func-returns-value]
     assert statuses == ["400 Bad Request"]
+
+
+async def test_the_link_to_the_docs_is_below_the_root_path() -> None:
+    dedup = Dedup()
+    app = FastAPI()
+    Idempotency(app, dedup)
+
+    @app.post("/orders", dependencies=[Claimed(principal=everyone, required=True)])
+    async def order() -> None: ...
+
+    transport = httpx.ASGITransport(app, root_path="/v1")
+    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://shop.test") as visitor:
+        answered = await visitor.post("/v1/orders")
+    assert answered.headers["link"] == '</v1/docs>; rel="describedby"'
