@@ -62,7 +62,7 @@ class Exchange:
         self._passing = False
         self._torn = False
         self._settled = False
-        self._over = asyncio.Event()
+        self._over = False
 
     # The request
 
@@ -243,7 +243,7 @@ class Exchange:
     async def send(self, message: Message) -> None:
         """Take a message of the application's."""
         held = self._held
-        if held is None or self._over.is_set():
+        if held is None or self._over:
             await self._send(message)
             return
         match message["type"]:
@@ -305,7 +305,7 @@ class Exchange:
         await self._send_on({"type": "http.response.body", "body": b"".join(self._body)})
 
     def _end(self) -> None:
-        self._over.set()
+        self._over = True
         self._news.set()
 
     def _response(self, *, whole: bool = True) -> Response:

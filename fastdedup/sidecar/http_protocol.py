@@ -20,9 +20,9 @@ from . import problems
 from .http import CONNECTION, QUICK_PATH
 
 if TYPE_CHECKING:
+    from ..web.problems import Problem
     from .http_verbs import Held
     from .limits import Limits
-    from .problems import Problem
 
 HEAD_BYTES = 32 * 1024
 """Of a request's line and headers, and of what a chunked body carries beside the body."""

@@ -9,8 +9,8 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
 from .. import __version__
+from ..web.problems import Problem
 from . import models, problems
-from .problems import Problem
 
 if TYPE_CHECKING:
     from .limits import Limits

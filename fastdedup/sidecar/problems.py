@@ -5,7 +5,7 @@ A `type` is a relative reference that stays as it is for ever; a page stands beh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,6 +23,7 @@ from ..errors import (
 )
 from ..events import log
 from ..model import Outcome
+from ..web.problems import Problem
 
 _MAX_FAULTS = 20
 _MAX_LISTED = 2000
@@ -31,85 +32,70 @@ _RETRY_MS = 1000
 """When nothing better is known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One kind of problem. `about` is its page: what happened, and what a client does about it."""
+_problem = partial(Problem, base="/problems/")
+"""A kind of problem, its type an address of the sidecar's own."""
 
-    name: str
-    status: int
-    title: str
-    about: str
-
-    @property
-    def type(self) -> str:
-        """Its URI: a relative reference, and where its page is."""
-        return f"/problems/{self.name}"
-
-    def facts(self, detail: str | None = None, **more: Any) -> dict[str, Any]:
-        """Return the problem's body."""
-        facts = {"type": self.type, "title": self.title, "status": self.status}
-        return (facts if detail is None else {**facts, "detail": detail}) | more
-
-
-BAD_REQUEST = Problem("bad-request", 400, "The request is no HTTP", "Send HTTP/1.1, without an upgrade.")
-MALFORMED = Problem("malformed-json", 400, "The body is no JSON", "Send one JSON value, in UTF-8.")
-NOT_FOUND = Problem("not-found", 404, "No such address", "GET /openapi.json lists what there is.")
-UNKNOWN_TOKEN = Problem(
+BAD_REQUEST = _problem("bad-request", 400, "The request is no HTTP", "Send HTTP/1.1, without an upgrade.")
+MALFORMED = _problem("malformed-json", 400, "The body is no JSON", "Send one JSON value, in UTF-8.")
+NOT_FOUND = _problem("not-found", 404, "No such address", "GET /openapi.json lists what there is.")
+UNKNOWN_TOKEN = _problem(
     "unknown-token",
     404,
     "The token is unknown",
     "It was never issued, or has expired. Issue another one.",
 )
-NO_RECORD = Problem("no-record", 404, "No record", "The store holds nothing under this key: it is new.")
-METHOD = Problem(
+NO_RECORD = _problem("no-record", 404, "No record", "The store holds nothing under this key: it is new.")
+METHOD = _problem(
     "method-not-allowed", 405, "Not with this method", "The Allow header lists the methods of this address."
 )
-TIMEOUT = Problem("request-timeout", 408, "The request did not arrive in time", "Send requests in one piece.")
-IN_PROGRESS = Problem(
+TIMEOUT = _problem(
+    "request-timeout", 408, "The request did not arrive in time", "Send requests in one piece."
+)
+IN_PROGRESS = _problem(
     "in-progress",
     409,
     "Another owner is at work",
     "Ask again after Retry-After seconds, or ask with `wait`: the answer is then the first one's result.",
 )
-CLAIM_LOST = Problem(
+CLAIM_LOST = _problem(
     "claim-lost",
     409,
     "The claim is not, or no longer, this owner's",
     "Its lease ended and another may have taken over, or it was settled or forgotten. Nothing was changed. "
     "Do not repeat this; claim anew.",
 )
-TOKEN_USED = Problem("token-used", 409, "The token was used before", "It acts once. Issue another one.")
-FOREIGN = Problem(
+TOKEN_USED = _problem("token-used", 409, "The token was used before", "It acts once. Issue another one.")
+FOREIGN = _problem(
     "foreign-record",
     409,
     "The store's key is not fastdedup's",
     "It holds a value that fastdedup did not write. Choose another namespace, or remove that key.",
 )
-TOO_LARGE = Problem("body-too-large", 413, "The body is too large", "The limit stands in `detail`.")
-RESULT_TOO_LARGE = Problem(
+TOO_LARGE = _problem("body-too-large", 413, "The body is too large", "The limit stands in `detail`.")
+RESULT_TOO_LARGE = _problem(
     "result-too-large",
     413,
     "The result is too large",
     "The claim is still yours: store the result elsewhere, and complete with a reference.",
 )
-MEDIA = Problem(
+MEDIA = _problem(
     "unsupported-media-type",
     415,
     "The body is not application/json: send that content type (curl: --json), in UTF-8, not compressed",
     "It is what the request says it is that counts; a body without a content type is taken for JSON.",
 )
-INVALID = Problem(
+INVALID = _problem(
     "invalid-request", 422, "The request makes no sense", "`errors` names each field that is wrong."
 )
-MISMATCH = Problem(
+MISMATCH = _problem(
     "mismatch",
     422,
     "Known with another fingerprint",
     "Another request came under the same key, or the token is another subject's. Do not repeat this.",
 )
-HEADERS = Problem("headers-too-large", 431, "The headers are too large", "Send less of them.")
-INTERNAL = Problem("internal-error", 500, "Internal error", "See the sidecar's log.")
-UNAVAILABLE = Problem(
+HEADERS = _problem("headers-too-large", 431, "The headers are too large", "Send less of them.")
+INTERNAL = _problem("internal-error", 500, "Internal error", "See the sidecar's log.")
+UNAVAILABLE = _problem(
     "unavailable",
     503,
     "The store does not answer",

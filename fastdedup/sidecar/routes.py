@@ -13,11 +13,12 @@ from .. import __version__
 from ..errors import DedupError, UnavailableError
 from ..fallback.reject import Reject
 from ..model import BreakerState
+from ..web.problems import Problem
 from . import http_verbs as verbs
 from . import models, openapi, problems
 from .http_batch import batch, read
 from .http_verbs import OPS, Answer, Client, Page
-from .problems import Problem, RequestProblem
+from .problems import RequestProblem
 
 if TYPE_CHECKING:
     from .gate import Gate

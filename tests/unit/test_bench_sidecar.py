@@ -111,7 +111,6 @@ async def test_a_key_that_is_refused_at_a_steady_rate_voids_the_turn() -> None:
 
 
 def test_every_sidecar_target_has_its_row() -> None:
-    pytest.importorskip("psutil")  # of the extra `bench`
     from bench.report import Report
     from bench.sidecar import PAIRS
     from bench.targets import verdicts
