@@ -120,22 +120,24 @@ class IdempotencyMiddleware:
     async def _guarded(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
         docs = self._docs(scope)
         exchange = Exchange(receive, send, guard.rule.max_request)
+        claim: Claim | None = None
         try:
             key = parse([value for name, value in scope["headers"] if name == b"idempotency-key"])
             guard.check(key)
-            if key is None:
-                return await self.app(scope, receive, send)
-            body = await exchange.body()
-            if body is None:
-                return None  # the client left before it had sent the request: nothing has happened
-            await self._lifespan.ready()
-            request = request_of(scope, body)
-            principal = guard.rule.principal(request)
-            if isawaitable(principal):
-                principal = await principal
-            claim = await guard.claim(request, principal, key)
+            if key is not None:
+                body = await exchange.body()
+                if body is None:
+                    return None  # the client left before it had sent the request: nothing has happened
+                await self._lifespan.ready()
+                request = request_of(scope, body)
+                principal = guard.rule.principal(request)
+                if isawaitable(principal):
+                    principal = await principal
+                claim = await guard.claim(request, principal, key)
         except REFUSALS as error:
             return await exchange.answer(refusal(error, guard.rule, docs))
+        if claim is None:  # outside of the `try`: what the application raises is its own
+            return await self.app(scope, receive, send)
         if not claim.acquired:
             return await exchange.answer(answer(claim, guard.rule, docs))
         exchange.hold(Held(claim, guard.rule, guard.dedup, docs))

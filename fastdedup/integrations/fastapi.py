@@ -223,6 +223,7 @@ def OneTimeToken(  # noqa: N802
             token = one_time_token or (await request.form()).get(field)
             if not isinstance(token, str) or not token:
                 raise FormRefused(Refusal.MISSING)
+            contents = guard.rule.mark(request_of(request.scope, body))  # first: it may raise
             await gate.lifespan.ready()
             name = _name(who)
             claim = await guard.forms.tokens.redeem(token, NOBODY if name is None else name, wait=wait)
@@ -230,7 +231,6 @@ def OneTimeToken(  # noqa: N802
             raise forms.unavailable(error) from None
         except RequestTooLarge as error:
             raise _Answered(refusal(error, guard.rule, gate.docs_at(request))) from None
-        contents = guard.rule.mark(request_of(request.scope, body))
         if claim.acquired:
             _hold(request, exchange, Held(claim, guard.rule, guard.forms, gate.docs_at(request), contents))
             return claim

@@ -143,14 +143,16 @@ class IdempotencyMiddleware:
         self, guard: Guard, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
         docs = self._docs(environ)
+        claim: Claim | None = None
         try:
             key = guard.key_of(environ)
-            if key is None:
-                return self.app(environ, start_response)
-            body = read_body(environ, guard.rule.max_request)
-            claim = guard.claim(request_of(environ, body), key)
+            if key is not None:
+                body = read_body(environ, guard.rule.max_request)
+                claim = guard.claim(request_of(environ, body), key)
         except (*REFUSALS, BadBody) as error:
             return send(start_response, _refusal(error, guard.rule, docs))
+        if claim is None:  # outside of the `try`: what the application raises is its own
+            return self.app(environ, start_response)
         if not claim.acquired:
             return send(start_response, answer(claim, guard.rule, docs))
         environ[_CLAIM] = claim

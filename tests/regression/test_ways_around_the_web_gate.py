@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route as Path
 
-from fastdedup import Claim, ConfigError, Dedup, fingerprint
+from fastdedup import Claim, ConfigError, Dedup, UnavailableError, fingerprint
 from fastdedup.integrations import asgi, wsgi
 from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
 from fastdedup.sync import Dedup as SyncDedup
@@ -157,3 +157,24 @@ async def test_the_link_to_the_docs_is_below_the_root_path() -> None:
     async with dedup, httpx.AsyncClient(transport=transport, base_url="http://shop.test") as visitor:
         answered = await visitor.post("/v1/orders")
     assert answered.headers["link"] == '</v1/docs>; rel="describedby"'
+
+
+async def test_an_outage_that_a_handler_without_a_key_meets_is_its_own() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise UnavailableError("the handler's own store")
+
+    dedup = Dedup()
+    async with dedup, client(asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)) as visitor:
+        with pytest.raises(UnavailableError, match="own store"):
+            await visitor.post("/orders")
+
+
+def test_an_outage_that_a_wsgi_handler_without_a_key_meets_is_its_own() -> None:
+    def app(environ: Any, start_response: Any) -> Any:
+        raise UnavailableError("the handler's own store")
+
+    with SyncDedup() as dedup:
+        middleware = wsgi.IdempotencyMiddleware(app, dedup, principal=wsgi.everyone)
+        environ = flask.Flask("x").test_request_context("/orders", method="POST").request.environ
+        with pytest.raises(UnavailableError, match="own store"):
+            middleware(environ, lambda status, headers, exc_info=None: lambda data: None)

@@ -90,10 +90,8 @@ async def keyed(
             got = await guards.ask(bridge, lambda guard: guard.claim(asked, principal, key))
         else:
             got = None
-    except UnreadablePostError:
-        return (
-            HttpResponseBadRequest()
-        )  # the client left before it had sent the request: nothing has happened
+    except UnreadablePostError:  # the client left before it had sent the request: nothing has happened
+        return HttpResponseBadRequest()
     except REFUSALS as error:
         return reply(refusal(error, rule, guards.docs))
     if got is None:
