@@ -8,6 +8,7 @@ from typing import Unpack
 from urllib.parse import quote
 
 from ..claim import Claim
+from ..errors import ConfigError
 from ..gateway import Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import KeyMissing, parse
@@ -90,6 +91,8 @@ class IdempotencyMiddleware:
         docs: str | None = None,
         **settings: Unpack[RouteSettings],
     ) -> None:
+        if not isinstance(dedup, Dedup):
+            raise ConfigError(f"ASGI takes a fastdedup.Dedup, not {dedup!r}")
         self.app = app
         self._lifespan = Lifespan(dedup)
         rules = make_rules(routes, dict(settings))
