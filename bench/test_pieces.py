@@ -14,7 +14,7 @@ import uvloop
 from fastdedup import Dedup, business_key, fingerprint
 from fastdedup.keys import Keyspace, Kind
 from fastdedup.owners import draw_owner
-from fastdedup.stores.base import ClaimOp, Mode, Verb, terms
+from fastdedup.stores.ops import ClaimOp, Mode, Verb, terms
 from fastdedup.stores.redis.link import pack
 from fastdedup.stores.redis.scripts import load_scripts
 

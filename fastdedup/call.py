@@ -11,7 +11,7 @@ from .checks import check_seconds
 from .claim import Claim
 from .errors import DedupError, ShortfallError, UnavailableError, UsageError, foreign
 from .model import Outcome
-from .stores.base import ClaimOp, Reply, Terms, Verdict, with_fingerprint
+from .stores.ops import ClaimOp, Reply, Terms, Verdict, with_fingerprint
 
 if TYPE_CHECKING:
     from .scope import Scope

@@ -15,14 +15,7 @@ from .errors import ClaimLostError, DedupError, UnavailableError, UsageError, fo
 from .model import Outcome
 from .owners import owner_text
 from .renewal import Renewal
-from .stores.base import (
-    Code,
-    Op,
-    ReleaseOp,
-    RenewOp,
-    SettleOp,
-    Verdict,
-)
+from .stores.ops import Code, Op, ReleaseOp, RenewOp, SettleOp, Verdict
 
 if TYPE_CHECKING:
     from .call import ClaimCall

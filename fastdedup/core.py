@@ -18,7 +18,8 @@ from .reconcile import Reconciler
 from .renewal import RenewalQueue
 from .router import Router
 from .stores import make_store
-from .stores.base import DegradingStore, Op, Reply, ShardedStore, Store
+from .stores.base import DegradingStore, ShardedStore, Store
+from .stores.ops import Op, Reply
 from .waiters import Waiters
 
 T = TypeVar("T")

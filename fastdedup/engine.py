@@ -25,7 +25,8 @@ from .errors import ConfigError, UnavailableError, UsageError
 from .guard import Guard, OnChange
 from .lanes import Lanes
 from .model import BreakerState, Outcome
-from .stores.base import ClaimOp, DirectStore, Op, ReleaseOp, Reply, Store, Verb, Verdict
+from .stores.base import DirectStore, Store
+from .stores.ops import ClaimOp, Op, ReleaseOp, Reply, Verb, Verdict
 
 _GRACE = 0.05
 """Seconds that a batch gets on top where the loop itself was blocked past the deadline."""

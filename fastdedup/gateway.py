@@ -28,14 +28,8 @@ from .once import once
 from .owners import draw_owner, owner_field, owner_text
 from .scope import Scope
 from .settings import Settings
-from .stores.base import (
-    Code,
-    ForgetOp,
-    Mode,
-    ReadOp,
-    Store,
-    Stored,
-)
+from .stores.base import Store
+from .stores.ops import Code, ForgetOp, Mode, ReadOp, Stored
 from .tokens import Tokens
 
 P = ParamSpec("P")

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from .errors import UnavailableError
 from .fallback.breaker import Breaker
 from .model import BreakerState
-from .stores.base import ProbedStore, ReadOp, Store, Verb
+from .stores.base import ProbedStore, Store
+from .stores.ops import ReadOp, Verb
 from .tasks import stop
 
 OnChange = Callable[[str, float], None]

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import cast
 
-from .stores.base import ClaimOp, Op, Verb
+from .stores.ops import ClaimOp, Op, Verb
 
 _MIN_BATCH = 16
 """Smaller batches cost more than their overlapping saves."""

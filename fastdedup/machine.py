@@ -10,7 +10,7 @@ from .errors import ConfigError, UnavailableError, foreign
 from .keys import Keyspace, Kind
 from .model import Transition, TransitionOutcome
 from .owners import draw_owner
-from .stores.base import Code, Moved, ReadOp, Stored, TransitionOp
+from .stores.ops import Code, Moved, ReadOp, Stored, TransitionOp
 
 if TYPE_CHECKING:
     from .scope import Scope

@@ -9,7 +9,7 @@ from .call import ClaimCall, verdict_of
 from .core import Core
 from .errors import UnavailableError
 from .model import Outcome
-from .stores.base import ClaimOp, Terms, Verdict, terms
+from .stores.ops import ClaimOp, Terms, Verdict, terms
 
 if TYPE_CHECKING:
     from .scope import Scope

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from .errors import DedupError
 from .events import Conflict, Event, Replayed, Unreplayed, log
 from .fallback.base import JournalledPolicy, LineOp
-from .stores.base import Adopted, AdoptOp, Code, Op, Reply, Stored
+from .stores.ops import Adopted, AdoptOp, Code, Op, Reply, Stored
 from .tasks import stop
 
 _BATCH = 256

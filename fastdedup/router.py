@@ -10,7 +10,8 @@ from typing import Any
 from .engine import Engine, wrong_loop
 from .errors import DedupError, UsageError
 from .model import BreakerState
-from .stores.base import ClaimOp, Op, Reply, ShardedStore, Store
+from .stores.base import ShardedStore, Store
+from .stores.ops import ClaimOp, Op, Reply
 
 MakeEngine = Callable[[Store], Engine]
 

@@ -23,7 +23,7 @@ from .keys import names_of
 from .patience import claim_patiently
 from .renewal import RenewalQueue
 from .settings import Settings
-from .stores.base import (
+from .stores.ops import (
     ClaimOp,
     Code,
     Mode,

@@ -12,7 +12,7 @@ from .errors import ForeignRecordError, InvalidKeyError
 from .keys import Keyspace, Kind, fingerprint
 from .model import Outcome
 from .owners import draw_owner
-from .stores.base import Code, IssueOp, Mode
+from .stores.ops import Code, IssueOp, Mode
 
 if TYPE_CHECKING:
     from .scope import Scope

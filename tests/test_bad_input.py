@@ -27,8 +27,8 @@ from fastdedup import (
 )
 from fastdedup.codec import JSONCodec
 from fastdedup.keys import Keyspace, Kind
-from fastdedup.stores.base import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.ops import Op, Reply, Verb
 
 from .resp import resp_server
 from .servers import RedisServer

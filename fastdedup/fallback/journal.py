@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..stores.base import Stored
+from ..stores.ops import Stored
 
 _FORMER = 16
 """Owners remembered in a line: the first ones, as of these the store may have heard before the breaker opened."""

@@ -9,7 +9,8 @@ from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..keys import names_of
 from ..model import Outcome
-from ..stores.base import (
+from ..stores.memory import Entry, MemoryStore, stored
+from ..stores.ops import (
     Adopted,
     AdoptOp,
     ClaimOp,
@@ -25,7 +26,6 @@ from ..stores.base import (
     TransitionOp,
     Verdict,
 )
-from ..stores.memory import Entry, MemoryStore, stored
 from .base import LineOp
 from .journal import Journal, Line
 from .mirror import Mirror

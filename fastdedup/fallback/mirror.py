@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 from ..errors import UnavailableError
 from ..model import Outcome
-from ..stores.base import (
+from ..stores.memory import Entry, MemoryStore
+from ..stores.ops import (
     ClaimOp,
     Code,
     ForgetOp,
@@ -24,7 +25,6 @@ from ..stores.base import (
     TransitionOp,
     Verdict,
 )
-from ..stores.memory import Entry, MemoryStore
 
 NOBODY = b""
 """The owner of a record whose owner this process does not know: nobody here can settle it."""

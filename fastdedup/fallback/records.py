@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..events import Conflict, Unreplayed
 from ..keys import names_of
 from ..owners import owner_text
-from ..stores.base import AdoptOp, Code, ForgetOp, ReadOp, Stored
 from ..stores.memory import Entry
+from ..stores.ops import AdoptOp, Code, ForgetOp, ReadOp, Stored
 from .base import LineOp
 
 

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from ..checks import check_seconds
 from ..errors import UnavailableError
-from ..stores.base import Op
+from ..stores.ops import Op
 
 
 class Reject:

@@ -17,7 +17,7 @@ from .. import __version__
 from ..errors import ConfigError
 from ..model import Outcome
 from ..owners import draw_owner, owner_text
-from ..stores.base import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
+from ..stores.ops import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
 from . import store_verbs
 from .frames import bulk, encode, error
 from .options import Options, number_of, read_options, text_of

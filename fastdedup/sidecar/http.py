@@ -22,7 +22,7 @@ from .verbs import Asked
 
 if TYPE_CHECKING:
     from ..gateway import Dedup
-    from ..stores.base import ClaimOp, Verdict
+    from ..stores.ops import ClaimOp, Verdict
     from .gate import Gate
     from .http_protocol import HttpProtocol
     from .metrics import Metrics

@@ -16,7 +16,7 @@ from ..errors import UnavailableError
 from ..keys import MAX_KEY_BYTES
 from ..model import Outcome
 from ..owners import draw_owner
-from ..stores.base import ClaimOp, Reply, Verdict
+from ..stores.ops import ClaimOp, Reply, Verdict
 from .http_verbs import (
     OPS,
     Answer,

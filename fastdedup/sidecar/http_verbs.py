@@ -18,7 +18,7 @@ from ..errors import ConfigError, ResultError, UnavailableError
 from ..gateway import digest
 from ..model import Outcome
 from ..owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
-from ..stores.base import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
+from ..stores.ops import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
 from . import models, problems
 from .metrics import Metrics, counted
 from .options import fingerprint_of

@@ -23,7 +23,7 @@ from ..model import BreakerState
 
 if TYPE_CHECKING:
     from ..gateway import Dedup
-    from ..stores.base import Verdict
+    from ..stores.ops import Verdict
     from .gate import Gate
 
 BOUNDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)

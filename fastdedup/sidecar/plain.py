@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..model import Outcome
 from ..owners import draw_owner
-from ..stores.base import ClaimOp, Reply, Verdict
+from ..stores.ops import ClaimOp, Reply, Verdict
 from .commands import Claiming, acquired_reply
 
 if TYPE_CHECKING:

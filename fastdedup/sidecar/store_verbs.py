@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import ConfigError, ResultTooLargeError, UnavailableError
 from ..keys import names_of
-from ..stores.base import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
+from ..stores.ops import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
 from ..stores.sidecar.unpack import unpack
 from ..stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
 from .frames import encode as encode_value

@@ -11,7 +11,7 @@ from ..errors import UnavailableError, foreign
 from ..keys import names_of
 from ..model import Outcome, Record
 from ..owners import owner_field
-from ..stores.base import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
+from ..stores.ops import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 
 if TYPE_CHECKING:
     from ..gateway import Dedup

@@ -11,7 +11,7 @@ import pytest
 from fastdedup import Claim, ClaimLostError, Dedup, ForeignRecordError, Outcome
 from fastdedup.keys import Keyspace, Kind
 from fastdedup.owners import owner_field
-from fastdedup.stores.base import Adopted, AdoptOp, Code, ForgetOp, ReadOp, Stored
+from fastdedup.stores.ops import Adopted, AdoptOp, Code, ForgetOp, ReadOp, Stored
 
 from ..stores import STORES, Backend
 

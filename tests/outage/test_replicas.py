@@ -12,10 +12,10 @@ import pytest
 
 from fastdedup import Outcome
 from fastdedup.stores import make_store
-from fastdedup.stores.base import (
+from fastdedup.stores.base import DirectStore, Store
+from fastdedup.stores.ops import (
     ClaimOp,
     Code,
-    DirectStore,
     ForgetOp,
     IssueOp,
     Mode,
@@ -26,7 +26,6 @@ from fastdedup.stores.base import (
     RenewOp,
     Reply,
     SettleOp,
-    Store,
     TransitionOp,
     Verb,
     Verdict,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError, UsageError
-from fastdedup.stores.base import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.ops import Op, Reply, Verb
 
 from ..stores import Backend
 

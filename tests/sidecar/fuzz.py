@@ -30,8 +30,8 @@ from fastdedup.sidecar.http import HttpApp
 from fastdedup.sidecar.http_protocol import HttpProtocol
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.resp import RespConnection
-from fastdedup.stores.base import Verb
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.ops import Verb
 from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS
 
 LIMITS = Limits(frame=64 * 1024, arguments=16, in_flight=64, batch=10, namespaces=20)

@@ -20,7 +20,7 @@ from fastdedup.sidecar.frames import encode
 from fastdedup.sidecar.gate import Gate, RawCodec
 from fastdedup.sidecar.http_batch import Item, Told, batch, read, written
 from fastdedup.sidecar.http_verbs import claimed
-from fastdedup.stores.base import Verdict
+from fastdedup.stores.ops import Verdict
 
 FENCE = 1_763_700_000_123_456
 DRAWN = draw_owner()

@@ -25,7 +25,7 @@ from fastdedup.events import (
 from fastdedup.model import Outcome
 from fastdedup.sidecar.gate import Gate, RawCodec
 from fastdedup.sidecar.metrics import BOUNDS, Metrics, outcome_of, wire_of
-from fastdedup.stores.base import Verdict
+from fastdedup.stores.ops import Verdict
 
 from ..servers import RedisServer
 from .running import Sidecar, figure

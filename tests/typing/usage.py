@@ -32,7 +32,7 @@ from fastdedup.events import (
     Shortfall,
     Unreplayed,
 )
-from fastdedup.stores.base import Op, Reply, Verdict
+from fastdedup.stores.ops import Op, Reply, Verdict
 
 
 class Order:

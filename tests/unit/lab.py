@@ -12,7 +12,8 @@ from fastdedup.events import Conflict, Unreplayed
 from fastdedup.fallback.base import LineOp
 from fastdedup.keys import Keyspace, Kind
 from fastdedup.owners import owner_field
-from fastdedup.stores.base import (
+from fastdedup.stores.memory import Entry, MemoryStore
+from fastdedup.stores.ops import (
     ClaimOp,
     Code,
     ForgetOp,
@@ -26,7 +27,6 @@ from fastdedup.stores.base import (
     Verdict,
     terms,
 )
-from fastdedup.stores.memory import Entry, MemoryStore
 
 DOWN = UnavailableError("the store is down")
 WIRE = Keyspace("t", Kind.CLAIM).wire

@@ -12,7 +12,7 @@ import pytest
 from fastdedup import Outcome, UnavailableError, UsageError
 from fastdedup.engine import Engine
 from fastdedup.owners import draw_owner
-from fastdedup.stores.base import (
+from fastdedup.stores.ops import (
     ClaimOp,
     Code,
     Mode,

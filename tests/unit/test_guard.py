@@ -10,8 +10,8 @@ import pytest
 from fastdedup import BreakerState, Dedup, LocalLRU, Reject, UnavailableError
 from fastdedup.events import BreakerClosed, BreakerOpened, Event
 from fastdedup.fallback.breaker import FAILURES, FIRST_PAUSE, LONGEST_PAUSE
-from fastdedup.stores.base import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.ops import Op, Reply, Verb
 
 from ..virtual import EPOCH, virtual
 

@@ -9,7 +9,7 @@ import pytest
 from fastdedup import Outcome
 from fastdedup.events import Conflict, Unreplayed
 from fastdedup.owners import owner_field
-from fastdedup.stores.base import Adopted, AdoptOp, Code, Mode, Verdict
+from fastdedup.stores.ops import Adopted, AdoptOp, Code, Mode, Verdict
 
 from .lab import WIRE, Home, Lab, forget, issue, release, renew, settle
 

@@ -9,7 +9,7 @@ import hiredis
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.stores.base import Code, ForgetOp, ReadOp, ReleaseOp, Verb
+from fastdedup.stores.ops import Code, ForgetOp, ReadOp, ReleaseOp, Verb
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.link import Link, pack
 from fastdedup.stores.redis.primary import Parcel

@@ -6,7 +6,7 @@ import pytest
 
 from fastdedup import Outcome
 from fastdedup.owners import owner_field
-from fastdedup.stores.base import ClaimOp, Code, Mode, Moved, Op, ReadOp, Stored, TransitionOp, terms
+from fastdedup.stores.ops import ClaimOp, Code, Mode, Moved, Op, ReadOp, Stored, TransitionOp, terms
 
 from .lab import LEASE, TTL, WIRE, Lab, forget, issue, release, renew, settle
 

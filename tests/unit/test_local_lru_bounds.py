@@ -8,7 +8,7 @@ from fastdedup import Outcome, UnavailableError
 from fastdedup.fallback.journal import _SLACK as JOURNAL_SLACK
 from fastdedup.fallback.mirror import _SPARE_SLACK
 from fastdedup.owners import owner_field
-from fastdedup.stores.base import ClaimOp, Code, Mode, terms
+from fastdedup.stores.ops import ClaimOp, Code, Mode, terms
 
 from .lab import WIRE, Lab, release, settle
 

@@ -13,7 +13,7 @@ from fastdedup import ConfigError, Dedup
 from fastdedup.keys import Keyspace, Kind
 from fastdedup.model import Outcome
 from fastdedup.owners import draw_owner
-from fastdedup.stores.base import (
+from fastdedup.stores.ops import (
     AdoptOp,
     ClaimOp,
     Code,

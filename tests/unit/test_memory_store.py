@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.stores.base import (
+from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.ops import (
     ClaimOp,
     Code,
     ForgetOp,
@@ -23,7 +24,6 @@ from fastdedup.stores.base import (
     Verdict,
     terms,
 )
-from fastdedup.stores.memory import MemoryStore
 
 ENTRY = 400
 """Bytes that the store counts for a record without payload."""

@@ -10,7 +10,8 @@ import hiredis
 import pytest
 
 from fastdedup import ConfigError, UnavailableError
-from fastdedup.stores.base import Code, Op, ReleaseOp, Reply, Store, Verb
+from fastdedup.stores.base import Store
+from fastdedup.stores.ops import Code, Op, ReleaseOp, Reply, Verb
 from fastdedup.stores.redis.cluster import ClusterStore
 from fastdedup.stores.redis.node import Node
 from fastdedup.stores.redis.primary import Parcel

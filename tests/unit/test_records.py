@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fastdedup import Dedup, Outcome
 from fastdedup.owners import draw_owner, owner_field
-from fastdedup.stores.base import Code, with_fingerprint
+from fastdedup.stores.ops import Code, with_fingerprint
 from fastdedup.stores.redis.records import decode, decode_machine, verdict
 
 EMBEDDED = 44

@@ -11,8 +11,9 @@ import pytest
 from fastdedup import BreakerState, Dedup, LocalLRU, Outcome, Reject, UnavailableError, UsageError
 from fastdedup.model import BreakerState as State
 from fastdedup.router import Router, together
-from fastdedup.stores.base import Op, ReadOp, Reply, ShardedStore, Store, Verb
+from fastdedup.stores.base import ShardedStore, Store
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.ops import Op, ReadOp, Reply, Verb
 
 from ..virtual import EPOCH, virtual
 

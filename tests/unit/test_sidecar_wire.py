@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Outcome, ResultTooLargeError, UnavailableError
 from fastdedup.sidecar.frames import FrameError, Frames
-from fastdedup.stores.base import (
+from fastdedup.stores.ops import (
     Adopted,
     AdoptOp,
     ClaimOp,

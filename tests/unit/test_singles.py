@@ -8,7 +8,7 @@ import hiredis
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdedup.stores.base import ClaimOp, Mode, ReadOp, Terms, Verb, terms
+from fastdedup.stores.ops import ClaimOp, Mode, ReadOp, Terms, Verb, terms
 from fastdedup.stores.redis.link import pack
 from fastdedup.stores.redis.scripts import load_scripts
 from fastdedup.stores.redis.singles import pack_singles, read_singles, single_claims

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from ...errors import DedupError, UnavailableError
-from ..base import Op, Reply, Store, Verb
+from ..base import Store
+from ..ops import Op, Reply, Verb
 from .errors import translate
 from .line import OnPush, check_version, dial, only_mistakes
 from .link import Link

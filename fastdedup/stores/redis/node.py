@@ -13,7 +13,8 @@ from typing import Any, cast
 import hiredis
 
 from ...errors import DedupError, UnavailableError
-from ..base import ClaimOp, Done, Op, Reply, Verb
+from ..base import Done
+from ..ops import ClaimOp, Op, Reply, Verb
 from .errors import translate
 from .line import Line, OnPush, check_version, dial
 from .link import Link

@@ -12,7 +12,7 @@ from typing import Any, cast
 import hiredis
 
 from ...model import Outcome
-from ..base import Code, Moved, Op, ReleaseOp, Reply, TransitionOp, Verb, Verdict
+from ..ops import Code, Moved, Op, ReleaseOp, Reply, TransitionOp, Verb, Verdict
 from .line import Line
 from .link import pack
 from .scripts import load_scripts

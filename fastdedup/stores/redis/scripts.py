@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 from ...errors import ConfigError
 from ...model import Outcome
-from ..base import (
+from ..ops import (
     Adopted,
     AdoptOp,
     ClaimOp,

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 from ...model import Outcome
-from ..base import ClaimOp, Op, Reply, Terms, Verb, Verdict
+from ..ops import ClaimOp, Op, Reply, Terms, Verb, Verdict
 from .link import pack
 from .scripts import LoadedScript, load_scripts
 from .slots import slot_of

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import DedupError
-from ..base import Done, Op, Reply, Verb
+from ..base import Done
+from ..ops import Op, Reply, Verb
 from .errors import translate
 from .line import Connect, Line, OnPush, check_single, dial, no_single_server, only_mistakes
 from .link import Link

@@ -12,7 +12,8 @@ from urllib.parse import unquote, urlsplit
 import hiredis
 
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
-from ..base import Code, Done, Op, ReleaseOp, Reply, SettleOp, TransitionOp, Verb
+from ..base import Done
+from ..ops import Code, Op, ReleaseOp, Reply, SettleOp, TransitionOp, Verb
 from ..redis.line import Line, OnPush
 from ..redis.link import Link, pack
 from ..redis.listener import Listener
