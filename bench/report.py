@@ -12,6 +12,7 @@ import orjson
 from redis.asyncio import Redis
 
 from fastdedup.bench import GC_THRESHOLDS, Plan, Row, Table, cells
+from fastdedup.compiled import build
 
 PACKAGES = (
     *("fastdedup", "redis", "hiredis", "uvloop", "orjson", "uvicorn", "httptools"),
@@ -58,14 +59,20 @@ async def machine(plan: Plan) -> dict[str, str]:
     """What figures depend on. No names of hosts or folders."""
     async with Redis.from_url(plan.url) as client:
         server = await client.info("server") | await client.info("memory")
-    return {
-        "cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-        "cpu": _cpu_model(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
-        "server": f"Redis {server['redis_version']}, {server.get('mem_allocator', 'unknown allocator')}",
-        "transport": "Unix socket, private server" if plan.private else "a server of the user's",
-    } | {package: _version(package) for package in PACKAGES}
+    return (
+        {
+            "cores": str(
+                len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+            ),
+            "cpu": _cpu_model(),
+            "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+            "python": f"{platform.python_implementation()} {platform.python_version()}",
+            "server": f"Redis {server['redis_version']}, {server.get('mem_allocator', 'unknown allocator')}",
+            "transport": "Unix socket, private server" if plan.private else "a server of the user's",
+        }
+        | {package: _version(package) for package in PACKAGES}
+        | {"fastdedup": f"{_version('fastdedup')}, {build()}"}
+    )
 
 
 def _cpu_model() -> str:

@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from fastdedup import Dedup, business_key, fingerprint
-from fastdedup.keys import Keyspace, Kind
+from fastdedup.keyspace import Keyspace, Kind
 from fastdedup.owners import draw_owner
 from fastdedup.stores.ops import ClaimOp, Mode, Verb, terms
 from fastdedup.stores.redis.link import pack

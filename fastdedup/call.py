@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator
-from types import GeneratorType, TracebackType
-from typing import TYPE_CHECKING, Any, cast
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
 
 from .checks import check_seconds
 from .claim import Claim
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED = Outcome.SUCCEEDED
+_OVER = object()
 
 
 class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
@@ -29,6 +30,9 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     __slots__ = ("_entered", "_generator", "_scope", "_task", "_used", "renew", "wait")
     __name__ = "ClaimCall"  # shown for a task that runs one
+
+    _task: object
+    """That which runs it."""
 
     def __init__(
         self,
@@ -53,10 +57,10 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         self.renew = False
         self._used = False
 
-    def set_patience(self, wait: float, renew: bool) -> None:
+    def set_patience(self, wait: Any, renew: Any) -> None:
         """Set how long to wait, in seconds, and whether to renew; apart, as most claims do neither."""
         self.wait = check_seconds(wait, "wait", least=0.0)
-        self.renew = renew
+        self.renew = bool(renew)
 
     def __await__(self) -> Generator[Any, Any, Claim]:
         """The main path. A generator, not a coroutine: nothing but the future stands between task and reply."""
@@ -114,21 +118,28 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     def send(self, value: Any) -> Any:
         """Advance; asyncio's tasks call this."""
-        return self._started().send(value)
+        generator = self._started()
+        try:
+            return generator.send(value)
+        except BaseException:
+            self._task = _OVER  # a generator that has ended would answer None, which is no claim
+            raise
 
     def throw(self, *error: Any) -> Any:
         """Raise inside; asyncio's tasks call this to cancel."""
-        return self._started().throw(*error)
+        generator = self._started()
+        try:
+            return generator.throw(*error)
+        except BaseException:
+            self._task = _OVER
+            raise
 
     def _started(self) -> Generator[Any, Any, Claim]:
         task = asyncio.current_task()
         if not hasattr(self, "_generator"):
             self._generator = self.__await__()
             self._task = task
-        elif (
-            self._task is not task or cast("GeneratorType[Any, Any, Claim]", self._generator).gi_frame is None
-        ):
-            # A generator that has ended would answer None, which is no claim.
+        elif self._task is not task:
             raise RuntimeError(
                 f"this claim of {self.key!r} runs in a task already; call claim() for another one"
             )

@@ -27,6 +27,7 @@ from fastdedup import Dedup, DedupError, ForeignRecordError, Record
 from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
 from fastdedup.bench import Table as Played
 from fastdedup.codec import JSONCodec
+from fastdedup.compiled import build
 from fastdedup.demo import Report, run_sale, sale_gate
 from fastdedup.shop.cli import web_options
 from fastdedup.sidecar.cli import COMMANDS as SIDECAR
@@ -50,7 +51,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="fastdedup")
+@click.version_option(package_name="fastdedup", message=f"%(prog)s %(version)s, {build()}")
 def cli() -> None:
     """Are you the first? A dedup gateway on Redis, and its records."""
 

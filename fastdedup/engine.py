@@ -12,16 +12,15 @@ follow and are answered from its reply, as if they had come right behind it.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from threading import get_ident
 from typing import Any, NoReturn, cast
-from weakref import WeakSet
 
 from .errors import ConfigError, UnavailableError, UsageError
+from .forking import InChild
 from .guard import Guard, OnChange
 from .lanes import Lanes
 from .model import BreakerState, Outcome
@@ -74,7 +73,7 @@ class Engine:
         # 0 once closed, and while the breaker is open: one comparison refuses all.
         self._room = max_pending
         self._loop = asyncio.get_running_loop()
-        self._thread = get_ident()
+        self._thread_id = get_ident()
         # Mutable: what waits; how much waits or is under way; the batches under way.
         self._lanes = Lanes(max_batch=max_batch, max_bytes=max_bytes, retire=self._retire)
         self._claims = self._lanes.claims
@@ -89,7 +88,7 @@ class Engine:
         # Mutable: the claim that leads each key, and how many claims of a caller-chosen owner are open.
         self._leaders: dict[bytes, ClaimOp] = {}
         self._named: Counter[tuple[bytes, bytes]] = Counter()
-        _ENGINES.add(self)
+        self._in_child = InChild(self._leave_to_parent)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -118,7 +117,7 @@ class Engine:
             UnavailableError: too much is pending.
             UsageError: the engine is closed.
         """
-        if self._pending >= self._room or get_ident() != self._thread:
+        if self._pending >= self._room or get_ident() != self._thread_id:
             self._refuse()
         return self._enqueue(op, future)
 
@@ -128,7 +127,7 @@ class Engine:
         `future`: what takes the reply; whatever has a future's done, set_result and set_exception.
         """
         # Written out flat, as is `_deliver`: each call that this path does not make is worth 2 % of a claim.
-        if self._pending >= self._room or get_ident() != self._thread:
+        if self._pending >= self._room or get_ident() != self._thread_id:
             self._refuse()
         if not self._flushing:
             self._flush_soon()  # first: in another event loop it raises, and nothing may be left behind
@@ -182,14 +181,14 @@ class Engine:
             self._timer.cancel()
             self._timer = None
 
-    def leave_to_parent(self) -> None:
+    def _leave_to_parent(self) -> None:
         """In a forked child: what waits and what is under way is the parent's; refuse all else."""
-        self._room = self._thread = 0
+        self._room = self._thread_id = 0
 
     def _refuse(self) -> NoReturn:
         if self._closed:
             raise UsageError("this Dedup is closed; open a new one")
-        if get_ident() != self._thread:
+        if get_ident() != self._thread_id:
             raise wrong_loop()
         if self._guard.state is _OPEN:
             raise self._guard.error()
@@ -219,7 +218,7 @@ class Engine:
     # Sending
 
     def _flush(self) -> None:
-        if not self._thread:
+        if not self._thread_id:
             return  # in a forked child that goes on in its parent's loop
         self._flushing = False
         if self._guard.state is _OPEN:
@@ -394,7 +393,7 @@ class Engine:
             self._timer = self._loop.call_at(self._due, self._on_timer)
 
     def _on_timer(self) -> None:
-        if not self._thread:
+        if not self._thread_id:
             return
         self._timer = None
         now = self._loop.time()
@@ -475,18 +474,6 @@ def _copy(error: BaseException) -> BaseException:
     if isinstance(error, UnavailableError):
         return UnavailableError(*error.args, retry_after=error.retry_after)
     return error
-
-
-_ENGINES: WeakSet[Engine] = WeakSet()
-
-
-def _leave_all_to_parent() -> None:
-    for engine in list(_ENGINES):
-        engine.leave_to_parent()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _swallow(future: asyncio.Future[Reply]) -> None:

@@ -14,13 +14,15 @@ from .call import ClaimCall
 from .checks import check_seconds
 from .claim import Claim
 from .codec import Codec, JSONCodec, check_size
+from .compiled import mypyc_attr
 from .core import Core
 from .engine import OnBatch
 from .errors import ConfigError, InvalidKeyError, foreign
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
-from .keys import READABLE_BYTES, Keyspace, Kind, fingerprint
+from .keys import digest
+from .keyspace import READABLE_BYTES, Keyspace, Kind
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import BreakerState, Record, State
@@ -45,6 +47,7 @@ _STATES = {
 }
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Dedup(Scope):
     """The gate in front of a side effect: `claim` answers "are you the first?", once, for each key.
 
@@ -219,7 +222,7 @@ class Dedup(Scope):
 
     def with_settings(self, settings: Settings) -> Dedup:
         """Return a gate with these settings over the same connection; `scoped` is the way for users."""
-        scope = object.__new__(type(self))
+        scope = type(self).__new__(type(self))
         scope._set_up(self._core, settings)
         return scope
 
@@ -262,7 +265,7 @@ class Dedup(Scope):
         mark = None if fingerprint is None else digest(fingerprint)
         if wait:
             check_seconds(wait, "wait", least=0.0)
-        if self._known and key.__class__ is str:  # empty but in a storm
+        if self._known and isinstance(key, str):  # empty but in a storm
             known = self._known.get(key)
             if (
                 known is not None
@@ -391,8 +394,9 @@ class Dedup(Scope):
 
     async def forget(self, key: str) -> bool:
         """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
+        wire = self._claims.wire(key)
         try:
-            reply = await self.run(ForgetOp(self._claims.wire(key)))
+            reply = await self.run(ForgetOp(wire))
         finally:
             self._known.drop(key)  # also where the answer is lost: it may have taken effect
         if reply == Code.FOREIGN:
@@ -416,11 +420,6 @@ class Dedup(Scope):
         )
 
 
-def digest(value: Any) -> bytes:
-    """Return a fingerprint as it is, anything else digested."""
-    return value if isinstance(value, bytes) and len(value) == 16 else fingerprint(value)
-
-
 async def _release_all(tasks: Sequence[asyncio.Task[Claim]], named: bool) -> None:
     """Free what was acquired on behalf of a caller who does not get to know of it."""
     answers = await asyncio.gather(*tasks, return_exceptions=True)
@@ -431,4 +430,4 @@ async def _release_all(tasks: Sequence[asyncio.Task[Claim]], named: bool) -> Non
         for answer in answers
         if isinstance(answer, Claim) and answer.acquired and (answer.first_hand or not named)
     ]
-    await asyncio.gather(*(claim.release() for claim in claims), return_exceptions=True)
+    await asyncio.gather(*[claim.release() for claim in claims], return_exceptions=True)

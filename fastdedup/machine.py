@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from .checks import check_count, milliseconds
 from .errors import ConfigError, UnavailableError, foreign
-from .keys import Keyspace, Kind
+from .keyspace import Keyspace, Kind
 from .model import Transition, TransitionOutcome
 from .owners import draw_owner
 from .stores.ops import Code, Moved, ReadOp, Stored, TransitionOp

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+from typing import Any
 
 from .errors import InvalidKeyError
 
@@ -46,7 +47,7 @@ class OwnerPool:
 draw_owner = OwnerPool().draw
 
 
-def owner_field(owner: str) -> bytes:
+def owner_field(owner: Any) -> bytes:
     """Turn an owner's text into its field.
 
     Raises:

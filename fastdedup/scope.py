@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .checks import milliseconds
+from .compiled import mypyc_attr
 from .core import Core
 from .errors import (
     ClaimLostError,
@@ -19,7 +20,7 @@ from .errors import (
 from .events import Degraded, LeaseLost, Shortfall, emit
 from .fallback.base import FallbackPolicy, JournalledPolicy
 from .fallback.reject import Reject
-from .keys import names_of
+from .keyspace import names_of
 from .patience import claim_patiently
 from .renewal import RenewalQueue
 from .settings import Settings
@@ -49,6 +50,7 @@ _HELD_LOCALLY = "this key was used while the store was unavailable, and the stor
 _FREEING = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Scope:
     """Executes operations: by the store, or where that cannot, by the namespace's policy, visibly.
 
@@ -69,7 +71,7 @@ class Scope:
         self._remembers = not isinstance(policy, Reject)
         self._journal = policy if isinstance(policy, JournalledPolicy) else None
 
-    def terms(self, mode: Mode, lease: float | None, ttl: float | None) -> Terms:
+    def terms(self, mode: Mode, lease: Any, ttl: Any) -> Terms:
         """Return the shared terms of claims with this lease and ttl."""
         lease_ms = milliseconds(self.settings.lease if lease is None else lease, "lease")
         ttl_ms = milliseconds(self.settings.ttl if ttl is None else ttl, "ttl")

@@ -8,7 +8,8 @@ from .checks import check_count, milliseconds
 from .codec import Codec
 from .errors import ConfigError
 from .fallback.base import FallbackPolicy
-from .keys import MAX_KEY_BYTES, check_namespace
+from .keys import check_namespace
+from .keyspace import MAX_KEY_BYTES
 
 
 @dataclass(frozen=True, slots=True)

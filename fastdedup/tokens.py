@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from .call import ClaimCall
 from .checks import milliseconds
 from .errors import ForeignRecordError, InvalidKeyError
-from .keys import Keyspace, Kind, fingerprint
+from .keys import fingerprint
+from .keyspace import Keyspace, Kind
 from .model import Outcome
 from .owners import draw_owner
 from .stores.ops import Code, IssueOp, Mode

@@ -26,7 +26,7 @@ from fastdedup import (
     UsageError,
 )
 from fastdedup.codec import JSONCodec
-from fastdedup.keys import Keyspace, Kind
+from fastdedup.keyspace import Keyspace, Kind
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.ops import Op, Reply, Verb
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ..checks import check_count
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..keys import names_of
+from ..keyspace import names_of
 from ..model import Outcome
 from ..stores.memory import Entry, MemoryStore, stored
 from ..stores.ops import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..events import Conflict, Unreplayed
-from ..keys import names_of
+from ..keyspace import names_of
 from ..owners import owner_text
 from ..stores.memory import Entry
 from ..stores.ops import AdoptOp, Code, ForgetOp, ReadOp, Stored

@@ -202,6 +202,6 @@ def encode(value: Any, resp3: bool = False) -> bytes:
     if isinstance(value, bytes):
         return bulk(value)
     if isinstance(value, dict):
-        items = b"".join(encode(key, resp3) + encode(item, resp3) for key, item in value.items())
+        items = b"".join([encode(key, resp3) + encode(item, resp3) for key, item in value.items()])
         return (b"%%%d\r\n" % len(value) if resp3 else b"*%d\r\n" % (2 * len(value))) + items
-    return b"*%d\r\n%b" % (len(value), b"".join(encode(item, resp3) for item in value))
+    return b"*%d\r\n%b" % (len(value), b"".join([encode(item, resp3) for item in value]))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 import orjson
 
 from ..errors import UnavailableError
-from ..keys import MAX_KEY_BYTES
+from ..keyspace import MAX_KEY_BYTES
 from ..model import Outcome
 from ..owners import draw_owner
 from ..stores.ops import ClaimOp, Reply, Verdict

@@ -15,7 +15,7 @@ import pydantic_core
 
 from ..codec import has_nan
 from ..errors import ConfigError, ResultError, UnavailableError
-from ..gateway import digest
+from ..keys import digest
 from ..model import Outcome
 from ..owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
 from ..stores.ops import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..checks import MAX_SECONDS
-from ..keys import MAX_KEY_BYTES
+from ..keyspace import MAX_KEY_BYTES
 from ..model import Outcome, State
 from ..owners import MAX_OWNER_BYTES
 

@@ -69,9 +69,11 @@ class RespConnection(asyncio.Protocol):
         self._connections = connections
         self._limits = limits
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
-        # Mutable: replies still to come, in order; work under way; claims to free when the client goes.
+        # Mutable: replies still to come, in order; work under way, and what of it has not begun; claims to
+        # free when the client goes.
         self._slots: deque[Place] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unbegun: set[Coroutine[Any, Any, bytes]] = set()
         self.ephemeral: set[Key] = set()
         # Mutable: operations of batches beyond one a command; what to do when the client goes.
         self.extra = 0
@@ -191,6 +193,7 @@ class RespConnection(asyncio.Protocol):
     def spawn(self, work: Coroutine[Any, Any, bytes], scope: Dedup, verb: str) -> Slot:
         """Run a command that has to wait; what it returns or raises is the reply. `verb` is for the metrics."""
         slot = Slot()
+        self._unbegun.add(work)
         task = self.loop.create_task(self._answer_with(slot, work, scope, verb), name="fastdedup-command")
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, work))
@@ -198,12 +201,17 @@ class RespConnection(asyncio.Protocol):
 
     def _ended(self, work: Coroutine[Any, Any, bytes], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        work.close()  # cancelled before its first step, it would be complained of as never awaited
+        if (
+            work in self._unbegun
+        ):  # cancelled before its first step, it would be complained of as never awaited
+            self._unbegun.discard(work)
+            work.close()
 
     async def _answer_with(
         self, slot: Place, work: Coroutine[Any, Any, bytes], scope: Dedup, verb: str
     ) -> None:
         since = self.at
+        self._unbegun.discard(work)
         try:
             reply = await work
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told

@@ -6,14 +6,15 @@ namespace that its key is in; in the engine it joins what other clients ask for.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from ..errors import ConfigError, ResultTooLargeError, UnavailableError
-from ..keys import names_of
+from ..keyspace import names_of
 from ..stores.ops import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
 from ..stores.sidecar.unpack import unpack
 from ..stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
@@ -200,12 +201,22 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
     return connection.spawn(work(), connection.gate.root, "listen")
 
 
+class Listener(Protocol):
+    """A connection, as far as news of it are concerned."""
+
+    loop: asyncio.AbstractEventLoop
+    gone: bool
+
+    def push(self, message: bytes) -> bool:
+        """Send what was not asked for; False where it cannot be sent."""
+
+
 class Ear:
     """Tells a client which keys were freed; one that does not read is told later that it missed some."""
 
     __slots__ = ("_connection", "_missed")
 
-    def __init__(self, connection: RespConnection) -> None:
+    def __init__(self, connection: Listener) -> None:
         self._connection = connection
         # Mutable: the look that is due at whether the client reads again.
         self._missed: Any = None

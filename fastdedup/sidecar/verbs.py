@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..errors import UnavailableError, foreign
-from ..keys import names_of
+from ..keyspace import names_of
 from ..model import Outcome, Record
 from ..owners import owner_field
 from ..stores.ops import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict

@@ -12,7 +12,7 @@ from ..codec import Codec
 from ..events import OnEvent
 from ..fallback.base import FallbackPolicy
 from ..gateway import Dedup as AsyncDedup
-from ..keys import READABLE_BYTES
+from ..keyspace import READABLE_BYTES
 from ..machine import Transitions
 from ..model import BreakerState, Record
 from ..settings import Settings

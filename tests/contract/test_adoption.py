@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Claim, ClaimLostError, Dedup, ForeignRecordError, Outcome
-from fastdedup.keys import Keyspace, Kind
+from fastdedup.keyspace import Keyspace, Kind
 from fastdedup.owners import owner_field
 from fastdedup.stores.ops import Adopted, AdoptOp, Code, ForgetOp, ReadOp, Stored
 

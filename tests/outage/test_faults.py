@@ -429,7 +429,7 @@ async def test_a_broken_script_is_no_outage(
     error: type[Exception],
     said: str,
 ) -> None:
-    monkeypatch.setitem(load_scripts(), Verb.CLAIM, Broken(body))
+    monkeypatch.setitem(load_scripts(), Verb.CLAIM, broken(body))
     watched = Watched(server.url, policy)
     async with watched as dedup:
         for _ in range(5):
@@ -441,13 +441,12 @@ async def test_a_broken_script_is_no_outage(
         raw.flushdb()
 
 
-class Broken(LoadedScript):
+def broken(body: str) -> LoadedScript:
     """The claim's script with another text."""
-
-    def __init__(self, body: str) -> None:
-        super().__init__(Verb.CLAIM, FACES[Verb.CLAIM])
-        self.text = body
-        self.sha = hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest()
+    script = LoadedScript(Verb.CLAIM, FACES[Verb.CLAIM])
+    script.text = body
+    script.sha = hashlib.sha1(body.encode(), usedforsecurity=False).hexdigest()
+    return script
 
 
 @each_policy

@@ -439,12 +439,11 @@ def test_a_foreign_value_is_left_alone(serve: Serve, redis_url: str, redis_serve
 
 
 def test_a_fault_of_ours_is_a_500(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fastdedup.gateway import Dedup
-
     def broken(*_: Any) -> None:
         raise RuntimeError("broken")
 
     with serve().http() as http:
-        monkeypatch.setattr(Dedup, "claim_wire", broken)
+        monkeypatch.setattr("fastdedup.sidecar.http_verbs.draw_owner", broken)
+        monkeypatch.setattr("fastdedup.sidecar.http_batch.draw_owner", broken)
         assert post(http, "/v1/claims", {"key": "k"}, 500)["type"] == "/problems/internal-error"
         assert http.post("/v1/batch", json=[{"op": "claim", "key": "k"}]).json()[0]["status"] == 500

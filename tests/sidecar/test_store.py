@@ -388,7 +388,7 @@ async def test_a_client_that_does_not_read_its_news_is_told_that_it_missed_some(
             return self.reads
 
     client = Client()
-    ear = Ear(client)  # type: ignore[arg-type]
+    ear = Ear(client)
     for _ in range(1000):
         ear.hear(b"t:=key")
     client.reads = True

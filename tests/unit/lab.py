@@ -10,7 +10,7 @@ import pytest
 from fastdedup import LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Conflict, Unreplayed
 from fastdedup.fallback.base import LineOp
-from fastdedup.keys import Keyspace, Kind
+from fastdedup.keyspace import Keyspace, Kind
 from fastdedup.owners import owner_field
 from fastdedup.stores.memory import Entry, MemoryStore
 from fastdedup.stores.ops import (

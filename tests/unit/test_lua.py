@@ -10,7 +10,7 @@ import pytest
 
 import fastdedup.stores.redis.scripts as scripts
 from fastdedup import ConfigError, Dedup
-from fastdedup.keys import Keyspace, Kind
+from fastdedup.keyspace import Keyspace, Kind
 from fastdedup.model import Outcome
 from fastdedup.owners import draw_owner
 from fastdedup.stores.ops import (

@@ -13,10 +13,11 @@ from collections import deque
 from collections.abc import Callable
 from itertools import repeat
 from typing import Any, cast
-from weakref import WeakSet
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection
+
+from ...forking import InChild
 
 OnReply = Callable[[Any], None]
 _GOODBYE = 0.5
@@ -51,7 +52,7 @@ class Link(asyncio.Protocol):
         self._connection = connection
         self._transport = take_transport(connection)
         self._transport.set_protocol(self)
-        _LINKS.add(self)
+        self._in_child = InChild(self._leave_to_parent)
 
     @property
     def usable(self) -> bool:
@@ -143,7 +144,7 @@ class Link(asyncio.Protocol):
         self._transport.abort()
         self._forget_connection()
 
-    def leave_to_parent(self) -> None:
+    def _leave_to_parent(self) -> None:
         """In a forked child: let go of the parent's socket, so that nothing here can send, read or close it.
 
         Not by closing the transport: that would take the socket out of the epoll set, which is shared.
@@ -192,18 +193,6 @@ class Link(asyncio.Protocol):
     def _forget_connection(self) -> None:
         self._connection._reader = None
         self._connection._writer = None
-
-
-_LINKS: WeakSet[Link] = WeakSet()
-
-
-def _leave_all_to_parent() -> None:
-    for link in list(_LINKS):
-        link.leave_to_parent()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def take_transport(connection: AbstractConnection) -> asyncio.Transport:

@@ -1,0 +1,101 @@
+"""Compiles the main path with mypyc where `FASTDEDUP_COMPILE=1` asks for it. Without, the wheel is pure Python.
+
+The same source either way: `pyproject.toml` names the modules that each claim runs through. They are compiled in
+a copy, so that no checkout is left with modules that hide their own source.
+"""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SETUP = """
+import sys
+from mypyc.build import mypycify
+from setuptools import setup
+
+modules = mypycify(
+    ["--config-file=mypy.ini", *sys.argv.pop().split()], group_name="fastdedup", opt_level="3", debug_level="0"
+)
+setup(name="fastdedup", packages=[], ext_modules=modules)
+"""
+MYPY = """
+[mypy]
+# What else is installed must make no difference to what comes out.
+ignore_missing_imports = True
+no_site_packages = True
+follow_imports = silent
+"""
+
+
+class CompileHook(BuildHookInterface):
+    """Puts compiled modules beside the others of a wheel."""
+
+    @property
+    def asked(self) -> bool:
+        """True where somebody wants them."""
+        return self.target_name == "wheel" and os.environ.get("FASTDEDUP_COMPILE", "0") not in ("", "0")
+
+    def dependencies(self) -> list[str]:
+        """Return what the build needs for it."""
+        return self.config["requires"] if self.asked else []
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile (hatchling calls this)."""
+        if not self.asked or version == "editable":
+            return
+        folder = TemporaryDirectory(prefix="fastdedup-build-")
+        self._folder = folder  # until the wheel is written
+        built = compiled(Path(self.root), Path(folder.name), self.config["modules"], self.config["public"])
+        build_data["force_include"].update({str(path): name for path, name in built.items()})
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+
+
+def compiled(root: Path, folder: Path, modules: list[str], public: list[str]) -> dict[Path, str]:
+    """Compile `modules` of the package in `root`; return the files, and where they belong in the wheel."""
+    shutil.copytree(root / "fastdedup", folder / "fastdedup", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "mypy.ini").write_text(MYPY)
+    (folder / "setup.py").write_text(SETUP)
+    for name in public:
+        path = folder / name
+        path.write_text(widened(path.read_text()))
+    command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", " ".join(modules)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(
+            "fastdedup could not be compiled; it needs a C compiler and Python's headers. Without "
+            f"FASTDEDUP_COMPILE it is installed as pure Python.\n{done.stdout}{done.stderr}"
+        )
+    found = chain(
+        folder.glob("*__mypyc.*"), folder.glob("fastdedup/**/*.so"), folder.glob("fastdedup/**/*.pyd")
+    )
+    return {path: path.relative_to(folder).as_posix() for path in found}
+
+
+def widened(source: str) -> str:
+    """Make every parameter `Any`: what users pass is judged by our own checks, which say what is wrong with it."""
+    lines = source.splitlines(keepends=True)
+    functions = [
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    marks = [
+        each.annotation
+        for node in functions
+        for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
+        if each.annotation is not None
+    ]
+    for mark in sorted(marks, key=lambda mark: (mark.lineno, mark.col_offset), reverse=True):
+        assert mark.lineno == mark.end_lineno, f"line {mark.lineno}: a parameter's type stands on one line"
+        line = lines[mark.lineno - 1].encode()
+        lines[mark.lineno - 1] = (line[: mark.col_offset] + b"Any" + line[mark.end_col_offset :]).decode()
+    return "".join(lines)

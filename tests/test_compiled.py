@@ -1,0 +1,116 @@
+"""The compiled package: the same promises, kept by the same tests."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.timeout(900)  # it is built here
+
+ROOT = Path(__file__).parent.parent
+# Everything that runs through compiled modules, but what takes long and asks them nothing more.
+TESTS = [
+    "tests/contract",
+    "tests/outage/test_faults.py",
+    "tests/outage/test_lost_replies.py",
+    "tests/outage/test_policies.py",
+    "tests/outage/test_processes_and_loops.py",
+    "tests/regression/test_lifecycle.py",
+    "tests/sidecar/test_batch_answers.py",
+    "tests/sidecar/test_http.py",
+    "tests/sidecar/test_plain.py",
+    "tests/sidecar/test_resp.py",
+    "tests/sidecar/test_store.py",
+    "tests/test_bad_input.py",
+    "tests/unit/test_engine.py",
+    "tests/unit/test_keys.py",
+    "tests/unit/test_known.py",
+    "tests/unit/test_owners.py",
+    "tests/unit/test_records.py",
+    "tests/unit/test_renewal.py",
+    "tests/unit/test_router.py",
+    "tests/unit/test_singles.py",
+]
+LOOK = """
+import asyncio, inspect, sys
+import fastdedup
+from fastdedup import Dedup
+from fastdedup.compiled import build
+
+class Mine(Dedup):
+    def tell(self):
+        return self.scoped("more")
+
+def refusal(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+async def main():
+    async with Mine() as dedup:
+        claim = await asyncio.create_task(dedup.claim("a"))
+        async with dedup.tell().claim("a"):
+            pass
+        return claim.acquired
+
+print(build())
+print(fastdedup.__file__)
+print(asyncio.run(main()))
+print(inspect.iscoroutinefunction(Dedup.open), "lease" in inspect.signature(Dedup.claim).parameters)
+print(refusal(lambda: Dedup().claim(b"a")))
+print(refusal(lambda: Dedup(lease="30")))
+"""
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a compiled package, as it is installed."""
+    folder = tmp_path_factory.mktemp("compiled")
+    if shutil.which(os.environ.get("CC", "cc")) is None or not python_headers().is_file():
+        pytest.skip("nothing to compile with: it takes a C compiler and Python's headers")
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
+    environment = os.environ | {"FASTDEDUP_COMPILE": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    (wheel,) = folder.glob("*.whl")
+    assert "none-any" not in wheel.name
+    zipfile.ZipFile(wheel).extractall(folder / "package")
+    return folder / "package"
+
+
+def python_headers() -> Path:
+    return Path(sysconfig.get_path("include")) / "Python.h"
+
+
+def run(package: Path, *command: str) -> str:
+    """Run Python where the compiled package comes before the checkout, in which the tests are."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith(("COV", "PYTEST"))}
+    environment = others | {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{package}{os.pathsep}{ROOT}"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_it_looks_like_the_other(package: Path) -> None:
+    build, where, acquired, looks, bytes_as_key, text_as_lease = run(package, "-c", LOOK).splitlines()
+    assert build == "compiled"
+    assert Path(where).is_relative_to(package)
+    assert acquired == "True"
+    assert looks == "True True"
+    assert bytes_as_key == "InvalidKeyError: a key is text, not bytes; decode it, or use its hex()"
+    assert text_as_lease == "ConfigError: lease is a time in seconds, not '30'"
+
+
+def test_it_keeps_the_promises(package: Path) -> None:
+    options = ["-n", "2", "-q", "--tb=short", "--import-mode=append", "-p", "no:cacheprovider"]
+    closing = run(package, "-m", "pytest", *options, *TESTS).splitlines()[-1]
+    assert "passed" in closing
+    assert "skipped" not in closing
