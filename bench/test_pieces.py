@@ -15,7 +15,7 @@ from fastdedup import Dedup, business_key, fingerprint
 from fastdedup.keyspace import Keyspace, Kind
 from fastdedup.owners import draw_owner
 from fastdedup.stores.ops import ClaimOp, Mode, Verb, terms
-from fastdedup.stores.redis.link import pack
+from fastdedup.stores.redis.packing import pack
 from fastdedup.stores.redis.scripts import load_scripts
 
 BATCH = 256  # the engine's largest

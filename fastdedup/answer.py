@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from .renewal import Renewal
     from .scope import Scope
 
-_SUCCEEDED = Outcome.SUCCEEDED  # naming an enum's member through its class costs 50 ns on Python 3.11
+_ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
+_SUCCEEDED = Outcome.SUCCEEDED
 _SHAREABLE = (str, int, float, bool)
 """Decoded once for all who ask; what could be changed by one caller is decoded for each."""
 
@@ -50,7 +51,7 @@ class Answer:
     @property
     def acquired(self) -> bool:
         """True for the one who shall do the work."""
-        return self._verdict.outcome is Outcome.ACQUIRED
+        return self._verdict.outcome is _ACQUIRED
 
     @property
     def key(self) -> str:

@@ -55,15 +55,14 @@ local function shape(record)
   return 18 + (code == 0 and 10 or code), printed, token, code
 end
 
--- Returns the record, false where there is none, nil where the key holds what is no record of ours.
+-- Refused (an ACL, no memory, a stale replica) says nothing of the value. A list or a hash is foreign.
+local function refused(answer)
+  return type(answer) == 'table' and not string.find(tostring(answer.err), 'WRONGTYPE', 1, true)
+end
+
+-- Returns what a key holds, nil where that is no record of ours.
 -- `states`: the states that the caller can deal with.
-local function read(key, states)
-  local record = redis.pcall('GET', key)
-  if record == false then return false end
-  -- Refused (an ACL, a stale replica) says nothing of the value: raise that. A list or a hash is foreign.
-  if type(record) == 'table' and not string.find(tostring(record.err), 'WRONGTYPE', 1, true) then
-    redis.call('GET', key)
-  end
+local function checked(record, states)
   if type(record) ~= 'string' or #record < 19 or byte(record) ~= 1 then return nil end
   local state = sub(record, 2, 2)
   if not string.find(states, state, 1, true) then return nil end
@@ -72,6 +71,14 @@ local function read(key, states)
     if #record < last + (printed and 16 or 0) then return nil end
   end
   return record
+end
+
+-- Returns the record, false where there is none, nil as `checked`.
+local function read(key, states)
+  local record = redis.pcall('GET', key)
+  if record == false then return false end
+  if refused(record) then redis.call('GET', key) end -- raises it
+  return checked(record, states)
 end
 
 -- `proof` is 7 bytes of fence (zeros: any), then the owner with its length code.

@@ -27,7 +27,7 @@ from fastdedup import (
 from fastdedup.events import Degraded
 from fastdedup.sidecar.frames import encode
 from fastdedup.sidecar.store_verbs import Ear
-from fastdedup.stores.redis.link import pack
+from fastdedup.stores.redis.packing import pack
 
 from ..contract.test_processes import KEYS, RACER, assert_one_winner_each
 from ..servers import RedisServer

@@ -11,7 +11,8 @@ import pytest
 from fastdedup import Dedup, Outcome, UnavailableError
 from fastdedup.stores.ops import Code, ForgetOp, ReadOp, ReleaseOp, Verb
 from fastdedup.stores.redis import RedisStore
-from fastdedup.stores.redis.link import Link, pack
+from fastdedup.stores.redis.link import Link
+from fastdedup.stores.redis.packing import pack
 from fastdedup.stores.redis.primary import Parcel
 from fastdedup.stores.redis.url import Server
 

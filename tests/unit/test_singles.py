@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup.stores.ops import ClaimOp, Mode, ReadOp, Terms, Verb, terms
-from fastdedup.stores.redis.link import pack
+from fastdedup.stores.redis.packing import pack
 from fastdedup.stores.redis.scripts import load_scripts
 from fastdedup.stores.redis.singles import pack_singles, read_singles, single_claims
 

@@ -11,7 +11,8 @@ import hiredis
 
 from ...errors import ConfigError, UnavailableError
 from .errors import LoginRefusedError
-from .link import Link, pack, stop
+from .link import Link, stop
+from .packing import pack
 from .scripts import load_scripts
 from .sentinel import UnknownServiceError
 from .url import Target

@@ -25,11 +25,6 @@ _GOODBYE = 0.5
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
-def pack(*command: str | bytes | int) -> bytes:
-    """Return a command as bytes of the Redis protocol."""
-    return hiredis.pack_command(command)  # type: ignore[arg-type, no-any-return] # its stub is for 1-tuples
-
-
 class Link(asyncio.Protocol):
     """Sends packed commands and hands out their replies in order.
 

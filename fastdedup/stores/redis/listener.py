@@ -10,7 +10,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .link import Link, pack, stop
+from .link import Link, stop
+from .packing import pack
 
 CHANNEL = "fastdedup:settled"
 _PAUSE = 0.2

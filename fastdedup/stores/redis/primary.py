@@ -14,7 +14,7 @@ import hiredis
 from ...model import Outcome
 from ..ops import Code, Moved, Op, ReleaseOp, Reply, TransitionOp, Verb, Verdict
 from .line import Line
-from .link import pack
+from .packing import pack, pack_parts
 from .scripts import load_scripts
 
 Answer = Sequence[Reply] | Exception
@@ -173,7 +173,7 @@ class Primary:
             if asking:
                 commands.append(_ASKING)
             ops = parcel.ops
-            commands.append(pack(*head, len(ops), *[op.wire for op in ops], *script.pack(ops)))
+            commands.append(pack_parts([*head, len(ops), *[op.wire for op in ops], *script.pack(ops)]))
         if wait := self.confirmation(verb):
             commands.append(wait)
         return commands

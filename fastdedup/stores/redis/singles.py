@@ -1,6 +1,6 @@
 """Claims that travel one by one, on a Cluster nearly always: packed and read without an object for each.
 
-The long way (`scripts.py`, by `hiredis.pack_command`) costs four times as much for a single key; here
+The long way (`scripts.py`, by `pack_parts`) costs four times as much for a single key; here
 it is gone once for all claims of the same terms, and what differs is filled in.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from ...model import Outcome
 from ..ops import ClaimOp, Op, Reply, Terms, Verb, Verdict
-from .link import pack
+from .packing import pack
 from .scripts import LoadedScript, load_scripts
 from .slots import slot_of
 

@@ -12,7 +12,8 @@ import redis.exceptions as driver
 from ...errors import ConfigError, DedupError, UnavailableError
 from .errors import LoginRefusedError, translate
 from .line import Line
-from .link import pack, stop
+from .link import stop
+from .packing import pack
 from .race import NoneGoodError, first_good
 from .slots import SLOTS, Layout, read_layout
 from .url import Address, Server, hang_up, question

@@ -15,8 +15,9 @@ from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableE
 from ..base import Done
 from ..ops import Code, Op, ReleaseOp, Reply, SettleOp, TransitionOp, Verb
 from ..redis.line import Line, OnPush
-from ..redis.link import Link, pack
+from ..redis.link import Link
 from ..redis.listener import Listener
+from ..redis.packing import pack
 from ..redis.scripts import FACES
 from .wire import PROTOCOL, UNSURE, read
 
