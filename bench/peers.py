@@ -17,6 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from bench.server import ROOT, loopback_port
+from bench.worker import Task, employ
 from fastdedup.bench import (
     CONTESTANTS,
     LEASE_MS,
@@ -235,6 +236,18 @@ def _in_threads(
             done.result()
 
 
+@asynccontextmanager
+async def pure_python(setting: Setting) -> AsyncIterator[Ops]:
+    """The same library without a compiler, in a process of its own."""
+
+    async def drive(verb: str, keys: Sequence[str], spent: "array[int] | None") -> float:
+        task = Task("claims", setting.url, f"{setting.namespace}-pure", len(keys), setting.callers)
+        (answer,) = await employ(task, pure=True)
+        return float(answer["ended"] - answer["began"])
+
+    yield Ops(drive=drive)
+
+
 REDIS_PY, FASTDEDUP = CONTESTANTS
 REDIS_BENCHMARK = Contestant("redis-benchmark", redis_benchmark, (64, 256, 512), unit="pipelining")
 BATCHED = Contestant("redis-py, batches by hand", batched, (1, 4))
@@ -243,12 +256,13 @@ VALKEY_GLIDE = Contestant("valkey-glide SET NX PX", valkey_glide)
 IDEMPOTENCY_KIT = Contestant("idempotency-kit", idempotency_kit, (0, 32))
 POWERTOOLS = Contestant("aws-lambda-powertools", powertools, (1, 8, 64), unit="threads")
 UNTUNED = Contestant("fastdedup, default gc", ours, tuned=False)
+PURE = Contestant("fastdedup, pure Python", pure_python)
 UNCACHED = Contestant("fastdedup, known duplicates off", partial(ours, known_duplicates=0.0))
 
 CLIENTS_ONLY = (COREDIS, VALKEY_GLIDE)
 LIBRARIES = (IDEMPOTENCY_KIT, POWERTOOLS)
 
-EVERYONE = (REDIS_BENCHMARK, REDIS_PY, BATCHED, *CLIENTS_ONLY, *LIBRARIES, FASTDEDUP, UNTUNED)
+EVERYONE = (REDIS_BENCHMARK, REDIS_PY, BATCHED, *CLIENTS_ONLY, *LIBRARIES, FASTDEDUP, UNTUNED, PURE)
 ONE_CALL_EACH = (REDIS_PY, *CLIENTS_ONLY, *LIBRARIES, FASTDEDUP)
 FULL_CYCLE = (REDIS_PY, *LIBRARIES, FASTDEDUP)
 REPLAYING = (REDIS_PY, IDEMPOTENCY_KIT, FASTDEDUP, UNCACHED)

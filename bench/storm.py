@@ -71,7 +71,8 @@ async def _crowd(run: Run, name: str, visit: Visit) -> Row:
     gate = Dedup(run.plan.url, namespace=f"{run.plan.namespace}-absent", ttl=60.0, timeout=5.0)
     # MONITOR has a client of its own: on `client` it would take the connection, and the next one be heard.
     async with gate, Redis.from_url(run.plan.url) as client, Redis.from_url(run.plan.url) as ear:
-        await visit(gate, f"{name}, warm-up")  # connects, loads the scripts
+        # Connects, loads the scripts; one of two may have to wait, and subscribes.
+        await asyncio.gather(*[visit(gate, f"{name}, warm-up") for _ in range(2)])
         keys, writes = await client.dbsize(), await _writes(client)
         async with ear.monitor() as monitor:
             winners = sum(await asyncio.gather(*(visit(gate, name) for _ in range(CALLERS))))

@@ -6,6 +6,7 @@ for a line on its standard input, so that several start as one; it answers with 
 
 import asyncio
 import gc
+import os
 import random
 import sys
 import time
@@ -111,9 +112,12 @@ async def _signal() -> None:
 ROLES = {"claims": claims, "soak": soak}
 
 
-async def employ(*tasks: Task) -> list[dict[str, Any]]:
-    """Run a worker for each task, all starting at the same moment; ends them whatever happens."""
-    workers = [await _start(task) for task in tasks]
+async def employ(*tasks: Task, pure: bool = False) -> list[dict[str, Any]]:
+    """Run a worker for each task, all starting at the same moment; ends them whatever happens.
+
+    `pure`: with the checkout's package, which is not compiled.
+    """
+    workers = [await _start(task, pure) for task in tasks]
     try:
         async with asyncio.timeout(WORKER_LIMIT):
             await asyncio.gather(*(_ready(worker) for worker in workers))
@@ -125,14 +129,16 @@ async def employ(*tasks: Task) -> list[dict[str, Any]]:
             await worker.wait()
 
 
-async def _start(task: Task) -> asyncio.subprocess.Process:
+async def _start(task: Task, pure: bool) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
+    root = Path(__file__).parent.parent  # where `bench` is importable
     return await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "bench.worker", orjson.dumps(asdict(task)).decode()),
         stdin=pipe,
         stdout=pipe,
         limit=LINE_LIMIT,
-        cwd=Path(__file__).parent.parent,  # where `bench` is importable
+        cwd=root,
+        env=os.environ | ({"PYTHONPATH": str(root)} if pure else {}),
     )
 
 

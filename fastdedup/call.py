@@ -11,6 +11,7 @@ from .checks import check_seconds
 from .claim import Claim
 from .errors import DedupError, ShortfallError, UnavailableError, UsageError, foreign
 from .model import Outcome
+from .renewal import RenewedClaim
 from .stores.ops import ClaimOp, Reply, Terms, Verdict, with_fingerprint
 
 if TYPE_CHECKING:
@@ -83,11 +84,11 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         return self._answered(reply)
 
     def _answered(self, reply: Verdict) -> Claim:
-        claim = Claim(self._scope, self, reply)
+        claim = RenewedClaim(self._scope, self, reply) if self.renew else Claim(self._scope, self, reply)
         if reply.outcome is _ACQUIRED:
             if reply.short:
                 self._check_confirmed(claim)
-            if self.renew:
+            if self.renew and isinstance(claim, RenewedClaim):
                 claim.keep_renewing()
         elif reply.outcome is _SUCCEEDED:
             self._scope.learn(claim, self, reply)

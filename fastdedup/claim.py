@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from . import codec
 from .answer import Answer
 from .checks import milliseconds
+from .compiled import mypyc_attr
 from .errors import ClaimLostError, DedupError, UnavailableError, UsageError, foreign
-from .renewal import Renewal
 from .stores.ops import Code, Op, ReleaseOp, RenewOp, SettleOp
 
 _LOST = "lost"
@@ -32,6 +32,7 @@ class Body(Protocol):
         """Take that back; returns how many others have cancelled it."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Claim(Answer):
     """The answer to a claim, and while `acquired`, the right to settle it.
 
@@ -43,7 +44,7 @@ class Claim(Answer):
     blip. `within` seconds end that sooner.
     """
 
-    __slots__ = ("__weakref__", "_body", "_ends", "_stopped_body")
+    __slots__ = ("_body", "_ends", "_stopped_body")
     # What most claims never need is not set for all of them: `bind_body` adds whose body it guards.
 
     _ends: float
@@ -192,11 +193,6 @@ class Claim(Answer):
         """Remember whom to cancel should the lease be lost."""
         self._body: Body | None = body
         self._stopped_body = False
-
-    def keep_renewing(self) -> None:
-        """Renew at a third of the lease until settled, lost, or no longer referred to."""
-        lease = self._call.terms.lease_ms / 1000
-        self._renewal = Renewal(self, lease, self._scope.renewals(lease))
 
     def lose(self) -> None:
         """The lease could not be renewed: stop the body before another owner starts."""

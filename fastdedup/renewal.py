@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import TYPE_CHECKING
 
+from .claim import Claim
 from .errors import DedupError, UnavailableError
 
-if TYPE_CHECKING:
-    from .claim import Claim
+
+class RenewedClaim(Claim):
+    """A claim that can be referred to weakly: those that nobody renews are spared what that takes."""
+
+    __slots__ = ("__weakref__",)
+
+    def keep_renewing(self) -> None:
+        """Renew at a third of the lease until settled, lost, or no longer referred to."""
+        lease = self._call.terms.lease_ms / 1000
+        self._renewal = Renewal(self, lease, self._scope.renewals(lease))
 
 
 class Renewal:
@@ -20,7 +28,7 @@ class Renewal:
 
     __slots__ = ("_claim", "_lease", "_loop", "_queue", "_task", "began")
 
-    def __init__(self, claim: Claim, lease: float, queue: RenewalQueue) -> None:
+    def __init__(self, claim: RenewedClaim, lease: float, queue: RenewalQueue) -> None:
         self._claim = weakref.ref(claim)
         self._lease = lease
         self._loop = queue.loop

@@ -59,7 +59,8 @@ class Guard:
     async def claim(self, request: Request, principal: str | None, key: str) -> Claim:
         """Claim a key for its caller, method and route. Raises as `Dedup.claim`."""
         name = self.rule.scope_key(request.method, request.path, principal, key)
-        return await self.dedup.claim(name, fingerprint=self.rule.mark(request), wait=self.rule.wait)
+        rule = self.rule
+        return await self.dedup.claim(name, fingerprint=rule.mark(request), wait=rule.wait, renew=rule.renew)
 
 
 class IdempotencyMiddleware:

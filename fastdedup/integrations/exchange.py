@@ -129,11 +129,9 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": response.body})
 
     def hold(self, held: Held) -> None:
-        """Settle this claim by the response. Its lease is kept; should it be lost, the handler is cancelled."""
+        """Settle this claim by the response. Should its lease be lost, the handler is cancelled."""
         self._held = held
         held.claim.bind_body(self)  # whom it cancels and uncancels
-        if held.rule.renew:
-            held.claim.keep_renewing()
         if held.rule.on_disconnect == "cancel":
             self._watcher = asyncio.ensure_future(self._watch())
 

@@ -226,7 +226,8 @@ def OneTimeToken(  # noqa: N802
             contents = guard.rule.mark(request_of(request.scope, body))  # first: it may raise
             await gate.lifespan.ready()
             name = _name(who)
-            claim = await guard.forms.tokens.redeem(token, NOBODY if name is None else name, wait=wait)
+            subject_name = NOBODY if name is None else name
+            claim = await guard.forms.tokens.redeem(token, subject_name, wait=wait, renew=guard.rule.renew)
         except UnavailableError as error:
             raise forms.unavailable(error) from None
         except RequestTooLarge as error:

@@ -156,7 +156,9 @@ class _OneTime:
         try:
             got = await self._guards.ask(
                 bridge,
-                lambda guard: guard.forms.tokens.redeem(token, subject, wait=self._rule.wait),
+                lambda guard: guard.forms.tokens.redeem(
+                    token, subject, wait=self._rule.wait, renew=self._rule.renew
+                ),
                 form=True,
                 mark=contents,
             )

@@ -80,8 +80,6 @@ class Guards:
         async def claimed() -> Claim:
             claim = await ask(guard)
             claim.bind_body(None)
-            if claim.acquired and self.rule.renew:
-                claim.keep_renewing()
             return claim
 
         seconds = bound.root.seconds

@@ -89,9 +89,10 @@ async def dial(target: Target, timeout: float, on_push: OnPush | None, check: Ch
     try:
         async with asyncio.timeout(timeout):
             check(await link.send(pack("INFO", "server")))
-            # So that the first batches need not be sent twice. A login that may not: EVAL does it.
-            loading = [link.send(pack("SCRIPT", "LOAD", script.text)) for script in load_scripts().values()]
-            await asyncio.gather(*loading)
+            if on_push is None:
+                # So that the first batches need not be sent twice. A login that may not: EVAL does it.
+                texts = [script.text for script in load_scripts().values()]
+                await asyncio.gather(*[link.send(pack("SCRIPT", "LOAD", text)) for text in texts])
     except BaseException:
         link.abort("not usable")
         raise
