@@ -260,7 +260,15 @@ def test_calling_it_from_its_own_callbacks_is_an_error_not_a_deadlock() -> None:
     assert "wait for itself" in str(caught[0])
 
 
-def test_an_interrupted_claim_is_taken_back(dedup: Dedup) -> None:
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT interrupts, also where the tests run in the background, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupted_claim_is_taken_back(dedup: Dedup, interrupts: None) -> None:
     """Ctrl-C, or a worker's soft time limit, while it waits."""
     holder = dedup.claim("key")
 
