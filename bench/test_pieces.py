@@ -12,9 +12,9 @@ import pytest
 import uvloop
 
 from fastdedup import Dedup, business_key, fingerprint
-from fastdedup.keyspace import Keyspace, Kind
-from fastdedup.owners import draw_owner
-from fastdedup.stores.ops import ClaimOp, Mode, Verb, terms
+from fastdedup.protocol.keyspace import Keyspace, Kind
+from fastdedup.protocol.operations import ClaimOp, Mode, Verb, terms
+from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores.redis.packing import pack
 from fastdedup.stores.redis.scripts import load_scripts
 

@@ -1,4 +1,4 @@
-"""``python -m fastdedup`` and the ``fastdedup`` command; the command line itself is `fastdedup.cli`."""
+"""``python -m fastdedup`` and the ``fastdedup`` command; the command line itself is `fastdedup.cli.main`."""
 
 import sys
 
@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Run the command line, or say which extra to install where click or rich is missing."""
     try:
-        from fastdedup.cli import cli
+        from fastdedup.cli.main import cli
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"click", "rich"}:
             raise  # a broken installation, which the extra would not mend

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 from . import codec
 from .compiled import mypyc_attr
 from .model import Outcome
-from .owners import owner_text
-from .stores.ops import Verdict
+from .protocol.operations import Verdict
+from .protocol.owners import owner_text
 
 if TYPE_CHECKING:
-    from .call import ClaimCall
-    from .renewal import Renewal
-    from .scope import Scope
+    from .claims.call import ClaimCall
+    from .gate.namespace import Scope
+    from .gate.renewal import Renewal
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED = Outcome.SUCCEEDED

@@ -14,7 +14,7 @@ from .answer import Answer
 from .checks import milliseconds
 from .compiled import mypyc_attr
 from .errors import ClaimLostError, DedupError, UnavailableError, UsageError, foreign
-from .stores.ops import Code, Op, ReleaseOp, RenewOp, SettleOp
+from .protocol.operations import Code, Op, ReleaseOp, RenewOp, SettleOp
 
 _LOST = "lost"
 _FIRST_PAUSE = 0.02

@@ -15,7 +15,7 @@ else:
 
 def is_compiled() -> bool:
     """True where the modules that every claim runs through are compiled ones."""
-    from . import engine
+    from .engine import engine
 
     return not engine.__file__.endswith(".py")
 

@@ -10,28 +10,28 @@ from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 from . import codec as codecs
-from .call import ClaimCall
 from .checks import check_seconds
 from .claim import Claim
+from .claims.call import ClaimCall
 from .codec import Codec, JSONCodec, check_size
 from .compiled import mypyc_attr
-from .core import Core
-from .engine import OnBatch
+from .engine.engine import OnBatch
 from .errors import ConfigError, InvalidKeyError, foreign
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
+from .gate.connection import Connection
+from .gate.namespace import Scope
+from .gate.settings import Settings
 from .keys import digest
-from .keyspace import READABLE_BYTES, Keyspace, Kind
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import BreakerState, Record, State
 from .once import once
-from .owners import draw_owner, owner_field, owner_text
-from .scope import Scope
-from .settings import Settings
+from .protocol.keyspace import READABLE_BYTES, Keyspace, Kind
+from .protocol.operations import Code, ForgetOp, Mode, ReadOp, Stored
+from .protocol.owners import draw_owner, owner_field, owner_text
 from .stores.base import Store
-from .stores.ops import Code, ForgetOp, Mode, ReadOp, Stored
 from .tokens import Tokens
 
 P = ParamSpec("P")
@@ -118,7 +118,7 @@ class Dedup(Scope):
             codec=JSONCodec() if codec is None else codec,
             readable_keys=readable_keys,
         )
-        core = Core(
+        core = Connection(
             url,
             timeout=timeout,
             max_pending=max_pending,
@@ -130,7 +130,7 @@ class Dedup(Scope):
         )
         self._set_up(core, settings)
 
-    def _set_up(self, core: Core, settings: Settings) -> None:
+    def _set_up(self, core: Connection, settings: Settings) -> None:
         super().__init__(core, settings)
         self._claims = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys)
         self._locks = Keyspace(settings.namespace, Kind.LOCK, readable=settings.readable_keys)

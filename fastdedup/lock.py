@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
-from .call import ClaimCall
 from .claim import Claim
+from .claims.call import ClaimCall
 from .errors import InProgressError
 
 

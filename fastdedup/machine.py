@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from .checks import check_count, milliseconds
 from .errors import ConfigError, UnavailableError, foreign
-from .keyspace import Keyspace, Kind
 from .model import Transition, TransitionOutcome
-from .owners import draw_owner
-from .stores.ops import Code, Moved, ReadOp, Stored, TransitionOp
+from .protocol.keyspace import Keyspace, Kind
+from .protocol.operations import Code, Moved, ReadOp, Stored, TransitionOp
+from .protocol.owners import draw_owner
 
 if TYPE_CHECKING:
-    from .scope import Scope
+    from .gate.namespace import Scope
 
 Transitions = Mapping[str, Iterable[str]]
 

@@ -6,17 +6,17 @@ import secrets
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
-from .call import ClaimCall
 from .checks import milliseconds
+from .claims.call import ClaimCall
 from .errors import ForeignRecordError, InvalidKeyError
 from .keys import fingerprint
-from .keyspace import Keyspace, Kind
 from .model import Outcome
-from .owners import draw_owner
-from .stores.ops import Code, IssueOp, Mode
+from .protocol.keyspace import Keyspace, Kind
+from .protocol.operations import Code, IssueOp, Mode
+from .protocol.owners import draw_owner
 
 if TYPE_CHECKING:
-    from .scope import Scope
+    from .gate.namespace import Scope
 
 _BYTES = 24
 """192 random bits: 32 characters."""

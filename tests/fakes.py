@@ -10,7 +10,7 @@ import hiredis
 import redis.exceptions as driver
 
 from fastdedup.stores.redis import RedisStore
-from fastdedup.stores.redis.link import Link
+from fastdedup.stores.redis.connection import RedisConnection
 
 _PREFIXES = {
     driver.NoScriptError: "NOSCRIPT",
@@ -19,7 +19,7 @@ _PREFIXES = {
 }
 
 
-class FakeLink(Link):
+class FakeConnection(RedisConnection):
     """Answers packed commands by fakeredis, in order, as one connection would."""
 
     def __init__(self, server: fakeredis.FakeServer, on_push: Any = None) -> None:
@@ -86,7 +86,7 @@ class FakeLink(Link):
 
 
 def fake_store(server: fakeredis.FakeServer, timeout: float) -> RedisStore:
-    async def connect(on_push: Any) -> FakeLink:
-        return FakeLink(server, on_push)
+    async def connect(on_push: Any) -> FakeConnection:
+        return FakeConnection(server, on_push)
 
     return RedisStore("redis://fake:6379/0", timeout=timeout, connect=connect)

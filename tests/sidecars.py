@@ -22,8 +22,8 @@ import uvloop
 
 from fastdedup import Dedup, FallbackPolicy, LocalLRU, Reject
 from fastdedup.sidecar.gate import Gate, RawCodec
-from fastdedup.sidecar.listener import bound
-from fastdedup.sidecar.server import SidecarServer
+from fastdedup.sidecar.service.listener import bound
+from fastdedup.sidecar.service.server import SidecarServer
 
 from .servers import DEADLINE
 

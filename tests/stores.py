@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from fastdedup import Dedup, FallbackPolicy, LocalLRU, Reject, UnavailableError
+from fastdedup.protocol.operations import Op, Reply, Verb
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import Op, Reply, Verb
 
 from .fakes import fake_store
 from .servers import RedisServer

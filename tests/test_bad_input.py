@@ -26,9 +26,9 @@ from fastdedup import (
     UsageError,
 )
 from fastdedup.codec import JSONCodec
-from fastdedup.keyspace import Keyspace, Kind
+from fastdedup.protocol.keyspace import Keyspace, Kind
+from fastdedup.protocol.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import Op, Reply, Verb
 
 from .resp import resp_server
 from .servers import RedisServer

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import fastdedup.cli
+import fastdedup.cli.main
 from fastdedup import Dedup, DedupError, fingerprint
 from fastdedup.bench import SCENARIOS, Scenario
-from fastdedup.demo import Report
+from fastdedup.demo.sale import Report
 from fastdedup.web.response import Response, ResponseCodec
 
 FEW_CALLERS = (Scenario("few", "Four callers", "claim", 4),)
@@ -34,7 +34,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*args: str, **options: Any) -> Result:
-        return CliRunner().invoke(fastdedup.cli.cli, args, **options)
+        return CliRunner().invoke(fastdedup.cli.main.cli, args, **options)
 
     return run
 
@@ -94,19 +94,19 @@ def test_demo_runs_on_a_real_redis_and_shows_no_password(run: Callable[..., Resu
     result = run(*DEMO, env={"FASTDEDUP_URL": redis_url})
     assert result.exit_code == 0, result.output
     assert "?db=" not in result.stdout
-    assert fastdedup.cli._without_secrets("redis://me:secret@host:6379/0?x=1") == "redis://host:6379/0"
+    assert fastdedup.cli.main._without_secrets("redis://me:secret@host:6379/0?x=1") == "redis://host:6379/0"
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_demo_names_each_broken_promise_and_fails(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    sale = fastdedup.cli.run_sale
+    sale = fastdedup.cli.main.run_sale
 
     async def broken_sale(*args: Any, **kwargs: Any) -> Report:
         return replace(await sale(*args, **kwargs), violations=("too many sold", "one bought two"))
 
-    monkeypatch.setattr(fastdedup.cli, "run_sale", broken_sale)
+    monkeypatch.setattr(fastdedup.cli.main, "run_sale", broken_sale)
     result = run(*DEMO, *options)
     assert result.exit_code == 1
     assert "Broken promise: too many sold\nBroken promise: one bought two\n" in result.stderr
@@ -127,7 +127,7 @@ def test_demo_shows_a_second_table_for_the_sidecar_and_names_its_broken_promises
     for derived in ("tokens_refused", "claims_per_second", "operations_per_second"):
         del report[derived]
     broken = Report(**report | {"violations": ("sold twice",)})
-    monkeypatch.setattr(fastdedup.cli, "sidecar_sale", lambda *args: broken)
+    monkeypatch.setattr(fastdedup.cli.main, "sidecar_sale", lambda *args: broken)
     result = run(*DEMO[:-1], "--sidecar")
     assert result.exit_code == 1
     assert result.stdout.count("7 of 7") == 2
@@ -296,7 +296,7 @@ TINY = ["bench", "--seconds", "0.01", "--rounds", "1"]
 def test_bench_shows_a_table_for_each_scenario(
     at_redis: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fastdedup.cli, "SCENARIOS", FEW_CALLERS)
+    monkeypatch.setattr(fastdedup.cli.main, "SCENARIOS", FEW_CALLERS)
     result = at_redis(*TINY)
     assert result.exit_code == 0, result.output
     for part in ("Four callers", "redis-py SET NX PX", "fastdedup", "per second"):
@@ -318,7 +318,7 @@ def test_bench_prints_nothing_but_json_for_programs(at_redis: Callable[..., Resu
 def test_bench_says_why_a_row_has_no_figures_and_fails(
     at_redis: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fastdedup.cli, "SCENARIOS", [replace(FEW_CALLERS[0], verb="fly")])
+    monkeypatch.setattr(fastdedup.cli.main, "SCENARIOS", [replace(FEW_CALLERS[0], verb="fly")])
     result = at_redis(*TINY)
     assert result.exit_code == 1
     assert "Four callers: fastdedup: n/a: AttributeError" in result.stderr
@@ -370,7 +370,7 @@ def test_an_error_of_several_lines_becomes_one(
     def refuse(*_: Any, **__: Any) -> None:
         raise DedupError("first line\n  second line")
 
-    monkeypatch.setattr(fastdedup.cli, "Dedup", refuse)
+    monkeypatch.setattr(fastdedup.cli.main, "Dedup", refuse)
     assert run("inspect", "k", "--url", "redis://h").stderr == "Error: first line second line\n"
 
 

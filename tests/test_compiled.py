@@ -30,12 +30,12 @@ TESTS = [
     "tests/test_bad_input.py",
     "tests/unit/test_engine.py",
     "tests/unit/test_keys.py",
-    "tests/unit/test_known.py",
+    "tests/unit/test_recent.py",
     "tests/unit/test_owners.py",
     "tests/unit/test_records.py",
     "tests/unit/test_renewal.py",
-    "tests/unit/test_router.py",
-    "tests/unit/test_singles.py",
+    "tests/unit/test_shards.py",
+    "tests/unit/test_single_claims.py",
 ]
 LOOK = """
 import asyncio, inspect, sys

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, DedupError, Outcome, UnavailableError
-from fastdedup.demo import Reply, Report, Shop, make_report, run_sale, sale_gate
-from fastdedup.sidecar import demo as sidecar_demo
-from fastdedup.sidecar.wires import Answer, HttpWire, RespWire, Wire
+from fastdedup.demo import sidecar as sidecar_demo
+from fastdedup.demo.sale import Reply, Report, Shop, make_report, run_sale, sale_gate
+from fastdedup.demo.wires import Answer, HttpWire, RespWire, Wire
 
 from .sidecar.running import Sidecar
 
@@ -192,7 +192,7 @@ async def test_a_client_told_for_ever_to_come_back_gives_up(monkeypatch: pytest.
         async def claim(self, key: str, **options: Any) -> Iterator[Any]:
             yield BrokenClaim(None, acquired=False, outcome=Outcome.IN_PROGRESS, retry_after=0.001)
 
-    monkeypatch.setattr("fastdedup.demo.TRIES", 3)
+    monkeypatch.setattr("fastdedup.demo.sale.TRIES", 3)
     async with sale_gate("memory://") as gate:
         report = await asyncio.wait_for(run_sale(Stuck(gate), buyers=2, stock=1), timeout=30)  # type: ignore[arg-type]
     assert report.in_progress == 2 * (3 * 3 + 1) + 2  # three tries a click; each misused form is sent once

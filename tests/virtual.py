@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fastdedup import UnavailableError
+from fastdedup.protocol.operations import AdoptOp, Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import AdoptOp, Op, Reply, Verb
 
 EPOCH = 1_700_000_000.0
 

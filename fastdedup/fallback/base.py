@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..stores.ops import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored
+from ..protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored
 
 LineOp = AdoptOp | ReadOp | ForgetOp
 """What a journal asks of the store: to adopt a record; of a forgotten key to be shown it, and to remove it."""
@@ -19,7 +19,7 @@ class FallbackPolicy(Protocol):
 
     A policy must never answer as if the check had been made: it either keeps records of its own,
     or raises. It is called in the event loop and must not block. What it is asked, and what it may
-    answer, stands in `fastdedup.stores.ops`: operations (`ClaimOp`, `SettleOp`, …) and replies
+    answer, stands in `fastdedup.protocol.operations`: operations (`ClaimOp`, `SettleOp`, …) and replies
     (`Verdict` for a claim, `Moved` for a transition, a `Code` for most else), with `degraded=True`
     wherever there is such a field.
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..stores.ops import Stored
+from ..protocol.operations import Stored
 
 _FORMER = 16
 """Owners remembered in a line: the first ones, as of these the store may have heard before the breaker opened."""
 _SLACK = 1024
 
 
-class Line:
+class JournalLine:
     """One key's line.
 
     Attributes:
@@ -62,7 +62,7 @@ class Journal:
 
     def __init__(self) -> None:
         # Mutable: all lines, and in order those that wait to be sent.
-        self.lines: dict[bytes, Line] = {}
+        self.lines: dict[bytes, JournalLine] = {}
         """By store key; to be read, not written."""
         self._waiting: dict[bytes, None] = {}
 
@@ -74,18 +74,18 @@ class Journal:
         """How many lines wait to be sent."""
         return len(self._waiting)
 
-    def get(self, wire: bytes) -> Line | None:
+    def get(self, wire: bytes) -> JournalLine | None:
         """Return the line of a key."""
         return self.lines.get(wire)
 
-    def all(self) -> list[tuple[bytes, Line]]:
+    def all(self) -> list[tuple[bytes, JournalLine]]:
         """Return every line."""
         return list(self.lines.items())
 
     def note(self, wire: bytes, key: str, base: bytes | None) -> None:
         """A record was made or changed here. `base` counts only where the key has no line yet."""
         if wire not in self.lines:
-            self.lines[wire] = Line(wire, key, base)
+            self.lines[wire] = JournalLine(wire, key, base)
             self._waiting[wire] = None
 
     def strike(self, wire: bytes) -> None:
@@ -101,7 +101,7 @@ class Journal:
             if not line.forgotten and not stands(wire):
                 self.strike(wire)
 
-    def take(self, most: int) -> list[tuple[bytes, Line]]:
+    def take(self, most: int) -> list[tuple[bytes, JournalLine]]:
         """Take lines to be sent; each comes back by `strike` or `again`."""
         wires = [wire for wire, _ in zip(self._waiting, range(most), strict=False)]
         for wire in wires:

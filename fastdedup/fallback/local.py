@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from ..checks import check_count
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..keyspace import names_of
 from ..model import Outcome
-from ..stores.memory import Entry, MemoryStore, stored
-from ..stores.ops import (
+from ..protocol.keyspace import names_of
+from ..protocol.operations import (
     Adopted,
     AdoptOp,
     ClaimOp,
@@ -26,10 +25,11 @@ from ..stores.ops import (
     TransitionOp,
     Verdict,
 )
+from ..stores.memory import Entry, MemoryStore, stored
+from .adoption import Former, mark, removal, report, text_of
 from .base import LineOp
-from .journal import Journal, Line
-from .mirror import Mirror
-from .records import Former, mark, removal, report, text_of
+from .journal import Journal, JournalLine
+from .last_seen import LastSeen
 
 
 class LocalLRU:
@@ -71,7 +71,7 @@ class LocalLRU:
         self._store = MemoryStore(
             maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=lambda: self._mirror.drop_oldest()
         )
-        self._mirror = Mirror(self._store, pinned=lambda wire: self._journal.get(wire) is not None)
+        self._mirror = LastSeen(self._store, pinned=lambda wire: self._journal.get(wire) is not None)
 
     def __repr__(self) -> str:
         return f"LocalLRU(maxsize={self._maxsize})"
@@ -104,7 +104,7 @@ class LocalLRU:
         return False
 
     def _check(
-        self, op: Op, entry: Entry | None, line: Line | None, now: int, error: UnavailableError
+        self, op: Op, entry: Entry | None, line: JournalLine | None, now: int, error: UnavailableError
     ) -> None:
         """Raise where only the store can answer."""
         if line is not None:
@@ -127,7 +127,9 @@ class LocalLRU:
         settles = isinstance(op, SettleOp) or op.verb == "release"
         return settles and entry.owner != b"" and entry.until > now
 
-    def _bind(self, op: Op, entry: Entry, line: Line | None, former: Former, reply: Reply, now: int) -> None:
+    def _bind(
+        self, op: Op, entry: Entry, line: JournalLine | None, former: Former, reply: Reply, now: int
+    ) -> None:
         """Hold a record to what the store holds, or may hold."""
         present = self._store.entry(op.wire)
         if present is entry and line is None and isinstance(op, ClaimOp) and entry.state in "PW":
@@ -154,7 +156,7 @@ class LocalLRU:
     def _stands(self, wire: bytes) -> bool:
         return self._store.entry(wire) is not None
 
-    def _gone(self, wire: bytes, line: Line | None) -> None:
+    def _gone(self, wire: bytes, line: JournalLine | None) -> None:
         """Forgotten here. Where the store has, or may have, an earlier state of it, that must go too."""
         if line is not None and (line.forgotten or line.may_be_stored):
             line.forgotten = True
@@ -204,7 +206,7 @@ class LocalLRU:
                     ops.append(op)
         return ops
 
-    def _sent(self, wire: bytes, line: Line, now: int) -> LineOp | None:
+    def _sent(self, wire: bytes, line: JournalLine, now: int) -> LineOp | None:
         if line.forgotten:
             return removal(wire, line.found)
         entry = self._store.entry(wire)
@@ -231,7 +233,7 @@ class LocalLRU:
             return None
         return report(line, noted.key if noted else names_of(line.wire)[1], code, theirs)
 
-    def _judged(self, line: AdoptOp, noted: Line | None, *, stands: bool) -> None:
+    def _judged(self, line: AdoptOp, noted: JournalLine | None, *, stands: bool) -> None:
         if noted is None:
             return  # expired, or taken over by the store: what is held here by now was seen since
         entry = self._store.entry(line.wire)
@@ -241,7 +243,7 @@ class LocalLRU:
         self._journal.strike(line.wire)
         self._mirror.keep(line.wire, entry) if stands else self._mirror.drop(line.wire)
 
-    def _looked(self, noted: Line | None, reply: object) -> None:
+    def _looked(self, noted: JournalLine | None, reply: object) -> None:
         """The store has shown what it has of a forgotten key, or that has been removed."""
         if noted is None:
             return
@@ -269,7 +271,7 @@ class LocalLRU:
         self._journal.again(line.wire)
         return None
 
-    def _forgotten(self, line: Line) -> None:
+    def _forgotten(self, line: JournalLine) -> None:
         if self._store.entry(line.wire) is None:
             self._journal.strike(line.wire)
             return

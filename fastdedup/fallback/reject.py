@@ -6,7 +6,7 @@ from typing import NoReturn
 
 from ..checks import check_seconds
 from ..errors import UnavailableError
-from ..stores.ops import Op
+from ..protocol.operations import Op
 
 
 class Reject:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..settings import Settings
+from ..gate.settings import Settings
 from ..web import problems
 from ..web.forms import FormRefused, Refusal
 from ..web.header import DRAFT

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ConfigError
+from ..gate.settings import Settings
 from ..gateway import Dedup
-from ..settings import Settings
 from .limits import Limits
-from .metrics import Metrics
+from .service.metrics import Metrics
 
 
 class RawCodec:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..errors import UnavailableError, foreign
-from ..keyspace import names_of
 from ..model import Outcome, Record
-from ..owners import owner_field
-from ..stores.ops import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
+from ..protocol.keyspace import names_of
+from ..protocol.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
+from ..protocol.owners import owner_field
 
 if TYPE_CHECKING:
     from ..gateway import Dedup

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
-from .ops import Op, Reply, Verb
+from ..protocol.operations import Op, Reply, Verb
 
 
 class Store(Protocol):

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 
 from ..errors import UnavailableError
 from ..model import Outcome
-from .ops import (
+from ..protocol.operations import (
     Adopted,
     AdoptOp,
     ClaimOp,

@@ -11,11 +11,11 @@ from ..claim import Claim as AsyncClaim
 from ..codec import Codec
 from ..events import OnEvent
 from ..fallback.base import FallbackPolicy
+from ..gate.settings import Settings
 from ..gateway import Dedup as AsyncDedup
-from ..keyspace import READABLE_BYTES
 from ..machine import Transitions
 from ..model import BreakerState, Record
-from ..settings import Settings
+from ..protocol.keyspace import READABLE_BYTES
 from ..stores.base import Store
 from .claim import Claim, LockCall
 from .home import Bound, Root

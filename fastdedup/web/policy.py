@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from ..errors import ConfigError
-from ..settings import Settings
+from ..gate.settings import Settings
 from .header import DRAFT, MAX_KEY, NAME
 from .problems import PROBLEMS
 from .response import Response

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastdedup import Dedup, LocalLRU, Outcome, Reject, UnavailableError
-from fastdedup.owners import draw_owner
+from fastdedup.protocol.operations import ClaimOp, Mode, Op, ReadOp, ReleaseOp, Reply, Stored, Verb, Verdict
+from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores import make_store
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import ClaimOp, Mode, Op, ReadOp, ReleaseOp, Reply, Stored, Verb, Verdict
 
 from .steps import TOKEN_TTL, TTL
 

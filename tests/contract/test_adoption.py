@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fastdedup import Claim, ClaimLostError, Dedup, ForeignRecordError, Outcome
-from fastdedup.keyspace import Keyspace, Kind
-from fastdedup.owners import owner_field
-from fastdedup.stores.ops import Adopted, AdoptOp, Code, ForgetOp, ReadOp, Stored
+from fastdedup.protocol.keyspace import Keyspace, Kind
+from fastdedup.protocol.operations import Adopted, AdoptOp, Code, ForgetOp, ReadOp, Stored
+from fastdedup.protocol.owners import owner_field
 
 from ..stores import STORES, Backend
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastdedup import ClaimLostError, Outcome, ResultTooLargeError, State
-from fastdedup.stores.ops import Code, ReleaseOp, SettleOp
+from fastdedup.protocol.operations import Code, ReleaseOp, SettleOp
 
 from ..stores import Backend
 

@@ -21,9 +21,9 @@ import pytest
 from click.testing import CliRunner
 
 from fastdedup import Dedup
-from fastdedup.cli import cli
+from fastdedup.cli.main import cli
+from fastdedup.demo.shop.stats import Tally, total
 from fastdedup.events import Degraded, LeaseLost, Unreplayed
-from fastdedup.shop.stats import Tally, total
 
 from .shops import ShopProcess, order_in, token_in, until
 

@@ -12,7 +12,7 @@ import pytest
 
 from fastdedup import ConfigError, Dedup, Outcome, UnavailableError
 from fastdedup.stores.redis import ClusterStore
-from fastdedup.stores.redis.slots import slot_of
+from fastdedup.stores.redis.cluster.slots import slot_of
 
 from ..servers import RedisServer
 from ..topologies import ClusterGroup, Member, until

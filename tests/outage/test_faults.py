@@ -20,7 +20,7 @@ import redis
 
 from fastdedup import ConfigError, Dedup, ForeignRecordError, LocalLRU, Outcome, Reject, UnavailableError
 from fastdedup.events import Degraded, Event
-from fastdedup.stores.ops import Verb
+from fastdedup.protocol.operations import Verb
 from fastdedup.stores.redis.scripts import FACES, LoadedScript, load_scripts
 
 from ..resp import resp_server

@@ -21,7 +21,7 @@ from fastdedup import (
     TransitionOutcome,
     UnavailableError,
 )
-from fastdedup.keyspace import Keyspace, Kind
+from fastdedup.protocol.keyspace import Keyspace, Kind
 
 from ..proxy import Fate, proxied
 from ..servers import RedisServer

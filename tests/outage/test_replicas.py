@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Outcome
-from fastdedup.stores import make_store
-from fastdedup.stores.base import DirectStore, Store
-from fastdedup.stores.ops import (
+from fastdedup.protocol.operations import (
     ClaimOp,
     Code,
     ForgetOp,
@@ -31,6 +29,8 @@ from fastdedup.stores.ops import (
     Verdict,
     terms,
 )
+from fastdedup.stores import make_store
+from fastdedup.stores.base import DirectStore, Store
 
 from ..topologies import HOST, ClusterGroup, Pair, SentinelGroup, until
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError, UsageError
+from fastdedup.protocol.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import Op, Reply, Verb
 
 from ..stores import Backend
 
@@ -157,7 +157,7 @@ async def test_closing_twice_at_once_is_closing_once() -> None:
 
 @pytest.mark.parametrize("policy", [None, LocalLRU()])
 async def test_a_refused_subscription_is_no_outage_of_claims(policy: Any) -> None:
-    """Waiters look again every so often instead, and nobody is answered from elsewhere."""
+    """Wakeups look again every so often instead, and nobody is answered from elsewhere."""
     store = Moody()
     store.deaf = True
     async with Dedup(store, on_unavailable=policy) as dedup:

@@ -18,10 +18,10 @@ import uvloop
 
 from fastdedup import Dedup
 from fastdedup.sidecar.gate import Gate, RawCodec
-from fastdedup.sidecar.http import HttpApp
+from fastdedup.sidecar.http.application import HttpApp
 from fastdedup.sidecar.limits import Limits
-from fastdedup.sidecar.listener import bound
-from fastdedup.sidecar.server import SidecarServer
+from fastdedup.sidecar.service.listener import bound
+from fastdedup.sidecar.service.server import SidecarServer
 
 T = TypeVar("T")
 DEADLINE = 20.0

@@ -24,14 +24,14 @@ from typing import Any, cast
 import uvicorn
 
 from fastdedup import Dedup, LocalLRU
-from fastdedup.sidecar.frames import FrameError, Frames
+from fastdedup.protocol.operations import Verb
 from fastdedup.sidecar.gate import Gate, RawCodec
-from fastdedup.sidecar.http import HttpApp
-from fastdedup.sidecar.http_protocol import HttpProtocol
+from fastdedup.sidecar.http.application import HttpApp
+from fastdedup.sidecar.http.protocol import HttpProtocol
 from fastdedup.sidecar.limits import Limits
-from fastdedup.sidecar.resp import RespConnection
+from fastdedup.sidecar.resp.connection import RespConnection
+from fastdedup.sidecar.resp.frames import FrameError, Frames
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import Verb
 from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS
 
 LIMITS = Limits(frame=64 * 1024, arguments=16, in_flight=64, batch=10, namespaces=20)

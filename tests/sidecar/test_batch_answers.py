@@ -13,14 +13,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fastdedup import Dedup, LocalLRU
 from fastdedup.model import Outcome
-from fastdedup.owners import draw_owner, owner_field, owner_text
-from fastdedup.sidecar import models
-from fastdedup.sidecar.commands import verdict_reply
-from fastdedup.sidecar.frames import encode
+from fastdedup.protocol.operations import Verdict
+from fastdedup.protocol.owners import draw_owner, owner_field, owner_text
 from fastdedup.sidecar.gate import Gate, RawCodec
-from fastdedup.sidecar.http_batch import Item, Told, batch, read, written
-from fastdedup.sidecar.http_verbs import claimed
-from fastdedup.stores.ops import Verdict
+from fastdedup.sidecar.http import models
+from fastdedup.sidecar.http.batch import Item, Told, batch, read, written
+from fastdedup.sidecar.http.verbs import claimed
+from fastdedup.sidecar.resp.commands import verdict_reply
+from fastdedup.sidecar.resp.frames import encode
 
 FENCE = 1_763_700_000_123_456
 DRAWN = draw_owner()

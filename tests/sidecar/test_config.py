@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-import fastdedup.cli
+import fastdedup.cli.main
 from fastdedup import LocalLRU, Reject
-from fastdedup.sidecar.config import Config, load
 from fastdedup.sidecar.limits import Limits
-from fastdedup.sidecar.mistakes import Mistakes, line_of
+from fastdedup.sidecar.service.config import Config, load
+from fastdedup.sidecar.service.mistakes import Mistakes, line_of
 
 
 @pytest.fixture(autouse=True)
@@ -206,7 +206,7 @@ def test_the_line_of_a_key_is_found_in_tables_dotted_keys_and_quotes() -> None:
 
 
 def check(file: Path) -> Result:
-    return CliRunner().invoke(fastdedup.cli.cli, ["check-config", str(file)])
+    return CliRunner().invoke(fastdedup.cli.main.cli, ["check-config", str(file)])
 
 
 def test_check_config_says_ok_and_what_it_comes_to(write: Any) -> None:

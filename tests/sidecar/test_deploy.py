@@ -17,11 +17,11 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-import fastdedup.cli
-from fastdedup.sidecar.config import load
-from fastdedup.sidecar.deploy import FILES, printed
+import fastdedup.cli.main
+from fastdedup.sidecar.service.config import load
+from fastdedup.sidecar.service.deploy import FILES, printed
 
-FOLDER = files("fastdedup.sidecar.deploy")
+FOLDER = files("fastdedup.sidecar.service.deploy")
 
 
 def text_of(name: str) -> str:
@@ -31,21 +31,21 @@ def text_of(name: str) -> str:
 def parsed(words: list[str]) -> click.Context:
     """Parse a command line of ours as click would, and run nothing."""
     name, *options = words
-    command = fastdedup.cli.cli.get_command(click.Context(fastdedup.cli.cli), name)
+    command = fastdedup.cli.main.cli.get_command(click.Context(fastdedup.cli.main.cli), name)
     assert command is not None, f"there is no command {name}"
     return command.make_context(name, options, resilient_parsing=False)
 
 
 @pytest.mark.parametrize("what", FILES)
 def test_the_files_are_printed(what: str) -> None:
-    result = CliRunner().invoke(fastdedup.cli.cli, ["deploy", what])
+    result = CliRunner().invoke(fastdedup.cli.main.cli, ["deploy", what])
     assert result.exit_code == 0
     assert result.stdout == printed(what)
     assert all(text_of(name) in result.stdout for name in FILES[what])
 
 
 def test_what_is_not_there_is_refused() -> None:
-    assert CliRunner().invoke(fastdedup.cli.cli, ["deploy", "nomad"]).exit_code == 2
+    assert CliRunner().invoke(fastdedup.cli.main.cli, ["deploy", "nomad"]).exit_code == 2
 
 
 # systemd

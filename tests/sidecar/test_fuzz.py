@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastdedup.sidecar.frames import Frames
 from fastdedup.sidecar.limits import Limits
-from fastdedup.sidecar.resp import RespConnection
+from fastdedup.sidecar.resp.connection import RespConnection
+from fastdedup.sidecar.resp.frames import Frames
 from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS
 
 from . import fuzz

@@ -273,7 +273,7 @@ def test_metrics_count_what_http_answers(http: httpx.Client) -> None:
 
 
 def test_every_problem_has_a_page(http: httpx.Client) -> None:
-    from fastdedup.sidecar.problems import PROBLEMS
+    from fastdedup.sidecar.http.problems import PROBLEMS
 
     assert len(PROBLEMS) > 15
     for problem in PROBLEMS:
@@ -443,7 +443,7 @@ def test_a_fault_of_ours_is_a_500(serve: Serve, monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("broken")
 
     with serve().http() as http:
-        monkeypatch.setattr("fastdedup.sidecar.http_verbs.draw_owner", broken)
-        monkeypatch.setattr("fastdedup.sidecar.http_batch.draw_owner", broken)
+        monkeypatch.setattr("fastdedup.sidecar.http.verbs.draw_owner", broken)
+        monkeypatch.setattr("fastdedup.sidecar.http.batch.draw_owner", broken)
         assert post(http, "/v1/claims", {"key": "k"}, 500)["type"] == "/problems/internal-error"
         assert http.post("/v1/batch", json=[{"op": "claim", "key": "k"}]).json()[0]["status"] == 500

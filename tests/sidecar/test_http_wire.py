@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fastdedup import LocalLRU, Record
-from fastdedup.sidecar.http_protocol import HEAD_BYTES
+from fastdedup.sidecar.http.protocol import HEAD_BYTES
 from fastdedup.sidecar.limits import Limits
 
 from ..servers import RedisServer

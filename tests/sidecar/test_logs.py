@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from fastdedup.events import BreakerOpened, Conflict, Degraded, LeaseLost, Replayed
-from fastdedup.sidecar import logs
-from fastdedup.sidecar.logs import EventLog, Throttle, facts, log, name_of, set_up
+from fastdedup.sidecar.service import logs
+from fastdedup.sidecar.service.logs import EventLog, Throttle, facts, log, name_of, set_up
 
 from ..servers import RedisServer
 from .running import Sidecar

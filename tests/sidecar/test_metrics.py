@@ -23,9 +23,9 @@ from fastdedup.events import (
     Unreplayed,
 )
 from fastdedup.model import Outcome
+from fastdedup.protocol.operations import Verdict
 from fastdedup.sidecar.gate import Gate, RawCodec
-from fastdedup.sidecar.metrics import BOUNDS, Metrics, outcome_of, wire_of
-from fastdedup.stores.ops import Verdict
+from fastdedup.sidecar.service.metrics import BOUNDS, Metrics, outcome_of, wire_of
 
 from ..servers import RedisServer
 from .running import Sidecar, figure

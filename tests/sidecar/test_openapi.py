@@ -11,9 +11,9 @@ import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.config import SchemathesisConfig
 
+from fastdedup.sidecar.http.openapi import document
+from fastdedup.sidecar.http.routes import ROUTES
 from fastdedup.sidecar.limits import Limits
-from fastdedup.sidecar.openapi import document
-from fastdedup.sidecar.routes import ROUTES
 
 from .conftest import Running
 

@@ -13,8 +13,8 @@ import pytest
 from fastdedup import Dedup, LocalLRU, Reject
 from fastdedup.sidecar.gate import Gate, RawCodec
 from fastdedup.sidecar.limits import Limits
-from fastdedup.sidecar.plain import claim_plainly
-from fastdedup.sidecar.resp import RespConnection
+from fastdedup.sidecar.resp.connection import RespConnection
+from fastdedup.sidecar.resp.plain import claim_plainly
 from fastdedup.stores.memory import MemoryStore
 
 from .fuzz import Transport, pack

@@ -18,8 +18,8 @@ import redis
 from fastdedup import Dedup, LocalLRU
 from fastdedup.sidecar.gate import Gate, RawCodec
 from fastdedup.sidecar.limits import Limits
-from fastdedup.sidecar.listener import bound
-from fastdedup.sidecar.server import SidecarServer
+from fastdedup.sidecar.service.listener import bound
+from fastdedup.sidecar.service.server import SidecarServer
 
 from ..servers import RedisServer
 from ..sidecars import Sidecar

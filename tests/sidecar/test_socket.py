@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from fastdedup.errors import ConfigError
-from fastdedup.sidecar.config import Config
-from fastdedup.sidecar.listener import bound, inherited, peer_of
 from fastdedup.sidecar.paths import make_private
-from fastdedup.sidecar.run import allow_list, notify
+from fastdedup.sidecar.service.config import Config
+from fastdedup.sidecar.service.listener import bound, inherited, peer_of
+from fastdedup.sidecar.service.run import allow_list, notify
 
 from .running import DEADLINE, Sidecar, environment, figure
 

@@ -25,8 +25,8 @@ from fastdedup import (
     UnavailableError,
 )
 from fastdedup.events import Degraded
-from fastdedup.sidecar.frames import encode
-from fastdedup.sidecar.store_verbs import Ear
+from fastdedup.sidecar.resp.frames import encode
+from fastdedup.sidecar.resp.store_commands import Ear
 from fastdedup.stores.redis.packing import pack
 
 from ..contract.test_processes import KEYS, RACER, assert_one_winner_each

@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-import fastdedup.cli
+import fastdedup.cli.main
+from fastdedup.cli import top
+from fastdedup.cli.top import Sample, frame, quantile
 from fastdedup.errors import ConfigError, UnavailableError
-from fastdedup.sidecar import top
 from fastdedup.sidecar.client import forget_record, get_record
-from fastdedup.sidecar.top import Sample, frame, quantile
 
 from .running import Sidecar
 
@@ -48,7 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     for name in ("FASTDEDUP_URL", "FASTDEDUP_NAMESPACE", "FASTDEDUP_SOCKET"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("COLUMNS", "140")
-    return lambda *args: CliRunner().invoke(fastdedup.cli.cli, [str(arg) for arg in args])
+    return lambda *args: CliRunner().invoke(fastdedup.cli.main.cli, [str(arg) for arg in args])
 
 
 def drawn(now: Sample, before: Sample | None = None) -> str:

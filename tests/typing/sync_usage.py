@@ -3,7 +3,7 @@
 from typing import Any, assert_type
 
 from fastdedup import LocalLRU, Outcome, Record, Transition
-from fastdedup.settings import Settings
+from fastdedup.gate.settings import Settings
 from fastdedup.sync import Claim, Dedup, Lock, StateMachine
 
 dedup = Dedup("sidecar:///run/fastdedup.sock", namespace="shop", lease=1, on_unavailable=LocalLRU())

@@ -32,7 +32,7 @@ from fastdedup.events import (
     Shortfall,
     Unreplayed,
 )
-from fastdedup.stores.ops import Op, Reply, Verdict
+from fastdedup.protocol.operations import Op, Reply, Verdict
 
 
 class Order:

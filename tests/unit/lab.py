@@ -10,10 +10,8 @@ import pytest
 from fastdedup import LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Conflict, Unreplayed
 from fastdedup.fallback.base import LineOp
-from fastdedup.keyspace import Keyspace, Kind
-from fastdedup.owners import owner_field
-from fastdedup.stores.memory import Entry, MemoryStore
-from fastdedup.stores.ops import (
+from fastdedup.protocol.keyspace import Keyspace, Kind
+from fastdedup.protocol.operations import (
     ClaimOp,
     Code,
     ForgetOp,
@@ -27,6 +25,8 @@ from fastdedup.stores.ops import (
     Verdict,
     terms,
 )
+from fastdedup.protocol.owners import owner_field
+from fastdedup.stores.memory import Entry, MemoryStore
 
 DOWN = UnavailableError("the store is down")
 WIRE = Keyspace("t", Kind.CLAIM).wire

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, LocalLRU, Reject, UnavailableError
+from fastdedup.protocol.operations import Op, Reply, Verb
 from fastdedup.stores import make_store
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import Op, Reply, Verb
 from tests.chaos import planted
 from tests.chaos.checker import Findings, check
 from tests.chaos.history import Event, History, Recorder

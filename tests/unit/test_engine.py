@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from fastdedup import Outcome, UnavailableError, UsageError
-from fastdedup.engine import Engine
-from fastdedup.owners import draw_owner
-from fastdedup.stores.ops import (
+from fastdedup.engine.engine import Engine
+from fastdedup.protocol.operations import (
     ClaimOp,
     Code,
     Mode,
@@ -25,6 +24,7 @@ from fastdedup.stores.ops import (
     Verdict,
     terms,
 )
+from fastdedup.protocol.owners import draw_owner
 
 TERMS = terms(Mode.CLAIM, 1000, 2000, False)
 

@@ -19,8 +19,8 @@ from fastdedup import (
     UnavailableError,
 )
 from fastdedup.events import Degraded, Event, Replayed
+from fastdedup.protocol.operations import ClaimOp, Code, Op, Reply, Verb, Verdict
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import ClaimOp, Code, Op, Reply, Verb, Verdict
 
 from ..servers import RedisServer
 

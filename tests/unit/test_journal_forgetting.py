@@ -6,7 +6,7 @@ import pytest
 
 from fastdedup import Outcome
 from fastdedup.events import Unreplayed
-from fastdedup.stores.ops import Code, ForgetOp, ReadOp
+from fastdedup.protocol.operations import Code, ForgetOp, ReadOp
 
 from .lab import WIRE, Home, forget, release, settle
 

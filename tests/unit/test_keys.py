@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Dedup, InvalidKeyError, business_key, fingerprint
 from fastdedup.keys import check_namespace
-from fastdedup.keyspace import MAX_KEY_BYTES, READABLE_BYTES, Keyspace, Kind
+from fastdedup.protocol.keyspace import MAX_KEY_BYTES, READABLE_BYTES, Keyspace, Kind
 
 from ..servers import RedisServer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fastdedup import Outcome
-from fastdedup.owners import owner_field
-from fastdedup.stores.ops import ClaimOp, Code, Mode, Moved, Op, ReadOp, Stored, TransitionOp, terms
+from fastdedup.protocol.operations import ClaimOp, Code, Mode, Moved, Op, ReadOp, Stored, TransitionOp, terms
+from fastdedup.protocol.owners import owner_field
 
 from .lab import LEASE, TTL, WIRE, Lab, forget, issue, release, renew, settle
 

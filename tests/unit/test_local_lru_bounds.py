@@ -6,9 +6,9 @@ from contextlib import suppress
 
 from fastdedup import Outcome, UnavailableError
 from fastdedup.fallback.journal import _SLACK as JOURNAL_SLACK
-from fastdedup.fallback.mirror import _SPARE_SLACK
-from fastdedup.owners import owner_field
-from fastdedup.stores.ops import ClaimOp, Code, Mode, terms
+from fastdedup.fallback.last_seen import _SPARE_SLACK
+from fastdedup.protocol.operations import ClaimOp, Code, Mode, terms
+from fastdedup.protocol.owners import owner_field
 
 from .lab import WIRE, Lab, release, settle
 

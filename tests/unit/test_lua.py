@@ -10,10 +10,9 @@ import pytest
 
 import fastdedup.stores.redis.scripts as scripts
 from fastdedup import ConfigError, Dedup
-from fastdedup.keyspace import Keyspace, Kind
 from fastdedup.model import Outcome
-from fastdedup.owners import draw_owner
-from fastdedup.stores.ops import (
+from fastdedup.protocol.keyspace import Keyspace, Kind
+from fastdedup.protocol.operations import (
     AdoptOp,
     ClaimOp,
     Code,
@@ -30,6 +29,7 @@ from fastdedup.stores.ops import (
     Verb,
     terms,
 )
+from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores.redis.listener import CHANNEL
 from fastdedup.stores.redis.scripts import FACES, load_scripts, lua_source
 

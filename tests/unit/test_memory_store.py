@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
-from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import (
+from fastdedup.protocol.operations import (
     ClaimOp,
     Code,
     ForgetOp,
@@ -24,6 +23,7 @@ from fastdedup.stores.ops import (
     Verdict,
     terms,
 )
+from fastdedup.stores.memory import MemoryStore
 
 ENTRY = 400
 """Bytes that the store counts for a record without payload."""

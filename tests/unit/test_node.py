@@ -10,16 +10,16 @@ import hiredis
 import pytest
 
 from fastdedup import ConfigError, UnavailableError
+from fastdedup.protocol.operations import Code, Op, ReleaseOp, Reply, Verb
 from fastdedup.stores.base import Store
-from fastdedup.stores.ops import Code, Op, ReleaseOp, Reply, Verb
-from fastdedup.stores.redis.cluster import ClusterStore
-from fastdedup.stores.redis.node import Node
-from fastdedup.stores.redis.primary import Parcel
-from fastdedup.stores.redis.slots import SLOTS, Layout, slot_of
-from fastdedup.stores.redis.topology import Topology
+from fastdedup.stores.redis.cluster.node import Node
+from fastdedup.stores.redis.cluster.slots import SLOTS, Layout, slot_of
+from fastdedup.stores.redis.cluster.store import ClusterStore
+from fastdedup.stores.redis.cluster.topology import Topology
+from fastdedup.stores.redis.server import ScriptCall
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
-Script = Callable[[Parcel, bool], Any]
+Script = Callable[[ScriptCall, bool], Any]
 
 
 class Servers:
@@ -42,7 +42,7 @@ class Servers:
         self.answers[node.name] = script
 
         async def deliver(
-            verb: Verb, parcels: Sequence[Parcel], *, asking: bool = False, guest: bool = False
+            verb: Verb, parcels: Sequence[ScriptCall], *, asking: bool = False, guest: bool = False
         ) -> None:
             for parcel in parcels:
                 self.asked.append((address[0], [op.wire for op in parcel.ops], asking))
@@ -66,7 +66,7 @@ def ops(*wires: bytes) -> list[Op]:
     return [ReleaseOp(wire, b"\1o", 0) for wire in wires]
 
 
-def fine(parcel: Parcel, asking: bool) -> list[Reply]:
+def fine(parcel: ScriptCall, asking: bool) -> list[Reply]:
     return [Code.OK] * len(parcel.ops)
 
 
@@ -109,7 +109,7 @@ async def test_ask_is_followed_but_not_learned(servers: Servers) -> None:
 async def test_keys_of_a_slot_that_is_half_moved_go_one_by_one(servers: Servers) -> None:
     """TRYAGAIN: each of them is in one place."""
 
-    def here(parcel: Parcel, asking: bool) -> Any:
+    def here(parcel: ScriptCall, asking: bool) -> Any:
         if len(parcel.ops) > 1:
             return "TRYAGAIN Multiple keys request during rehashing of slot"
         return "ASK 1 b:2" if parcel.ops[0].wire == b"{x}2" else [Code.OK]

@@ -18,9 +18,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from fastdedup import BreakerState, ClaimLostError, Dedup, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Conflict, Degraded, Event, Replayed
-from fastdedup.owners import owner_text
+from fastdedup.protocol.operations import Adopted, AdoptOp, Code, Mode
+from fastdedup.protocol.owners import owner_text
 from fastdedup.stores.memory import _OVERHEAD, MemoryStore
-from fastdedup.stores.ops import Adopted, AdoptOp, Code, Mode
 
 from ..ledger import KEYS, PROCESSES, SLACK, TIMEOUT, Ledger, Success, Told, wire_of
 from ..virtual import Link, VirtualLoop

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import InvalidKeyError
-from fastdedup.owners import OwnerPool, draw_owner, owner_field, owner_text
+from fastdedup.protocol.owners import OwnerPool, draw_owner, owner_field, owner_text
 
 
 def test_a_drawn_owner_is_ten_random_bytes() -> None:

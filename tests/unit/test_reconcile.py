@@ -9,8 +9,8 @@ import pytest
 
 from fastdedup import Dedup, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Event, Replayed, Unreplayed
+from fastdedup.protocol.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import Op, Reply, Verb
 
 from ..virtual import Link, VirtualLoop, virtual
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastdedup import Dedup
-from fastdedup.renewal import RenewalQueue
+from fastdedup.gate.renewal import RenewalQueue
 
 
 class Clock:

@@ -10,8 +10,8 @@ import pytest
 
 from fastdedup import Dedup, LocalLRU, Outcome, ShortfallError
 from fastdedup.events import BreakerOpened, Event, Shortfall
+from fastdedup.protocol.operations import Code, Moved, Op, Reply, Verb, Verdict
 from fastdedup.stores.memory import MemoryStore
-from fastdedup.stores.ops import Code, Moved, Op, Reply, Verb, Verdict
 
 
 class LoneStore(MemoryStore):

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Outcome, ResultTooLargeError, UnavailableError
-from fastdedup.sidecar.frames import FrameError, Frames
-from fastdedup.stores.ops import (
+from fastdedup.protocol.operations import (
     Adopted,
     AdoptOp,
     ClaimOp,
@@ -29,6 +28,7 @@ from fastdedup.stores.ops import (
     Verdict,
     terms,
 )
+from fastdedup.sidecar.resp.frames import FrameError, Frames
 from fastdedup.stores.redis.scripts import FACES
 from fastdedup.stores.sidecar.unpack import unpack
 from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS, MAX_OPERATIONS, UNSURE, encode, read

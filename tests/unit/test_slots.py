@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from fastdedup.stores.redis.slots import Redirection, host_or, read_layout, read_redirection, slot_of
+from fastdedup.stores.redis.cluster.slots import Redirection, host_or, read_layout, read_redirection, slot_of
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from fastdedup.stores import make_store
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis import ClusterStore, RedisStore
 from fastdedup.stores.redis.sentinel import SentinelTarget
-from fastdedup.stores.redis.url import Server, name_of, parse
+from fastdedup.stores.redis.url import ServerURL, name_of, parse
 
 
 @pytest.mark.parametrize(
@@ -40,10 +40,10 @@ def test_rediss_is_tls() -> None:
 
 def test_a_connection_gives_up_within_the_deadline_and_once() -> None:
     """redis-py's stock retries would resend for seconds."""
-    connection = Server.of("redis://host").unconnected(0.25)
+    connection = ServerURL.of("redis://host").unconnected(0.25)
     assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.25, 0.25)
     assert connection.retry.get_retries() == 0
-    assert Server.of("redis://host?socket_timeout=2").unconnected(0.25).socket_timeout == 2
+    assert ServerURL.of("redis://host?socket_timeout=2").unconnected(0.25).socket_timeout == 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import ConfigError
-from fastdedup.keyspace import MAX_KEY_BYTES, Keyspace, Kind
+from fastdedup.protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from fastdedup.web.header import MAX_KEY, BadKey
 from fastdedup.web.request import Request, by_header, everyone
 from fastdedup.web.rules import UUID, Route, Rule, Table, keeps, make_rules

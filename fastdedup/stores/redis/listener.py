@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from .link import Link, stop
+from .connection import RedisConnection, stop
 from .packing import pack
 
 CHANNEL = "fastdedup:settled"
@@ -25,7 +25,9 @@ OnFreed = Callable[[bytes | None], None]
 class Listener:
     """Keeps one subscription alive while the store is open."""
 
-    def __init__(self, connect: Callable[[Callable[[Any], None]], Awaitable[Link]], timeout: float) -> None:
+    def __init__(
+        self, connect: Callable[[Callable[[Any], None]], Awaitable[RedisConnection]], timeout: float
+    ) -> None:
         self._connect = connect
         self._timeout = timeout
         # Mutable: the task that listens, a future that is done once it does, and whether the server spoke of late.
@@ -63,7 +65,7 @@ class Listener:
         finally:
             link.abort("no longer listening")
 
-    async def _until_ended(self, link: Link) -> None:
+    async def _until_ended(self, link: RedisConnection) -> None:
         """Also where nothing says so: behind a frozen server or a cut cable nobody would be woken."""
         while not link.closed.done():
             self._heard = False
@@ -74,7 +76,7 @@ class Listener:
             if not self._heard:
                 link.abort("the subscription gives no sign of life")
 
-    async def _again(self, on_freed: OnFreed) -> Link:
+    async def _again(self, on_freed: OnFreed) -> RedisConnection:
         while True:
             await asyncio.sleep(_PAUSE)
             try:
@@ -82,7 +84,7 @@ class Listener:
             except Exception:  # noqa: BLE001 -- whatever it is, waiters go on by their alarms until it ends
                 continue
 
-    async def _subscribe(self, on_freed: OnFreed) -> Link:
+    async def _subscribe(self, on_freed: OnFreed) -> RedisConnection:
         def on_push(message: Any) -> None:
             self._heard = True
             if isinstance(message, list) and message[:1] == [b"message"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...model import Outcome
-from ..ops import Code, Stored, Verdict, with_fingerprint
+from ...protocol.operations import Code, Stored, Verdict, with_fingerprint
 
 _OUTCOMES = {
     Code.REENTERED: Outcome.ACQUIRED,

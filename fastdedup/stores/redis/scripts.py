@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 
 from ...errors import ConfigError
 from ...model import Outcome
-from ..ops import (
+from ...protocol.operations import (
     Adopted,
     AdoptOp,
     ClaimOp,

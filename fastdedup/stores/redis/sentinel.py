@@ -9,8 +9,8 @@ from redis.asyncio.connection import AbstractConnection
 
 from ...errors import UnavailableError
 from .errors import LoginRefusedError, translate
-from .race import NoneGoodError, first_good
-from .url import Address, GroupURL, Server, hang_up, is_database, question
+from .first_good import NoneGoodError, first_good
+from .url import Address, GroupURL, ServerURL, hang_up, is_database, question
 
 FORM = "redis+sentinel://user:password@host1:26379,host2:26379/service-name/0"
 PORT = 26_379
@@ -71,7 +71,7 @@ class SentinelTarget:
             errors = error.errors
         raise next(error for kind in _TELLING for error in errors if isinstance(error, kind))
 
-    async def _follow(self, sentinel: Server, tried: set[Address], timeout: float) -> AbstractConnection:
+    async def _follow(self, sentinel: ServerURL, tried: set[Address], timeout: float) -> AbstractConnection:
         """Go where one Sentinel sends us, unless another one did before."""
         address = await self._ask(sentinel, timeout)
         if address in tried:
@@ -79,7 +79,7 @@ class SentinelTarget:
         tried.add(address)
         return await self._primary_at(address, timeout)
 
-    async def _ask(self, sentinel: Server, timeout: float) -> Address:
+    async def _ask(self, sentinel: ServerURL, timeout: float) -> Address:
         connection: AbstractConnection | None = None
         try:
             async with asyncio.timeout(timeout):
@@ -127,7 +127,7 @@ async def check_role(connection: AbstractConnection, name: str) -> None:
         raise NoPrimaryError(f"{name}: is no primary (any more): failing over")
 
 
-def _sentinel_fault(error: Exception, sentinel: Server) -> Exception:
+def _sentinel_fault(error: Exception, sentinel: ServerURL) -> Exception:
     where = sentinel.name.replace("Redis", "Sentinel", 1)
     fault = translate(error, where)
     if isinstance(fault, LoginRefusedError):

@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import DedupError
+from ...protocol.operations import Op, Reply, Verb
 from ..base import Done
-from ..ops import Op, Reply, Verb
+from .connection import RedisConnection
 from .errors import translate
-from .line import Connect, Line, OnPush, check_single, dial, no_single_server, only_mistakes
-from .link import Link
 from .listener import Listener
-from .primary import Parcel, Primary, starts
+from .reconnect import Connect, OnPush, Reconnector, check_single, dial, no_single_server, only_mistakes
 from .sentinel import SentinelTarget
-from .url import Server, Target
+from .server import RedisServer, ScriptCall, starts
+from .url import ServerURL, Target
 
 _REDIRECTIONS = ("MOVED", "ASK", "CROSSSLOT")
 
@@ -26,7 +26,7 @@ def target_of(url: str) -> Target:
     Raises:
         ConfigError: the URL cannot be used.
     """
-    return SentinelTarget(url) if "+sentinel" in url.partition("://")[0].lower() else Server.of(url)
+    return SentinelTarget(url) if "+sentinel" in url.partition("://")[0].lower() else ServerURL.of(url)
 
 
 class RedisStore:
@@ -45,8 +45,8 @@ class RedisStore:
         self.name = self._target.name
         self._timeout = timeout
         connect = connect or self._dial
-        self._line = Line(connect)
-        self._primary = Primary(self._line, timeout=timeout, replicas=replicas)
+        self._line = Reconnector(connect)
+        self._primary = RedisServer(self._line, timeout=timeout, replicas=replicas)
         self._listener = Listener(connect, timeout)
 
     async def open(self) -> None:
@@ -64,7 +64,7 @@ class RedisStore:
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Send one EVALSHA for the whole batch; again, once, when the connection breaks."""
-        parcel = Parcel(ops)
+        parcel = ScriptCall(ops)
         await self._primary.deliver(verb, [parcel])
         assert parcel.answer is not None
         if isinstance(parcel.answer, Exception):
@@ -73,7 +73,7 @@ class RedisStore:
 
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
         """Send a batch over the connection, if it stands. Anything but a plain answer goes the long way."""
-        parcel = Parcel(ops)
+        parcel = ScriptCall(ops)
 
         def on_done() -> None:
             answer = parcel.answer
@@ -103,7 +103,7 @@ class RedisStore:
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 
-    async def _dial(self, on_push: OnPush | None) -> Link:
+    async def _dial(self, on_push: OnPush | None) -> RedisConnection:
         return await dial(self._target, self._timeout, on_push, check_single)
 
     def _fault(self, error: Any) -> Exception:

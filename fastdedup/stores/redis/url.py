@@ -35,7 +35,7 @@ class Target(Protocol):
         ...
 
 
-class Server:
+class ServerURL:
     """One server, and how to log in."""
 
     def __init__(self, options: dict[str, Any], connection_class: type[AbstractConnection]) -> None:
@@ -44,7 +44,7 @@ class Server:
         self.name = name_of(options)
 
     @classmethod
-    def of(cls, url: str) -> Server:
+    def of(cls, url: str) -> ServerURL:
         """Return the server that a redis://, rediss:// or unix:// URL names.
 
         Raises:
@@ -62,17 +62,17 @@ class Server:
         """Its number."""
         return int(self._options.get("db", 0))
 
-    def at(self, address: Address) -> Server:
+    def at(self, address: Address) -> ServerURL:
         """Return another server with the same login."""
         host, port = address
-        return Server({**self._options, "host": host, "port": port}, self._connection_class)
+        return ServerURL({**self._options, "host": host, "port": port}, self._connection_class)
 
-    def with_login(self, username: str | None, password: str | None) -> Server:
+    def with_login(self, username: str | None, password: str | None) -> ServerURL:
         """Return the same server for another user, without a database or a name: a Sentinel has neither."""
         left_out = ("username", "password", "db")
         options = {name: value for name, value in self._options.items() if name not in left_out}
         login = {"username": username, "password": password, "client_name": None}
-        return Server(options | login, self._connection_class)
+        return ServerURL(options | login, self._connection_class)
 
     def unconnected(self, timeout: float) -> AbstractConnection:
         """Return a new connection that gives up after `timeout` seconds, once.
@@ -219,12 +219,12 @@ class GroupURL:
             "of a password percent-encoded"
         )
 
-    def server(self, database: str = "") -> Server:
+    def server(self, database: str = "") -> ServerURL:
         """Return the first of the hosts, with the login and options of the URL."""
         host, port = self.addresses[0]
         shown = f"[{host}]" if ":" in host else host
         plain = f"{'rediss' if self._tls else 'redis'}://{self._login}{shown}:{port}/{database}?{self._query}"
-        return Server(*parse(plain, self.scheme)).at(self.addresses[0])
+        return ServerURL(*parse(plain, self.scheme)).at(self.addresses[0])
 
     def _address(self, part: str, port: int) -> Address:
         found = _HOST.fullmatch(part)

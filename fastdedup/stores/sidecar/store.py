@@ -12,12 +12,12 @@ from urllib.parse import unquote, urlsplit
 import hiredis
 
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
+from ...protocol.operations import Code, Op, ReleaseOp, Reply, SettleOp, TransitionOp, Verb
 from ..base import Done
-from ..ops import Code, Op, ReleaseOp, Reply, SettleOp, TransitionOp, Verb
-from ..redis.line import Line, OnPush
-from ..redis.link import Link
+from ..redis.connection import RedisConnection
 from ..redis.listener import Listener
 from ..redis.packing import pack
+from ..redis.reconnect import OnPush, Reconnector
 from ..redis.scripts import FACES
 from .wire import PROTOCOL, UNSURE, read
 
@@ -45,7 +45,7 @@ class SidecarStore:
         self._path = path_of(url)
         self.name = f"the sidecar at {self._path}"
         self._timeout = timeout
-        self._line = Line(self._dial)
+        self._line = Reconnector(self._dial)
         self._listener = SidecarListener(self._dial, timeout)
         # Mutable: how many bytes one command may take, as the sidecar last said.
         self._frame = _DEFAULT_FRAME
@@ -140,17 +140,17 @@ class SidecarStore:
             link.abort("it is shutting down")
         return self._answers(parcels, replies)
 
-    def _cut(self, verb: Verb, ops: Sequence[Op]) -> list[Parcel]:
+    def _cut(self, verb: Verb, ops: Sequence[Op]) -> list[RunCall]:
         """Return commands that the sidecar takes; nearly always one."""
         packed = pack("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *FACES[verb].pack(ops))
         if len(packed) <= self._frame:
-            return [Parcel(ops, packed)]
+            return [RunCall(ops, packed)]
         if len(ops) == 1:
-            return [Parcel(ops, b"")]
+            return [RunCall(ops, b"")]
         half = len(ops) // 2
         return self._cut(verb, ops[:half]) + self._cut(verb, ops[half:])
 
-    def _answers(self, parcels: Sequence[Parcel], replies: Sequence[Any]) -> list[Reply]:
+    def _answers(self, parcels: Sequence[RunCall], replies: Sequence[Any]) -> list[Reply]:
         answers: list[Reply] = []
         came = iter(replies)
         for parcel in parcels:
@@ -163,12 +163,12 @@ class SidecarStore:
 
     # The connection
 
-    async def _dial(self, on_push: OnPush | None) -> Link:
+    async def _dial(self, on_push: OnPush | None) -> RedisConnection:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._timeout):
             transport, _ = await loop.create_unix_connection(asyncio.Protocol, self._path)
-        # `Link` takes over the socket of whoever has connected it.
-        link = Link(
+        # `RedisConnection` takes over the socket of whoever has connected it.
+        link = RedisConnection(
             cast(Any, SimpleNamespace(_reader=None, _writer=SimpleNamespace(transport=transport))), on_push
         )
         try:
@@ -201,7 +201,7 @@ class SidecarStore:
         return error
 
 
-class Parcel:
+class RunCall:
     """Operations of one verb that one command takes; `packed` is empty where it would be too large."""
 
     __slots__ = ("ops", "packed")
@@ -214,7 +214,7 @@ class Parcel:
 class SidecarListener(Listener):
     """Hears of freed keys from a sidecar instead of Redis."""
 
-    async def _subscribe(self, on_freed: Callable[[bytes | None], None]) -> Link:
+    async def _subscribe(self, on_freed: Callable[[bytes | None], None]) -> RedisConnection:
         def on_push(message: Any) -> None:
             self._heard = True
             if isinstance(message, list) and message[:1] == [b"freed"]:
@@ -232,7 +232,7 @@ class SidecarListener(Listener):
         return link
 
 
-def answers_of(parcel: Parcel, reply: Any) -> list[Reply]:
+def answers_of(parcel: RunCall, reply: Any) -> list[Reply]:
     """Return what a reply to FD.RUN says, or raise what it is instead.
 
     Raises:

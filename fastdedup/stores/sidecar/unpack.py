@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...checks import MAX_SECONDS
 from ...errors import ConfigError
-from ..ops import (
+from ...protocol.operations import (
     AdoptOp,
     ClaimOp,
     ForgetOp,

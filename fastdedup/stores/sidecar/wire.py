@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ResultTooLargeError, UnavailableError
 from ...model import Outcome
-from ..ops import Adopted, Code, Moved, Reply, Stored, Verdict
+from ...protocol.operations import Adopted, Code, Moved, Reply, Stored, Verdict
 
 PROTOCOL = 1
 """Said by the client in its `FD.STORE`; a sidecar that does not know it refuses."""

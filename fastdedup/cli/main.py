@@ -1,0 +1,395 @@
+"""The command line: figures and records for people, ``--json`` for programs.
+
+To add a command: write a function below the last one, decorate it with ``@cli.command()`` and
+``@gate_options()``, run its coroutine with `_run`, and leave `DedupError` to the group, which prints it.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import click
+import orjson
+from click.core import ParameterSource
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from fastdedup import Dedup, DedupError, ForeignRecordError, Record
+from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
+from fastdedup.bench import Table as Played
+from fastdedup.cli.shop import web_options
+from fastdedup.cli.sidecar import COMMANDS as SIDECAR
+from fastdedup.cli.sidecar import sidecar_sale, sidecar_wanted
+from fastdedup.codec import JSONCodec
+from fastdedup.compiled import build
+from fastdedup.demo.sale import Report, run_sale, sale_gate
+from fastdedup.sidecar.client import forget_record, get_record
+from fastdedup.sidecar.text import without_secrets as _without_secrets
+from fastdedup.web.response import ResponseCodec
+
+T = TypeVar("T")
+Command = Callable[..., Any]
+
+
+class _Group(click.Group):
+    """Turns every `DedupError` into one line on stderr and exit code 1, for every command alike."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DedupError as error:
+            raise click.ClickException(" ".join(str(error).split())) from error
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="fastdedup", message=f"%(prog)s %(version)s, {build()}")
+def cli() -> None:
+    """Are you the first? A dedup gateway on Redis, and its records."""
+
+
+for command in SIDECAR:
+    cli.add_command(command)
+
+
+def gate_options(*, namespace: str, url: str | None = None) -> Callable[[Command], Command]:
+    """The options that every command shares. Without a default `url` the command demands a shared store."""
+    options = [
+        click.option(
+            "--url",
+            envvar="FASTDEDUP_URL",
+            show_envvar=True,
+            default=url,
+            show_default=url is not None,
+            callback=None if url else _shared_store,
+            help="The store, such as redis://localhost:6379/0 or unix:///run/redis.sock.",
+        ),
+        click.option(
+            "--namespace",
+            envvar="FASTDEDUP_NAMESPACE",
+            show_envvar=True,
+            default=namespace,
+            show_default=True,
+            help="The prefix of the keys.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
+    ]
+
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+_at_socket = click.option(
+    "--socket",
+    type=click.Path(dir_okay=False, path_type=Path),
+    is_eager=True,  # before --url, which is not needed then
+    help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one.",
+)
+
+
+def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
+    if ctx.params.get("socket") is not None:
+        if ctx.get_parameter_source("url") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--socket or --url, not both: the sidecar has a store")
+        return ""
+    if not url:
+        raise click.UsageError("say which store is meant: give --url, or set FASTDEDUP_URL")
+    if urlsplit(url).scheme == "memory":
+        raise click.BadParameter(
+            "a memory:// store lives inside one process, so there is none to look into or to measure here; "
+            "name the Redis of your service",
+            ctx,
+            param,
+        )
+    return url
+
+
+@cli.command()
+@web_options
+@click.option("--buyers", type=click.IntRange(min=1), default=10_000, show_default=True)
+@click.option(
+    "--clicks", type=click.IntRange(min=1), default=3, show_default=True, help="Of each buyer, at once."
+)
+@click.option("--stock", type=click.IntRange(min=0), default=100, show_default=True, help="Units for sale.")
+@click.option(
+    "--sidecar/--no-sidecar",
+    default=None,
+    help="Sell through a sidecar too, from several processes. [default: where its extra is installed]",
+)
+@gate_options(namespace="demo", url="memory://")
+def demo(
+    buyers: int, clicks: int, stock: int, sidecar: bool | None, url: str, namespace: str, as_json: bool
+) -> None:
+    """Run a flash sale, and check that the gate kept its promises.
+
+    Exits with 1 and names each broken promise if it did not. The namespace is only the beginning of one that
+    is new in every run, and what the run leaves in the store expires within a minute. With --web it serves a
+    shop that you can look at, crowd and break.
+    """
+    gate = sale_gate(url, namespace)
+    report = _run(_sale(gate, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))
+    if not as_json:
+        Console().print(_sale_table(report, title=f"Flash sale on {_without_secrets(url)}"))
+    again = sidecar_sale(url, namespace, buyers, clicks, stock) if sidecar_wanted(sidecar) else None
+    if as_json:
+        _print_json(_sale_facts(report) | ({"sidecar": _sale_facts(again)} if again else {}))
+    elif again:
+        Console().print(_sale_table(again, title="The same through a sidecar, from 4 processes"))
+    violations = [*report.violations, *(again.violations if again else ())]
+    for violation in violations:
+        click.echo(f"Broken promise: {violation}", err=True)
+    if violations:
+        raise SystemExit(1)
+
+
+async def _sale(gate: Dedup, *, buyers: int, clicks: int, stock: int, quiet: bool) -> Report:
+    progress = Progress(
+        TextColumn("Selling"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("buyers"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),  # stdout is for the figures
+        disable=quiet,
+    )
+    with progress:
+        task = progress.add_task("sale", total=buyers)
+        async with gate:
+            return await run_sale(
+                gate, buyers=buyers, clicks=clicks, stock=stock, on_visit=lambda: progress.advance(task)
+            )
+
+
+def _sale_facts(report: Report) -> dict[str, Any]:
+    return asdict(report) | {
+        "tokens_refused": report.tokens_refused,
+        "claims_per_second": report.claims_per_second,
+        "operations_per_second": report.operations_per_second,
+    }
+
+
+def _sale_table(report: Report, *, title: str) -> Table:
+    kept = not report.violations
+    table = Table(title=title, box=ROUNDED, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("buyers", f"{report.buyers:,}")
+    table.add_row("clicks of each, at once", f"{report.clicks:,}")
+    table.add_row("seconds", f"{report.seconds:.1f}")
+    table.add_section()
+    table.add_row("sold", f"{report.sold:,} of {report.stock:,}")
+    table.add_row("duplicates replayed", f"{report.duplicates_replayed:,}")
+    table.add_row("in-progress answers", f"{report.in_progress:,}")
+    table.add_row("tokens refused", f"{report.tokens_refused:,}")
+    table.add_row("  used before", f"{report.refused_used:,}")
+    table.add_row("  another buyer's", f"{report.refused_foreign:,}")
+    table.add_row("  never issued", f"{report.refused_unknown:,}")
+    table.add_section()
+    table.add_row("claims per second", f"{report.claims_per_second:,.0f}")
+    table.add_row("operations per second", f"{report.operations_per_second:,.0f}")
+    table.add_row("claim latency p50", f"{report.p50_ms:.1f} ms")
+    table.add_row("claim latency p99", f"{report.p99_ms:.1f} ms")
+    table.add_section()
+    table.add_row("promises", Text("kept" if kept else "BROKEN", style="bold green" if kept else "bold red"))
+    return table
+
+
+@cli.command()
+@click.argument("key")
+@_at_socket
+@gate_options(namespace="fastdedup")
+def inspect(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
+    """Show the record of KEY; exits with 1 if there is none."""
+    if socket is None:
+        record = _run(_get(Dedup(url, namespace=namespace, codec=AnyCodec()), key))
+    else:
+        record = get_record(socket, key, _namespace_if_given(namespace))
+    if as_json:
+        _print_json(None if record is None else _record_facts(record))
+    elif record is not None:
+        Console().print(_record_table(record))
+    else:
+        click.echo(f"Nothing is recorded for {key!r} in namespace {namespace!r}.", err=True)
+    if record is None:
+        raise SystemExit(1)
+
+
+@cli.command()
+@click.argument("key")
+@_at_socket
+@gate_options(namespace="fastdedup")
+def forget(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
+    """Delete the record of KEY, so that its next claim is the first; exits with 1 if there is none."""
+    if socket is None:
+        forgotten = _run(_forget(Dedup(url, namespace=namespace), key))
+    else:
+        forgotten = forget_record(socket, key, _namespace_if_given(namespace))
+    if as_json:
+        _print_json({"key": key, "forgotten": forgotten})
+    elif forgotten:
+        click.echo(f"Forgot {key!r}: its next claim will be the first.")
+    else:
+        click.echo(f"Nothing is recorded for {key!r} in namespace {namespace!r}.", err=True)
+    if not forgotten:
+        raise SystemExit(1)
+
+
+@cli.command()
+@click.option(
+    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="More give steadier medians."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0, min_open=True),
+    default=0.5,
+    show_default=True,
+    help="Of a turn.",
+)
+@gate_options(namespace="bench")
+def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) -> None:
+    """Measure fastdedup beside redis-py on your Redis. Compare ratios: absolute figures belong to a machine.
+
+    Nothing is flushed or deleted. The namespace is only the beginning of one that is new in every run; a turn
+    leaves up to 100,000 keys under it, which expire within two minutes. A row that could not be measured says
+    why, and the command exits with 1.
+    """
+    plan = Plan(url, rounds, seconds, namespace=f"{namespace}-{secrets.token_hex(3)}")
+    played = _run(_played(plan, quiet=as_json))
+    if as_json:
+        _print_json([_played_facts(table) for table in played])
+    else:
+        for table in played:
+            Console().print(_played_table(table))
+    failed = [
+        f"{table.title}: {row.contestant}: {row.note}"
+        for table in played
+        for row in table.rows
+        if not row.figures
+    ]
+    for line in failed:
+        click.echo(line, err=True)
+    if failed:
+        raise SystemExit(1)
+
+
+async def _played(plan: Plan, *, quiet: bool) -> tuple[Played, ...]:
+    await _get(Dedup(plan.url, namespace=plan.namespace), "here?")  # one error now, not one in each row
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
+        task = progress.add_task("", total=sum(turns(each, CONTESTANTS, plan.rounds) for each in SCENARIOS))
+        on_turn = partial(progress.update, task, advance=1)
+        plan = replace(plan, on_turn=lambda label: on_turn(description=label))
+        return await side_by_side(plan, scenarios=SCENARIOS, contestants=CONTESTANTS)
+
+
+def _played_facts(table: Played) -> dict[str, Any]:
+    return {"scenario": table.name, "title": table.title, "rows": [asdict(row) for row in table.rows]}
+
+
+def _played_table(played: Played) -> Table:
+    headings, rows = cells(played)
+    table = Table(title=played.title, box=ROUNDED)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in {headings[0], headings[-1]} else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _namespace_if_given(namespace: str) -> str | None:
+    """A sidecar knows its default namespace better."""
+    source = click.get_current_context().get_parameter_source("namespace")
+    return None if source is ParameterSource.DEFAULT else namespace
+
+
+class AnyCodec:
+    """Shows what other codecs have stored: a web response as its parts, other bytes as they are."""
+
+    dumps = JSONCodec().dumps
+
+    def loads(self, data: bytes) -> Any:
+        """Decode what can be; never fails."""
+        for decode in (orjson.loads, _response_facts):
+            with contextlib.suppress(ValueError, ForeignRecordError):
+                return decode(data)
+        return data.decode(errors="backslashreplace")
+
+
+def _response_facts(data: bytes) -> dict[str, Any]:
+    response = ResponseCodec().loads(data)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+    body = response.body.decode(errors="backslashreplace") if response.whole else None
+    return {"status": response.status, "headers": headers, "body": body}
+
+
+async def _get(gate: Dedup, key: str) -> Record | None:
+    async with gate:
+        return await gate.get(key)
+
+
+async def _forget(gate: Dedup, key: str) -> bool:
+    async with gate:
+        return await gate.forget(key)
+
+
+def _record_facts(record: Record) -> dict[str, Any]:
+    return {
+        "key": record.key,
+        "state": record.state.value,
+        "owner": record.owner,
+        "fence": record.fence,
+        "attempt": record.attempt,
+        "lease": record.lease,
+        "ttl": record.ttl,
+        "fingerprint": None if record.fingerprint is None else record.fingerprint.hex(),
+        "result": record.result,
+        "error": record.error,
+    }
+
+
+def _record_table(record: Record) -> Table:
+    facts = _record_facts(record)
+    facts["lease"] = None if record.lease is None else f"{record.lease:.1f} s left"
+    facts["ttl"] = f"{record.ttl:.1f} s left"
+    table = Table(box=ROUNDED, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, fact in facts.items():
+        shown = "-" if fact is None else fact if isinstance(fact, str) else _json(fact)
+        table.add_row(name, Text(shown))  # Text: a result with [brackets] is no markup
+    return table
+
+
+def _json(facts: Any) -> str:
+    # repr: a result that came through another codec need not be JSON, and inspecting it must not fail
+    return orjson.dumps(facts, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _print_json(facts: Any) -> None:
+    click.echo(_json(facts))
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(main)
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Pick uvloop where it is installed (it is not on Windows), else the standard loop."""
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        return None
+    return new_event_loop

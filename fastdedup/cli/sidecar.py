@@ -1,0 +1,182 @@
+"""The sidecar's commands. To add one: write it below, and name it in `COMMANDS`; `cli.main` registers those.
+
+What needs the extra is imported inside, under `extra()`: the command line itself works without.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..sidecar.paths import default_socket
+
+_EXTRA = {"httptools", "prometheus_client", "pydantic", "pydantic_settings", "uvicorn", "uvloop"}
+_FILE = click.Path(dir_okay=False, path_type=Path)
+Command = Callable[..., Any]
+
+
+@contextmanager
+def extra() -> Iterator[None]:
+    """Name the extra where what is imported inside is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _EXTRA:
+            raise  # a broken installation, which the extra would not mend
+        raise click.ClickException(
+            f"the sidecar needs {error.name}: pip install 'fastdedup[sidecar]'"
+        ) from None
+
+
+def socket_option(command: Command) -> Command:
+    """`--socket`, for the commands that talk to a running sidecar."""
+    return click.option(
+        "--socket",
+        type=_FILE,
+        envvar="FASTDEDUP_SOCKET",
+        show_envvar=True,
+        help="Where the sidecar listens; by default where `fastdedup serve` would.",
+        callback=lambda ctx, param, value: value or default_socket(),
+    )(command)
+
+
+def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
+    """Return options without defaults: what is not given on the command line is the environment's or the file's."""
+
+    def decorate(command: Command) -> Command:
+        for name, kind, text in reversed(names):
+            command = click.option(name, type=kind, default=None, help=text)(command)
+        return command
+
+    return decorate
+
+
+@click.command()
+@click.option("--config", type=_FILE, envvar="FASTDEDUP_CONFIG", show_envvar=True, help="A TOML file.")
+@_flags(
+    ("--url", str, "The store; memory:// by default."),
+    ("--socket", _FILE, "Where to listen; it is made with mode 0660."),
+    ("--namespace", str, "The namespace of requests that name none."),
+    ("--lease", float, "Seconds that an owner has."),
+    ("--ttl", float, "Seconds that a success is remembered."),
+    ("--timeout", float, "Seconds, the deadline of one operation at the store."),
+    ("--replicas", int, "Replicas that shall confirm each write."),
+    ("--on-unavailable", str, "The policy while the store cannot answer: reject or local."),
+    ("--grace", float, "Seconds in which work under way may end after SIGTERM."),
+    ("--log-level", str, "debug, info, warning or error."),
+    ("--log-format", str, "text, or json for programs."),
+)
+@click.option("--log-keys", is_flag=True, default=None, help="Keys in clear in the log. Tokens never.")
+def serve(config: Path | None, **flags: Any) -> None:
+    """Serve the gate on a Unix socket, to every language on this host: HTTP and the Redis protocol.
+
+    Every option can also be set as FASTDEDUP_<OPTION> and in the file, which takes a table for each
+    namespace as well: see `fastdedup check-config`.
+    """
+    with extra():
+        from ..sidecar.service.run import run
+        from ..sidecar.text import greeting
+
+    settings = _load(config, {name: value for name, value in flags.items() if value is not None})
+
+    def greet(where: str) -> None:
+        if settings.log_format == "text":
+            click.echo(greeting(settings, where))
+            sys.stdout.flush()
+
+    raise SystemExit(run(settings, on_listening=greet))
+
+
+@click.command(name="check-config")
+@click.argument("file", type=_FILE)
+def check_config(file: Path) -> None:
+    """Check FILE, a sidecar's TOML configuration: names every mistake with its line, and exits with 1."""
+    with extra():
+        from ..sidecar.text import summary
+
+    settings = _load(file, {}, environment=False)
+    click.echo(f"ok: {file}")
+    for line in summary(settings):
+        click.echo(f"  {line}")
+
+
+def _load(file: Path | None, flags: dict[str, Any], *, environment: bool = True) -> Any:
+    """Read the settings, or end with every mistake on a line of its own."""
+    with extra():
+        from ..sidecar.service.config import load
+        from ..sidecar.service.mistakes import Mistakes
+
+    try:
+        return load(file, flags, environment=environment)
+    except Mistakes as mistakes:
+        for line in mistakes.lines:
+            click.echo(line, err=True)
+        raise SystemExit(1) from None
+
+
+@click.command()
+@socket_option
+@click.option("--ready", is_flag=True, help="Also ask whether the store answers.")
+def healthcheck(socket: Path, ready: bool) -> None:
+    """Ask a sidecar how it is; exits with 1 where it does not answer, or is not well. For probes."""
+    from ..sidecar.client import fetch
+
+    status, body = fetch(socket, "/readyz" if ready else "/healthz")
+    click.echo(body.decode(errors="replace").strip(), err=status != 200)
+    if status != 200:
+        raise SystemExit(1)
+
+
+@click.command()
+@socket_option
+@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option(
+    "--every", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Seconds between frames."
+)
+def top(socket: Path, once: bool, every: float) -> None:
+    """Watch a sidecar at work: rates, outcomes, latencies, the breaker. Ctrl-C ends it."""
+    with extra():
+        from .top import watch
+
+    watch(socket, once=once, every=every)
+
+
+@click.command()
+@click.argument("what", type=click.Choice(["systemd", "docker", "kubernetes"]))
+def deploy(what: str) -> None:
+    """Print what runs the sidecar as a service: units, a Dockerfile, or a manifest. Read it before you use it."""
+    from ..sidecar.service.deploy import printed
+
+    click.echo(printed(what), nl=False)
+
+
+# For `fastdedup demo`
+
+
+def sidecar_wanted(asked: bool | None) -> bool:
+    """Return whether the demo sells through a sidecar: as asked, else where the extra is installed."""
+    return all(map(_installed, sorted(_EXTRA))) if asked is None else asked
+
+
+def _installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ValueError:  # somebody put None in its place
+        return False
+
+
+def sidecar_sale(url: str, namespace: str, buyers: int, clicks: int, stock: int) -> Any:
+    """Return the report on a sale through a sidecar."""
+    with extra():
+        from ..demo.sidecar import sell
+        from ..sidecar.service import run as _run  # noqa: F401 -- the sidecar itself, which is started by a command
+    return sell(url, namespace, buyers=buyers, clicks=clicks, stock=stock)
+
+
+COMMANDS = (serve, check_config, healthcheck, top, deploy)

@@ -1,0 +1,32 @@
+"""The shop as a FastAPI app: `create` is what a worker serves."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+
+from ...integrations.fastapi import Idempotency
+from . import counter, front, orders
+from .settings import Settings
+from .shop import Shop
+from .watch import Watch
+
+
+def create(settings: Settings | None = None) -> FastAPI:
+    """Return the app; without settings, with those that the parent set in the environment."""
+    shop = Shop(settings or Settings.from_environment())
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with shop.open():
+            yield
+
+    app = FastAPI(title="Halcyon", lifespan=lifespan)
+    app.state.shop = shop
+    Idempotency(app, shop.dedup)
+    for part in (front, orders, counter):
+        app.include_router(part.router)
+    for error, handler in front.HANDLERS.items():
+        app.add_exception_handler(error, handler)
+    app.add_middleware(Watch, tally=shop.tally)
+    return app

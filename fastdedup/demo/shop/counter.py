@@ -1,0 +1,66 @@
+"""Behind the counter: the figures, and the switches that a real shop would not have."""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Form, HTTPException, Request
+from fastapi.responses import RedirectResponse
+
+from ...errors import UnavailableError
+from .orders import OurShop
+from .shop import OUTAGE, Shop
+from .stats import total
+
+
+async def from_here(request: Request) -> None:
+    """No other site's page may press these buttons."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise HTTPException(403, "this is for the shop's own pages")
+
+
+router = APIRouter(dependencies=[Depends(from_here)])
+
+
+async def _asked(shop: Shop, word: str) -> str:
+    try:
+        return await shop.control.ask(word)
+    except UnavailableError as error:
+        raise HTTPException(503, str(error)) from None
+
+
+@router.get("/stats")
+async def stats(shop: OurShop) -> dict[str, Any]:
+    """What was sold, by the shop's own ledger, and what the gate did, by all workers' counts."""
+    shop.publish()
+    count = shop.ledger.count()
+    return {
+        "orders": count.orders,
+        "sold": count.sold,
+        "left": count.left,
+        "degraded": count.degraded,
+        "redis": await _asked(shop, "state"),
+        **total(shop.folder),
+    }
+
+
+@router.post("/redis")
+async def redis(shop: OurShop, do: Annotated[Literal["start", "stop"], Form()]) -> RedirectResponse:
+    """Crash Redis, or start it again with what it knew."""
+    state = await _asked(shop, do)
+    if state not in ("up", "down"):
+        raise HTTPException(500, state)
+    return RedirectResponse("/", 303)
+
+
+@router.post("/outage")
+async def outage(outage: Annotated[Literal["refuse", "local"], Form()]) -> RedirectResponse:
+    """Choose what shall happen when Redis is down; for browsers without JavaScript."""
+    answer = RedirectResponse("/", 303)
+    answer.set_cookie(OUTAGE, outage, samesite="lax")
+    return answer
+
+
+@router.post("/restock")
+async def restock(shop: OurShop) -> RedirectResponse:
+    """Put as much on the shelf as there was at first."""
+    shop.ledger.restock(shop.settings.stock)
+    return RedirectResponse("/", 303)

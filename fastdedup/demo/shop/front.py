@@ -1,0 +1,158 @@
+"""The shop window: the product, who is signed in, and what a form that was refused is answered."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Form, Request
+from fastapi.responses import RedirectResponse, Response
+
+from ...errors import UnavailableError
+from ...integrations.fastapi import FormRefused, Refusal
+from .orders import BadForm, NotOpen, OurShop
+from .pages import MOST, Notice, asset
+from .sessions import COOKIE, MAX_NAME, new_session, sealed
+from .shop import outage_of, shop_of, shown
+
+router = APIRouter()
+
+_ASSETS = {"shop.css": "text/css", "shop.js": "text/javascript"}
+_STANDS = "What you ordered with it stands, and nothing was ordered now. "
+_NOTICES = {
+    Refusal.MISSING: Notice(
+        "Please send it again", "That form came without its one-time token. Here is a fresh one."
+    ),
+    Refusal.EXPIRED: Notice(
+        "This form has expired",
+        "It stood open for too long, and nothing was ordered. Here is a fresh one.",
+        "warn",
+    ),
+    Refusal.FOREIGN: Notice(
+        "This form is not yours",
+        "It was made for another visit, before signing out or by somebody else. Nothing was ordered. ",
+    ),
+    Refusal.CHANGED: Notice(
+        "This form was used with other contents",
+        _STANDS + "If you want another order, here is a fresh form.",
+        "warn",
+    ),
+    Refusal.BUSY: Notice(
+        "Your order is still being placed", "Send this form again in a moment: it cannot order twice.", "warn"
+    ),
+}
+_DOWN = Notice(
+    "We cannot take orders just now",
+    "Redis is down, so nobody can tell whether this form was used before, and we do not guess. Nothing was ordered. "
+    "This is the same form: send it again in a moment, it cannot order twice.",
+)
+_DOWN_LOCALLY = Notice(
+    "That form is known to Redis alone",
+    "Redis is down, and this form was made before that, or by another worker. Here is a fresh one, "
+    "which this worker can take on its own.",
+    "warn",
+)
+
+
+@router.get("/")
+async def window(request: Request, shop: OurShop) -> Response:
+    """The product, with a fresh form."""
+    return await _product(request)
+
+
+@router.get("/shop.css")
+@router.get("/shop.js")
+async def file(request: Request) -> Response:
+    """What the pages need; their address changes with it."""
+    name = request.url.path[1:]
+    headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(asset(name), media_type=_ASSETS[name], headers=headers)
+
+
+@router.post("/session")
+async def sign_in(
+    shop: OurShop, name: Annotated[str, Form(min_length=1, max_length=MAX_NAME)]
+) -> RedirectResponse:
+    """Sign in, as anybody."""
+    answer = RedirectResponse("/", 303)
+    session = new_session(" ".join(name.split()) or "Somebody")
+    answer.set_cookie(COOKIE, sealed(session, shop.settings.secret), httponly=True, samesite="lax")
+    return answer
+
+
+@router.post("/session/end")
+async def sign_out() -> RedirectResponse:
+    """Sign out. Forms that were made before are nobody's from now on."""
+    answer = RedirectResponse("/", 303)
+    answer.delete_cookie(COOKIE)
+    return answer
+
+
+async def refused(request: Request, error: FormRefused) -> Response:
+    """Answer a form that was refused: why, and a form that works."""
+    wanted = await _wanted(request)
+    if error.reason is Refusal.UNAVAILABLE:
+        return await _unavailable(request, wanted)
+    notice, token = _NOTICES[error.reason], None
+    if error.reason is Refusal.BUSY:
+        token = await _sent(request)
+    answer = await _product(request, notice, error.status, quantity=wanted, token=token)
+    if error.reason is Refusal.BUSY:
+        answer.headers["Retry-After"] = "1"
+    return answer
+
+
+async def _unavailable(request: Request, wanted: int) -> Response:
+    # Whether it took effect may be unknown, so the same form again is the safe one: a fresh one would be another
+    # order. But what Redis alone knows, a worker cannot take on its own: there a fresh one is all that helps.
+    if outage_of(request) == "local":
+        answer = await _product(request, _DOWN_LOCALLY, 503, quantity=wanted)
+    else:
+        answer = await _product(request, _DOWN, 503, quantity=wanted, token=await _sent(request))
+    answer.headers["Retry-After"] = "1"
+    return answer
+
+
+async def not_open(request: Request, error: NotOpen) -> Response:
+    """Answer who clicks before the sale opens."""
+    seconds = max(1, round(shop_of(request).opens_in + 0.5))
+    if request.url.path.startswith("/api/"):
+        answer: Response = Response('{"detail":"the sale has not begun"}', 403, media_type="application/json")
+    else:
+        notice = Notice("Not yet", f"The sale opens in {seconds} s. Your form keeps.", "warn")
+        answer = await _product(request, notice, 403, token=await _sent(request))
+    answer.headers["Retry-After"] = str(seconds)
+    return answer
+
+
+async def bad_form(request: Request, error: BadForm) -> Response:
+    """Answer a form that makes no sense; its token is unused, so it is the same form again."""
+    notice = Notice("How many?", f"You can order 1 to {MOST} at once. Nothing was ordered.")
+    return await _product(request, notice, 422, token=await _sent(request))
+
+
+async def _product(
+    request: Request,
+    notice: Notice | None = None,
+    status: int = 200,
+    *,
+    quantity: int = 1,
+    token: str | None = None,
+) -> Response:
+    shop = shop_of(request)
+    page = shop.page(request)
+    if not token:
+        try:
+            token = await shop.form(page.session)
+        except UnavailableError:
+            token, notice = "", notice or _DOWN
+    return shown(page.product(token, quantity=quantity, notice=notice), status)
+
+
+async def _sent(request: Request) -> str:
+    return str((await request.form()).get("one_time_token", ""))
+
+
+async def _wanted(request: Request) -> int:
+    wanted = str((await request.form()).get("quantity", ""))
+    return int(wanted) if wanted in map(str, range(1, MOST + 1)) else 1
+
+
+HANDLERS: dict[type[Exception], Any] = {FormRefused: refused, NotOpen: not_open, BadForm: bad_form}

@@ -1,0 +1,110 @@
+"""A redis-server of the demo's own: on a private Unix socket, with a file that keeps the records over a crash."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from ...errors import ConfigError
+
+_STARTING = 20.0
+_PAUSE = 0.02
+
+
+def find_server() -> str:
+    """Return the path of redis-server.
+
+    Raises:
+        ConfigError: there is none; the message says what to install.
+    """
+    for name in ("redis-server", "valkey-server"):
+        path = shutil.which(name)
+        if path:
+            return path
+    raise ConfigError(
+        "the web demo starts a Redis of its own, and there is no redis-server on the PATH: "
+        "apt-get install redis-server, dnf install redis, apk add redis or brew install redis"
+    )
+
+
+class RedisServer:
+    """One redis-server, which can be crashed and started again with what it knew.
+
+    Args:
+        binary: redis-server.
+        path: its socket; its files stand beside it.
+    """
+
+    def __init__(self, binary: str, path: Path) -> None:
+        self._binary = binary
+        self._path = path
+        # Mutable: the process while there is one; starting and stopping take turns.
+        self._process: asyncio.subprocess.Process | None = None
+        self._turn = asyncio.Lock()
+
+    @property
+    def is_up(self) -> bool:
+        """True while its process runs."""
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        """Return once it serves. Fine where it does already.
+
+        Raises:
+            ConfigError: it does not start; the message ends with its own.
+        """
+        async with self._turn:
+            if not self.is_up:
+                await self._start()
+
+    async def stop(self) -> None:
+        """End it as a crash would. What it had answered is in its file."""
+        async with self._turn:
+            if self._process is not None and self.is_up:
+                self._process.kill()
+                await self._process.wait()
+
+    async def _start(self) -> None:
+        command = [self._binary, "--port", "0", "--unixsocket", str(self._path), "--unixsocketperm", "700"]
+        command += [
+            "--dir",
+            str(self._path.parent),
+            "--save",
+            "",
+            "--appendonly",
+            "yes",
+            "--loglevel",
+            "warning",
+        ]
+        log = self._path.with_suffix(".log")
+        with log.open("ab") as out:
+            # In a session of its own: Ctrl-C is for the parent, which ends things in order.
+            self._process = await asyncio.create_subprocess_exec(
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        try:
+            async with asyncio.timeout(_STARTING):
+                while not await self._answers():
+                    if not self.is_up:
+                        break
+                    await asyncio.sleep(_PAUSE)
+        except TimeoutError:
+            self._process.kill()
+            await self._process.wait()
+        if not self.is_up:
+            said = log.read_text(errors="replace").strip().splitlines()[-1:]
+            raise ConfigError(f"{self._binary} did not start: {' '.join(said) or 'it gave no reason'}")
+
+    async def _answers(self) -> bool:
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._path)
+        except OSError:
+            return False
+        try:
+            writer.write(b"PING\r\n")
+            return await reader.readline() == b"+PONG\r\n"  # not while it still loads its file
+        except OSError:
+            return False
+        finally:
+            writer.close()

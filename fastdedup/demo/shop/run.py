@@ -1,0 +1,178 @@
+"""Runs the web demo: a redis-server, worker processes on one socket, and nothing left of them afterwards.
+
+Main path: `run` → `Demo.main`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import ConfigError, UnavailableError
+from .control import answer
+from .ledger import Ledger
+from .redis_server import RedisServer, find_server
+from .settings import Settings
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STARTING = 60.0
+_ENDING = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line asks for.
+
+    Attributes:
+        port: on 127.0.0.1; 0 for any.
+        opens_in: seconds until the sale opens.
+        token_ttl: seconds in which a form can be sent.
+    """
+
+    port: int = 0
+    workers: int = 2
+    stock: int = 100
+    opens_in: float = 0.0
+    token_ttl: float = 300.0
+
+
+def run(options: Options, on_ready: Callable[[str], None]) -> None:
+    """Run the demo until a signal. `on_ready` is called with its address once it serves.
+
+    Raises:
+        ConfigError: there is no redis-server, or the port is taken.
+        UnavailableError: a worker did not start, or ended by itself.
+    """
+    binary = find_server()
+    with tempfile.TemporaryDirectory(prefix="fastdedup-web-") as folder, _bound(options.port) as listener:
+        settings = Settings(
+            folder=folder,
+            secret=secrets.token_urlsafe(32),
+            stock=options.stock,
+            opens_at=time.time() + options.opens_in,
+            token_ttl=options.token_ttl,
+        )
+        with closing(Ledger(settings.ledger)) as ledger:
+            ledger.set_up(options.stock)
+        asyncio.run(Demo(settings, binary, listener, options.workers).main(on_ready))
+
+
+def _bound(port: int) -> socket.socket:
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"cannot listen on 127.0.0.1:{port}: {error.strerror}") from None
+    listener.listen(1024)
+    return listener
+
+
+class Demo:
+    """What runs, and in which order it ends."""
+
+    def __init__(self, settings: Settings, binary: str, listener: socket.socket, workers: int) -> None:
+        self._settings = settings
+        self._listener = listener
+        self._count = workers
+        self._redis = RedisServer(binary, settings.redis_socket)
+        # Mutable: the workers; how many are ready; set when it shall end.
+        self._workers: list[asyncio.subprocess.Process] = []
+        self._ready = asyncio.Semaphore(0)
+        self._end = asyncio.Event()
+
+    async def main(self, on_ready: Callable[[str], None]) -> None:
+        """Start everything, wait for the end, and end everything."""
+        loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            loop.add_signal_handler(number, self._end.set)
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(self._redis.stop)
+            await self._redis.start()
+            path = self._settings.control_socket
+            control = await asyncio.start_unix_server(self._serve, path)
+            stack.callback(control.close)
+            stack.push_async_callback(self._stop_workers)
+            await self._start_workers()
+            if await self._until_ready():
+                on_ready(f"http://127.0.0.1:{self._listener.getsockname()[1]}/")
+                await self._until_end()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await answer(self._redis, self._ready.release, reader, writer)
+
+    async def _start_workers(self) -> None:
+        fd = self._listener.fileno()
+        for number in range(1, self._count + 1):
+            environment = replace(self._settings, number=number).environment()
+            # In a session of its own: Ctrl-C is for the parent, which ends things in order.
+            worker = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", f"{__package__}.worker", str(fd)),
+                env=os.environ | environment,
+                pass_fds=[fd],
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            self._workers.append(worker)
+
+    async def _until_ready(self) -> bool:
+        try:
+            async with asyncio.timeout(_STARTING):
+                return await self._unless_ended(self._all_ready())
+        except TimeoutError:
+            raise UnavailableError(f"the shop did not open within {_STARTING:g} s") from None
+
+    async def _all_ready(self) -> None:
+        for _ in self._workers:
+            await self._ready.acquire()
+
+    async def _until_end(self) -> None:
+        await self._unless_ended(asyncio.Event().wait())
+
+    async def _unless_ended(self, wanted: Coroutine[Any, Any, Any]) -> bool:
+        """Wait for `wanted`; False where it shall end before.
+
+        Raises:
+            UnavailableError: a worker has ended by itself.
+        """
+        waiting = asyncio.create_task(wanted)
+        end = asyncio.create_task(self._end.wait())
+        died = [asyncio.create_task(worker.wait()) for worker in self._workers]
+        every = (waiting, end, *died)
+        try:
+            await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in every:
+                task.cancel()
+            await asyncio.gather(*every, return_exceptions=True)
+        if not end.cancelled():
+            return False
+        for task in died:
+            if not task.cancelled():
+                raise UnavailableError(
+                    f"a worker of the shop ended by itself, with exit code {task.result()}"
+                )
+        return True
+
+    async def _stop_workers(self) -> None:
+        for worker in self._workers:
+            if worker.returncode is None:
+                worker.terminate()
+        for worker in self._workers:
+            try:
+                async with asyncio.timeout(_ENDING):
+                    await worker.wait()
+            except TimeoutError:
+                worker.kill()
+                await worker.wait()

@@ -1,0 +1,136 @@
+"""What the routes share: the gate's two scopes, the ledger, the figures, the line to the parent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import cast
+
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse
+
+from ... import Dedup, LocalLRU, Reject, UnavailableError
+from .control import ControlLine
+from .ledger import Ledger
+from .orphan import orphaned
+from .pages import Html, Page
+from .sessions import COOKIE, Session, opened
+from .settings import Settings
+from .stats import Tally
+
+OUTAGE = "outage"
+"""The cookie that says what shall happen when Redis is down: "refuse" or "local"."""
+_TICK = 0.25
+_HEADERS = {
+    # Not no-store: going back shall show the form that was sent, token and all, so that it can be sent again.
+    "Cache-Control": "private, no-cache",
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; form-action 'self'; "
+    "frame-ancestors 'none'; base-uri 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "same-origin",
+}
+
+
+class Shop:
+    """One worker's shop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.folder = Path(settings.folder)
+        self.tally = Tally(self.folder, settings.number)
+        self.ledger = Ledger(settings.ledger)
+        self.control = ControlLine(on_end=lambda: orphaned(settings))
+        self.dedup = Dedup(
+            f"unix://{settings.redis_socket}?db=0",
+            namespace="shop",
+            ttl=3_600.0,
+            token_ttl=settings.token_ttl,
+            on_event=self.tally.on_event,
+        )
+        # One name, so one set of records; what differs is what happens when Redis is down.
+        self._scopes = {
+            "refuse": self.dedup.scoped("sale", on_unavailable=Reject()),
+            "local": self.dedup.scoped("sale", on_unavailable=LocalLRU()),
+        }
+
+    @property
+    def opens_in(self) -> float:
+        """Seconds until the sale opens; negative once it has."""
+        return self.settings.opens_at - time.time()
+
+    def scope(self, request: Request) -> Dedup:
+        """The gate under the policy that this visitor has chosen."""
+        return self._scopes[outage_of(request)]
+
+    def session(self, request: Request) -> Session | None:
+        """Who is signed in."""
+        return opened(request.cookies.get(COOKIE, ""), self.settings.secret)
+
+    def page(self, request: Request) -> Page:
+        """The page around what this visitor is shown."""
+        return Page(self.session(request), outage_of(request), self.settings.stock, self.settings.opens_at)
+
+    async def form(self, session: Session | None) -> str:
+        """Return a token for a fresh form.
+
+        By the scope that goes on locally, whatever the visitor has chosen: while Redis is down the token is this
+        worker's, and once Redis is back it is put there, so that the form can be sent.
+        """
+        return "" if session is None else await self._scopes["local"].tokens.issue(subject=session.subject)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        """Be in business, from here to there."""
+        try:
+            await self.control.open(self.settings.control_socket)
+        except OSError:
+            orphaned(self.settings)
+            raise
+        try:
+            async with self.dedup, self._ticking():
+                await self.control.ask("ready")
+                yield
+        finally:
+            self.control.close()
+            self.ledger.close()
+
+    @asynccontextmanager
+    async def _ticking(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._tick())
+        try:
+            yield
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    async def _tick(self) -> None:
+        while True:
+            self.publish()
+            self.ledger.look()
+            with suppress(UnavailableError):
+                # Orders would notice an outage too, but here there may be none for minutes.
+                await self.dedup.get("heartbeat")
+            await asyncio.sleep(_TICK)
+
+    def publish(self) -> None:
+        """Write this worker's figures for the others to read."""
+        self.tally.write(self.dedup.breaker.value)
+
+
+def shop_of(request: Request) -> Shop:
+    """Return the shop that an app was made for."""
+    return cast(Shop, cast(FastAPI, request.app).state.shop)
+
+
+def outage_of(request: Request) -> str:
+    """Return what the visitor wants when Redis is down; to be refused, unless chosen otherwise."""
+    return "local" if request.cookies.get(OUTAGE) == "local" else "refuse"
+
+
+def shown(page: Html, status: int = 200) -> HTMLResponse:
+    """Return a page as an answer."""
+    return HTMLResponse(page, status, _HEADERS)

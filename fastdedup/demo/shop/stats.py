@@ -1,0 +1,124 @@
+"""What all workers together have seen, also while Redis is down: each writes a small file, `/stats` adds them up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections import Counter, deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...events import (
+    BreakerClosed,
+    BreakerOpened,
+    Conflict,
+    Degraded,
+    Event,
+    LeaseLost,
+    Replayed,
+    Shortfall,
+    Unreplayed,
+)
+
+_SAMPLE = 256
+"""Durations that a worker keeps, the latest."""
+_LINES = 6
+_COUNTED = ("answered", "replayed", "refused", "adopted", "conflicts")
+
+
+class Tally:
+    """One worker's figures.
+
+    Args:
+        folder: where all workers write theirs.
+        number: this worker's.
+    """
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self._path = folder / f"stats-{number}.json"
+        self._number = number
+        # Mutable: what was counted; seconds of the latest answers; what the gate said, and what was written last.
+        self._counts: Counter[str] = Counter()
+        self._seconds: deque[float] = deque(maxlen=_SAMPLE)
+        self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES)
+        self._written = ""
+
+    def answered(self, status: int, *, replayed: bool, seconds: float) -> None:
+        """An order's request was answered."""
+        self._counts["answered"] += 1
+        self._seconds.append(seconds)
+        if replayed:
+            self._counts["replayed"] += 1
+        elif status >= 400 and status != 410:  # sold out is an answer, not a refusal
+            self._counts["refused"] += 1
+
+    def on_event(self, event: Event) -> None:
+        """The gate said something."""
+        if isinstance(event, Replayed):
+            self._counts["adopted"] += event.adopted
+        elif isinstance(event, Conflict):
+            self._counts["conflicts"] += 1
+        text = _text_of(event)
+        if text:
+            self._lines.append({"at": time.time(), "worker": self._number, "text": text})
+
+    def write(self, breaker: str) -> None:
+        """Let the others know, if there is news; the file changes as a whole."""
+        facts = {name: self._counts[name] for name in _COUNTED}
+        ms = [round(seconds * 1000, 1) for seconds in self._seconds]
+        text = json.dumps(
+            {"number": self._number, "breaker": breaker, "ms": ms, "events": list(self._lines), **facts}
+        )
+        if text == self._written:
+            return
+        fresh = self._path.with_suffix(".new")
+        with contextlib.suppress(OSError):  # the folder is gone where the demo is ending
+            fresh.write_text(text)
+            fresh.replace(self._path)
+            self._written = text
+
+
+def total(folder: Path) -> dict[str, Any]:
+    """Add up what the workers wrote."""
+    workers = sorted(_written(folder), key=lambda facts: facts["number"])
+    ms = sorted(value for facts in workers for value in facts["ms"])
+    events = sorted((line for facts in workers for line in facts["events"]), key=lambda line: -line["at"])
+    return {
+        **{name: sum(facts[name] for facts in workers) for name in _COUNTED},
+        "p50_ms": _percentile(ms, 0.50),
+        "p99_ms": _percentile(ms, 0.99),
+        "workers": [{"number": facts["number"], "breaker": facts["breaker"]} for facts in workers],
+        "events": events[:_LINES],
+    }
+
+
+def _written(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in folder.glob("stats-*.json"):
+        with contextlib.suppress(OSError):
+            yield json.loads(path.read_text())
+
+
+def _percentile(ordered: list[float], share: float) -> float | None:
+    return ordered[math.ceil(share * len(ordered)) - 1] if ordered else None
+
+
+def _text_of(event: Event) -> str:
+    """Say it for people; empty for what comes with every request."""
+    match event:
+        case BreakerOpened():
+            return "The breaker opened: Redis does not answer."
+        case BreakerClosed(lasted=lasted):
+            return f"The breaker closed: Redis is back after {lasted:.1f} s."
+        case Replayed(adopted=adopted, conflicts=conflicts):
+            return f"The journal was replayed: {adopted} put into Redis, {conflicts} in conflict."
+        case Conflict(kept=kept):
+            return f"Conflict: two owners of one key. The record that stands is {kept}."
+        case Unreplayed(reason=reason):
+            return f"Not put into Redis: {reason}."
+        case LeaseLost() | Shortfall():
+            return type(event).__name__
+        case Degraded():
+            return ""

@@ -1,0 +1,29 @@
+"""One worker process: uvicorn on a socket that the parent has bound. `python -m fastdedup.demo.shop.worker FD`."""
+
+import signal
+import socket
+import sys
+
+import uvicorn
+
+from .app import create
+
+
+def main() -> None:
+    """Serve until told to end."""
+    # uvicorn takes the signal, ends in order, and raises it again: that shall be an exit, not a death.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    config = uvicorn.Config(
+        create,
+        factory=True,
+        access_log=False,
+        log_level="warning",
+        server_header=False,
+        timeout_graceful_shutdown=3,
+    )
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main()

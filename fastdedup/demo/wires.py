@@ -1,0 +1,128 @@
+"""The least of a client for each wire, as any language would write it: the demo's, and an example."""
+
+from __future__ import annotations
+
+import http.client
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self
+
+import orjson
+import redis
+
+from ..errors import DedupError, UnavailableError
+from ..model import Outcome
+from ..sidecar.client import UnixConnection
+
+
+class Answer(NamedTuple):
+    """What a claimant is told: `value` is the result or the error of who was first."""
+
+    outcome: Outcome
+    owner: str
+    value: Any
+
+
+class Wire(Protocol):
+    """A connection to a sidecar. Results are JSON on both wires, so that either reads what the other wrote."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def claim(self, key: str, mark: str, wait: float) -> Answer:
+        """Ask to be the first; `wait` is in seconds."""
+        ...
+
+    def settle(self, key: str, owner: str, value: Any, *, succeeded: bool) -> None:
+        """Record the result, or the failure."""
+        ...
+
+    def issue(self, subject: str) -> str:
+        """Return a one-time token."""
+        ...
+
+    def consume(self, token: str, subject: str) -> Outcome:
+        """Use a token up."""
+        ...
+
+
+class RespWire:
+    """By the Redis protocol: any Redis client will do."""
+
+    def __init__(self, path: Path) -> None:
+        self._redis: Any = redis.Redis(unix_socket_path=str(path))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._redis.close()
+
+    def claim(self, key: str, mark: str, wait: float) -> Answer:
+        """`FD.CLAIM`."""
+        command = ["FD.CLAIM", key, "FP", mark, *(["WAIT", round(wait * 1000)] if wait else [])]
+        outcome, owner, _, _, _, value, _ = self._redis.execute_command(*command)
+        return Answer(Outcome(outcome.decode()), owner.decode(), orjson.loads(value) if value else None)
+
+    def settle(self, key: str, owner: str, value: Any, *, succeeded: bool) -> None:
+        """`FD.COMPLETE`, `FD.FAIL`."""
+        verb = "FD.COMPLETE" if succeeded else "FD.FAIL"
+        self._redis.execute_command(verb, key, owner, orjson.dumps(value))
+
+    def issue(self, subject: str) -> str:
+        """`FD.ISSUE`."""
+        token: bytes = self._redis.execute_command("FD.ISSUE", "SUBJECT", subject)
+        return token.decode()
+
+    def consume(self, token: str, subject: str) -> Outcome:
+        """`FD.CONSUME`."""
+        return Outcome(self._redis.execute_command("FD.CONSUME", token, "SUBJECT", subject).decode())
+
+
+class HttpWire:
+    """By HTTP, over one connection that is kept alive."""
+
+    def __init__(self, path: Path) -> None:
+        self._http = UnixConnection(path)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def claim(self, key: str, mark: str, wait: float) -> Answer:
+        """`POST /v1/claims`."""
+        asked = {"key": key, "fingerprint": mark, "wait": round(wait * 1000)}
+        told = self._post("/v1/claims", asked)
+        value = told["error"] if told["outcome"] == Outcome.FAILED else told["result"]
+        return Answer(Outcome(told["outcome"]), told["owner"], value)
+
+    def settle(self, key: str, owner: str, value: Any, *, succeeded: bool) -> None:
+        """`POST /v1/claims/complete`, `/fail`."""
+        verb, name = ("complete", "result") if succeeded else ("fail", "error")
+        self._post(f"/v1/claims/{verb}", {"key": key, "owner": owner, name: value})
+
+    def issue(self, subject: str) -> str:
+        """`POST /v1/tokens`."""
+        token: str = self._post("/v1/tokens", {"subject": subject})["token"]
+        return token
+
+    def consume(self, token: str, subject: str) -> Outcome:
+        """`POST /v1/tokens/consume`."""
+        return Outcome(self._post("/v1/tokens/consume", {"token": token, "subject": subject})["outcome"])
+
+    def _post(self, address: str, asked: dict[str, Any]) -> Any:
+        try:
+            self._http.request("POST", address, orjson.dumps(asked), {"content-type": "application/json"})
+            answer = self._http.getresponse()
+            told = orjson.loads(answer.read())
+        except (OSError, http.client.HTTPException) as error:
+            raise UnavailableError(f"the sidecar is gone: {error}") from None
+        if "outcome" not in told and answer.status >= 400:
+            raise _error(answer.status, told)
+        return told
+
+
+def _error(status: int, told: Any) -> DedupError:
+    return UnavailableError(f"{status}: {told.get('detail') or told.get('title')}")

@@ -1,0 +1,481 @@
+"""Gathers the concurrent operations of one event loop into batches: the main path of every claim.
+
+`submit` puts an operation into the lane of its verb; at the end of the loop's current turn `_flush`
+takes batches from the lanes in turn, while fewer than `max_in_flight` are under way. So a lone
+caller waits for nobody, and under load a batch gathers what arrives while others are in flight.
+There is no timer and no task per operation: batches have one timer for all.
+
+Concurrent claims for one key with equal terms become one operation: the first leads, the others
+follow and are answered from its reply, as if they had come right behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+from threading import get_ident
+from typing import Any, NoReturn, cast
+
+from ..errors import ConfigError, UnavailableError, UsageError
+from ..forking import InChild
+from ..model import BreakerState, Outcome
+from ..protocol.operations import ClaimOp, Op, ReleaseOp, Reply, Verb, Verdict
+from ..stores.base import DirectStore, Store
+from .health import OnChange, StoreHealth
+from .queue import OperationQueue
+
+_GRACE = 0.05
+"""Seconds that a batch gets on top where the loop itself was blocked past the deadline."""
+
+
+_OPEN = BreakerState.OPEN
+OnBatch = Callable[[int], None]
+
+
+class Engine:
+    """Batches for one store, in one event loop.
+
+    Args:
+        timeout: seconds from submitting an operation to its answer, or to UnavailableError.
+        max_batch: operations in a batch at most; a script blocks Redis for about 2 µs for each.
+        max_bytes: bytes of results in a batch at most.
+        max_in_flight: batches under way at once.
+        max_pending: operations waiting or under way; one more is refused with UnavailableError.
+        probe_wire: a store key that nobody uses, to ask by whether the store is back.
+        on_breaker: called when the breaker has opened or closed.
+        on_batch: called with the number of operations of each batch that starts.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        timeout: float,
+        max_batch: int = 256,
+        max_bytes: int = 1024 * 1024,
+        max_in_flight: int = 4,
+        max_pending: int = 65_536,
+        probe_wire: bytes = b"fastdedup:~probe",
+        on_breaker: OnChange | None = None,
+        on_batch: OnBatch | None = None,
+    ) -> None:
+        self._store = store
+        self._direct = store if isinstance(store, DirectStore) else None
+        self._timeout = timeout
+        self._max_in_flight = max_in_flight
+        self._max_pending = max_pending
+        self._on_breaker = on_breaker
+        self._on_batch = on_batch
+        self._guard = StoreHealth(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
+        # 0 once closed, and while the breaker is open: one comparison refuses all.
+        self._room = max_pending
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = get_ident()
+        # Mutable: what waits; how much waits or is under way; the batches under way.
+        self._lanes = OperationQueue(max_batch=max_batch, max_bytes=max_bytes, retire=self._retire)
+        self._claims = self._lanes.claims
+        self._pending = 0
+        self._batches: set[Batch] = set()
+        self._flushing = False
+        self._closed = False
+        self._now = 0.0
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._drained: asyncio.Future[None] | None = None
+        # Mutable: the claim that leads each key, and how many claims of a caller-chosen owner are open.
+        self._leaders: dict[bytes, ClaimOp] = {}
+        self._named: Counter[tuple[bytes, bytes]] = Counter()
+        self._in_child = InChild(self._leave_to_parent)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that all of this belongs to."""
+        return self._loop
+
+    @property
+    def pending(self) -> int:
+        """Operations waiting or under way."""
+        return self._pending
+
+    @property
+    def in_flight(self) -> int:
+        """Batches under way."""
+        return len(self._batches)
+
+    @property
+    def breaker(self) -> BreakerState:
+        """OPEN while the store does not answer and is asked by probes alone."""
+        return self._guard.state
+
+    def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
+        """Accept an operation; the future gets its reply. `future` as for `claim`.
+
+        Raises:
+            UnavailableError: too much is pending.
+            UsageError: the engine is closed.
+        """
+        if self._pending >= self._room or get_ident() != self._thread_id:
+            self._refuse()
+        return self._enqueue(op, future)
+
+    def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
+        """Accept a claim with an owner drawn by the library: led by an equal one that is under way.
+
+        `future`: what takes the reply; whatever has a future's done, set_result and set_exception.
+        """
+        # Written out flat, as is `_deliver`: each call that this path does not make is worth 2 % of a claim.
+        if self._pending >= self._room or get_ident() != self._thread_id:
+            self._refuse()
+        if not self._flushing:
+            self._flush_soon()  # first: in another event loop it raises, and nothing may be left behind
+        leader = self._leaders.setdefault(op.wire, op)
+        taker: asyncio.Future[Reply] = self._loop.create_future() if future is None else future
+        op.future = taker
+        if leader is not op:
+            return self._follow(leader, op)
+        self._pending += 1
+        op.at = self._now
+        self._claims.append(op)
+        return taker
+
+    def _follow(self, leader: ClaimOp, op: ClaimOp) -> asyncio.Future[Reply]:
+        if leader.terms is not op.terms or leader.fingerprint != op.fingerprint:
+            self._put(op)
+            return op.future
+        self._pending += 1
+        op.at = leader.at
+        if leader.followers is None:
+            leader.followers = []
+        leader.followers.append(op)
+        return op.future
+
+    def claim_named(self, op: ClaimOp) -> asyncio.Future[Reply]:
+        """Accept a claim with an owner of the caller's: it stands for itself."""
+        future = self.submit(op)
+        op.counted = True
+        self._named[op.wire, op.owner] += 1
+        # Counted until its caller is about to resume: callbacks run in order, so of two claims that
+        # one batch answered, the first still sees the second here when it resumes to be cancelled.
+        future.add_done_callback(lambda _: self._uncount(op))
+        return future
+
+    def disown(self, op: ClaimOp) -> None:
+        """Take back a claim whose caller was cancelled after the answer had come: release it."""
+        future = op.future
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._release_unwanted(op, future.result())
+
+    async def drain(self) -> None:
+        """Refuse new operations, answer the accepted ones: at most one deadline long."""
+        self._closed = True
+        self._room = 0
+        await self._guard.aclose()
+        if self._pending or self._batches:
+            self._drained = self._loop.create_future()
+            await self._drained
+            self._drained = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: what waits and what is under way is the parent's; refuse all else."""
+        self._room = self._thread_id = 0
+
+    def _refuse(self) -> NoReturn:
+        if self._closed:
+            raise UsageError("this Dedup is closed; open a new one")
+        if get_ident() != self._thread_id:
+            raise wrong_loop()
+        if self._guard.state is _OPEN:
+            raise self._guard.error()
+        raise UnavailableError(f"{self._pending} operations are pending, the limit; the store is too slow")
+
+    def _enqueue(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
+        taker: asyncio.Future[Reply] = self._loop.create_future() if future is None else future
+        op.future = taker
+        self._put(op)
+        return taker
+
+    def _put(self, op: Op) -> None:
+        if not self._flushing:
+            self._flush_soon()
+        self._pending += 1
+        op.at = self._now
+        self._lanes.put(op)
+
+    def _flush_soon(self) -> None:
+        """At the end of this turn of the loop; all that comes until then shares one look at the clock."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise wrong_loop()
+        self._flushing = True
+        self._now = self._loop.time()
+        self._loop.call_soon(self._flush)
+
+    # Sending
+
+    def _flush(self) -> None:
+        if not self._thread_id:
+            return  # in a forked child that goes on in its parent's loop
+        self._flushing = False
+        if self._guard.state is _OPEN:
+            self._refuse_waiting()
+        while (free := self._max_in_flight - len(self._batches)) > 0 and (
+            ops := self._lanes.next_batch(free)
+        ):
+            self._start(Batch(ops, ops[0].at + self._timeout))
+        if self._timer is None:
+            self._set_timer()
+        if self._drained is not None and not self._pending and not self._batches and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _retire(self, op: ClaimOp) -> None:
+        """Drop a claim that was never sent; its first living follower leads."""
+        self._pending -= 1
+        self._forget_claim(op)
+        self._promote(op)
+
+    def _promote(self, op: ClaimOp) -> None:
+        followers, op.followers = op.followers or [], None
+        self._pending -= len(followers)
+        living = [follower for follower in followers if not follower.future.done()]
+        if living:
+            leader, rest = living[0], living[1:]
+            leader.followers = rest if rest or hasattr(leader, "witness") else None
+            self._pending += len(rest)
+            self._leaders[leader.wire] = leader
+            self._put(leader)
+
+    # Running batches
+
+    def _start(self, batch: Batch) -> None:
+        self._batches.add(batch)
+        if self._on_batch is not None:
+            self._on_batch(len(batch.ops))
+        try:
+            begun = self._direct is not None and self._direct.begin(
+                batch.verb, batch.ops, partial(self._begun, batch)
+            )
+        except Exception:  # noqa: BLE001 -- the task meets it again, and tells those who wait
+            begun = False
+        if not begun:
+            self._run_as_task(batch)
+
+    def _begun(self, batch: Batch, replies: Sequence[Reply] | None) -> None:
+        if replies is not None:
+            self._end(batch, replies)
+        elif batch.expired:
+            self._end(batch, self._too_late())
+        else:
+            # The same operations again, the long way: each names its owner, so that is safe.
+            self._run_as_task(batch)
+
+    def _run_as_task(self, batch: Batch) -> None:
+        batch.task = self._loop.create_task(self._execute(batch))
+        # Not by try and except inside: a task cancelled before its first step runs none of its code.
+        batch.task.add_done_callback(partial(self._ran, batch))
+
+    async def _execute(self, batch: Batch) -> Sequence[Reply]:
+        return await self._store.execute(batch.verb, batch.ops)
+
+    def _ran(self, batch: Batch, task: asyncio.Task[Sequence[Reply]]) -> None:
+        if task.cancelled():
+            self._end(batch, self._too_late())
+        else:
+            self._end(batch, task.exception() or task.result())
+
+    def _end(self, batch: Batch, outcome: Sequence[Reply] | BaseException) -> None:
+        self._batches.discard(batch)
+        if not isinstance(outcome, BaseException) and len(outcome) != len(batch.ops):
+            outcome = ConfigError(f"the store gave {len(outcome)} replies to {len(batch.ops)} operations")
+        if isinstance(outcome, BaseException):
+            self._fail(batch.ops, outcome)
+            if isinstance(outcome, UnavailableError) and not self._closed:
+                self._guard.failed(outcome)
+        else:
+            self._deliver(batch.ops, outcome)
+            if self._guard.troubled:
+                self._guard.answered()
+        self._flush()
+
+    def _deliver(self, batch: Sequence[Op], replies: Sequence[Reply]) -> None:
+        self._pending -= len(batch)
+        if batch[0].verb is Verb.CLAIM:
+            self._deliver_claims(cast("Sequence[ClaimOp]", batch), replies)
+            return
+        for op, reply in zip(batch, replies, strict=True):
+            if not op.future.done():
+                op.future.set_result(reply)
+
+    def _deliver_claims(self, batch: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
+        leaders = self._leaders
+        for op, reply in zip(batch, replies, strict=True):
+            leader = leaders.pop(op.wire, None)
+            if leader is not op and leader is not None:
+                leaders[op.wire] = leader  # a claim beside the one that leads: of other terms, or named
+            if op.followers is None and not op.future.done():
+                op.future.set_result(reply)
+            else:
+                self._claim_done(op, reply)
+
+    def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
+        """Deliver a claim that others follow or witness, or whose caller is gone."""
+        if not op.future.done():
+            if hasattr(op, "witness"):
+                reply = op.witness(op, reply)
+            op.future.set_result(reply)
+        elif self._release_unwanted(op, reply):
+            # The release overtakes: one of these may be the first.
+            self._promote(op)
+        followers, op.followers = op.followers, None
+        if not followers:
+            return
+        self._pending -= len(followers)
+        answer = behind(reply)
+        for follower in followers:
+            if not follower.future.done():
+                follower.future.set_result(answer)
+
+    def _forget_claim(self, op: ClaimOp) -> None:
+        if self._leaders.get(op.wire) is op:
+            del self._leaders[op.wire]
+
+    def _uncount(self, op: ClaimOp) -> None:
+        op.counted = False
+        name = (op.wire, op.owner)
+        self._named[name] -= 1
+        if not self._named[name]:
+            del self._named[name]
+
+    def _release_unwanted(self, op: ClaimOp, reply: Reply) -> bool:
+        """Free a claim that was acquired for a caller who is gone.
+
+        Not where the same named owner holds it by an earlier claim, or has another under way.
+        """
+        if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
+            return False
+        others = self._named.get((op.wire, op.owner), 0) - getattr(op, "counted", False)
+        kept = op.named and (not reply.fresh or others > 0)
+        if kept or op.terms.consumes:
+            return False
+        self._enqueue(ReleaseOp(op.wire, op.owner, reply.fence)).add_done_callback(_swallow)
+        return True
+
+    def _fail(self, batch: Sequence[Op], error: BaseException) -> None:
+        self._pending -= len(batch)
+        for op in batch:
+            self._fail_one(op, error)
+
+    def _fail_one(self, op: Op, error: BaseException) -> None:
+        if not op.future.done():
+            op.future.set_exception(_copy(error))
+        if op.verb is not Verb.CLAIM:
+            return
+        claim = cast(ClaimOp, op)
+        self._forget_claim(claim)
+        for follower in claim.followers or ():
+            self._pending -= 1
+            if not follower.future.done():
+                follower.future.set_exception(_copy(error))
+
+    # Deadlines: one timer for all that is under way or waits, set for the oldest of it
+
+    def _set_timer(self) -> None:
+        due = [batch.deadline for batch in self._batches]
+        oldest = self._lanes.oldest()
+        if oldest is not None:
+            due.append(oldest + self._timeout)
+        if due:
+            self._due = min(due)
+            self._timer = self._loop.call_at(self._due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        if not self._thread_id:
+            return
+        self._timer = None
+        now = self._loop.time()
+        if now - self._due > _GRACE:
+            # The loop itself was blocked, by a callback of the user's: the replies may lie in the socket.
+            self._due = now + _GRACE
+            self._timer = self._loop.call_at(self._due, self._on_timer)
+            return
+        for op in self._lanes.overdue(now - self._timeout):
+            self._pending -= 1
+            self._fail_one(op, UnavailableError(f"the store was busy for {self._timeout:g} s"))
+        self._give_up([batch for batch in self._batches if batch.deadline <= now])
+        self._flush()
+
+    def _give_up(self, overdue: list[Batch]) -> None:
+        # Marked first: abandoning ends every batch under way, and those that have time left try again.
+        for batch in overdue:
+            batch.expired = True
+        if self._direct is not None and any(batch.task is None for batch in overdue):
+            self._direct.abandon()
+        for batch in overdue:
+            if batch.task is not None:
+                batch.task.cancel()
+
+    def _too_late(self) -> UnavailableError:
+        return UnavailableError(f"the store gave no answer within {self._timeout:g} s")
+
+    # The breaker: while it is open everything is refused at once
+
+    def _breaker_changed(self, reason: str, lasted: float) -> None:
+        closed = not reason
+        self._room = self._max_pending if closed and not self._closed else 0
+        if self._on_breaker is not None:
+            self._on_breaker(reason, lasted)
+
+    def _refuse_waiting(self) -> None:
+        """What waited for a batch when the breaker opened; also a release on behalf of a cancelled caller."""
+        for op in self._lanes.overdue(inf):
+            self._pending -= 1
+            self._fail_one(op, self._guard.error())
+
+
+class Batch:
+    """Operations of one verb on their way. `deadline` is that of the oldest, in the loop's time."""
+
+    __slots__ = ("deadline", "expired", "ops", "task", "verb")
+
+    def __init__(self, ops: list[Op], deadline: float) -> None:
+        self.ops = ops
+        self.verb = ops[0].verb
+        self.deadline = deadline
+        self.expired = False
+        self.task: asyncio.Task[Sequence[Reply]] | None = None
+
+
+def wrong_loop() -> UsageError:
+    """The error for a call from another event loop or thread than the one that opened."""
+    return UsageError(
+        "this Dedup was opened in another event loop; open one Dedup in each loop, "
+        "and settle a claim in the loop that made it"
+    )
+
+
+def behind(reply: Reply) -> Reply:
+    """What a claimant finds who comes right behind one that got `reply`.
+
+    Not `fresh`: the store has not heard of this claimant, so it will not tell it when the key is freed.
+    """
+    if isinstance(reply, Verdict) and reply.outcome is Outcome.ACQUIRED:
+        return Verdict(
+            Outcome.IN_PROGRESS, fence=reply.fence, attempt=reply.attempt, left_ms=reply.left_ms, fresh=False
+        )
+    return reply
+
+
+def _copy(error: BaseException) -> BaseException:
+    """One instance for each waiter: a shared exception collects the tracebacks of all its raisers."""
+    if isinstance(error, UnavailableError):
+        return UnavailableError(*error.args, retry_after=error.retry_after)
+    return error
+
+
+def _swallow(future: asyncio.Future[Reply]) -> None:
+    if not future.cancelled():
+        future.exception()

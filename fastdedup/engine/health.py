@@ -1,0 +1,101 @@
+"""Runs one store's breaker: counts what fails, and while it is open looks whether the store is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ..errors import UnavailableError
+from ..model import BreakerState
+from ..protocol.operations import ReadOp, Verb
+from ..stores.base import ProbedStore, Store
+from ..tasks import stop
+from .breaker import Breaker
+
+OnChange = Callable[[str, float], None]
+"""Called with a reason and 0.0 when the breaker has opened, with "" and the seconds it was open when closed."""
+
+
+class StoreHealth:
+    """Says whether a store is to be asked; belongs to one event loop.
+
+    Args:
+        timeout: seconds that a probe has.
+        wire: a store key that nobody uses, to ask by.
+        on_change: see `OnChange`; called in the loop, must not raise.
+    """
+
+    def __init__(self, store: Store, *, timeout: float, wire: bytes, on_change: OnChange) -> None:
+        self._store = store
+        self._timeout = timeout
+        self._wire = wire
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        # Mutable: the decider; since when it is open, in the loop's time; the task that probes.
+        self._breaker = Breaker()
+        self._opened_at = 0.0
+        self._prober: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+
+    @property
+    def state(self) -> BreakerState:
+        """CLOSED or OPEN."""
+        return self._breaker.state
+
+    @property
+    def troubled(self) -> bool:
+        """True where the last batches failed: then `answered` has something to do."""
+        return self._breaker.failed_in_a_row > 0
+
+    def answered(self) -> None:
+        """A batch was answered."""
+        self._breaker.succeeded()
+
+    def failed(self, error: UnavailableError) -> None:
+        """A batch was not answered."""
+        if self._breaker.failed(str(error)):
+            self._opened_at = self._loop.time()
+            self._probe_later()
+            self._on_change(self._breaker.reason, 0.0)
+
+    def error(self) -> UnavailableError:
+        """The error for an operation that is not even tried."""
+        lasted = self._loop.time() - self._opened_at
+        return UnavailableError(f"{self._breaker.reason} (breaker open: not asked for {lasted:.1f} s)")
+
+    async def aclose(self) -> None:
+        """Probe no more."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._prober is not None:
+            await stop(self._prober)
+
+    def _probe_later(self) -> None:
+        # A timer, not a task that sleeps: a program that ends without closing leaves no task behind.
+        self._alarm = self._loop.call_later(self._breaker.pause(), self._probe_now)
+
+    def _probe_now(self) -> None:
+        self._prober = self._loop.create_task(self._look(), name="fastdedup-probe")
+
+    async def _look(self) -> None:
+        if self._breaker.probed(await self._probe()):
+            self._on_change("", self._loop.time() - self._opened_at)
+        else:
+            self._probe_later()
+
+    async def _probe(self) -> str | None:
+        """Ask once; None where the store would take a write, else why not."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                if isinstance(self._store, ProbedStore):
+                    await self._store.probe(self._wire)
+                else:
+                    (reply,) = await self._store.execute(Verb.READ, [ReadOp(self._wire)])
+                    return str(reply) if isinstance(reply, UnavailableError) else None
+        except TimeoutError:
+            return f"the store gave no answer within {self._timeout:g} s"
+        except UnavailableError as error:
+            return str(error)
+        except Exception:  # noqa: BLE001 -- it answers, and this is no outage: who asks next shall meet it
+            return None
+        return None

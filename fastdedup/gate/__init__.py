@@ -1,0 +1,1 @@
+"""What every operation of a gate passes: its namespace, its one connection, its policy."""

@@ -1,0 +1,223 @@
+"""What all scopes of one `Dedup` share: the store, the engine that feeds it, and who waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from ..checks import check_count, check_seconds
+from ..engine.engine import Engine, OnBatch, wrong_loop
+from ..engine.shards import ShardedEngine
+from ..errors import ConfigError, UsageError
+from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, emit
+from ..fallback.base import JournalledPolicy
+from ..fallback.reconcile import Reconciler
+from ..model import BreakerState
+from ..protocol.operations import Op, Reply
+from ..stores import make_store
+from ..stores.base import DegradingStore, ShardedStore, Store
+from .recent import KnownDuplicates
+from .renewal import RenewalQueue
+from .wakeups import Wakeups
+
+T = TypeVar("T")
+
+_LEASES = 64
+"""Different leases whose renewals are kept, before those without any are dropped."""
+
+
+class Connection:
+    """One store connection, opened in one event loop."""
+
+    def __init__(
+        self,
+        store: str | Store,
+        *,
+        timeout: float,
+        max_pending: int,
+        replicas: int,
+        on_shortfall: str,
+        known_duplicates: float,
+        on_event: OnEvent | None,
+        namespace: str,
+    ) -> None:
+        self.timeout = check_seconds(timeout, "timeout")
+        self.max_pending = check_count(max_pending, "max_pending")
+        self.on_event = on_event
+        self.on_batch: OnBatch | None = None
+        """Set before opening: see `Engine`."""
+        self._probe_wire = f"{namespace}:~probe".encode()
+        self.replicas = check_count(replicas, "replicas", least=0)
+        if on_shortfall not in ("report", "raise"):
+            raise ConfigError(f"on_shortfall is 'report' or 'raise', not {on_shortfall!r}")
+        self.raises_shortfall = on_shortfall == "raise"
+        self.store = self._store_of(store)
+        self.behind_a_policy = isinstance(self.store, DegradingStore)
+        self.waiters = Wakeups()
+        off = known_duplicates is False
+        self.known_age = 0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)
+        # Mutable: None before open() and after aclose(); work that goes on when its caller is cancelled.
+        self.engine: Engine | ShardedEngine | None = None
+        self.last_engine: Engine | ShardedEngine | None = None
+        """Also while closing: what was answered too late for its caller is released by it."""
+        self._closed = False
+        self._closing: asyncio.Future[None] | None = None
+        self._known: dict[str, KnownDuplicates] = {}
+        self._kept: set[asyncio.Task[Any]] = set()
+        self._reconcilers: dict[int, Reconciler] = {}
+        self._renewals: dict[float, RenewalQueue] = {}
+
+    def _store_of(self, store: str | Store) -> Store:
+        if store is None or isinstance(store, bytes | int | float | list | tuple | dict):
+            raise ConfigError(f"a URL such as redis://localhost:6379/0 is wanted, not {store!r}")
+        if isinstance(store, str):
+            return make_store(store, self.timeout, self.replicas)
+        if self.replicas:
+            raise ConfigError(
+                "replicas= goes with a URL; a store object of your own waits for its replicas itself"
+            )
+        return store
+
+    async def open(self) -> None:
+        """Open the store in the running event loop.
+
+        Raises:
+            UsageError: open already, or closed.
+            ConfigError: the store can never be used as it is set up.
+        """
+        if self._closed:
+            raise UsageError("this Dedup is closed; make a new one")
+        if self.engine is not None:
+            raise UsageError("this Dedup is open already; open it once, at start-up, and share it")
+        store = self.store
+        if isinstance(store, ShardedStore):
+            self.engine = ShardedEngine(store, self._make_engine)
+        else:
+            self.engine = self._make_engine(store)
+        self.last_engine = self.engine
+        try:
+            await self.store.open()
+        except BaseException:
+            self.engine = None
+            raise
+
+    async def aclose(self) -> None:
+        """Answer what was accepted, then close. Closing twice is fine."""
+        if self._closed and self.engine is None and self._closing is None:
+            return
+        # Not get_running_loop(): a forked child in its parent's loop has none.
+        if self.last_engine is not None and asyncio._get_running_loop() is not self.last_engine.loop:
+            raise wrong_loop()
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+        self._closing = None
+
+    async def _close(self) -> None:
+        # What must end even when its caller is gone still needs the engine.
+        if self._kept:
+            await asyncio.wait(self._kept, timeout=self.timeout)
+        for reconciler in self._reconcilers.values():
+            await reconciler.finish(self.timeout)
+        self._closed = True
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            await engine.drain()
+        for reconciler in self._reconcilers.values():
+            reconciler.give_up()
+        for renewals in self._renewals.values():
+            renewals.close()
+        await self.store.aclose()
+        self.waiters.freed(None)
+
+    @property
+    def breaker(self) -> BreakerState:
+        """Whether the store is asked. CLOSED before opening: nothing is known to its disadvantage."""
+        return BreakerState.CLOSED if self.engine is None else self.engine.breaker
+
+    def _make_engine(self, store: Store) -> Engine:
+        name = getattr(store, "name", type(store).__name__)
+
+        def on_breaker(reason: str, lasted: float) -> None:
+            self.report(BreakerOpened(name, reason) if reason else BreakerClosed(name, lasted))
+            for reconciler in self._reconcilers.values():
+                reconciler.store_is_back()
+
+        return Engine(
+            store,
+            timeout=self.timeout,
+            max_pending=self.max_pending,
+            probe_wire=self._probe_wire,
+            on_breaker=on_breaker,
+            on_batch=self.on_batch,
+        )
+
+    def report(self, event: Event) -> None:
+        """Hand an event to the user's callback."""
+        emit(self.on_event, event)
+
+    def reconcile(self, policy: JournalledPolicy) -> None:
+        """A policy has answered: what it made is brought into the store as soon as that takes it."""
+        reconciler = self._reconcilers.get(id(policy))
+        if reconciler is None:
+            reconciler = Reconciler(policy, self._submit, self.report, lambda: self.waiters.freed(None))
+            self._reconcilers[id(policy)] = reconciler
+        if self._closing is None:
+            reconciler.wake()
+
+    async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
+        """See `Scope.overhear`."""
+        await self.store.listen(self.waiters.freed)
+        self.waiters.overheard_by.add(on_freed)
+        return partial(self.waiters.overheard_by.discard, on_freed)
+
+    def _submit(self, op: Op) -> asyncio.Future[Reply]:
+        return self.running_engine().submit(op)
+
+    def known_of(self, namespace: str) -> KnownDuplicates:
+        """Return what is known in a namespace, whichever scope learned it."""
+        return self._known.setdefault(namespace, KnownDuplicates(self.known_age))
+
+    def running_engine(self) -> Engine | ShardedEngine:
+        """Return the engine, in the event loop that it belongs to.
+
+        Raises:
+            UsageError: not open, closed, or called from another event loop.
+        """
+        engine = self.engine
+        if engine is None:
+            raise self.not_open()
+        if asyncio._get_running_loop() is not engine.loop:
+            raise wrong_loop()
+        return engine
+
+    def not_open(self) -> UsageError:
+        """The error for a call before opening or after closing."""
+        if self._closed:
+            return UsageError("this Dedup is closed; make a new one and open it")
+        return UsageError("this Dedup is not open: use `async with dedup:` or `await dedup.open()` first")
+
+    def renewals(self, lease: float) -> RenewalQueue:
+        """Return the queue of renewals of that lease, in seconds."""
+        queue = self._renewals.get(lease)
+        if queue is None:
+            if (
+                len(self._renewals) >= _LEASES
+            ):  # most programs have one or two; some make one up for each claim
+                self._renewals = {each: queue for each, queue in self._renewals.items() if queue.waits}
+            queue = self._renewals[lease] = RenewalQueue(asyncio.get_running_loop(), lease)
+        return queue
+
+    def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run work that must end even when its caller is cancelled; aclose waits for it."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._kept.add(task)
+        task.add_done_callback(self._kept_done)
+        return task
+
+    def _kept_done(self, task: asyncio.Task[Any]) -> None:
+        self._kept.discard(task)
+        if not task.cancelled():
+            task.exception()  # a caller that was cancelled does not fetch it; the lease ends by itself

@@ -1,0 +1,117 @@
+"""Keeps claims' leases alive while their owners work, and notices when that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+
+from ..claim import Claim
+from ..errors import DedupError, UnavailableError
+
+
+class RenewedClaim(Claim):
+    """A claim that can be referred to weakly: those that nobody renews are spared what that takes."""
+
+    __slots__ = ("__weakref__",)
+
+    def keep_renewing(self) -> None:
+        """Renew at a third of the lease until settled, lost, or no longer referred to."""
+        lease = self._call.terms.lease_ms / 1000
+        self._renewal = Renewal(self, lease, self._scope.renewals(lease))
+
+
+class Renewal:
+    """Renews at a third of the lease; lost when told so, or when the lease passed unrenewed.
+
+    Holds the claim weakly: a claim that the program forgot about is not renewed for ever.
+    """
+
+    __slots__ = ("_claim", "_lease", "_loop", "_queue", "_task", "began")
+
+    def __init__(self, claim: RenewedClaim, lease: float, queue: RenewalQueue) -> None:
+        self._claim = weakref.ref(claim)
+        self._lease = lease
+        self._loop = queue.loop
+        self._queue = queue
+        self.began = queue.loop.time()
+        # Mutable: most claims are settled before the first third is over, and never need a task.
+        self._task: asyncio.Task[None] | None = None
+        queue.add(self)
+
+    def stop(self) -> None:
+        """Renew no more."""
+        self._queue.remove(self)
+        if self._task is not None:
+            self._task.cancel()
+
+    def start(self) -> None:
+        """The first third is over: renew from now on."""
+        if self._claim() is not None:
+            self._task = self._loop.create_task(self._run(), name="fastdedup-renewal")
+
+    async def _run(self) -> None:
+        pause = 0.0
+        ends = self.began + self._lease
+        while True:
+            await asyncio.sleep(min(pause, max(ends - self._loop.time(), 0.0)))
+            started = self._loop.time()
+            claim = self._claim()
+            if claim is None:
+                return None
+            try:
+                async with asyncio.timeout_at(ends):
+                    await claim.renew()
+            except (UnavailableError, TimeoutError):
+                if self._loop.time() >= ends:
+                    return claim.lose()
+                pause = self._lease / 10
+            except DedupError:
+                # Lost, or the store holds something else by now. Settled or being settled: no concern of ours.
+                return None if claim.settling else claim.lose()
+            else:
+                pause = self._lease / 3
+                ends = started + self._lease
+            del claim  # only weakly held while asleep
+
+
+class RenewalQueue:
+    """Renewals of one lease, in the order in which they start: one timer for all of them, not one for each."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, lease: float) -> None:
+        self.loop = loop
+        self._third = lease / 3
+        # Mutable: those that wait for their first third to be over (a dict: in order, and left at once).
+        self._waiting: dict[Renewal, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def waits(self) -> bool:
+        """True while any is to be started."""
+        return bool(self._waiting)
+
+    def add(self, renewal: Renewal) -> None:
+        """Start it a third of the lease after it began."""
+        self._waiting[renewal] = None
+        if self._timer is None:
+            self._timer = self.loop.call_at(renewal.began + self._third, self._start_due)
+
+    def remove(self, renewal: Renewal) -> None:
+        """It is not needed any more."""
+        self._waiting.pop(renewal, None)
+
+    def close(self) -> None:
+        """Start none any more."""
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _start_due(self) -> None:
+        self._timer = None
+        now = self.loop.time()
+        while self._waiting:
+            renewal = next(iter(self._waiting))
+            if renewal.began + self._third > now:
+                self._timer = self.loop.call_at(renewal.began + self._third, self._start_due)
+                return
+            del self._waiting[renewal]
+            renewal.start()

@@ -1,0 +1,35 @@
+"""The settings of one namespace, checked once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..checks import check_count, milliseconds
+from ..codec import Codec
+from ..errors import ConfigError
+from ..fallback.base import FallbackPolicy
+from ..keys import check_namespace
+from ..protocol.keyspace import MAX_KEY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Times in seconds, sizes in bytes. See `Dedup` for their meaning."""
+
+    namespace: str
+    lease: float
+    ttl: float
+    failure_ttl: float
+    token_ttl: float
+    max_result: int
+    on_unavailable: FallbackPolicy
+    codec: Codec
+    readable_keys: int
+
+    def __post_init__(self) -> None:
+        check_namespace(self.namespace)
+        for name in ("lease", "ttl", "failure_ttl", "token_ttl"):
+            milliseconds(getattr(self, name), name)
+        check_count(self.max_result, "max_result")
+        if check_count(self.readable_keys, "readable_keys", least=0) > MAX_KEY_BYTES:
+            raise ConfigError(f"readable_keys={self.readable_keys}: a key has at most {MAX_KEY_BYTES} bytes")

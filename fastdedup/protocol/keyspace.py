@@ -1,0 +1,90 @@
+"""What the store sees of a key: its namespace, what it is for, and the key or a digest of it."""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from hashlib import blake2b
+from typing import Any
+
+from ..errors import InvalidKeyError
+
+MAX_KEY_BYTES = 1024
+READABLE_BYTES = 40
+"""A key up to this size is stored as it is: UUIDs and most business keys can be read in redis-cli, and cost
+no hash. A longer one is stored as a 16-byte digest."""
+
+
+class Kind(Enum):
+    """What a key is for; keys of different kinds never meet. Two marks: readable, digested.
+
+    A namespace holds none of these characters, so no two (namespace, kind, key) share a store key.
+    """
+
+    CLAIM = (b"=", b"#")
+    TOKEN = (b"?", b"!")
+    LOCK = (b"&", b"%")
+    MACHINE = (b"@", b"$")
+
+
+_WIRE = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$])(.*)", re.DOTALL)
+_READABLE_MARKS = {kind.value[0] for kind in Kind}
+
+
+class Keyspace:
+    """Turns the keys of one namespace and kind into store keys: `shop:=order:7`, or a digest where long."""
+
+    __slots__ = ("_digested", "_plain", "_readable")
+
+    def __init__(self, namespace: str, kind: Kind, *, readable: int = READABLE_BYTES) -> None:
+        prefix = namespace.encode() + b":"
+        self._plain = prefix + kind.value[0]
+        self._digested = prefix + kind.value[1]
+        self._readable = readable
+
+    def wire(self, key: Any) -> bytes:
+        """Return the store key of `key`.
+
+        Raises:
+            InvalidKeyError: not text, empty, over 1024 bytes of UTF-8, or with lone surrogates.
+        """
+        if not isinstance(key, str):
+            raise _not_text("key", key)
+        try:
+            data = key.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidKeyError(f"a key must be text that UTF-8 can hold: {error.reason}") from None
+        if 0 < len(data) <= self._readable:
+            return self._plain + data  # as `wire_of` does; a call less for nearly every key
+        return self.wire_of(data)
+
+    def wire_of(self, data: bytes) -> bytes:
+        """Return the store key of a key's UTF-8. Raises as `wire`; that it is UTF-8 is the caller's to see to."""
+        size = len(data)
+        if size > self._readable:
+            if size > MAX_KEY_BYTES:
+                raise InvalidKeyError(
+                    f"a key takes at most {MAX_KEY_BYTES} bytes of UTF-8, this one has {size}"
+                )
+            return self._digested + blake2b(data, digest_size=16).digest()
+        if not size:
+            raise InvalidKeyError("the key is empty: it would make every request a duplicate of the first")
+        return self._plain + data
+
+    def wire_digest(self, data: bytes) -> bytes:
+        """Return the store key of a secret: always a digest, so that the store never holds the secret."""
+        return self._digested + blake2b(data, digest_size=16).digest()
+
+
+def names_of(wire: bytes) -> tuple[str, str]:
+    """Return the namespace and the key that a store key stands for; of a long key or a token its digest."""
+    found = _WIRE.fullmatch(wire)
+    if found is None:
+        return "", wire.decode(errors="replace")
+    namespace, mark, key = found.groups()
+    return namespace.decode(), key.decode(errors="replace") if mark in _READABLE_MARKS else "#" + key.hex()
+
+
+def _not_text(what: str, value: object) -> InvalidKeyError:
+    hint = "; decode it, or use its hex()" if isinstance(value, bytes | bytearray | memoryview) else ""
+    return InvalidKeyError(f"a {what} is text, not {type(value).__name__}{hint}")

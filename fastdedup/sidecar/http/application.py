@@ -1,0 +1,296 @@
+"""HTTP's side of the sidecar: an ASGI application. Main path: `HttpApp.__call__` → `http_verbs.claim`.
+
+There is no framework in between: its router alone would cost more than a claim.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from ...model import Outcome
+from ..verbs import Asked
+from . import problems
+from .problems import RequestProblem, retry_after
+from .routes import ROUTES
+from .verbs import AcquiredText, Answer, Gone, Page, claim_op, count_failure, problem, told
+
+if TYPE_CHECKING:
+    from ...gateway import Dedup
+    from ...protocol.operations import ClaimOp, Verdict
+    from ..gate import Gate
+    from ..service.metrics import Metrics
+    from .protocol import HttpProtocol
+    from .routes import Route
+
+T = TypeVar("T")
+Headers = list[tuple[bytes, bytes]]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+CONNECTION = "fastdedup.connection"
+"""Where in an ASGI scope `HttpProtocol` puts itself."""
+
+_JSON = (b"content-type", b"application/json")
+_PROBLEM = (b"content-type", b"application/problem+json")
+CLOSE = (b"connection", b"close")
+_MAX_PARAMETERS = 16
+_ACQUIRED = Outcome.ACQUIRED
+QUICK_PATH = "/v1/claims"
+
+
+class HttpApp:
+    """Answers HTTP requests, as an ASGI application."""
+
+    def __init__(self, gate: Gate) -> None:
+        limits = gate.limits
+        self._gate = gate
+        self._most = limits.frame
+        self._routes: dict[str, dict[str, tuple[Route, Callable[[bytes], Any] | None]]] = {}
+        for route in ROUTES:
+            self._routes.setdefault(route.path, {})[route.method] = (route, route.parser(limits.batch))
+        self._acquired = AcquiredText()
+        self._parse_claim: Any = self._routes[QUICK_PATH]["POST"][1]
+        for methods in self._routes.values():
+            if "GET" in methods:
+                methods["HEAD"] = methods["GET"]
+
+    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Answer one request (the server calls this)."""
+        if scope["type"] != "http":
+            raise NotImplementedError(f"this application answers http, not {scope['type']}")
+        client = HttpClient(scope, receive)
+        try:
+            answer = await self._answer(scope, client)
+        except Gone:
+            return
+        await self._tell(scope, client, send, answer)
+
+    async def _answer(self, scope: Any, client: HttpClient) -> Answer:
+        try:
+            route, parse = self._routes[scope["path"]][scope["method"]]
+        except KeyError:
+            return problem(self._no_route(scope["path"]))
+        try:
+            if parse is not None:
+                ask = parse(await client.body(self._most))
+            else:
+                ask = None if route.asks is None else _query(scope["query_string"], route.asks)
+            return await route.handler(self._gate, ask, client)
+        except Gone:
+            raise
+        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            return problem(fault)
+
+    def _no_route(self, path: str) -> RequestProblem:
+        methods = self._routes.get(path)
+        if methods is None:
+            return RequestProblem(problems.NOT_FOUND)
+        allow = ", ".join(sorted(methods))
+        return RequestProblem(problems.METHOD, f"allowed here: {allow}", headers=[(b"allow", allow.encode())])
+
+    async def _tell(self, scope: Any, client: HttpClient, send: Send, answer: Answer) -> None:
+        """Send an answer; where nobody is there to take it, take back what it would have given."""
+        headers, body = _text(answer)
+        if scope["method"] == "HEAD":
+            body = b""
+        connection = client.connection
+        if connection is None:
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+            return
+        await connection.drain()
+        connection.respond(_head(answer.status, headers), body, answer.held, close=CLOSE in headers)
+
+    def quick(self, connection: HttpProtocol, scope: Any, body: bytes) -> bool:
+        """Answer a request without a task, if it is a claim of the plainest kind; False where it is not."""
+        if scope["path"] != QUICK_PATH or scope["method"] != "POST":
+            return False
+        since = perf_counter()
+        try:
+            check_headers(scope["headers"], self._most)
+            if len(body) > self._most:
+                raise _too_large(self._most)
+            ask = self._parse_claim(body)
+            if ask.wait or ask.owner is not None:
+                return False
+            gate = self._gate.root if ask.namespace is None else self._gate.scope(ask.namespace)
+            Quick(gate, claim_op(gate, ask), connection, self._gate.metrics, since, self._acquired).begin()
+        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            _hand(connection, problem(fault))
+        return True
+
+
+class Quick(Asked):
+    """A claim that is answered as soon as its verdict comes."""
+
+    __slots__ = ("_acquired", "_connection", "_metrics", "_since")
+
+    def __init__(
+        self,
+        scope: Dedup,
+        op: ClaimOp,
+        connection: HttpProtocol,
+        metrics: Metrics,
+        since: float,
+        acquired: AcquiredText,
+    ) -> None:
+        super().__init__(scope, op)
+        self._acquired = acquired
+        self._connection = connection
+        self._metrics = metrics
+        self._since = since
+
+    def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+        """Tell the client."""
+        self._metrics.judged(scope, verdict, self._since)
+        if verdict.outcome is _ACQUIRED:
+            head, body = self._acquired.text(verdict, op.owner)
+            self._connection.respond(head, body, ((scope, op.wire, op.owner),))
+        else:
+            _hand(self._connection, told(scope, op, verdict))
+
+    def failed(self, fault: Exception) -> None:
+        """Tell the client."""
+        count_failure(self._metrics, self._scope, fault, self._since)
+        _hand(self._connection, problem(fault))
+
+    def done(self) -> bool:
+        """As a future. Where the client hung up, the engine releases the claim."""
+        return self._op is None or self._connection.gone
+
+
+def _hand(connection: HttpProtocol, answer: Answer) -> None:
+    headers, body = _text(answer)
+    connection.respond(_head(answer.status, headers), body, answer.held, close=CLOSE in headers)
+
+
+def _head(status: int, headers: Headers) -> bytes:
+    return STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % header for header in headers if header != CLOSE])
+
+
+def _text(answer: Answer) -> tuple[Headers, bytes]:
+    """Return an answer's headers and body."""
+    body = answer.text
+    headers = [_kind(answer), (b"content-length", b"%d" % len(body))]
+    if answer.retry_ms is not None:
+        headers.append((b"retry-after", retry_after(answer.retry_ms)))
+    if answer.headers:
+        headers += answer.headers
+    return headers, body
+
+
+class HttpClient:
+    """Who sent a request, for as long as it takes to answer it."""
+
+    __slots__ = ("_receive", "_scope", "connection")
+
+    def __init__(self, scope: Any, receive: Receive) -> None:
+        self._scope = scope
+        self._receive = receive
+        self.connection = scope.get(CONNECTION)
+
+    async def body(self, most: int) -> bytes:
+        """Return the request's body, of at most `most` bytes.
+
+        Raises:
+            RequestProblem: too large, or not JSON as its headers say.
+            Gone: the client hung up before its end.
+        """
+        check_headers(self._scope["headers"], most)
+        message = await self._receive()
+        body: bytes = message.get("body", b"")
+        while message.get("more_body"):
+            if len(body) > most:
+                raise _too_large(most)
+            message = await self._receive()
+            body += message.get("body", b"")
+        if message["type"] == "http.disconnect":
+            raise Gone
+        if len(body) > most:
+            raise _too_large(most)
+        return body
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what the work returns; where the client goes before, cancel it and raise Gone."""
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(work, name="fastdedup-request")
+        watch = loop.create_task(self._until_gone(), name="fastdedup-watch")
+        try:
+            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise Gone
+            return task.result()
+        finally:
+            watch.cancel()
+            task.cancel()
+            await asyncio.gather(task, watch, return_exceptions=True)
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+def _kind(answer: Answer) -> tuple[bytes, bytes]:
+    if type(answer) is Page:
+        return b"content-type", answer.kind
+    shaped = type(answer.facts) is bytes or "type" in answer.facts
+    return _PROBLEM if answer.status >= 400 and shaped else _JSON
+
+
+def _query(query: bytes, model: Any) -> Any:
+    """Read and check a query, as strictly as a body."""
+    try:
+        pairs = parse_qsl(
+            query.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS
+        )
+    except ValueError:
+        raise RequestProblem(problems.INVALID, "a query is at most 16 parameters of UTF-8") from None
+    if len(dict(pairs)) < len(pairs):
+        raise RequestProblem(problems.INVALID, "a parameter is given twice")
+    return model.model_validate(dict(pairs))
+
+
+# What a body's headers say about it
+
+
+def check_headers(headers: Headers, most: int) -> None:
+    """Raise a RequestProblem where a body is not what is taken."""
+    for name, value in headers:
+        if name in _CHECKS:
+            _CHECKS[name](value, most)
+
+
+def _check_type(value: bytes, most: int) -> None:
+    if value != b"application/json" and value.partition(b";")[0].strip().lower() not in (
+        b"application/json",
+        b"",
+    ):
+        raise RequestProblem(problems.MEDIA)
+
+
+def _check_encoding(value: bytes, most: int) -> None:
+    if value.strip().lower() not in (b"identity", b""):
+        raise RequestProblem(problems.MEDIA, "compressed bodies are not taken")
+
+
+def _check_length(value: bytes, most: int) -> None:
+    if int(value) > most:
+        raise _too_large(most)
+
+
+_CHECKS: dict[bytes, Callable[[bytes, int], None]] = {
+    b"content-type": _check_type,
+    b"content-encoding": _check_encoding,
+    b"content-length": _check_length,
+}
+
+
+def _too_large(most: int) -> RequestProblem:
+    """The rest of it is not read."""
+    return RequestProblem(problems.TOO_LARGE, f"a body takes at most {most} bytes", headers=[CLOSE])

@@ -1,0 +1,273 @@
+"""Many requests at once: `POST /v1/batch`. Main path: `Batch.run` → `Item.set_result` → `written`."""
+
+from __future__ import annotations
+
+import asyncio
+from binascii import hexlify
+from collections.abc import Callable, Iterable
+from itertools import groupby
+from operator import attrgetter
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, cast
+
+import orjson
+
+from ...errors import UnavailableError
+from ...model import Outcome
+from ...protocol.keyspace import MAX_KEY_BYTES
+from ...protocol.operations import ClaimOp, Reply, Verdict
+from ...protocol.owners import draw_owner
+from ..verbs import Asked
+from .verbs import (
+    OPS,
+    Answer,
+    Client,
+    Gone,
+    Held,
+    acquired_tail,
+    claim_op,
+    count_failure,
+    problem,
+    told,
+)
+
+if TYPE_CHECKING:
+    from ...gateway import Dedup
+    from ..gate import Gate
+
+_ACQUIRED = Outcome.ACQUIRED
+_WON = b'{"status":201,"body":{"outcome":"acquired","owner":"'
+_verdict_of = attrgetter("won")
+
+
+def read(check: Callable[[bytes], list[Any]], most: int, body: bytes) -> list[Any]:
+    """Return a batch's questions; of one that is plain claims alone just their keys, without a model for each.
+
+    Args:
+        check: parses and checks any batch, and says what is wrong.
+        most: how many questions it may have.
+        body: of the request.
+    """
+    try:
+        asks = orjson.loads(body)
+        keys = [ask["key"] for ask in asks if len(ask) == 2 and ask["op"] == "claim"]
+        plain = type(asks) is list and 0 < len(keys) == len(asks) <= most
+        if plain and all(
+            type(key) is str and 0 < len(key) <= MAX_KEY_BYTES and key.isascii() for key in keys
+        ):
+            return keys
+    except (ValueError, KeyError, TypeError, IndexError):
+        pass
+    return check(body)
+
+
+async def batch(gate: Gate, asks: list[Any], client: Client) -> Answer:
+    """`POST /v1/batch`: all start together, so that they travel in the engine's batches."""
+    return await Batch(gate, asks, client).run()
+
+
+class Batch:
+    """One batch under way. Plain claims, most of what comes, run without a task each."""
+
+    def __init__(self, gate: Gate, asks: list[Any], client: Client) -> None:
+        self._gate = gate
+        self._asks = asks
+        self._client = client
+        # Mutable: a place for each question, in order; those that need a task; claims won, and those of tasks.
+        self._places: list[Item | Told] = []
+        self._slow: list[tuple[Any, Told]] = []
+        self.won: list[Item] = []
+        self._held: list[Held] = []
+        # Mutable: how many answers are missing; who waits for the last; is it given up.
+        self.left = len(asks)
+        self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.given_up = False
+        # Shared by its claims.
+        self.judged = gate.metrics.judged
+        self.since = perf_counter()
+
+    async def run(self) -> Answer:
+        """Return the answers, in the order of the questions."""
+        try:
+            self._places = [self._begin(ask) for ask in self._asks]
+            if self._slow:
+                await asyncio.gather(*[self._one(ask, place) for ask, place in self._slow])
+            if self.left:
+                await self._all
+            return Answer(200, written(self._places), None, self._given())
+        except BaseException:
+            self.given_up = True
+            self._take_back()
+            raise
+        finally:
+            self._places, self.won = [], []  # they know us: a circle would be left to the garbage collector
+
+    def told(self, place: Item | Told, answer: Answer) -> None:
+        """Take an answer that is not simply a claim won."""
+        self._held += answer.held
+        if self.given_up:
+            self._take_back()
+        place.won = None
+        place.text = b'{"status":%d,"body":%b}' % (answer.status, answer.text)
+        self.left -= 1
+        if not self.left:
+            self.end()
+
+    def end(self) -> None:
+        """None is missing any more."""
+        if not self._all.done():
+            self._all.set_result(None)
+
+    def failed(self, item: Item, fault: Exception) -> None:
+        """Take a claim that got no verdict."""
+        item.future = _ANSWERED
+        count_failure(self._gate.metrics, item.scope, fault, self.since)
+        self.told(item, problem(fault))
+
+    def _given(self) -> list[Held]:
+        return self._held + [(item.scope, item.wire, item.owner) for item in self.won]
+
+    def _take_back(self) -> None:
+        for scope, wire, owner in self._given():
+            scope.release_later(wire, owner)
+        self._held, self.won = [], []
+
+    def _begin(self, ask: Any) -> Item | Told:
+        """Send one on its way; return the place where its answer will be."""
+        try:
+            if type(ask) is str:  # a plain claim's key, as `read` has it
+                scope = self._gate.root
+                item = Item(scope.claim_wire(ask.encode()), scope.claim_terms, draw_owner(), None)
+            elif ask.op != "claim" or ask.owner is not None or ask.wait:
+                return self._later(ask)
+            else:
+                scope = self._gate.scope(ask.namespace)
+                item = cast(Item, claim_op(scope, ask, Item))
+            item.batch, item.scope = self, scope
+            item.begin()
+        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            place = Told()
+            self.told(place, problem(fault))
+            return place
+        return item
+
+    def _later(self, ask: Any) -> Told:
+        place = Told()
+        self._slow.append((ask, place))
+        return place
+
+    async def _one(self, ask: Any, place: Told) -> None:
+        try:
+            answer = await OPS[ask.op](self._gate, ask, self._client)
+        except Gone:
+            raise
+        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            answer = problem(fault)
+        self.told(place, answer)
+
+
+class Told:
+    """The place of an answer that is text from the beginning."""
+
+    __slots__ = ("text", "won")
+
+    text: bytes
+    won: Verdict | None
+
+
+class Item(ClaimOp):
+    """A claim of a batch, and the future that the engine expects beside it: one object for both."""
+
+    __slots__ = ("batch", "scope", "text", "won")
+
+    batch: Batch
+    scope: Dedup
+    text: bytes
+    won: Verdict | None
+    """Set once it is answered: the verdict that it shares with others, or None and its own text."""
+
+    def begin(self) -> None:
+        """Send it on its way."""
+        try:
+            self.scope.start_claim(self, self)
+        except UnavailableError as fault:
+            self.set_exception(fault)
+
+    def done(self) -> bool:
+        """As a future. Where nobody waits for the batch any more, the engine releases its claims."""
+        return self.batch.given_up
+
+    def set_result(self, reply: Reply) -> None:
+        """Take the store's reply."""
+        if type(reply) is not Verdict or reply.outcome is not _ACQUIRED or reply.short:
+            Other(self).set_result(reply)
+            return
+        try:
+            self.win(reply)
+        except Exception as fault:  # noqa: BLE001 -- the engine has others to tell
+            self.batch.failed(self, fault)
+
+    def set_exception(self, fault: BaseException) -> None:
+        """Have the policy asked."""
+        Other(self).set_exception(fault)
+
+    def win(self, verdict: Verdict) -> None:
+        """It is the client's."""
+        batch = self.batch
+        batch.judged(self.scope, verdict, batch.since)  # first: nothing after it can fail
+        self.future = _ANSWERED
+        self.won = verdict
+        batch.won.append(self)
+        batch.left -= 1
+        if not batch.left:
+            batch.end()
+
+
+class Other(Asked):
+    """What becomes of a claim that is not simply won."""
+
+    __slots__ = ("_item",)
+
+    def __init__(self, item: Item) -> None:
+        super().__init__(item.scope, item)
+        item.future = _ANSWERED
+        self._item = item
+
+    def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+        """Fill in."""
+        item, batch = self._item, self._item.batch
+        if verdict.outcome is _ACQUIRED:
+            item.win(verdict)
+        else:
+            batch.judged(scope, verdict, batch.since)
+            batch.told(item, told(scope, op, verdict))
+
+    def failed(self, fault: Exception) -> None:
+        """Fill in."""
+        self._item.batch.failed(self._item, fault)
+
+
+class Answered:
+    """The future of every claim that is answered: none must know itself for longer."""
+
+    def done(self) -> bool:
+        """As a future."""
+        return True
+
+
+_ANSWERED: Any = Answered()
+
+
+def written(places: Iterable[Item | Told]) -> bytes:
+    """Return the answers as a list in JSON."""
+    runs = [_written(verdict, run) for verdict, run in groupby(places, _verdict_of)]
+    return b"[%b]" % b",".join(runs)
+
+
+def _written(verdict: Verdict | None, run: Iterable[Any]) -> bytes:
+    """Write neighbours. Fresh claims of one batch to the store share a verdict, and so all but their owners."""
+    if verdict is None:
+        return b",".join([place.text for place in run])
+    end = acquired_tail(verdict) + b"}"
+    owners = [hexlify(item.owner[1:]) for item in run]
+    return _WON + (end + b"," + _WON).join(owners) + end

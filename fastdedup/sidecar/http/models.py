@@ -1,0 +1,319 @@
+"""What the HTTP wire carries, as pydantic models: bodies are parsed and checked by them in one step.
+
+Times are whole milliseconds. The answers' models describe and document; answers are written by hand,
+and `tests/sidecar/test_openapi.py` holds them to these models.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from ...checks import MAX_SECONDS
+from ...model import Outcome, State
+from ...protocol.keyspace import MAX_KEY_BYTES
+from ...protocol.owners import MAX_OWNER_BYTES
+
+_MAX_MS = round(MAX_SECONDS * 1000)
+_MAX_FENCE = 2**53 - 1
+
+
+def _whole(value: object) -> object:
+    """JSON knows one kind of number: 5.0 is as whole as 5."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Key = Annotated[
+    str,
+    Field(min_length=1, max_length=MAX_KEY_BYTES, description=f"1 to {MAX_KEY_BYTES} bytes of UTF-8."),
+]
+Token = Annotated[str, Field(min_length=1, max_length=256, description="As `POST /v1/tokens` gave it.")]
+Owner = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_OWNER_BYTES,
+        description=f"Who claims: 1 to {MAX_OWNER_BYTES} bytes of UTF-8. The same owner gets its own claim back.",
+    ),
+]
+Namespace = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,64}$", description="The sidecar's default one where missing.")
+]
+Milliseconds = Annotated[int, Field(ge=1, le=_MAX_MS), BeforeValidator(_whole)]
+Wait = Annotated[
+    int,
+    Field(ge=0, le=_MAX_MS, description="Milliseconds to wait for a present owner to settle."),
+    BeforeValidator(_whole),
+]
+Fence = Annotated[
+    int,
+    Field(ge=0, le=_MAX_FENCE, description="The claim's fence, to be sure that it is that very claim."),
+    BeforeValidator(_whole),
+]
+Fingerprint = Annotated[
+    Any,
+    Field(
+        description="What is asked under this key: 32 hexadecimal digits, or any JSON to digest. "
+        "Another one under the same key is a mismatch."
+    ),
+]
+Subject = Annotated[Any, Field(description="Whom or what the token is for: any JSON.")]
+Value = Annotated[Any, Field(description="Any JSON; every duplicate gets it.")]
+
+
+class Request(BaseModel):
+    """A request's body: nothing unknown, no number for a text."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    namespace: Namespace | None = None
+
+
+class ClaimRequest(Request):
+    """Ask to be the first for a key."""
+
+    key: Key
+    fingerprint: Fingerprint = None
+    owner: Owner | None = None
+    lease: Milliseconds | None = None
+    ttl: Milliseconds | None = None
+    wait: Wait = 0
+
+
+class HolderRequest(Request):
+    """Say which claim is meant, and that it is one's own."""
+
+    key: Key
+    owner: Annotated[str, Field(min_length=1, max_length=MAX_OWNER_BYTES, description="As the claim said.")]
+    fence: Fence = 0
+    token: Annotated[bool, Field(description="The key is a token that was redeemed.")] = False
+
+
+class CompleteRequest(HolderRequest):
+    """Record success: every duplicate gets `result`."""
+
+    result: Value = None
+    ttl: Milliseconds | None = None
+
+
+class FailRequest(HolderRequest):
+    """Record a failure for good: every duplicate gets `error`."""
+
+    error: Value = None
+    ttl: Milliseconds | None = None
+
+
+class ReleaseRequest(HolderRequest):
+    """Free the key: nothing happened, the next claimant may try."""
+
+
+class RenewRequest(HolderRequest):
+    """Start the lease anew from now."""
+
+    lease: Milliseconds | None = None
+
+
+class IssueRequest(Request):
+    """Make a one-time token."""
+
+    subject: Subject = None
+    ttl: Milliseconds | None = None
+
+
+class ConsumeRequest(Request):
+    """Use a token up in one step."""
+
+    token: Token
+    subject: Subject = None
+
+
+class RedeemRequest(ConsumeRequest):
+    """Claim a token: do the work, then complete it, and a second click gets that result."""
+
+    lease: Milliseconds | None = None
+    ttl: Milliseconds | None = None
+    wait: Wait = 0
+
+
+class ClaimItem(ClaimRequest):
+    """A claim in a batch. Where it waits, so does the batch's answer."""
+
+    op: Literal["claim"]
+
+
+class CompleteItem(CompleteRequest):
+    """A completion in a batch."""
+
+    op: Literal["complete"]
+
+
+class FailItem(FailRequest):
+    """A failure in a batch."""
+
+    op: Literal["fail"]
+
+
+class ReleaseItem(ReleaseRequest):
+    """A release in a batch."""
+
+    op: Literal["release"]
+
+
+class RenewItem(RenewRequest):
+    """A renewal in a batch."""
+
+    op: Literal["renew"]
+
+
+class IssueItem(IssueRequest):
+    """A token to issue in a batch."""
+
+    op: Literal["issue"]
+
+
+class ConsumeItem(ConsumeRequest):
+    """A token to consume in a batch."""
+
+    op: Literal["consume"]
+
+
+class RedeemItem(RedeemRequest):
+    """A token to redeem in a batch."""
+
+    op: Literal["redeem"]
+
+
+Item = Annotated[
+    ClaimItem | CompleteItem | FailItem | ReleaseItem | RenewItem | IssueItem | ConsumeItem | RedeemItem,
+    Field(discriminator="op"),
+]
+
+
+Items = list[Item]
+
+
+class RecordQuery(Request):
+    """Which record is meant: the parameters of a query."""
+
+    key: Key
+
+
+class Answer(BaseModel):
+    """An answer's body."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ClaimAnswer(Answer):
+    """What the claimant found."""
+
+    outcome: Outcome
+    owner: str = Field(description="This claimant's own name: what settling asks for.")
+    fence: int = Field(ge=0, description="Rises from owner to owner of the key; 0 where it is unknown.")
+    attempt: int = Field(ge=0, description="How often the key was acquired.")
+    lease: int | None = Field(description="Milliseconds that the lease has left, where acquired.")
+    result: Any = Field(description="What `complete` recorded, where succeeded.")
+    error: Any = Field(description="What `fail` recorded, where failed.")
+    retry_after: int | None = Field(
+        description="Milliseconds until the present owner's lease ends at the latest, where in progress."
+    )
+    degraded: bool = Field(description="The fallback policy answered instead of the store.")
+
+
+class SettledAnswer(Answer):
+    """Done."""
+
+
+class RenewAnswer(Answer):
+    """The lease runs anew."""
+
+    lease: int = Field(ge=1, description="Milliseconds.")
+
+
+class TokenAnswer(Answer):
+    """A new token."""
+
+    token: str
+    ttl: int = Field(ge=1, description="Milliseconds in which it can be redeemed.")
+
+
+class ConsumeAnswer(Answer):
+    """The first use: go on."""
+
+    outcome: Literal[Outcome.ACQUIRED]
+    degraded: bool
+
+
+class RecordAnswer(Answer):
+    """What the store holds under a key."""
+
+    key: str
+    state: State
+    owner: str
+    fence: int
+    attempt: int
+    lease: int | None = Field(description="Milliseconds until the lease ends, while processing.")
+    ttl: int = Field(description="Milliseconds until the record vanishes.")
+    fingerprint: str | None = Field(description="32 hexadecimal digits.")
+    result: Any
+    error: Any
+
+
+class ForgetAnswer(Answer):
+    """The key is new again."""
+
+    forgotten: bool = Field(description="False where there was no record.")
+
+
+class HealthAnswer(Answer):
+    """The process is alive."""
+
+    status: Literal["ok"]
+    version: str
+
+
+class ReadyAnswer(Answer):
+    """Whether it can answer claims."""
+
+    ready: bool
+    breaker: Literal["closed", "partly_open", "open"]
+    degraded: bool = Field(description="The store, or a part of it, is answered for by the policy.")
+
+
+class BatchAnswer(Answer):
+    """One operation's answer: as if it had come by itself."""
+
+    status: int
+    body: dict[str, Any]
+
+
+class Fault(Answer):
+    """One thing that is wrong in a body."""
+
+    field: str
+    message: str
+
+
+class Problem(BaseModel):
+    """A problem as of RFC 9457."""
+
+    type: str = Field(description="What kind of problem; stable, and the address of a page about it.")
+    title: str
+    status: int
+    detail: str | None = None
+    errors: list[Fault] | None = Field(None, description="Where fields are wrong, which ones.")
+
+
+class ClaimProblem(Problem, ClaimAnswer):
+    """A claim that was answered, and not with leave to work: the claim's answer as a problem."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ConsumeProblem(Problem):
+    """A token that was not used: the outcome as a problem."""
+
+    outcome: Outcome
+    retry_after: int | None
+    degraded: bool

@@ -1,0 +1,178 @@
+"""What goes wrong, as application/problem+json (RFC 9457). To add a problem: a line in `PROBLEMS`.
+
+A `type` is a relative reference that stays as it is for ever; a page stands behind each.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+
+from ...errors import (
+    ClaimLostError,
+    ConfigError,
+    DedupError,
+    ForeignRecordError,
+    InvalidKeyError,
+    ResultError,
+    ResultTooLargeError,
+    UnavailableError,
+    UsageError,
+)
+from ...events import log
+from ...model import Outcome
+from ...web.problems import Problem
+
+_MAX_FAULTS = 20
+_MAX_LISTED = 2000
+_MAX_NAME = 100
+_RETRY_MS = 1000
+"""When nothing better is known."""
+
+
+_problem = partial(Problem, base="/problems/")
+"""A kind of problem, its type an address of the sidecar's own."""
+
+BAD_REQUEST = _problem("bad-request", 400, "The request is no HTTP", "Send HTTP/1.1, without an upgrade.")
+MALFORMED = _problem("malformed-json", 400, "The body is no JSON", "Send one JSON value, in UTF-8.")
+NOT_FOUND = _problem("not-found", 404, "No such address", "GET /openapi.json lists what there is.")
+UNKNOWN_TOKEN = _problem(
+    "unknown-token",
+    404,
+    "The token is unknown",
+    "It was never issued, or has expired. Issue another one.",
+)
+NO_RECORD = _problem("no-record", 404, "No record", "The store holds nothing under this key: it is new.")
+METHOD = _problem(
+    "method-not-allowed", 405, "Not with this method", "The Allow header lists the methods of this address."
+)
+TIMEOUT = _problem(
+    "request-timeout", 408, "The request did not arrive in time", "Send requests in one piece."
+)
+IN_PROGRESS = _problem(
+    "in-progress",
+    409,
+    "Another owner is at work",
+    "Ask again after Retry-After seconds, or ask with `wait`: the answer is then the first one's result.",
+)
+CLAIM_LOST = _problem(
+    "claim-lost",
+    409,
+    "The claim is not, or no longer, this owner's",
+    "Its lease ended and another may have taken over, or it was settled or forgotten. Nothing was changed. "
+    "Do not repeat this; claim anew.",
+)
+TOKEN_USED = _problem("token-used", 409, "The token was used before", "It acts once. Issue another one.")
+FOREIGN = _problem(
+    "foreign-record",
+    409,
+    "The store's key is not fastdedup's",
+    "It holds a value that fastdedup did not write. Choose another namespace, or remove that key.",
+)
+TOO_LARGE = _problem("body-too-large", 413, "The body is too large", "The limit stands in `detail`.")
+RESULT_TOO_LARGE = _problem(
+    "result-too-large",
+    413,
+    "The result is too large",
+    "The claim is still yours: store the result elsewhere, and complete with a reference.",
+)
+MEDIA = _problem(
+    "unsupported-media-type",
+    415,
+    "The body is not application/json: send that content type (curl: --json), in UTF-8, not compressed",
+    "It is what the request says it is that counts; a body without a content type is taken for JSON.",
+)
+INVALID = _problem(
+    "invalid-request", 422, "The request makes no sense", "`errors` names each field that is wrong."
+)
+MISMATCH = _problem(
+    "mismatch",
+    422,
+    "Known with another fingerprint",
+    "Another request came under the same key, or the token is another subject's. Do not repeat this.",
+)
+HEADERS = _problem("headers-too-large", 431, "The headers are too large", "Send less of them.")
+INTERNAL = _problem("internal-error", 500, "Internal error", "See the sidecar's log.")
+UNAVAILABLE = _problem(
+    "unavailable",
+    503,
+    "The store does not answer",
+    "Whether the operation took effect is unknown. Ask again after Retry-After seconds, with the same owner.",
+)
+
+PROBLEMS = [value for value in globals().values() if isinstance(value, Problem)]
+
+OF_OUTCOME = {
+    Outcome.IN_PROGRESS: IN_PROGRESS,
+    Outcome.MISMATCH: MISMATCH,
+    Outcome.UNKNOWN: UNKNOWN_TOKEN,
+}
+"""The outcomes of a claim that leave nothing to do."""
+
+OF_CLAIM = (*OF_OUTCOME.values(), TOKEN_USED)
+"""Problems that are an outcome: they carry the claim's answer, too."""
+
+_OF_ERROR: list[tuple[type[DedupError], Problem]] = [
+    (UnavailableError, UNAVAILABLE),
+    (ClaimLostError, CLAIM_LOST),
+    (ResultTooLargeError, RESULT_TOO_LARGE),
+    (ForeignRecordError, FOREIGN),
+    (InvalidKeyError, INVALID),
+    (ResultError, INVALID),
+    (ConfigError, INVALID),
+    (UsageError, UNAVAILABLE),  # the gate is closed: the sidecar is going
+]
+
+
+class RequestProblem(Exception):
+    """A request that is turned down before the gate is asked; `headers` belong to the answer."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        detail: str | None = None,
+        *,
+        headers: list[tuple[bytes, bytes]] | None = None,
+    ) -> None:
+        super().__init__(problem.name)
+        self.facts = problem.facts(detail)
+        self.headers = headers
+
+
+def problem_of(fault: Exception) -> tuple[dict[str, Any], int | None]:
+    """Return the problem that an exception is, and when another try makes sense, in ms."""
+    if isinstance(fault, RequestProblem):
+        return fault.facts, None
+    if isinstance(fault, ValidationError):
+        return _invalid(fault), None
+    for kind, problem in _OF_ERROR:
+        if isinstance(fault, kind):
+            return problem.facts(str(fault)), _retry_ms(fault) if problem is UNAVAILABLE else None
+    log.exception("a request failed", exc_info=fault)
+    return INTERNAL.facts(), None
+
+
+def _retry_ms(fault: Exception) -> int:
+    return round(fault.retry_after * 1000) if isinstance(fault, UnavailableError) else _RETRY_MS
+
+
+def _invalid(fault: ValidationError) -> dict[str, Any]:
+    """Never with the input: it may be a secret."""
+    if fault.error_count() > _MAX_LISTED:
+        return INVALID.facts(f"{fault.error_count()} things are wrong with it")
+    faults = fault.errors(include_url=False, include_context=False, include_input=False)
+    if faults[0]["type"] == "json_invalid":
+        return MALFORMED.facts(faults[0]["msg"])
+    listed = [
+        {"field": ".".join(map(str, one["loc"]))[:_MAX_NAME], "message": one["msg"]}
+        for one in faults[:_MAX_FAULTS]
+    ]
+    first = f"{listed[0]['field']}: {listed[0]['message']}" if listed[0]["field"] else listed[0]["message"]
+    return INVALID.facts(first, errors=listed)
+
+
+def retry_after(ms: int) -> bytes:
+    """Return the value of a Retry-After header: whole seconds, rounded up, at least one."""
+    return b"%d" % max(1, -(-ms // 1000))

@@ -1,0 +1,387 @@
+"""uvicorn's HTTP connection, with the bounds that it lacks: of headers, of time, of pipelined requests.
+
+Its parser (llhttp) holds what belongs to an unfinished line without end, its flow control lets a
+pipelining client queue without end, and it waits for ever for the rest of a request, or for a client
+that does not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import httptools
+import orjson
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from . import problems
+from .application import CONNECTION, QUICK_PATH
+
+if TYPE_CHECKING:
+    from ...web.problems import Problem
+    from ..limits import Limits
+    from .verbs import Held
+
+HEAD_BYTES = 32 * 1024
+"""Of a request's line and headers, and of what a chunked body carries beside the body."""
+
+
+_QUICK_URL = QUICK_PATH.encode()
+_END = b"\r\n"
+_CLOSE = b"connection: close\r\n\r\n"
+
+
+class _Refused(Exception):
+    """A request is, by its headers: what a parser's callback raises comes out as a parser's error."""
+
+
+class Flow(FlowControl):
+    """Reads on while there is room, so that a client that goes is missed, and no further.
+
+    uvicorn's stops at each request that waits for its turn, and reads on for each that takes its body.
+    """
+
+    def __init__(self, transport: asyncio.Transport, connection: HttpProtocol) -> None:
+        super().__init__(transport)
+        self._connection = connection
+
+    def pause_reading(self) -> None:
+        """Stop, if there is no room."""
+        if self._connection.full:
+            super().pause_reading()
+
+    def resume_reading(self) -> None:
+        """Go on, if there is room."""
+        if self.read_paused and not self._connection.full:
+            super().resume_reading()
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One HTTP connection. Main path: `data_received`, and uvicorn's from there."""
+
+    def __init__(self, limits: Limits, quick: Callable[..., bool], **options: Any) -> None:
+        super().__init__(**options)
+        self._limits = limits
+        self._quick = quick
+        # Mutable, of the connection: the client hung up; claims that the answer on its way gives it.
+        self.gone = False
+        self.handing_over: Sequence[Held] = ()
+        # Mutable, of the request that arrives: is it whole, bytes of it that the parser may be holding.
+        self._whole = True
+        self._kept = 0
+        self._too_large = False
+        # Mutable: the request being answered; a farewell that waits for it; the timer of what is due.
+        self._running: RequestResponseCycle | None = None
+        self._feeding = self._starting = False
+        self._farewell: Problem | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._slow: asyncio.TimerHandle | None = None
+        # Mutable: when the last answer went out, and who looks whether that was long ago.
+        self._used = 0.0
+        self._idle: asyncio.TimerHandle
+
+    # The transport's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        super().connection_made(cast(asyncio.Transport, transport))
+        self.transport.set_write_buffer_limits(high=self._limits.unread)
+        self.flow = Flow(self.transport, self)
+        self._used = self.loop.time()
+        self._look()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, within bounds."""
+        if self._farewell is not None:
+            return
+        self._kept += len(data)
+        self._feeding = True
+        try:
+            self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("")
+        self._feeding = False
+        if self._starting:
+            self._starting = False
+            self._begin(cast(RequestResponseCycle, self._running))
+        if self._kept > HEAD_BYTES and not self._whole:
+            self._too_large = True
+            self.send_400_response("")
+        elif not self._whole:
+            self._hurry()
+        elif self._timer is not None:
+            self._relax()
+
+    def _parse(self, data: bytes) -> None:
+        rest: Any = data
+        while rest:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except (
+                httptools.HttpParserUpgrade
+            ) as upgrade:  # which is not taken: what follows is HTTP as before
+                rest = memoryview(rest)[upgrade.args[0] :]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Take back what the client surely did not get."""
+        self.gone = True
+        self._idle.cancel()
+        self._relax()
+        self._read_again()
+        running = self._running
+        super().connection_lost(exc)
+        if running is not None and not running.response_complete:
+            running.disconnected = True  # uvicorn tells the newest alone, which may wait behind it
+            running.message_event.set()
+        if exc is not None:  # closed before our bytes were read, or before we wrote
+            self._take_back()
+
+    def pause_writing(self) -> None:
+        """The client does not read; not for ever."""
+        super().pause_writing()
+        self._slow = self.loop.call_later(self._limits.request_timeout, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._read_again()
+        super().resume_writing()
+
+    # The parser's calls
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        self._whole = False
+        self.url = b""
+        self.expect_100_continue = False
+        self.headers = []
+        scope: Any = {
+            "type": "http",
+            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
+            "http_version": "1.1",
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": "",
+            "headers": self.headers,
+            CONNECTION: self,
+        }
+        self.scope = scope
+
+    def on_headers_complete(self) -> None:
+        """Its headers are there."""
+        if self._kept > HEAD_BYTES and _size(self.url, self.headers) > HEAD_BYTES:
+            self._too_large = True
+            raise _Refused
+        self._kept = 0
+        if self.parser.should_upgrade() and (self.parser.get_method() == b"POST" or _sized(self.headers)):
+            raise _Refused  # the parser would take its body for the next request
+        if self.url == _QUICK_URL:
+            self._take()
+        else:
+            super().on_headers_complete()
+
+    def _take(self) -> None:
+        """As uvicorn does, of a plain address: without taking it apart."""
+        parser, scope = self.parser, cast("dict[str, Any]", self.scope)
+        version = parser.get_http_version()
+        scope["http_version"] = version
+        scope["method"] = parser.get_method().decode()
+        scope["path"] = self.url.decode()
+        scope["raw_path"] = self.url
+        scope["query_string"] = b""
+        before = self.cycle
+        self.cycle = RequestResponseCycle(
+            self.scope,
+            self.transport,
+            self.flow,
+            self.logger,
+            self.access_logger,
+            False,
+            self.server_state.default_headers,
+            asyncio.Event(),
+            self.expect_100_continue,
+            version != "1.0" and parser.should_keep_alive(),
+            self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of its body is there."""
+        self._kept = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """It is whole."""
+        self._whole = True
+        self._kept = 0
+        super().on_message_complete()
+
+    # uvicorn's calls
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._running = cycle
+        if cycle.more_body and self._feeding:
+            self._starting = True  # what came with its headers is looked at first
+        else:
+            self.loop.call_soon(self._begin, cycle)  # from the pipeline: its body is here
+
+    def _begin(self, cycle: RequestResponseCycle) -> None:
+        quick = not cycle.more_body and not self.flow.write_paused and not cycle.waiting_for_100_continue
+        if not quick or not self._quick(self, cycle.scope, bytes(cycle.body)):
+            super()._start_asgi_task(cycle, self.app)
+
+    def on_response_complete(self) -> None:
+        """A request is answered: go on with the next."""
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            self._end_soon()
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        elif self._farewell is not None:
+            self._say(self._farewell)
+        else:
+            self._used = self.loop.time()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say why this cannot go on, after the answers that come before, and close."""
+        self._end(problems.HEADERS if self._too_large else problems.BAD_REQUEST)
+
+    def shutdown(self) -> None:
+        """Take no more requests; answer those that came."""
+        super().shutdown()
+        if self._running is not None:
+            self._running.keep_alive = not self.pipeline and self._running.keep_alive
+        if self.transport.is_closing():
+            self._end_soon()
+
+    # The application's call
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough of what it was sent before, or is gone."""
+        if self.flow.write_paused and not self.gone:
+            await self.flow.drain()
+
+    def respond(self, head: bytes, body: bytes, held: Sequence[Held], *, close: bool = False) -> None:
+        """Answer the running request, in one write: what ASGI's two messages do, at a third of their cost.
+
+        Args:
+            head: status line and headers but date and connection, each with its line end.
+            body: all of it.
+            held: claims to take back where the client surely does not get this.
+            close: take no further request.
+        """
+        self.handing_over = held
+        if self.gone:
+            self._take_back()
+            return
+        cycle = cast(RequestResponseCycle, self._running)
+        end = _END if cycle.keep_alive and not close else _CLOSE
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(b"".join((head, _date(cycle.default_headers), end, body)))
+        cycle.message_event.set()
+        if end is _CLOSE:
+            self.transport.close()
+        self.on_response_complete()
+
+    def _take_back(self) -> None:
+        for gate, wire, owner in self.handing_over:
+            gate.release_later(wire, owner)
+        self.handing_over = ()
+
+    # Bounds
+
+    @property
+    def full(self) -> bool:
+        """As much of it waits as may: requests for their turn, or a body for who reads it."""
+        if len(self.pipeline) >= self._limits.in_flight:
+            return True
+        cycle = self.cycle
+        return cycle is not None and len(cycle.body) > HIGH_WATER_LIMIT and not cycle.response_complete
+
+    def _look(self) -> None:
+        """End the connection if nothing was asked for long; one timer, not one for each request."""
+        running = self._running
+        if not self._whole or (running is not None and not running.response_complete):
+            left = self._limits.idle_timeout
+        else:
+            left = self._used + self._limits.idle_timeout - self.loop.time()
+        if left <= 0:
+            self.transport.abort()
+        else:
+            self._idle = self.loop.call_later(left, self._look)
+
+    def _hurry(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._limits.request_timeout, self._overdue)
+
+    def _relax(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _read_again(self) -> None:
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+
+    def _overdue(self) -> None:
+        self._timer = None
+        self._end(problems.TIMEOUT)
+
+    def _end(self, farewell: Problem) -> None:
+        """Answer what came whole, then this, and close. What came in part is dropped."""
+        self._farewell = farewell
+        self._relax()
+        partial = not self._whole and self.cycle is not None and self.cycle.more_body
+        if partial and self.pipeline and self.pipeline[0][0] is self.cycle:
+            self.pipeline.popleft()
+        running = self._running
+        if running is None or running.response_complete or (partial and running is self.cycle):
+            self._say(farewell)
+
+    def _say(self, farewell: Problem) -> None:
+        if self.transport.is_closing():
+            return
+        if self._running is None or self._running.response_complete or not self._running.response_started:
+            self.transport.write(_response(farewell))
+        self.transport.close()
+        self._end_soon()
+
+    def _end_soon(self) -> None:
+        """Closing waits for the client to read what is left: not for ever."""
+        self._relax()
+        self._timer = self.loop.call_later(self._limits.request_timeout, self.transport.abort)
+
+
+_dated: tuple[Any, bytes] = (None, b"")
+
+
+def _date(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Return uvicorn's own headers as text; it makes them anew each second."""
+    global _dated
+    if _dated[0] is not headers:
+        _dated = headers, b"".join(b"%b: %b\r\n" % header for header in headers)
+    return _dated[1]
+
+
+def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
+    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def _sized(headers: list[tuple[bytes, bytes]]) -> bool:
+    return any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
+
+
+def _response(problem: Problem) -> bytes:
+    body = orjson.dumps(problem.facts(problem.about))
+    head = b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    return STATUS_LINE[problem.status] + head % len(body) + body

@@ -1,0 +1,362 @@
+"""The requests of the HTTP wire. To add one: a model in `models.py`, a function here, a line in `ROUTES`.
+
+A function gets the gate, the checked request and its client, and returns the answer, or raises: what the
+client is told then stands in `problems.py`.
+"""
+
+from __future__ import annotations
+
+from binascii import hexlify
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import orjson
+import pydantic_core
+
+from ...codec import has_nan
+from ...errors import ConfigError, ResultError, UnavailableError
+from ...keys import digest
+from ...model import Outcome
+from ...protocol.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
+from ...protocol.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
+from ..resp.options import fingerprint_of
+from ..service.metrics import Metrics, counted
+from ..verbs import (
+    as_json,
+    held,
+    record_facts,
+    releasing,
+    renewing,
+    seconds,
+    settling,
+    start,
+    verdict_on,
+)
+from . import models, problems
+from .problems import RequestProblem, problem_of
+
+if TYPE_CHECKING:
+    from ...claim import Claim
+    from ...gateway import Dedup
+    from ..gate import Gate
+
+T = TypeVar("T")
+Held = tuple["Dedup", bytes, bytes]
+"""A claim that is the client's only if it gets the answer: its gate, store key and owner field."""
+
+_CREATED = b"HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
+_OPENING = len('{"outcome":"acquired","owner":"') + 2 * RANDOM_BYTES
+_ACQUIRED = Outcome.ACQUIRED
+_SUCCEEDED = Outcome.SUCCEEDED
+_FAILED = Outcome.FAILED
+_IN_PROGRESS = Outcome.IN_PROGRESS
+
+
+class Gone(Exception):
+    """The client hung up: nobody wants an answer."""
+
+
+class Client(Protocol):
+    """Who asked."""
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what the work returns; where the client goes before, cancel it and raise Gone."""
+        ...
+
+
+class Answer:
+    """What a client is told: a status and JSON.
+
+    Args:
+        retry_ms: when another try makes sense.
+        held: claims to take back should the client not get this.
+    """
+
+    __slots__ = ("facts", "headers", "held", "retry_ms", "status")
+
+    def __init__(
+        self, status: int, facts: Any, retry_ms: int | None = None, held: Sequence[Held] = ()
+    ) -> None:
+        self.status = status
+        self.facts = facts
+        self.retry_ms = retry_ms
+        self.held = held
+        self.headers: list[tuple[bytes, bytes]] | None = None
+
+    @property
+    def text(self) -> bytes:
+        """The body."""
+        return self.facts if type(self.facts) is bytes else orjson.dumps(self.facts)
+
+
+class Page(Answer):
+    """An answer that is no JSON object made here: ready bytes."""
+
+    __slots__ = ("kind",)
+
+    def __init__(self, kind: bytes, content: bytes) -> None:
+        super().__init__(200, content)
+        self.kind = kind
+
+
+# Claims
+
+
+async def claim(gate: Gate, ask: models.ClaimRequest, client: Client) -> Answer:
+    """`POST /v1/claims`. The main path."""
+    scope = gate.root if ask.namespace is None else gate.scope(ask.namespace)
+    if ask.wait:
+        call = scope.claim(
+            ask.key,
+            fingerprint=None if ask.fingerprint is None else _mark(ask.fingerprint),
+            owner=ask.owner,
+            lease=seconds(ask.lease),
+            ttl=seconds(ask.ttl),
+            wait=ask.wait / 1000,
+        )
+        return _waited(scope, await client.unless_gone(_wait(call)), ask.owner is not None)
+    op = claim_op(scope, ask)
+    op.named = ask.owner is not None
+    verdict = await verdict_on(scope, op, start(scope, op))
+    return claimed(scope, op.wire, op.owner, op.named, verdict)
+
+
+def claim_op(scope: Dedup, ask: models.ClaimRequest, kind: type[ClaimOp] = ClaimOp) -> ClaimOp:
+    """Return the operation, of this kind, of a claim that does not wait."""
+    mark = None if ask.fingerprint is None else _mark(ask.fingerprint)
+    owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
+    plain = ask.lease is None and ask.ttl is None
+    terms = scope.claim_terms if plain else scope.terms_ms(ask.lease, ask.ttl)
+    return kind(scope.claim_wire(ask.key.encode()), terms, owner, mark)
+
+
+async def redeem(gate: Gate, ask: models.RedeemRequest, client: Client) -> Answer:
+    """`POST /v1/tokens/redeem`."""
+    scope = gate.scope(ask.namespace)
+    if ask.wait:
+        call = scope.tokens.redeem(
+            ask.token,
+            ask.subject,
+            lease=seconds(ask.lease),
+            ttl=seconds(ask.ttl),
+            wait=ask.wait / 1000,
+        )
+        return _waited(scope, await client.unless_gone(_wait(call)), False)
+    op = _token_op(scope, ask, Mode.REDEEM, ask.lease, ask.ttl)
+    verdict = await verdict_on(scope, op, start(scope, op))
+    return claimed(scope, op.wire, op.owner, op.named, verdict)
+
+
+def claimed(scope: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdict) -> Answer:
+    """Return a verdict as the claimant is told it."""
+    outcome = verdict.outcome
+    facts: dict[str, Any] = {
+        "outcome": outcome._value_,
+        "owner": owner_text(owner),
+        "fence": verdict.fence,
+        "attempt": verdict.attempt,
+        "lease": verdict.left_ms if outcome is _ACQUIRED else None,
+        "result": as_json(verdict.payload) if outcome is _SUCCEEDED else None,
+        "error": as_json(verdict.payload) if outcome is _FAILED else None,
+        "retry_after": verdict.left_ms if outcome is _IN_PROGRESS else None,
+        "degraded": verdict.degraded,
+    }
+    if outcome is _ACQUIRED:
+        return Answer(201, facts, None, () if named else ((scope, wire, owner),))
+    if outcome is _SUCCEEDED or outcome is _FAILED:
+        return Answer(200, facts)
+    known = problems.OF_OUTCOME[outcome]
+    return Answer(known.status, known.facts(**facts), facts["retry_after"])
+
+
+def _mark(value: Any) -> bytes:
+    """Return a fingerprint: 32 hexadecimal digits as they are, anything else digested."""
+    if type(value) is str and len(value) == 32:
+        try:
+            return fingerprint_of(value.encode())
+        except ConfigError:
+            pass
+    return digest(value)
+
+
+async def _wait(call: Awaitable[Claim]) -> Claim:
+    return await call
+
+
+def _waited(scope: Dedup, answer: Claim, named: bool) -> Answer:
+    return claimed(scope, *answer.hold, named, answer.verdict)
+
+
+_BUSY = (
+    orjson.dumps(problems.IN_PROGRESS.facts(outcome="in_progress"))[:-1]
+    + b',"owner":"%b","fence":%d,"attempt":%d,"lease":null,"result":null,"error":null,"retry_after":%d,"degraded":%b}'
+)
+
+
+def told(scope: Dedup, op: ClaimOp, verdict: Verdict) -> Answer:
+    """As `claimed`, for a drawn owner that acquired nothing; in a storm most hear that another is at work."""
+    if verdict.outcome is not _IN_PROGRESS:
+        return claimed(scope, op.wire, op.owner, False, verdict)
+    truth = b"true" if verdict.degraded else b"false"
+    text = _BUSY % (hexlify(op.owner[1:]), verdict.fence, verdict.attempt, verdict.left_ms, truth)
+    return Answer(409, text, verdict.left_ms)
+
+
+_TAIL = b'","fence":%d,"attempt":%d,"lease":%d,"result":null,"error":null,"retry_after":null,"degraded":%b}'
+
+
+class AcquiredText:
+    """The answer `acquired` as text, for a drawn owner: fresh claims of one batch share a verdict, so most of it."""
+
+    __slots__ = ("_head", "_tail", "_verdict")
+
+    def __init__(self) -> None:
+        # Mutable: the last verdict, and what follows from it.
+        self._verdict: Verdict | None = None
+        self._head = self._tail = b""
+
+    def text(self, verdict: Verdict, owner: bytes) -> tuple[bytes, bytes]:
+        """Return the head and the body of the answer."""
+        if verdict is not self._verdict:
+            self._turn_to(verdict)
+        return self._head, b'{"outcome":"acquired","owner":"%b%b' % (hexlify(owner[1:]), self._tail)
+
+    def _turn_to(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        self._tail = acquired_tail(verdict)
+        self._head = _CREATED % (_OPENING + len(self._tail))
+
+
+def acquired_tail(verdict: Verdict) -> bytes:
+    """Return what follows the owner in the answer `acquired`."""
+    truth = b"true" if verdict.degraded else b"false"
+    return _TAIL % (verdict.fence, verdict.attempt, verdict.left_ms, truth)
+
+
+# Settling
+
+
+async def complete(gate: Gate, ask: models.CompleteRequest, client: Client) -> Answer:
+    """`POST /v1/claims/complete`."""
+    return await _settle(gate, ask, True, ask.result, ask.ttl)
+
+
+async def fail(gate: Gate, ask: models.FailRequest, client: Client) -> Answer:
+    """`POST /v1/claims/fail`."""
+    return await _settle(gate, ask, False, ask.error, ask.ttl)
+
+
+async def _settle(
+    gate: Gate, ask: models.HolderRequest, succeeded: bool, value: Any, ttl: int | None
+) -> Answer:
+    scope, wire, owner = _held(gate, ask)
+    payload = _payload(value)
+    op = settling(scope, wire, owner, fence=ask.fence, succeeded=succeeded, ttl=ttl, payload=payload)
+    return await _changed(scope, op, {})
+
+
+async def release(gate: Gate, ask: models.ReleaseRequest, client: Client) -> Answer:
+    """`POST /v1/claims/release`."""
+    scope, wire, owner = _held(gate, ask)
+    return await _changed(scope, releasing(wire, owner, ask.fence), {})
+
+
+async def renew(gate: Gate, ask: models.RenewRequest, client: Client) -> Answer:
+    """`POST /v1/claims/renew`."""
+    scope, wire, owner = _held(gate, ask)
+    op = renewing(scope, wire, owner, ask.fence, ask.lease)
+    return await _changed(scope, op, {"lease": op.lease_ms})
+
+
+def _held(gate: Gate, ask: models.HolderRequest) -> tuple[Dedup, bytes, bytes]:
+    scope = gate.scope(ask.namespace)
+    return scope, *held(scope, ask.key, ask.owner, token=ask.token)
+
+
+async def _changed(scope: Dedup, op: SettleOp | ReleaseOp | RenewOp, facts: dict[str, Any]) -> Answer:
+    await scope.change(op)
+    return Answer(200, facts)
+
+
+def _payload(value: Any) -> bytes:
+    """Return a result as JSON; not by orjson, which knows no number above 64 bits."""
+    if value is None:
+        return b""
+    payload = pydantic_core.to_json(value)
+    if (b"NaN" in payload or b"Infinity" in payload) and has_nan(value):
+        raise ResultError("a result is JSON: NaN and infinity are not")
+    return payload
+
+
+# Tokens
+
+
+async def issue(gate: Gate, ask: models.IssueRequest, client: Client) -> Answer:
+    """`POST /v1/tokens`."""
+    scope = gate.scope(ask.namespace)
+    token = await scope.tokens.issue(ask.subject, seconds(ask.ttl))
+    ttl = round(scope.settings.token_ttl * 1000) if ask.ttl is None else ask.ttl
+    return Answer(201, {"token": token, "ttl": ttl})
+
+
+async def consume(gate: Gate, ask: models.ConsumeRequest, client: Client) -> Answer:
+    """`POST /v1/tokens/consume`."""
+    scope = gate.scope(ask.namespace)
+    op = _token_op(scope, ask, Mode.CONSUME, None, None)
+    verdict = await verdict_on(scope, op, start(scope, op))
+    outcome = verdict.outcome
+    facts: dict[str, Any] = {"outcome": outcome._value_, "degraded": verdict.degraded}
+    if outcome is _ACQUIRED:
+        return Answer(200, facts)
+    known = problems.OF_OUTCOME.get(outcome, problems.TOKEN_USED)
+    left = verdict.left_ms if outcome is _IN_PROGRESS else None
+    return Answer(known.status, known.facts(**facts, retry_after=left), left)
+
+
+def _token_op(
+    scope: Dedup, ask: models.ConsumeRequest, mode: Mode, lease: int | None, ttl: int | None
+) -> ClaimOp:
+    mark = None if ask.subject is None else digest(ask.subject)
+    terms = scope.terms(mode, seconds(lease), seconds(ttl))
+    return ClaimOp(scope.tokens.wire(ask.token), terms, draw_owner(), mark)
+
+
+# What every answer may need
+
+
+def problem(fault: Exception) -> Answer:
+    """Return what the client is told of an exception."""
+    facts, retry_ms = problem_of(fault)
+    answer = Answer(facts["status"], facts, retry_ms)
+    if isinstance(fault, RequestProblem):
+        answer.headers = fault.headers
+    return answer
+
+
+def count_failure(metrics: Metrics, scope: Dedup, fault: Exception, since: float) -> None:
+    """Count a claim that got no verdict."""
+    outcome = "unavailable" if isinstance(fault, UnavailableError) else "error"
+    metrics.claimed(scope, outcome, since)
+
+
+OPS: dict[str, Callable[[Gate, Any, Client], Awaitable[Answer]]] = {
+    handler.__name__: counted(handler.__name__, handler)
+    for handler in (claim, complete, fail, release, renew, issue, consume, redeem)
+}
+"""By name, and counted."""
+
+
+# Administration
+
+
+async def inspect(gate: Gate, ask: models.RecordQuery, client: Client) -> Answer:
+    """`GET /v1/records`."""
+    record = await gate.scope(ask.namespace).get(ask.key)
+    if record is None:
+        raise RequestProblem(problems.NO_RECORD)
+    return Answer(200, record_facts(record))
+
+
+async def forget(gate: Gate, ask: models.RecordQuery, client: Client) -> Answer:
+    """`DELETE /v1/records`."""
+    return Answer(200, {"forgotten": await gate.scope(ask.namespace).forget(ask.key)})

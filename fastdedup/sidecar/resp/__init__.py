@@ -1,0 +1,1 @@
+"""The sidecar's side of the Redis protocol."""

@@ -1,0 +1,381 @@
+"""The RESP commands. To add one: write a function, and name it in `COMMANDS`.
+
+A command that has to wait returns `connection.spawn(work, scope, verb)`: what the coroutine returns or
+raises is the reply.
+"""
+
+from __future__ import annotations
+
+from binascii import hexlify
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from ... import __version__
+from ...errors import ConfigError
+from ...model import Outcome
+from ...protocol.operations import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
+from ...protocol.owners import draw_owner, owner_text
+from ..verbs import Asked, held, record_facts, releasing, renewing, seconds, settling
+from . import store_commands as store_verbs
+from .connection import Place, RespConnection, Slot, error_reply
+from .frames import bulk, encode, error
+from .options import Options, number_of, read_options, text_of
+
+if TYPE_CHECKING:
+    from ...claim import Claim
+    from ...gateway import Dedup
+
+Command = Callable[[RespConnection, list[bytes]], bytes | Place]
+"""Gets its connection and its parts; returns the reply, or a slot that gets it later."""
+
+_ACQUIRED = Outcome.ACQUIRED
+_OK = b"+OK\r\n"
+_ACQUIRED_HEAD = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
+_HEADS = {outcome: b"*7\r\n" + bulk(outcome.value.encode()) for outcome in Outcome}
+_CLAIM = frozenset({"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
+_REDEEM = frozenset({"NS", "SUBJECT", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
+_SETTLE = frozenset({"NS", "TTL", "FENCE", "TOKEN"})
+_RENEW = frozenset({"NS", "FENCE", "TOKEN"})
+
+
+class Claiming(Asked):
+    """A claim's place in the order of replies, and where its verdict goes."""
+
+    __slots__ = ("_at", "_connection", "_ephemeral", "reply")
+
+    def __init__(self, connection: RespConnection, scope: Dedup, op: ClaimOp, ephemeral: bool) -> None:
+        super().__init__(scope, op)
+        self.reply: bytes | None = None
+        self._at = connection.at
+        self._connection = connection
+        self._ephemeral = ephemeral
+
+    def done(self) -> bool:
+        """As a future. A client that has gone is a caller that was cancelled: its claim is released."""
+        return self._connection.gone or self._op is None
+
+    def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+        """Write the verdict."""
+        connection = self._connection
+        connection.judged(scope, verdict, self._at)
+        if verdict.outcome is _ACQUIRED:
+            if self._ephemeral:
+                connection.hold((scope, op.wire, op.owner))
+            if not connection.resp3:
+                connection.answer(self, acquired_reply(verdict, op.owner))
+                return
+        connection.answer(self, verdict_reply(verdict, op.owner, connection.resp3))
+
+    def failed(self, fault: Exception) -> None:
+        """Write the error."""
+        reply = error_reply(fault)
+        self._connection.metrics.answered(self._scope, "claim", reply, self._at)
+        self._connection.answer(self, reply)
+
+
+def acquired_reply(verdict: Verdict, owner: bytes) -> bytes:
+    """As `verdict_reply`, in RESP2, for a drawn owner. Fresh claims of a batch share a verdict, so its text too."""
+    tail = verdict.value
+    if tail is None:
+        tail = verdict.value = b"\r\n:%d\r\n:%d\r\n:%d\r\n$-1\r\n:%d\r\n" % (
+            verdict.fence,
+            verdict.attempt,
+            verdict.left_ms,
+            verdict.degraded,
+        )
+    return _ACQUIRED_HEAD + hexlify(owner[1:]) + tail  # type: ignore[no-any-return]
+
+
+def verdict_reply(verdict: Verdict, owner: bytes, resp3: bool) -> bytes:
+    """Encode `[outcome, owner, fence, attempt, lease_ms, result, degraded]`."""
+    if not resp3:
+        return _verdict_reply2(verdict, owner)
+    return encode(
+        [
+            verdict.outcome.value,
+            owner_text(owner),
+            verdict.fence,
+            verdict.attempt,
+            verdict.left_ms,
+            verdict.payload or None,
+            verdict.degraded,
+        ],
+        resp3,
+    )
+
+
+def _verdict_reply2(verdict: Verdict, owner: bytes) -> bytes:
+    """In RESP2: one format at a third of the cost, as in a storm nearly every reply is such."""
+    text, payload = owner_text(owner).encode(), verdict.payload
+    return b"%b$%d\r\n%b\r\n:%d\r\n:%d\r\n:%d\r\n%b:%d\r\n" % (
+        _HEADS[verdict.outcome],
+        len(text),
+        text,
+        verdict.fence,
+        verdict.attempt,
+        verdict.left_ms,
+        bulk(payload) if payload else b"$-1\r\n",
+        verdict.degraded,
+    )
+
+
+# Claims
+
+
+def claim(connection: RespConnection, command: list[bytes]) -> bytes | Place:
+    """`FD.CLAIM key [NS n] [FP hex] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`. The main path."""
+    if len(command) == 2:
+        scope, key, mark, ephemeral = connection.gate.root, command[1], None, False
+        terms = scope.claim_terms
+    else:
+        _wants(command, 2)
+        options = read_options(command, 2, _CLAIM)
+        scope, key, mark, ephemeral = (
+            connection.gate.scope(options.ns),
+            command[1],
+            options.fp,
+            options.ephemeral,
+        )
+        if options.owner is not None or options.wait:
+            return connection.spawn(_claim_slowly(connection, scope, key, options), scope, "claim")
+        terms = scope.terms_ms(options.lease, options.ttl)
+    if not key.isascii():
+        text_of("the key", key)
+    op = ClaimOp(scope.claim_wire(key), terms, draw_owner(), mark)
+    claiming = Claiming(connection, scope, op, ephemeral)
+    claiming.begin()
+    return claiming
+
+
+async def _claim_slowly(connection: RespConnection, scope: Dedup, key: bytes, options: Options) -> bytes:
+    """With an owner of the client's, or waiting."""
+    answer = await scope.claim(
+        text_of("the key", key),
+        fingerprint=options.fp,
+        owner=options.owner,
+        lease=seconds(options.lease),
+        ttl=seconds(options.ttl),
+        wait=seconds(options.wait) or 0.0,
+    )
+    return _answer(connection, scope, answer, options.ephemeral)
+
+
+def redeem(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.REDEEM token [SUBJECT s] [NS n] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`."""
+    _wants(command, 2)
+    options = read_options(command, 2, _REDEEM)
+    scope = connection.gate.scope(options.ns)
+
+    async def work() -> bytes:
+        answer = await scope.tokens.redeem(
+            text_of("the token", command[1]),
+            options.subject,
+            lease=seconds(options.lease),
+            ttl=seconds(options.ttl),
+            wait=seconds(options.wait) or 0.0,
+        )
+        return _answer(connection, scope, answer, options.ephemeral)
+
+    return connection.spawn(work(), scope, "redeem")
+
+
+def _answer(connection: RespConnection, scope: Dedup, answer: Claim, ephemeral: bool) -> bytes:
+    if answer.acquired and ephemeral:
+        connection.hold((scope, *answer.hold))
+    return verdict_reply(answer.verdict, answer.hold[1], connection.resp3)
+
+
+# Settling
+
+
+def settle(succeeded: bool, connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.COMPLETE key owner [result]`, `FD.FAIL key owner [error]`, then `[NS n] [TTL ms] [FENCE n] [TOKEN]`."""
+    _wants(command, 3)
+    options = read_options(command, 4, _SETTLE)
+    scope, wire, owner = _held(connection, command, options)
+    payload = command[3] if len(command) > 3 else b""
+    op = settling(
+        scope, wire, owner, fence=options.fence, succeeded=succeeded, ttl=options.ttl, payload=payload
+    )
+    return connection.spawn(_change(connection, scope, op), scope, "complete" if succeeded else "fail")
+
+
+def release(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.RELEASE key owner [NS n] [FENCE n] [TOKEN]`."""
+    _wants(command, 3)
+    options = read_options(command, 3, _RENEW)
+    scope, wire, owner = _held(connection, command, options)
+    op = releasing(wire, owner, options.fence)
+    return connection.spawn(_change(connection, scope, op), scope, "release")
+
+
+def renew(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.RENEW key owner [ms] [NS n] [FENCE n] [TOKEN]`: ms is the new lease, the namespace's by default."""
+    _wants(command, 3)
+    given = len(command) > 3 and command[3].isdigit()
+    options = read_options(command, 4 if given else 3, _RENEW)
+    scope, wire, owner = _held(connection, command, options)
+    lease = number_of("the lease", command[3], 1) if given else None
+    op = renewing(scope, wire, owner, options.fence, lease)
+    return connection.spawn(_change(connection, scope, op), scope, "renew")
+
+
+def _held(connection: RespConnection, command: list[bytes], options: Options) -> tuple[Dedup, bytes, bytes]:
+    """Return the gate, the store key and the owner field of what a client says it holds."""
+    scope = connection.gate.scope(options.ns)
+    key, owner = text_of("the key", command[1]), text_of("the owner", command[2])
+    return scope, *held(scope, key, owner, token=options.token)
+
+
+async def _change(connection: RespConnection, scope: Dedup, op: SettleOp | ReleaseOp | RenewOp) -> bytes:
+    await scope.change(op)
+    if not isinstance(op, RenewOp):
+        connection.let_go(scope, op.wire, op.owner)
+    return _OK
+
+
+# Tokens
+
+
+def issue(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.ISSUE [SUBJECT s] [TTL ms] [NS n]`: the token."""
+    options = read_options(command, 1, frozenset({"SUBJECT", "TTL", "NS"}))
+    scope = connection.gate.scope(options.ns)
+
+    async def work() -> bytes:
+        return encode(await scope.tokens.issue(options.subject, seconds(options.ttl)))
+
+    return connection.spawn(work(), scope, "issue")
+
+
+def consume(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.CONSUME token [SUBJECT s] [NS n]`: the outcome."""
+    _wants(command, 2)
+    options = read_options(command, 2, frozenset({"SUBJECT", "NS"}))
+    scope = connection.gate.scope(options.ns)
+
+    async def work() -> bytes:
+        return encode((await scope.tokens.consume(text_of("the token", command[1]), options.subject)).value)
+
+    return connection.spawn(work(), scope, "consume")
+
+
+# Administration
+
+
+def get(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.GET key [NS n]`: the record as JSON, or null."""
+    _wants(command, 2)
+    scope = connection.gate.scope(read_options(command, 2, frozenset({"NS"})).ns)
+
+    async def work() -> bytes:
+        record = await scope.get(text_of("the key", command[1]))
+        return encode(None if record is None else orjson.dumps(record_facts(record)), connection.resp3)
+
+    return connection.spawn(work(), scope, "get")
+
+
+def forget(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.FORGET key [NS n]`: 1 where there was a record."""
+    _wants(command, 2)
+    scope = connection.gate.scope(read_options(command, 2, frozenset({"NS"})).ns)
+
+    async def work() -> bytes:
+        return encode(int(await scope.forget(text_of("the key", command[1]))))
+
+    return connection.spawn(work(), scope, "forget")
+
+
+# What real clients say before their first command
+
+
+def ping(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`PING [text]`."""
+    return encode(command[1]) if len(command) > 1 else b"+PONG\r\n"
+
+
+def hello(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`HELLO [2|3] [AUTH user password] [SETNAME name]`: who may connect is the socket's matter."""
+    if len(command) > 1:
+        if command[1] not in (b"2", b"3"):
+            return error("NOPROTO", "unsupported protocol version")
+        connection.resp3 = command[1] == b"3"
+    facts: dict[str, Any] = {
+        "server": "fastdedup",
+        "version": __version__,
+        "proto": 3 if connection.resp3 else 2,
+        "id": id(connection) & 0x7FFFFFFF,
+        "mode": "standalone",
+        "role": "master",
+        "modules": [],
+    }
+    return encode(facts, connection.resp3)
+
+
+def info(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`INFO [section]`: what clients look for before they call a server ready."""
+    lines = ["# Server", "redis_version:7.0.0", f"fastdedup_version:{__version__}", "redis_mode:standalone"]
+    lines += ["# Persistence", "loading:0", "# Replication", "role:master"]
+    return encode("\r\n".join(lines) + "\r\n")
+
+
+def client(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`CLIENT SETNAME | SETINFO | ID | GETNAME | …`."""
+    what = command[1].upper() if len(command) > 1 else b""
+    if what == b"ID":
+        return encode(id(connection) & 0x7FFFFFFF)
+    if what in (b"GETNAME", b"INFO", b"LIST"):
+        return encode("")
+    return _OK
+
+
+def select(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`SELECT 0`: there is one database."""
+    if command[1:] != [b"0"]:
+        return error("ERR", "there is one database, 0; use NS for namespaces")
+    return _OK
+
+
+def leave(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`QUIT`."""
+    connection.hang_up_after_replies()
+    return _OK
+
+
+def constant(reply: bytes, connection: RespConnection, command: list[bytes]) -> bytes:
+    """Answer always the same."""
+    return reply
+
+
+def _wants(command: list[bytes], least: int) -> None:
+    if len(command) < least:
+        raise ConfigError(
+            f"wrong number of arguments for '{command[0][:32].decode(errors='replace').lower()}'"
+        )
+
+
+COMMANDS: dict[bytes, Command] = {
+    b"FD.CLAIM": claim,
+    b"FD.REDEEM": redeem,
+    b"FD.COMPLETE": partial(settle, True),
+    b"FD.FAIL": partial(settle, False),
+    b"FD.RELEASE": release,
+    b"FD.RENEW": renew,
+    b"FD.ISSUE": issue,
+    b"FD.CONSUME": consume,
+    b"FD.GET": get,
+    b"FD.FORGET": forget,
+    b"PING": ping,
+    b"HELLO": hello,
+    b"AUTH": partial(constant, _OK),
+    b"CLIENT": client,
+    b"SELECT": select,
+    b"INFO": info,
+    b"COMMAND": partial(constant, b"*0\r\n"),
+    b"CONFIG": partial(constant, b"*0\r\n"),
+    b"QUIT": leave,
+    **store_verbs.COMMANDS,
+}

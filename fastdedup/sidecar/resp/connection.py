@@ -1,0 +1,330 @@
+"""The Redis protocol's side of the sidecar: one object a connection. Main path: `data_received` → `commands.py`.
+
+Commands of a connection run concurrently and are answered in order. A client that does not read its
+replies is not read from, and closed after a while: nothing is buffered without end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from ...errors import ClaimLostError, DedupError, UnavailableError
+from ...events import log
+from .frames import FrameError, Frames, error
+
+if TYPE_CHECKING:
+    from ...gateway import Dedup
+    from ..gate import Gate
+
+Key = tuple["Dedup", bytes, bytes]
+"""A held claim: whose, its store key, its owner field."""
+
+
+_SHUTTING_DOWN = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
+
+
+class Place(Protocol):
+    """A command's place in the order of replies."""
+
+    reply: bytes | None
+    """None until there is one."""
+
+
+class Slot:
+    """A place, and nothing else."""
+
+    __slots__ = ("reply",)
+
+    def __init__(self, reply: bytes | None = None) -> None:
+        self.reply = reply
+
+
+class RespConnection(asyncio.Protocol):
+    """Answers the commands of one client.
+
+    Args:
+        connections: every connection of the server; this one adds and removes itself.
+    """
+
+    def __init__(self, gate: Gate, connections: set[Any]) -> None:
+        from .commands import COMMANDS
+        from .plain import claim_plainly, plain_bytes
+
+        limits = gate.limits
+        self.gate = gate
+        self.loop = asyncio.get_running_loop()
+        self.resp3 = False
+        self.metrics = gate.metrics
+        self.judged = gate.metrics.judged
+        self.at = 0.0  # when its last bytes were read
+        self._commands = COMMANDS
+        self._claim_plainly = claim_plainly
+        self._plain_bytes = plain_bytes(limits)
+        self._connections = connections
+        self._limits = limits
+        self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
+        # Mutable: replies still to come, in order; work under way, and what of it has not begun; claims to
+        # free when the client goes.
+        self._slots: deque[Place] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._unbegun: set[Coroutine[Any, Any, bytes]] = set()
+        self.ephemeral: set[Key] = set()
+        # Mutable: operations of batches beyond one a command; what to do when the client goes.
+        self.extra = 0
+        self.on_gone: list[Callable[[], None]] = []
+        # Mutable: is the connection open for commands; reads and writes paused; the timer of what is due.
+        self.gone = False
+        self._draining = False
+        self._flushing = False
+        self._reading = True
+        self._writing = True
+        self._timer: asyncio.TimerHandle | None = None
+        self._hurried = False
+        self._used = False
+        self._transport: asyncio.Transport
+
+    # The transport's calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own only look like one
+        self._transport.set_write_buffer_limits(high=self._limits.unread)
+        self._connections.add(self)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Run the commands that are complete."""
+        self.at = perf_counter()
+        if len(data) <= self._plain_bytes and not (self._slots or self._hurried or self._draining):
+            place = self._claim_plainly(self, data)  # alone: nothing came before it, whole or in part
+            if place is not None:
+                self._slots.append(place)
+                self._used = True
+                return
+        try:
+            commands = self._frames.feed(data)
+        except FrameError as fault:
+            for command in fault.before:
+                self._run(command)
+            self._hang_up(error("ERR", f"Protocol error: {fault}"))
+            return
+        for command in commands:
+            self._run(command)
+        if not self._slots or self._slots[0].reply is not None:
+            self._flush()
+        if len(self._slots) + self.extra > self._limits.in_flight:
+            self._pause()
+        self._used = True
+        if self._frames.unfinished is not self._hurried:
+            self._watch()
+
+    def eof_received(self) -> bool:
+        """The client will send no more; if it still listens it gets its replies."""
+        self._draining = True
+        if hung_up(self._transport):
+            self.gone = True  # what is acquired from now on nobody will be told of
+            return False
+        self._flush()
+        return bool(self._slots)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Free what was held for this connection alone."""
+        self.gone = True
+        self._connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+        for scope, wire, owner in self.ephemeral:
+            scope.release_later(wire, owner)
+        self.ephemeral.clear()
+        for forget in self.on_gone:
+            forget()
+
+    def pause_writing(self) -> None:
+        """The client does not read: do not read from it."""
+        self._writing = False
+        self._pause()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        self._writing = True
+        self._resume()
+        self._watch()
+
+    # The server's calls
+
+    def shutdown(self) -> None:
+        """Take no more commands, answer those under way, close."""
+        self._draining = True
+        self._flush()
+
+    # The commands' calls
+
+    def answer(self, slot: Place, reply: bytes) -> None:
+        """Give a command its reply. Those of one turn of the loop go out as one write."""
+        slot.reply = reply
+        slots = self._slots
+        if self._flushing or not slots or slots[0] is not slot:
+            return
+        if len(slots) == 1:
+            if self._reading and not self._draining and not self.gone:
+                slots.popleft()  # as `_flush` does, for the client that waits for each reply
+                self._transport.write(reply)
+            else:
+                self._flush()
+        else:
+            self._flushing = True
+            self.loop.call_soon(self._flush)
+
+    def push(self, message: bytes) -> bool:
+        """Send what nobody asked for just now; False where the client does not read."""
+        if self._writing and not self.gone:
+            self._transport.write(message)
+        return self._writing
+
+    def spawn(self, work: Coroutine[Any, Any, bytes], scope: Dedup, verb: str) -> Slot:
+        """Run a command that has to wait; what it returns or raises is the reply. `verb` is for the metrics."""
+        slot = Slot()
+        self._unbegun.add(work)
+        task = self.loop.create_task(self._answer_with(slot, work, scope, verb), name="fastdedup-command")
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._ended, work))
+        return slot
+
+    def _ended(self, work: Coroutine[Any, Any, bytes], task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if (
+            work in self._unbegun
+        ):  # cancelled before its first step, it would be complained of as never awaited
+            self._unbegun.discard(work)
+            work.close()
+
+    async def _answer_with(
+        self, slot: Place, work: Coroutine[Any, Any, bytes], scope: Dedup, verb: str
+    ) -> None:
+        since = self.at
+        self._unbegun.discard(work)
+        try:
+            reply = await work
+        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            reply = error_reply(fault)
+        self.metrics.answered(scope, verb, reply, since)
+        self.answer(slot, reply)
+
+    def _run(self, command: list[bytes]) -> None:
+        answer: bytes | Place
+        handler = self._commands.get(command[0]) or self._commands.get(command[0].upper())
+        try:
+            if self._draining:
+                answer = _SHUTTING_DOWN
+            elif handler is None:
+                answer = error("ERR", f"unknown command '{command[0][:64].decode(errors='replace')}'")
+            else:
+                answer = handler(self, command)
+        except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            self.metrics.bad_requests += 1
+            answer = error_reply(fault)
+        self._slots.append(Slot(answer) if isinstance(answer, bytes) else answer)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        slots = self._slots
+        out: list[bytes] = []
+        while slots and (reply := slots[0].reply) is not None:
+            out.append(reply)
+            slots.popleft()
+        if out and not self.gone:
+            self._transport.write(b"".join(out))
+        if self._draining and not slots and not self.gone:
+            self._transport.close()
+        elif not self._reading and len(slots) + self.extra <= self._limits.in_flight // 2:
+            self._resume()
+
+    def hang_up_after_replies(self) -> None:
+        """Close once everything asked so far is answered (QUIT)."""
+        self._draining = True
+
+    def _hang_up(self, farewell: bytes) -> None:
+        """The stream cannot be told apart any more: say why, and close."""
+        self._slots.append(Slot(farewell))
+        self._draining = True
+        self._flush()
+
+    def hold(self, key: Key) -> None:
+        """Free this claim when the client goes."""
+        if self.gone:
+            key[0].release_later(key[1], key[2])
+        else:
+            self.ephemeral.add(key)
+
+    def let_go(self, scope: Dedup, wire: bytes, owner: bytes) -> None:
+        """It is settled."""
+        self.ephemeral.discard((scope, wire, owner))
+
+    # Flow and deadlines
+
+    def _pause(self) -> None:
+        if self._reading and not self.gone:
+            self._reading = False
+            self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        if (
+            not self._reading
+            and self._writing
+            and not self.gone
+            and len(self._slots) + self.extra <= self._limits.in_flight
+        ):
+            self._reading = True
+            self._transport.resume_reading()
+
+    def _watch(self) -> None:
+        """Set the timer for what must happen next: the rest of a command, a read by the client, any command."""
+        hurried = self._frames.unfinished or not self._writing
+        if self._timer is not None:
+            if hurried and self._hurried:
+                return  # it has been waited for already
+            self._timer.cancel()
+        self._hurried = hurried
+        self._used = False
+        pause = self._limits.request_timeout if hurried else self._limits.idle_timeout
+        self._timer = self.loop.call_later(pause, self._overdue)
+
+    def _overdue(self) -> None:
+        self._timer = None
+        if self.gone:
+            return
+        if not self._hurried and (self._used or self._slots or self.ephemeral):
+            self._watch()
+        else:
+            self._transport.abort()
+
+
+def hung_up(transport: asyncio.Transport) -> bool:
+    """True where the other side has closed its end for reading as well (poll's POLLHUP, on Unix sockets)."""
+    sock = transport.get_extra_info("socket")
+    if sock is None or sock.fileno() < 0:
+        return False
+    look = select.poll()
+    look.register(sock.fileno(), 0)
+    return any(events & select.POLLHUP for _, events in look.poll(0))
+
+
+def error_reply(fault: Exception) -> bytes:
+    """Return an exception as a RESP error."""
+    if isinstance(fault, UnavailableError):
+        return error("UNAVAILABLE", f"{round(fault.retry_after * 1000)} {fault}")
+    if isinstance(fault, ClaimLostError):
+        return error("CLAIMLOST", str(fault))
+    if isinstance(fault, DedupError):
+        return error("ERR", str(fault))
+    log.exception("a command failed", exc_info=fault)
+    return error("ERR", "internal error; see the sidecar's log")

@@ -1,0 +1,207 @@
+"""Cuts a RESP stream into commands, and writes replies.
+
+By hand, not by hiredis: its reader allocates what a header announces (gigabytes for `*400000000`) and
+does not say where in the stream it stands, so that its input would have to be walked over first anyway.
+That walk is all there is to parsing a command, an array of bulk strings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...stores.sidecar.wire import MAX_ARGUMENTS
+
+_SIZES = [b"$%d" % size for size in range(512)]
+_COUNTS = {b"*%d" % count: count for count in range(1, MAX_ARGUMENTS + 1)}
+_BATCH = b"FD.RUN"
+"""Takes up to MAX_ARGUMENTS, whatever the limit for others is."""
+
+
+class FrameError(Exception):
+    """The stream is no RESP, or goes beyond the limits; it cannot be told apart any more.
+
+    Attributes:
+        before: the commands that were whole before that.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.before: list[list[bytes]] = []
+
+
+class _Unfinished(Exception):
+    """From `at` on at least `need` bytes belong to an argument."""
+
+    def __init__(self, at: int, need: int) -> None:
+        self.at = at
+        self.need = need
+
+
+class Frames:
+    """Feed it bytes, take commands: lists of bytes.
+
+    Args:
+        max_bytes: of one command, headers included.
+        max_arguments: of one command, its name included; FD.RUN, a batch, has a limit of its own.
+    """
+
+    __slots__ = ("_broken", "_count", "_held", "_max_arguments", "_max_bytes", "_need", "_parts", "_passed")
+
+    def __init__(self, *, max_bytes: int, max_arguments: int) -> None:
+        self._max_bytes = max_bytes
+        self._max_arguments = max_arguments
+        # Mutable, of an unfinished command: its arguments announced (0: not yet) and whole, the bytes that
+        # these took; of the argument after them its bytes so far, and at least how many there will be.
+        self._count = 0
+        self._parts: list[bytes] = []
+        self._passed = 0
+        self._held = bytearray()
+        self._need = 0
+        self._broken = False
+
+    @property
+    def unfinished(self) -> bool:
+        """True while a command has begun to arrive and has not ended."""
+        return self._need > 0 and not self._broken
+
+    def feed(self, data: bytes) -> list[list[bytes]]:
+        """Return the commands that are complete now; none any more once it has raised.
+
+        Raises:
+            FrameError: a header announces more than the limits allow, or is none.
+        """
+        commands: list[list[bytes]] = []
+        at = 0
+        try:
+            if self._need:
+                if self._broken:
+                    return commands
+                self._held += data
+                if len(self._held) < self._need:
+                    return commands  # not parsed again for each piece of a large value
+                data = bytes(self._held)
+                self._held.clear()
+                self._need = 0
+                command, at = self._command(data, 0)
+                data = data[at:]
+                commands, at = self._plain(data)
+                commands.insert(0, command)
+            else:
+                commands, at = self._plain(data)
+            end = len(data)
+            while at < end:
+                command, at = self._command(data, at)
+                commands.append(command)
+        except FrameError as error:
+            error.before = commands
+            self._broken, self._need, self._parts = True, 1, []
+            raise
+        except _Unfinished as unfinished:
+            self._held += data[unfinished.at :]
+            self._need = unfinished.need
+        return commands
+
+    def _plain(self, data: bytes) -> tuple[list[list[bytes]], int]:
+        """Return the whole commands of short arguments without line ends, and where the first other one starts.
+
+        Nearly all there are. Five times as fast as looking for each header: all is cut at once.
+        """
+        commands: list[list[bytes]] = []
+        if len(data) > self._max_bytes:
+            return commands, 0  # one of them may be too long
+        parts = data.split(b"\r\n")
+        at = 0
+        most = self._max_arguments
+        last = len(parts) - 1
+        while at < last:
+            count = _COUNTS.get(parts[at])
+            if count is None or (count > most and parts[at + 2 : at + 3] != [_BATCH]):
+                break
+            ends = at + 2 * count + 1
+            arguments = parts[at + 2 : ends : 2]
+            try:
+                if ends > last or parts[at + 1 : ends : 2] != [_SIZES[len(part)] for part in arguments]:
+                    break
+            except IndexError:
+                break
+            commands.append(arguments)
+            at = ends
+        return commands, len(data) if at == last and not parts[last] else sum(map(len, parts[:at])) + 2 * at
+
+    def _command(self, data: bytes, at: int) -> tuple[list[bytes], int]:
+        """Return the command that starts, or goes on, at `at`, and where it ends."""
+        start = at - self._passed
+        if not self._count:
+            self._count, at = self._number(data, at, 42, max(MAX_ARGUMENTS, self._max_arguments))
+            if not self._count:
+                raise FrameError("a command has a name")
+        count, parts = self._count, self._parts
+        while len(parts) < count:
+            self._passed = at - start
+            size, begins = self._number(data, at, 36, self._max_bytes)
+            ends = begins + size
+            if ends + 2 - start > self._max_bytes:
+                raise FrameError(f"a command takes at most {self._max_bytes} bytes")
+            if len(data) < ends + 2:
+                raise _Unfinished(at, ends + 2 - at)
+            if data[ends : ends + 2] != b"\r\n":
+                raise FrameError("a bulk string is longer than its header says")
+            parts.append(data[begins:ends])
+            at = ends + 2
+            if count > self._max_arguments and parts[0] != _BATCH:
+                raise FrameError(f"a command takes at most {self._max_arguments} arguments, not {count}")
+        self._count, self._parts, self._passed = 0, [], 0
+        return parts, at
+
+    def _number(self, data: bytes, at: int, kind: int, most: int) -> tuple[int, int]:
+        """Return the number of the header at `at`, and where that ends. `kind` is its first byte: 42 `*`, 36 `$`."""
+        line = data.find(b"\r\n", at, at + 13)
+        if at < len(data) and data[at] != kind:
+            raise FrameError("a command is an array of bulk strings")
+        if line < 0:
+            begun = data[at + 1 : at + 13].removesuffix(b"\r")
+            if len(begun) > 10 or (begun and not begun.isdigit()):
+                raise FrameError("a header is a number of at most ten digits")
+            raise _Unfinished(at, len(data) - at + 1)
+        digits = data[at + 1 : line]
+        if not digits.isdigit():
+            raise FrameError("a header is a number of at most ten digits")
+        number = int(digits)
+        if number > most:
+            what = "arguments" if kind == 42 else "bytes"
+            raise FrameError(f"a command takes at most {most} {what}, this one announces {number}")
+        return number, line + 2
+
+
+def simple(text: str) -> bytes:
+    """Encode a simple string, such as OK."""
+    return b"+%b\r\n" % text.encode()
+
+
+def error(code: str, message: str) -> bytes:
+    """Encode an error: `-CODE message`, on one line."""
+    text = " ".join(message.split())
+    return b"-%b %b\r\n" % (code.encode(), text.encode(errors="replace"))
+
+
+def bulk(data: bytes) -> bytes:
+    """Encode a bulk string."""
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+def encode(value: Any, resp3: bool = False) -> bytes:
+    """Encode a reply: None, bool, int, str, bytes, list or (RESP3: as such, RESP2: flat) dict."""
+    if value is None:
+        return b"_\r\n" if resp3 else b"$-1\r\n"
+    if value is True or value is False:
+        return (b"#t\r\n" if value else b"#f\r\n") if resp3 else b":%d\r\n" % value
+    if isinstance(value, int):
+        return b":%d\r\n" % value
+    if isinstance(value, str):
+        return bulk(value.encode())
+    if isinstance(value, bytes):
+        return bulk(value)
+    if isinstance(value, dict):
+        items = b"".join([encode(key, resp3) + encode(item, resp3) for key, item in value.items()])
+        return (b"%%%d\r\n" % len(value) if resp3 else b"*%d\r\n" % (2 * len(value))) + items
+    return b"*%d\r\n%b" % (len(value), b"".join([encode(item, resp3) for item in value]))

@@ -1,0 +1,118 @@
+"""The options of RESP commands: `NAME value` pairs and flags, in any order, after the positional arguments."""
+
+from __future__ import annotations
+
+from ...errors import ConfigError
+
+_VALUES = {"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "FENCE", "SUBJECT"}
+_FLAGS = {"EPHEMERAL", "TOKEN"}
+_MAX_MS = 10 * 365 * 86_400_000
+
+
+class Options:
+    """What was given; None or False where it was not. Times in ms."""
+
+    __slots__ = ("ephemeral", "fence", "fp", "lease", "ns", "owner", "subject", "token", "ttl", "wait")
+
+    def __init__(self) -> None:
+        self.ns: bytes | None = None
+        self.fp: bytes | None = None
+        self.owner: str | None = None
+        self.subject: str | None = None
+        self.lease: int | None = None
+        self.ttl: int | None = None
+        self.wait: int | None = None
+        self.fence: int | None = None
+        self.ephemeral = False
+        self.token = False
+
+
+def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> Options:
+    """Read the options from `command[start:]`.
+
+    Raises:
+        ConfigError: an option that is unknown, not allowed here, given twice, without value, or of a wrong kind.
+    """
+    options = Options()
+    seen: set[str] = set()
+    at = start
+    while at < len(command):
+        name = command[at][:16].decode(errors="replace").upper()
+        if name not in allowed:
+            listed = ", ".join(sorted(allowed)) or "no options"
+            raise ConfigError(f"unknown option '{name}' for {_name_of(command)}; it takes {listed}")
+        if name in seen:
+            raise ConfigError(f"{name} is given twice")
+        seen.add(name)
+        if name in _FLAGS:
+            setattr(options, name.lower(), True)
+            at += 1
+            continue
+        if at + 1 == len(command):
+            raise ConfigError(f"{name} wants a value")
+        setattr(options, name.lower(), _value(name, command[at + 1]))
+        at += 2
+    return options
+
+
+def _value(name: str, data: bytes) -> object:
+    if name == "NS":
+        return data
+    if name == "FP":
+        return fingerprint_of(data)
+    if name in ("OWNER", "SUBJECT"):
+        return text_of(name, data)
+    least = 1 if name in ("LEASE", "TTL") else 0
+    return number_of(name, data, least)
+
+
+def number_of(name: str, data: bytes, least: int = 0) -> int:
+    """Read a whole number: of milliseconds, or a fence.
+
+    Raises:
+        ConfigError: none, or out of bounds.
+    """
+    if (
+        not data.isdigit()
+        or len(data) > 16
+        or not least <= int(data) <= (_MAX_MS if name != "FENCE" else 2**53)
+    ):
+        raise ConfigError(
+            f"{name} is a whole number of milliseconds from {least} to ten years, not {_shown(data)}"
+        )
+    return int(data)
+
+
+def text_of(name: str, data: bytes) -> str:
+    """Read UTF-8.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{name} is UTF-8 text, not {_shown(data)}") from None
+
+
+def fingerprint_of(data: bytes) -> bytes:
+    """Read a fingerprint: 32 hexadecimal digits.
+
+    Raises:
+        ConfigError: none.
+    """
+    try:
+        mark = bytes.fromhex(data.decode("ascii"))
+    except ValueError:
+        mark = b""
+    if len(mark) != 16 or len(data) != 32:
+        raise ConfigError(f"FP is 32 hexadecimal digits, 16 bytes, not {_shown(data)}")
+    return mark
+
+
+def _name_of(command: list[bytes]) -> str:
+    return command[0][:32].decode(errors="replace").upper()
+
+
+def _shown(data: bytes) -> str:
+    return repr(data[:32].decode(errors="replace"))

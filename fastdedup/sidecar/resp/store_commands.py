@@ -1,0 +1,241 @@
+"""The commands of a `sidecar://` store: a batch of operations of another process's gate, and news of freed keys.
+
+What travels stands in `stores/sidecar/wire.py`. Each operation is executed by itself, under the policy of the
+namespace that its key is in; in the engine it joins what other clients ask for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from ...errors import ConfigError, ResultTooLargeError, UnavailableError
+from ...protocol.keyspace import names_of
+from ...protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
+from ...stores.sidecar.unpack import unpack
+from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
+from ..service.metrics import BOUNDS
+from .connection import RespConnection, Slot, error_reply
+from .frames import encode as encode_value
+
+if TYPE_CHECKING:
+    from ...gateway import Dedup
+    from ..gate import Gate
+
+_VERBS = {verb.value.encode(): verb for verb in Verb}
+_MARKS = b"=#?!&%@$"
+_LOOK_AGAIN = 0.05
+"""Seconds between two looks whether a client reads again."""
+
+
+class Run(Slot):
+    """An FD.RUN under way: its place in the order of replies, and the answers that it has."""
+
+    __slots__ = ("_answers", "_connection", "_left", "_scopes", "_since", "_verb")
+
+    def __init__(self, connection: RespConnection, verb: Verb, scopes: list[Dedup]) -> None:
+        super().__init__()
+        size = len(scopes)
+        self._connection = connection
+        self._verb = verb
+        self._scopes = scopes
+        self._since = connection.at
+        self._answers: list[Reply] = [None] * size  # type: ignore[list-item] # each is set before it is read
+        self._left = size
+        connection.extra += size - 1
+
+    def put(self, place: int, answer: Reply) -> None:
+        """Take the answer to one operation; the last one is followed by the reply."""
+        self._answers[place] = answer
+        self._left -= 1
+        if not self._left:
+            self._count()
+            self._end(encode(self._answers))
+
+    def _count(self) -> None:
+        took = perf_counter() - self._since
+        cell = bisect_left(BOUNDS, took)
+        operations = self._connection.metrics.operations
+        pairs = zip(self._scopes, self._answers, strict=True)
+        for (scope, outcome), same in groupby(pairs, lambda pair: (pair[0], outcome_of(pair[1]))):
+            cells = operations[scope.settings.namespace, self._verb.value][outcome]
+            count = sum(1 for _ in same)
+            cells[cell] += count
+            cells[-1] += count * took
+
+    def fail(self, fault: Exception) -> None:
+        """The batch has met a fault, not an outage: there is no telling its operations apart."""
+        if self.reply is None:
+            self._end(error_reply(fault))
+
+    def _end(self, reply: bytes) -> None:
+        if self.reply is None:
+            self._connection.extra -= len(self._answers) - 1
+            self._connection.answer(self, reply)
+
+
+class Place:
+    """Stands where the engine expects a future, and passes on the reply to one operation.
+
+    Never done before: an operation of a client that has gone is not taken back, as it may have sent it
+    again over another connection. It names its owner, so that this is safe; whoever died loses its lease.
+    """
+
+    __slots__ = ("_op", "_place", "_run", "_scope")
+
+    def __init__(self, run: Run, place: int, scope: Dedup, op: Op) -> None:
+        self._run = run
+        self._place = place
+        self._scope = scope
+        self._op = op
+
+    def done(self) -> bool:
+        """As a future."""
+        return False
+
+    def set_result(self, reply: Reply) -> None:
+        """Answer."""
+        if isinstance(reply, UnavailableError):
+            self.set_exception(reply)
+            return
+        op = self._op
+        if type(op) is not ClaimOp:
+            self._scope.took(op, reply)
+        unsure = reply is Code.LOST and type(op) is ReleaseOp and op.unsure
+        self._run.put(self._place, UNSURE if unsure else reply)
+
+    def set_exception(self, fault: Exception) -> None:
+        """Ask the policy, and answer."""
+        reply: Reply
+        try:
+            if not isinstance(fault, UnavailableError):
+                raise fault
+            reply = self._scope.fall_back(self._op, fault)
+        except UnavailableError as refusal:
+            reply = refusal
+        except Exception as other:  # noqa: BLE001 -- whatever it is, the client is told
+            self._run.fail(other)
+            return
+        self._run.put(self._place, reply)
+
+
+def outcome_of(answer: Reply) -> str:
+    """Return what an answer says, in a word, for the metrics."""
+    if type(answer) is Verdict:
+        return answer.outcome
+    code = answer.code if type(answer) is Moved else answer
+    if isinstance(code, Code):
+        return "claim_lost" if code is Code.LOST else code.name.lower()
+    return "unavailable" if isinstance(answer, UnavailableError) else "ok"
+
+
+def run(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.RUN verb count key... args...`. See `wire.py`."""
+    verb = _VERBS.get(command[1]) if len(command) > 3 else None
+    count = int(command[2]) if verb and command[2].isdigit() and len(command[2]) < 5 else 0
+    if verb is None or not 0 < count <= min(MAX_OPERATIONS, len(command) - 3):
+        raise ConfigError(
+            f"FD.RUN takes a verb, a count of 1 to {MAX_OPERATIONS}, as many keys, and arguments"
+        )
+    ops = unpack(verb, command[3 : 3 + count], command[3 + count :])
+    scopes = scopes_of(connection.gate, ops)
+    batch = Run(connection, verb, scopes)
+    for place, (op, scope) in enumerate(zip(ops, scopes, strict=True)):
+        try:
+            if verb is Verb.SETTLE:
+                scope.check_result(cast(SettleOp, op).payload)
+            reply = scope.hand_in(op, Place(batch, place, scope, op))
+        except (UnavailableError, ResultTooLargeError) as refusal:
+            reply = refusal
+        if reply is not None:
+            batch.put(place, reply)
+    return batch
+
+
+def scopes_of(gate: Gate, ops: Sequence[Op]) -> list[Dedup]:
+    """Return the gate of each operation's namespace, which stands in its key.
+
+    Raises:
+        ConfigError: a key that no gate makes, or a namespace too many.
+    """
+    scope, heads = scope_of(gate, ops[0].wire)
+    if all(op.wire.startswith(heads) for op in ops):  # nearly always
+        return [scope] * len(ops)
+    scopes: list[Dedup] = []
+    for op in ops:
+        if not op.wire.startswith(heads):
+            scope, heads = scope_of(gate, op.wire)
+        scopes.append(scope)
+    return scopes
+
+
+def scope_of(gate: Gate, wire: bytes) -> tuple[Dedup, tuple[bytes, ...]]:
+    """Return the gate of a key's namespace, and how all of its keys begin. Raises as `scopes_of`."""
+    namespace = names_of(wire)[0]
+    if not namespace:
+        raise ConfigError("FD.RUN: a key that is none of a namespace's")
+    return gate.scope(namespace), tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS)
+
+
+def store(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`FD.STORE protocol`: what a store says first. Returns the protocol, and the bytes that a command may take."""
+    if command[1:] != [b"%d" % PROTOCOL]:
+        raise ConfigError(
+            f"this sidecar speaks protocol {PROTOCOL} with stores: use the same fastdedup on both sides"
+        )
+    return encode_value([PROTOCOL, connection.gate.limits.frame])
+
+
+def listen(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.LISTEN`: from the reply on, `["freed", store key]` for each, `["freed", null]` where news was missed."""
+
+    async def work() -> bytes:
+        ear = Ear(connection)
+        connection.on_gone.append(await connection.gate.root.overhear(ear.hear))
+        return b"+OK\r\n"
+
+    return connection.spawn(work(), connection.gate.root, "listen")
+
+
+class Listener(Protocol):
+    """A connection, as far as news of it are concerned."""
+
+    loop: asyncio.AbstractEventLoop
+    gone: bool
+
+    def push(self, message: bytes) -> bool:
+        """Send what was not asked for; False where it cannot be sent."""
+
+
+class Ear:
+    """Tells a client which keys were freed; one that does not read is told later that it missed some."""
+
+    __slots__ = ("_connection", "_missed")
+
+    def __init__(self, connection: Listener) -> None:
+        self._connection = connection
+        # Mutable: the look that is due at whether the client reads again.
+        self._missed: Any = None
+
+    def hear(self, wire: bytes | None) -> None:
+        """A key was freed; None: any may have been."""
+        if self._missed is not None:
+            return
+        if not self._connection.push(encode_value([b"freed", wire])):
+            self._missed = self._connection.loop.call_later(_LOOK_AGAIN, self._look_again)
+
+    def _look_again(self) -> None:
+        self._missed = None
+        if not self._connection.gone:
+            self.hear(None)
+
+
+COMMANDS: dict[bytes, Callable[[RespConnection, list[bytes]], bytes | Slot]] = {
+    b"FD.RUN": run,
+    b"FD.STORE": store,
+    b"FD.LISTEN": listen,
+}

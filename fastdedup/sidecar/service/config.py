@@ -1,0 +1,270 @@
+"""The sidecar's settings: flags, then `FASTDEDUP_*` of the environment, then a TOML file. Main path: `load`.
+
+To add one: a field below, with its type's check and a sentence. Every mistake is reported, not the first
+alone; `mistakes.py` finds the line, the variable or the flag that each one comes from.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import tomllib
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from ...checks import check_seconds
+from ...errors import ConfigError
+from ...fallback.base import FallbackPolicy
+from ...fallback.local import LocalLRU
+from ...fallback.reject import Reject
+from ...keys import check_namespace
+from ...stores import make_store
+from ..limits import Limits
+from ..paths import default_socket
+from .mistakes import Mistakes, Sources, describe, in_order
+
+PREFIX = "FASTDEDUP_"
+
+
+def _no_flag(value: Any) -> Any:
+    """TOML tells true from 1, and so do we."""
+    if isinstance(value, bool):
+        raise ValueError("a number is wanted")
+    return value
+
+
+def _seconds(value: float) -> float:
+    try:
+        return check_seconds(value, "")
+    except ConfigError:
+        raise ValueError(f"a time in seconds, from 0.001 to ten years, not {value!r}") from None
+
+
+def _url(value: str) -> str:
+    make_store(value, 1.0)
+    return value
+
+
+def _absolute(value: Path) -> Path:
+    return value.expanduser().absolute()
+
+
+def _user(value: Any) -> Any:
+    return _id_of(value, lambda name: pwd.getpwnam(name).pw_uid, "user")
+
+
+def _group(value: Any) -> Any:
+    return _id_of(value, lambda name: grp.getgrnam(name).gr_gid, "group")
+
+
+def _id_of(value: Any, find: Any, kind: str) -> Any:
+    if not isinstance(value, str) or value.isdigit():
+        return _no_flag(value)
+    try:
+        return find(value)
+    except KeyError:
+        raise ValueError(f"this host has no {kind} {value!r}") from None
+
+
+Seconds = Annotated[float, BeforeValidator(_no_flag), AfterValidator(_seconds)]
+Count = Annotated[int, BeforeValidator(_no_flag), Field(ge=1)]
+Name = Annotated[str, AfterValidator(check_namespace)]
+Uid = Annotated[int, BeforeValidator(_user), Field(ge=0)]
+Gid = Annotated[int, BeforeValidator(_group), Field(ge=0)]
+
+
+class Table(BaseModel):
+    """A table of the file: a key that it does not know is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Policy(Table):
+    """`"reject"`, `"local"`, or `{ policy = "local", maxsize = 10000 }`."""
+
+    policy: Literal["reject", "local"] = "reject"
+    maxsize: Count | None = None
+    max_bytes: Count | None = None
+
+    @model_validator(mode="after")
+    def _sizes_are_for_local(self) -> Policy:
+        if self.policy == "reject" and self.sizes():
+            raise ValueError(f"{' and '.join(self.sizes())}: only the policy 'local' keeps records")
+        return self
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes that were given."""
+        return {
+            name: size
+            for name, size in (("maxsize", self.maxsize), ("max_bytes", self.max_bytes))
+            if size is not None
+        }
+
+    def make(self) -> FallbackPolicy:
+        """Return the policy itself: a new one, with records of its own."""
+        sizes: dict[str, Any] = self.sizes()
+        return LocalLRU(**sizes) if self.policy == "local" else Reject()
+
+
+def _spelled_out(value: Any) -> Any:
+    return {"policy": value} if isinstance(value, str) else value
+
+
+AnyPolicy = Annotated[Policy, BeforeValidator(_spelled_out)]
+
+
+class Namespace(Table):
+    """What a namespace may have of its own; what it does not say is the default namespace's."""
+
+    lease: Seconds | None = None
+    ttl: Seconds | None = None
+    failure_ttl: Seconds | None = None
+    token_ttl: Seconds | None = None
+    max_result: Count | None = None
+    on_unavailable: AnyPolicy | None = None
+
+    def changes(self) -> dict[str, Any]:
+        """Return what was given, the policy made."""
+        given = {name: getattr(self, name) for name in Namespace.model_fields}
+        changes = {name: value for name, value in given.items() if value is not None}
+        if self.on_unavailable is not None:
+            changes["on_unavailable"] = self.on_unavailable.make()
+        return changes
+
+
+_BOUNDS: dict[str, Any] = {"int": Count, "float": Seconds}
+_LIMITS: dict[str, Any] = {each.name: (_BOUNDS[str(each.type)], each.default) for each in fields(Limits)}
+LimitsTable: Any = create_model("LimitsTable", __base__=Table, **_LIMITS)
+"""`[limits]`: the fields of `Limits`, each checked."""
+
+
+class Config(BaseSettings):
+    """Everything that `fastdedup serve` can be told."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", frozen=True, env_prefix=PREFIX, env_nested_delimiter="__", env_ignore_empty=True
+    )
+
+    url: Annotated[str, AfterValidator(_url)] = "memory://"
+    socket: Annotated[Path, AfterValidator(_absolute)] = Field(default_factory=default_socket)
+    namespace: Name = "fastdedup"
+    timeout: Seconds = 0.25
+    replicas: Annotated[int, BeforeValidator(_no_flag), Field(ge=0)] = 0
+    on_shortfall: Literal["report", "raise"] = "report"
+    grace: Seconds = 10.0
+    """Seconds in which work under way may end when the sidecar is told to stop."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["text", "json"] = "text"
+    log_keys: bool = False
+    """Keys in clear in the log; else a digest that is another one in every run. Tokens never."""
+    allow_uids: tuple[Uid, ...] = ()
+    """Users who may connect, by number or name. With neither list: whoever may open the socket."""
+    allow_gids: tuple[Gid, ...] = ()
+    """Primary groups whose members may connect."""
+    limits: LimitsTable = Field(default_factory=LimitsTable)
+    namespaces: dict[Name, Namespace] = Field(default_factory=dict)
+
+    lease: Seconds = 30.0
+    ttl: Seconds = 86_400.0
+    failure_ttl: Seconds = 3_600.0
+    token_ttl: Seconds = 300.0
+    max_result: Count = 256 * 1024
+    on_unavailable: AnyPolicy = Policy()
+
+    @model_validator(mode="after")
+    def _store_fits(self) -> Config:
+        make_store(self.url, self.timeout, self.replicas)
+        return self
+
+    def gate_options(self) -> dict[str, Any]:
+        """Return the settings of the default namespace, which are those of every namespace without a table."""
+        options = {name: getattr(self, name) for name in Namespace.model_fields}
+        options["on_unavailable"] = self.on_unavailable.make()
+        own = self.namespaces.get(self.namespace)
+        return options | (own.changes() if own else {})
+
+    def other_namespaces(self) -> dict[str, dict[str, Any]]:
+        """Return what the other namespaces have of their own."""
+        others = {name: table for name, table in self.namespaces.items() if name != self.namespace}
+        return {name: table.changes() for name, table in others.items()}
+
+    def make_limits(self) -> Limits:
+        """Return the limits as the connections take them."""
+        return Limits(**self.limits.model_dump())
+
+
+class Environment(EnvSettingsSource):
+    """`FASTDEDUP_ALLOW_UIDS=0,33` and `FASTDEDUP_ON_UNAVAILABLE=local`, beside JSON."""
+
+    def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
+        """Return a list, a table, or the text that stands for one."""
+        try:
+            return super().decode_complex_value(field_name, field, value)
+        except ValueError:
+            return [each.strip() for each in value.split(",")] if field_name.startswith("allow_") else value
+
+
+def load(
+    file: Path | None = None, flags: Mapping[str, Any] | None = None, *, environment: bool = True
+) -> Config:
+    """Read the settings: flags over environment over file over defaults.
+
+    Raises:
+        Mistakes: every mistake that was found, each with where it stands.
+    """
+    sources = Sources(file, dict(flags or {}), dict(os.environ) if environment else {}, PREFIX)
+    table = _read(file, sources)
+    try:
+        return _layered(table, environment)(**sources.flags)
+    except ValidationError as error:
+        raise Mistakes(in_order([describe(each, sources, Config) for each in error.errors()])) from None
+
+
+def _read(file: Path | None, sources: Sources) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        sources.text = file.read_text(encoding="utf-8")
+        return tomllib.loads(sources.text)
+    except OSError as error:
+        raise Mistakes([f"{file}: {error.strerror}"]) from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise Mistakes([f"{file}: no TOML: {error}"]) from None
+
+
+def _layered(table: dict[str, Any], environment: bool) -> type[Config]:
+    class Layered(Config):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            toml = InitSettingsSource(settings_cls, init_kwargs=table)
+            return (init_settings, Environment(settings_cls), toml) if environment else (init_settings, toml)
+
+    return Layered

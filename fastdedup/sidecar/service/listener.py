@@ -1,0 +1,123 @@
+"""The sidecar's socket: never taken from a live sidecar, never open to everybody."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from ...errors import ConfigError
+
+_BACKLOG = 1024
+_SYSTEMD_FIRST = 3
+_CREDENTIALS = struct.Struct("3i")
+
+
+@contextlib.contextmanager
+def bound(path: Path, mode: int = 0o660) -> Iterator[socket.socket]:
+    """Yield a listening Unix socket at `path`; it is removed at the end.
+
+    The lock beside it decides between two sidecars that start at once; the probe sees one that holds no
+    lock of ours. asyncio would replace a live socket without a word.
+
+    Raises:
+        ConfigError: a sidecar serves there already, or something else stands in the way.
+    """
+    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    with _locked(path):
+        _clear(path)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            _bind(listener, path, mode)
+            listener.listen(_BACKLOG)
+            own = path.stat().st_ino
+            try:
+                yield listener
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_ino == own:  # not one that somebody else put there since
+                        path.unlink()
+        finally:
+            listener.close()
+
+
+def inherited() -> socket.socket | None:
+    """Return the socket that systemd listens on for us (sd_listen_fds(3)), or None.
+
+    Raises:
+        ConfigError: it passed more than one, or no stream socket.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    if os.environ.get("LISTEN_FDS") != "1":
+        raise ConfigError(f"systemd passed {os.environ.get('LISTEN_FDS')} sockets; fastdedup serves one")
+    listener = socket.socket(fileno=_SYSTEMD_FIRST)
+    if listener.type != socket.SOCK_STREAM:
+        raise ConfigError("systemd passed no stream socket: use ListenStream= in the socket unit")
+    for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
+        os.environ.pop(name, None)
+    return listener
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int, int] | None:
+    """Return the process, user and group at the other end (SO_PEERCRED); None where the system does not say."""
+    if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
+        return None
+    pid, uid, gid = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return pid, uid, gid
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise _taken(path) from None
+        yield
+    finally:
+        os.close(lock)  # the file stays: removing it would let two sidecars lock two files
+
+
+def _clear(path: Path) -> None:
+    """Remove a socket that nobody serves any more."""
+    try:
+        kind = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(kind):
+        raise ConfigError(f"{path} exists and is no socket: choose another path, or remove it")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except OSError as error:
+            raise ConfigError(f"cannot tell whether a sidecar serves {path}: {error}") from None
+    raise _taken(path)
+
+
+def _bind(listener: socket.socket, path: Path, mode: int) -> None:
+    """Nobody may connect between bind and chmod: the socket is born without rights."""
+    former = os.umask(0o777)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {path}: {error}") from None
+    finally:
+        os.umask(former)
+    path.chmod(mode)
+
+
+def _taken(path: Path) -> ConfigError:
+    return ConfigError(f"a sidecar serves {path} already: stop it, or choose another --socket")

@@ -1,0 +1,156 @@
+"""Says what is wrong with a configuration, and where: a line of the file, a variable, a flag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from ...errors import ConfigError
+
+_TABLE = re.compile(r"\s*\[\[?([^\]]+)\]")
+_KEY = re.compile(
+    r"""\s*((?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*'))*)\s*="""
+)
+_PART = re.compile(r"""[A-Za-z0-9_-]+|"[^"]*"|'[^']*'""")
+_SECRET = {"url"}
+
+
+class Mistakes(ConfigError):
+    """A configuration that cannot be used.
+
+    Attributes:
+        lines: one for each mistake.
+    """
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        super().__init__("; ".join(lines))
+        self.lines = list(lines)
+
+
+@dataclass
+class Sources:
+    """What a configuration was read from."""
+
+    file: Path | None
+    flags: dict[str, Any]
+    environment: dict[str, str]
+    prefix: str
+    text: str = field(default="", repr=False)
+
+    def place(self, path: Sequence[str]) -> str:
+        """Return where a setting was given: the flag, the variable, or the file and line."""
+        if path and path[0] in self.flags:
+            return f"--{path[0].replace('_', '-')}"
+        variable = self._variable(path)
+        if variable:
+            return variable
+        line = line_of(self.text, path)
+        return f"{self.file}:{line}" if line else str(self.file or "settings")
+
+    def _variable(self, path: Sequence[str]) -> str:
+        names = {name.upper(): name for name in self.environment}
+        for length in range(len(path), 0, -1):
+            found = names.get(self.prefix + "__".join(path[:length]).upper())
+            if found:
+                return found
+        return ""
+
+
+def describe(error: ErrorDetails, sources: Sources, model: type[BaseModel]) -> str:
+    """Return a mistake as `place: key: what is wrong`."""
+    path = [str(part) for part in error["loc"] if part != "[key]"]
+    name = ".".join(path)
+    return f"{sources.place(path)}: {name + ': ' if name else ''}{_what(error, path, model)}"
+
+
+def in_order(lines: Sequence[str]) -> list[str]:
+    """Sort mistakes by where they stand in the file; what stands elsewhere comes last."""
+
+    def line(mistake: str) -> int:
+        found = re.match(r".*?:(\d+): ", mistake)
+        return int(found[1]) if found else 1 << 30
+
+    return sorted(lines, key=line)
+
+
+def _what(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> str:
+    if error["type"] == "extra_forbidden":
+        return "unknown key" + _meant(path[-1], _known(model, path[:-1]))
+    if error["type"] == "literal_error":
+        expected = str(error.get("ctx", {}).get("expected", ""))
+        return f"{expected}, not {error['input']!r}" + _meant(
+            str(error["input"]), re.findall(r"'([^']*)'", expected)
+        )
+    message = error["msg"].removeprefix("Value error, ")
+    value = error["input"]
+    if error["type"] == "value_error" or path[-1:] == ["url"] or not isinstance(value, str | int | float):
+        return message
+    return f"{message}; it is {value!r}"
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    close = get_close_matches(word, list(known), n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _known(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """Return the keys that the table at `path` takes."""
+    for part in path:
+        found = model.model_fields.get(part)
+        inner = _model_in(found.annotation) if found is not None else model
+        if inner is None:
+            return []
+        model = inner
+    return list(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """Return the table that a field's type holds: itself, an option of a union, or a dict's values."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in reversed(getattr(annotation, "__args__", ())):
+        found = _model_in(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def line_of(text: str, path: Sequence[str]) -> int:
+    """Return the line on which a key, or the longest known part of its path, is set; 0 where none is."""
+    best, depth = 0, 0
+    for number, keys in _keys(text):
+        shared = _shared(keys, path)
+        # A table's own header counts where nothing closer is found; other keys of the table do not.
+        if shared == min(len(keys), len(path)) and shared > depth:
+            best, depth = number, shared
+    return best
+
+
+def _keys(text: str) -> Iterator[tuple[int, list[str]]]:
+    table: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := _TABLE.match(line):
+            table = _parts(header[1])
+            yield number, table
+        elif key := _KEY.match(line):
+            yield number, table + _parts(key[1])
+
+
+def _parts(dotted: str) -> list[str]:
+    return [part.strip("\"'") for part in _PART.findall(dotted)]
+
+
+def _shared(keys: Sequence[str], path: Sequence[str]) -> int:
+    count = 0
+    for key, part in zip(keys, path, strict=False):
+        if key != part:
+            break
+        count += 1
+    return count

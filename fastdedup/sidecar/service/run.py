@@ -1,0 +1,268 @@
+"""Puts a sidecar together and runs it. Main path: `run` → `Sidecar.main`.
+
+On SIGTERM or SIGINT it stops accepting, answers what was accepted on both wires, brings the journal into the
+store if that is there, and ends. A second signal ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from ...errors import ConfigError
+from ...events import Event
+from ...gateway import Dedup
+from ..gate import Gate, RawCodec
+from ..paths import make_private
+from ..text import without_secrets
+from .config import Config
+from .listener import bound, inherited
+from .logs import EventLog, facts, log, set_up
+from .metrics import Metrics, journal_lines
+from .server import Allowed, SidecarServer
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LAST_CALL = 0.02
+"""Seconds in which those who had connected before the socket went are accepted, and what they had sent is read."""
+
+
+def run(config: Config, *, on_listening: Callable[[str], None] = lambda where: None) -> int:
+    """Serve until a signal; return the exit code.
+
+    Args:
+        config: what it was told.
+        on_listening: called with the socket's path once connections are accepted.
+
+    Raises:
+        ConfigError: the socket or the store cannot be used as configured.
+    """
+    undo = set_up(config.log_level, config.log_format)
+    try:
+        with listening(config) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(Sidecar(config, listener, on_listening).main())
+    finally:
+        undo()
+
+
+@contextlib.contextmanager
+def listening(config: Config) -> Iterator[socket.socket]:
+    """Yield systemd's socket where it passed one, else one of our own."""
+    passed = inherited()
+    if passed is not None:
+        with passed:
+            yield passed
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            make_private(config.socket)
+            own = stack.enter_context(bound(config.socket))
+        except OSError as error:  # the folder cannot be made, or written to
+            raise ConfigError(f"cannot listen at {config.socket}: {error.strerror}") from None
+        yield own
+
+
+class Sidecar:
+    """One sidecar's life."""
+
+    def __init__(self, config: Config, listener: socket.socket, on_listening: Callable[[str], None]) -> None:
+        self._config = config
+        self._listener = listener
+        self._on_listening = on_listening
+        self._path = Path(listener.getsockname())
+        self._own = self._path == config.socket
+        self._metrics = Metrics()
+        self._events = EventLog(keys=config.log_keys)
+        # Mutable: the server once there is one; the task to cancel for a stop at once; the
+        # signals that asked for it; when it shall have ended.
+        self._server: Server | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._told: list[signal.Signals] = []
+        self._until = 0.0
+
+    async def main(self) -> int:
+        """Serve until told to stop; return the exit code: 0, or 128 and the signal where work was cut off."""
+        self._task = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        for each in _SIGNALS:
+            loop.add_signal_handler(each, self._signalled, each)
+        try:
+            await self._serve()
+        except asyncio.CancelledError:
+            if len(self._told) < 2:
+                raise
+            log.warning("stopped at once", extra=facts(signal=self._told[-1].name))
+            return 128 + self._told[-1]
+        finally:
+            self._events.flush()
+        return 0
+
+    async def _serve(self) -> None:
+        gate = make_gate(self._config, self._metrics, self._event)
+        gate.root.on_batch(self._metrics.on_batch)
+        await gate.root.open()
+        path = self._path if self._own else None
+        server = self._server = make_server(self._config, gate, self._ready, path)
+        if self._told:
+            server.should_exit = True
+        gc.collect()
+        gc.freeze()  # what was made until now stays: the collector need not look at it again
+        # What a claim takes is freed by counting references; a look for cycles at every 700 objects is waste.
+        gc.set_threshold(20_000, 20, 50)
+        await server.serve(sockets=[self._listener])
+        left = server.abandon()
+        await self._bring_home(gate)
+        await gate.root.aclose()
+        log.info("stopped", extra=facts(connections_cut=left))
+
+    async def _bring_home(self, gate: Gate) -> None:
+        """Wait for a store that is away while there is grace left: what was answered here is lost otherwise."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(self._until):
+                while any(journal_lines(gate).values()):  # noqa: ASYNC110 -- journals have no event
+                    await asyncio.sleep(_LAST_CALL)
+
+    def _event(self, event: Event) -> None:
+        self._metrics.on_event(event)
+        self._events(event)
+
+    def _ready(self) -> None:
+        config = self._config
+        notify("READY=1")
+        log.info(
+            "started",
+            extra=facts(
+                socket=str(self._path),
+                store=without_secrets(config.url),
+                namespace=config.namespace,
+                pid=os.getpid(),
+            ),
+        )
+        self._on_listening(str(self._path))
+
+    def _signalled(self, which: signal.Signals) -> None:
+        self._told.append(which)
+        if len(self._told) > 1 and self._task is not None:
+            self._task.cancel()
+            return
+        notify("STOPPING=1")
+        self._until = asyncio.get_running_loop().time() + self._config.grace
+        open_now = 0 if self._server is None else len(self._server.connections)
+        log.info("stopping", extra=facts(signal=which.name, connections=open_now))
+        if self._server is not None:
+            self._server.should_exit = True
+
+
+class Server(SidecarServer):
+    """A `SidecarServer` whose signals are the sidecar's, and which says when it accepts.
+
+    Args:
+        on_started: called then.
+        path: of its socket, where that is its own.
+    """
+
+    def __init__(
+        self,
+        gate: Gate,
+        app: Any,
+        *,
+        allowed: Allowed,
+        grace: float,
+        on_started: Callable[[], None],
+        path: Path | None = None,
+    ) -> None:
+        super().__init__(gate, app, allowed=allowed, grace=grace)
+        self._on_started = on_started
+        self._path = path
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        """Leave signals alone: uvicorn would raise them again before the gate is closed."""
+        return contextlib.nullcontext()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept."""
+        await super().startup(sockets)
+        self._on_started()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let nobody connect any more, accept who has, and go on as uvicorn does.
+
+        Those who connect to systemd's socket meanwhile wait in it for the next sidecar.
+        """
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+            await asyncio.sleep(_LAST_CALL)
+        await super().shutdown(sockets)
+
+    def refusal(self, transport: asyncio.Transport) -> str:
+        """As the server's, and counted."""
+        why = super().refusal(transport)
+        self.gate.metrics.connections_refused += bool(why)
+        return why
+
+    def abandon(self) -> int:
+        """Cut the connections whose work did not end in time; return how many."""
+        left = list(self.connections)
+        for connection in left:
+            transport = getattr(connection, "_transport", None) or getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
+        return len(left)
+
+
+def make_gate(config: Config, metrics: Metrics, on_event: Callable[[Event], None]) -> Gate:
+    """Return the gate that a configuration describes, not yet open."""
+    root = Dedup(
+        config.url,
+        namespace=config.namespace,
+        timeout=config.timeout,
+        replicas=config.replicas,
+        on_shortfall=config.on_shortfall,
+        codec=RawCodec(),
+        on_event=on_event,
+        **config.gate_options(),
+    )
+    return Gate(root, namespaces=config.other_namespaces(), limits=config.make_limits(), metrics=metrics)
+
+
+def make_server(
+    config: Config, gate: Gate, on_started: Callable[[], None], path: Path | None = None
+) -> Server:
+    """Return the server for a gate, with both wires."""
+    from ..http.application import HttpApp
+
+    app, allowed = HttpApp(gate), allow_list(config)
+    server = Server(gate, app, allowed=allowed, grace=config.grace, on_started=on_started, path=path)
+    gate.metrics.connections = lambda: server.connections
+    return server
+
+
+def allow_list(config: Config) -> Allowed:
+    """Return who may connect: those listed, and who runs the sidecar. Without lists, whoever may open the socket."""
+    uids, gids = {*config.allow_uids, os.getuid()}, set(config.allow_gids)
+
+    def allowed(peer: tuple[int, int, int] | None) -> bool:
+        if not config.allow_uids and not config.allow_gids:
+            return True
+        return peer is not None and (peer[1] in uids or peer[2] in gids)
+
+    return allowed
+
+
+def notify(state: str) -> None:
+    """Tell systemd (sd_notify(3)); it asks for that by $NOTIFY_SOCKET. That it is not there harms nothing."""
+    where = os.environ.get("NOTIFY_SOCKET", "")
+    if not where:
+        return
+    address = "\0" + where[1:] if where.startswith("@") else where
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        channel.connect(address)
+        channel.send(state.encode())

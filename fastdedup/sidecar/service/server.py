@@ -1,0 +1,120 @@
+"""The sidecar's life: one socket, two languages on it, told apart by the first byte. Main path: `serve`.
+
+uvicorn keeps the life cycle (signals, draining, HTTP by httptools); `Sniffer`, which it takes for its
+HTTP protocol, looks at the first byte of a connection and hands `*` over to RESP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from typing import Any, cast
+
+import uvicorn
+
+from ..gate import Gate
+from ..http.application import HttpApp
+from ..http.protocol import HttpProtocol
+from ..resp.connection import RespConnection
+from .listener import peer_of
+
+log = logging.getLogger("fastdedup.sidecar")
+
+Allowed = Callable[[tuple[int, int, int] | None], bool]
+
+
+class Sniffer(asyncio.Protocol):
+    """A connection whose language is not known yet."""
+
+    def __init__(self, server: SidecarServer, http: Callable[[], HttpProtocol]) -> None:
+        self._server = server
+        self._http = http
+        # Mutable: the connection, and the timer that ends it if it says nothing.
+        self._transport: asyncio.Transport
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Let in who may come in (asyncio calls this)."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own only look like one
+        refusal = self._server.refusal(self._transport)
+        if refusal:
+            log.warning("refused a connection: %s", refusal)
+            self._transport.abort()
+            return
+        self._server.connections.add(self)
+        self._timer = asyncio.get_running_loop().call_later(
+            self._server.gate.limits.idle_timeout, self._transport.abort
+        )
+
+    def data_received(self, data: bytes) -> None:
+        """Hand over to the language that the first byte speaks (asyncio calls this)."""
+        self._leave()
+        speaks_resp = data[:1] == b"*"
+        server = self._server
+        protocol = RespConnection(server.gate, server.connections) if speaks_resp else self._http()
+        self._transport.set_protocol(protocol)
+        protocol.connection_made(self._transport)
+        protocol.data_received(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It said nothing (asyncio calls this)."""
+        self._leave()
+
+    def shutdown(self) -> None:
+        """Close (uvicorn calls this)."""
+        self._transport.close()
+
+    def _leave(self) -> None:
+        self._server.connections.discard(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+
+class SidecarServer(uvicorn.Server):
+    """uvicorn on a socket that it did not bind, with `Sniffer` in front.
+
+    Args:
+        app: the ASGI application for HTTP.
+        allowed: may the process with this (pid, uid, gid) connect? None for peers that cannot be asked.
+        grace: seconds that work under way has when the server is told to stop.
+    """
+
+    def __init__(self, gate: Gate, app: HttpApp, *, allowed: Allowed, grace: float = 10.0) -> None:
+        config = uvicorn.Config(
+            app,
+            http=self._make_protocol,  # type: ignore[arg-type] # a class or whatever makes one
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=round(grace),
+            timeout_keep_alive=round(gate.limits.idle_timeout),
+        )
+        super().__init__(config)
+        self.gate = gate
+        self._app = app
+        self._allowed = allowed
+
+    @property
+    def connections(self) -> set[Any]:
+        """Every connection, whatever it speaks; each has `shutdown()`."""
+        return self.server_state.connections
+
+    def refusal(self, transport: asyncio.Transport) -> str:
+        """Return why a connection is refused; empty where it is not."""
+        if len(self.connections) >= self.gate.limits.connections:
+            return f"{len(self.connections)} connections are open, the limit"
+        peer: socket.socket | None = transport.get_extra_info("socket")
+        who = None if peer is None else peer_of(peer)
+        return (
+            ""
+            if self._allowed(who)
+            else f"user and group {who[1:] if who else who} are not on the allow list"
+        )
+
+    def _make_protocol(self, **options: Any) -> Sniffer:
+        return Sniffer(self, lambda: HttpProtocol(self.gate.limits, self._app.quick, **options))

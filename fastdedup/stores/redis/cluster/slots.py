@@ -1,0 +1,74 @@
+"""Slots of a Redis Cluster: which one a key falls into, and what the servers say of who holds them. No I/O."""
+
+from __future__ import annotations
+
+import re
+from binascii import crc_hqx
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..url import Address
+
+SLOTS = 16_384
+
+
+def slot_of(wire: bytes) -> int:
+    """Return a key's slot: of what stands between the first braces, if anything does, else of all of it."""
+    if b"{" in wire:
+        tag, closed, _ = wire.partition(b"{")[2].partition(b"}")
+        if tag and closed:
+            wire = tag
+    return crc_hqx(wire, 0) & 16_383
+
+
+@dataclass(frozen=True, slots=True)
+class Redirection:
+    """A node's answer for a key that it does not hold: `moved` for good, or (ASK) for this key this time."""
+
+    moved: bool
+    slot: int
+    address: Address
+
+
+def read_redirection(error: str, host: str) -> Redirection | None:
+    """Read `MOVED 3999 10.0.0.1:7000` or `ASK …`; None for any other error. `host`: of the node that said it."""
+    kind, _, rest = error.partition(" ")
+    if kind not in ("MOVED", "ASK"):
+        return None
+    slot, _, place = rest.partition(" ")
+    named, _, port = place.rpartition(":")
+    if not (slot.isdecimal() and port.isdecimal() and int(slot) < SLOTS):
+        return None
+    return Redirection(kind == "MOVED", int(slot), (host_or(named, host), int(port)))
+
+
+@dataclass(slots=True)
+class Layout:
+    """Who holds what, as one node told it."""
+
+    ranges: list[tuple[int, int, Address]] = field(default_factory=list)
+    """First slot, last slot, primary."""
+    replicas: set[Address] = field(default_factory=set)
+    epoch: int = 0
+    """The cluster's, as far as that node knows: higher is newer. 0 where it may not be asked."""
+
+
+def read_layout(slots: Sequence[Any], info: Any, host: str) -> Layout:
+    """Read the answers to CLUSTER SLOTS and CLUSTER INFO. `host`: of the node that was asked."""
+    epoch = re.search(rb"cluster_current_epoch:(\d+)", info) if isinstance(info, bytes) else None
+    layout = Layout(epoch=int(epoch[1]) if epoch else 0)
+    for first, last, primary, *replicas in slots:
+        layout.ranges.append((first, last, _address(primary, host)))
+        layout.replicas.update(_address(replica, host) for replica in replicas)
+    return layout
+
+
+def _address(node: Sequence[Any], host: str) -> Address:
+    named = node[0].decode() if isinstance(node[0], bytes) else ""
+    return host_or(named, host), int(node[1])
+
+
+def host_or(named: str, host: str) -> str:
+    """Return the host that a node announces, or, where it knows none, the one by which we reached it."""
+    return named if named not in ("", "?") else host

@@ -1,0 +1,140 @@
+"""The Cluster store: made of nodes, each with a connection of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from ....errors import DedupError, UnavailableError
+from ....protocol.operations import Op, Reply, Verb
+from ...base import Store
+from ..connection import RedisConnection
+from ..errors import translate
+from ..first_good import NoneGoodError, first_good
+from ..listener import Listener
+from ..reconnect import OnPush, check_version, dial, only_mistakes
+from ..url import GroupURL, ServerURL
+from .node import Node
+from .slots import slot_of
+from .topology import Topology, most_telling
+
+FORM = "redis+cluster://user:password@host1:7000,host2:7001"
+PORT = 6379
+
+
+class ClusterStore:
+    """A Redis Cluster. Guarantees: see `Store`; its parts: see `ShardedStore`.
+
+    Args:
+        timeout: seconds, the deadline of an operation, and of connecting.
+        replicas: of each primary that shall confirm each write (WAIT).
+
+    Raises:
+        ConfigError: the URL cannot be used.
+    """
+
+    def __init__(self, url: str, *, timeout: float, replicas: int = 0) -> None:
+        group = GroupURL(url, form=FORM, port=PORT)
+        self._seed = group.server()
+        if group.path not in ([], ["0"]) or self._seed.database:
+            raise group.refused("a Cluster has no database but 0")
+        self._timeout = timeout
+        self._replicas = replicas
+        self._topology = Topology(self._seed, group.addresses, self._make_node, timeout=timeout)
+        self._listener = Listener(self._dial_any, timeout)
+        self.name = self._topology.name
+
+    async def open(self) -> None:
+        """Learn the layout and connect to all, to find mistakes early. An outage is the policy's matter."""
+        try:
+            async with asyncio.timeout(self._timeout * 4):
+                await self._topology.refresh()
+                faults = await asyncio.gather(
+                    *(node.open() for node in self._topology.primaries), return_exceptions=True
+                )
+            for fault in faults:
+                if fault is not None:
+                    only_mistakes(fault)
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            only_mistakes(self._fault(error))
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._listener.aclose()
+        await self._topology.aclose()
+
+    def shard(self, wire: bytes) -> Store:
+        """Return the node that holds a key."""
+        node = self._topology.owners[slot_of(wire)]
+        if node is None:
+            raise self._topology.unassigned()
+        return node
+
+    def shards(self) -> Sequence[Store]:
+        """Return the primaries."""
+        return self._topology.primaries
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Have each node execute what is its own. For callers without a router: the slowest node is waited for."""
+        replies: list[Reply] = [UnavailableError("unanswered")] * len(ops)
+        places: dict[Store, list[int]] = {}
+        for place, op in enumerate(ops):
+            try:
+                places.setdefault(self.shard(op.wire), []).append(place)
+            except UnavailableError as error:
+                replies[place] = error
+        parts = [(shard, [ops[place] for place in at]) for shard, at in places.items()]
+        answers = await asyncio.gather(
+            *(shard.execute(verb, part) for shard, part in parts), return_exceptions=True
+        )
+        for at, answer in zip(places.values(), answers, strict=True):
+            spread(answer, at, replies)
+        if all(isinstance(reply, UnavailableError) for reply in replies):
+            raise replies[0]  # type: ignore[misc] # it is one of them
+        return replies
+
+    async def probe(self, wire: bytes) -> None:
+        """Try a write on every node."""
+        if not self._topology.primaries:
+            raise self._topology.unassigned()
+        await asyncio.gather(*(node.probe(wire) for node in self._topology.primaries))
+
+    async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
+        """Subscribe on any node: what is published goes over the whole Cluster."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self._listener.start(on_freed)
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+
+    def _make_node(self, server: ServerURL) -> Node:
+        return Node(
+            server, self._topology, timeout=self._timeout, replicas=self._replicas, listen=self.listen
+        )
+
+    async def _dial_any(self, on_push: OnPush | None) -> RedisConnection:
+        servers = [self._seed.at(address) for address in self._topology.ask_around()[:3]]
+        try:
+            return await first_good(
+                (dial(server, self._timeout, on_push, check_version) for server in servers), drop
+            )
+        except NoneGoodError as error:
+            raise most_telling(error.errors) from None
+
+    def _fault(self, error: Exception) -> Exception:
+        return error if isinstance(error, DedupError) else translate(error, self.name)
+
+
+def spread(answer: Sequence[Reply] | BaseException, places: Sequence[int], replies: list[Reply]) -> None:
+    """Put a node's replies where they belong; an outage of its own is a reply, any other error is raised."""
+    if isinstance(answer, UnavailableError):
+        answer = [UnavailableError(*answer.args) for _ in places]
+    if isinstance(answer, BaseException):
+        raise answer
+    for place, reply in zip(places, answer, strict=True):
+        replies[place] = reply
+
+
+async def drop(link: RedisConnection) -> None:
+    """Close a connection that came second."""
+    link.abort("another one was quicker")

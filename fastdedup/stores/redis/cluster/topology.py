@@ -1,0 +1,236 @@
+"""Who holds which slot of a Cluster just now: asked at the start, and whenever something does not fit."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import redis.exceptions as driver
+
+from ....errors import ConfigError, DedupError, UnavailableError
+from ..connection import stop
+from ..errors import LoginRefusedError, translate
+from ..first_good import NoneGoodError, first_good
+from ..packing import pack
+from ..reconnect import Reconnector
+from ..url import Address, ServerURL, hang_up, question
+from .slots import SLOTS, Layout, read_layout
+
+_QUESTION = pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS")
+_PAUSE = 0.25
+"""Seconds between two questions for the layout, whatever happens."""
+_ASKED = 8
+"""Servers that are asked at once, at most."""
+
+
+class Member(Protocol):
+    """What a topology needs to know of a node."""
+
+    line: Reconnector
+
+    def retire(self) -> None:
+        """It holds no slot any more."""
+        ...
+
+
+N = TypeVar("N", bound=Member)
+
+
+class OutdatedError(Exception):
+    """A node that was frozen or cut off tells how things stood before a failover."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__("outdated")
+        self.layout = layout
+
+
+class Topology(Generic[N]):
+    """The table of slots, kept up to date in the background.
+
+    Args:
+        seed: the login; it stands at the first of `seeds`.
+        make_node: called once for each primary that appears.
+        timeout: seconds that a server has to say what it knows.
+    """
+
+    def __init__(
+        self,
+        seed: ServerURL,
+        seeds: Sequence[Address],
+        make_node: Callable[[ServerURL], N],
+        *,
+        timeout: float,
+    ) -> None:
+        self._seed = seed
+        self._seeds = list(seeds)
+        self._make_node = make_node
+        self._timeout = timeout
+        self.name = "Redis Cluster at " + ", ".join(f"{host}:{port}" for host, port in seeds)
+        self.owners: list[N | None] = [None] * SLOTS
+        """By slot; read on every operation."""
+        # Mutable: the nodes that hold slots or were named by a redirection; those that did, while they
+        # are connected; who else can be asked.
+        self._nodes: dict[Address, N] = {}
+        self._retired: set[N] = set()
+        self._replicas: set[Address] = set()
+        self._primaries: list[N] | None = None
+        self._epoch = 0
+        # Mutable: the question that is under way, when the last one began, what went wrong with it.
+        self._refreshing: asyncio.Task[None] | None = None
+        self._asked_at = float("-inf")
+        self._trouble = "not asked yet"
+        self._closed = False
+
+    @property
+    def primaries(self) -> list[N]:
+        """The nodes that hold slots."""
+        if self._primaries is None:
+            self._primaries = list(dict.fromkeys(node for node in self.owners if node is not None))
+        return self._primaries
+
+    def unassigned(self) -> UnavailableError:
+        """The error for a key whose slot nobody is known to hold. It has the others asked."""
+        self.refresh_soon()
+        return UnavailableError(f"{self.name}: no node is known to hold the key's slot: {self._trouble}")
+
+    def node_at(self, address: Address) -> N:
+        """Return the node at an address that a server named."""
+        node = self._nodes.get(address)
+        if node is None:
+            node = self._nodes[address] = self._make_node(self._seed.at(address))
+        return node
+
+    def learn(self, slot: int, address: Address) -> N:
+        """Take a node's word (MOVED) for who holds a slot, and have the rest asked for."""
+        node = self.owners[slot] = self.node_at(address)
+        self._primaries = None
+        self.refresh_soon()
+        return node
+
+    def refresh_soon(self) -> None:
+        """Ask for the layout, in the background; not more often than is good, and once for all who want it."""
+        if self._closed or self._refreshing is not None:
+            return
+        self._refreshing = asyncio.create_task(self._refresh(), name="fastdedup-topology")
+        self._refreshing.add_done_callback(self._refreshed)
+
+    async def refresh(self) -> None:
+        """Ask for the layout and wait for it.
+
+        Raises:
+            ConfigError: what answers is no cluster.
+            UnavailableError: nobody answers.
+        """
+        self.refresh_soon()
+        if self._refreshing is not None:
+            await asyncio.shield(self._refreshing)
+
+    async def aclose(self) -> None:
+        """Ask no more, and close every node's connection."""
+        self._closed = True
+        if self._refreshing is not None:
+            await stop(self._refreshing)
+        lines = [node.line for node in (*self._nodes.values(), *self._retired)]
+        await asyncio.gather(*(line.aclose() for line in lines))
+
+    def ask_around(self) -> list[Address]:
+        """Return whom to ask: those with a connection first, then any; never all of a large cluster."""
+        connected = [address for address, node in self._nodes.items() if node.line.link is not None]
+        others = list({*self._nodes, *self._replicas, *self._seeds} - set(connected))
+        random.shuffle(connected)
+        random.shuffle(others)
+        # Not only the connected: they may all hang.
+        return [*connected[: _ASKED - 2], *others][:_ASKED]
+
+    def _refreshed(self, task: asyncio.Task[None]) -> None:
+        self._refreshing = None
+        if not task.cancelled():
+            self._trouble = str(task.exception() or "the cluster says that nobody does")
+
+    async def _refresh(self) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(0.0, self._asked_at + _PAUSE - loop.time()))
+        self._asked_at = loop.time()
+        try:
+            layout = await first_good(self._ask(address) for address in self.ask_around())
+        except NoneGoodError as error:
+            outdated = [one.layout for one in error.errors if isinstance(one, OutdatedError)]
+            if not outdated:
+                raise most_telling(error.errors) from None
+            # Nobody knows better: it is another cluster, made anew.
+            layout = max(outdated, key=lambda one: one.epoch)
+        self._adopt(layout)
+
+    async def _ask(self, address: Address) -> Layout:
+        node = self._nodes.get(address)
+        layout = await ask(self._seed.at(address), None if node is None else node.line, self._timeout)
+        self._check(layout)
+        return layout
+
+    def _check(self, layout: Layout) -> None:
+        if 0 < layout.epoch < self._epoch:
+            raise OutdatedError(layout)
+
+    def _adopt(self, layout: Layout) -> None:
+        self._epoch = layout.epoch or self._epoch
+        owners: list[N | None] = [None] * SLOTS
+        for first, last, address in layout.ranges:
+            owners[first : last + 1] = [self.node_at(address)] * (last + 1 - first)
+        self.owners[:] = owners
+        self._primaries = None
+        self._replicas = layout.replicas
+        self._retired = {node for node in self._retired if node.line.link is not None}
+        for address, node in list(self._nodes.items()):
+            if node not in self.primaries:
+                del self._nodes[address]
+                self._retired.add(node)
+                node.retire()
+
+
+async def ask(server: ServerURL, line: Reconnector | None, timeout: float) -> Layout:
+    """Ask one server for the layout: over its connection, if it has one, else over one for this.
+
+    Raises:
+        ConfigError: it is no node of a cluster.
+        UnavailableError: it does not answer within `timeout` seconds, or knows of no slot.
+    """
+    link = None if line is None else line.link
+    try:
+        async with asyncio.timeout(timeout):
+            if link is not None:
+                info, slots = await link.send_many(_QUESTION, 2)
+            else:
+                info, slots = await _ask_anew(server, timeout)
+        if isinstance(slots, Exception):
+            raise slots
+    except Exception as error:  # noqa: BLE001 -- translated, or raised again
+        raise _fault(error, server.name) from None
+    if not slots:
+        raise UnavailableError(f"{server.name}: the cluster has no slots assigned")
+    return read_layout(slots, info, server.address[0])
+
+
+async def _ask_anew(server: ServerURL, timeout: float) -> tuple[Any, Any]:
+    connection = await server.connection(timeout)
+    try:
+        try:
+            info = await question(connection, "CLUSTER", "INFO")
+        except driver.ResponseError:
+            info = None
+        return info, await question(connection, "CLUSTER", "SLOTS")
+    finally:
+        await hang_up(connection)
+
+
+def _fault(error: Exception, name: str) -> Exception:
+    if "cluster support disabled" in str(error):
+        return ConfigError(f"{name}: this is a single server, no cluster: use redis://")
+    return error if isinstance(error, DedupError) else translate(error, name)
+
+
+def most_telling(errors: Sequence[BaseException]) -> BaseException:
+    """Return the error to show where no server was of use: a mistake before an outage."""
+    kinds = (ConfigError, LoginRefusedError, UnavailableError, BaseException)
+    return next(error for kind in kinds for error in errors if isinstance(error, kind))

@@ -1,0 +1,207 @@
+"""One connection that many batches share: redis-py connects, a small protocol then carries the batches.
+
+redis-py does what it is good at (URLs, TLS, AUTH, SELECT, Sentinel's discovery). Afterwards its
+socket is taken over by an asyncio.Protocol on hiredis: replies come back in order, so a batch
+costs one write, one future and one parse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from itertools import repeat
+from typing import Any, cast
+
+import hiredis
+from redis.asyncio.connection import AbstractConnection
+
+from ...forking import InChild
+
+OnReply = Callable[[Any], None]
+_GOODBYE = 0.5
+"""Seconds that the other side has to close properly."""
+MAX_REPLY_BYTES = 256 * 1024 * 1024
+
+
+class RedisConnection(asyncio.Protocol):
+    """Sends packed commands and hands out their replies in order.
+
+    Errors of the server come back as `hiredis.ReplyError` values. When the connection ends, every
+    command without a reply fails with ConnectionError: whether it took effect is unknown.
+    What arrives while no command waits goes to `on_push`: the messages of a subscription.
+    """
+
+    def __init__(self, connection: AbstractConnection, on_push: Callable[[Any], None] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        """Done once the connection has ended."""
+        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._on_push = on_push
+        self._reader = hiredis.Reader()
+        self._waiting: deque[OnReply] = deque()
+        self._lost: ConnectionError | None = None
+        self._finishing = False
+        # Kept alive as long as we use its socket: redis-py closes it when collected.
+        self._connection = connection
+        self._transport = take_transport(connection)
+        self._transport.set_protocol(self)
+        self._in_child = InChild(self._leave_to_parent)
+
+    @property
+    def usable(self) -> bool:
+        """False once the connection has ended, or is to."""
+        return self._lost is None and not self._finishing and not self._transport.is_closing()
+
+    def call(self, packed: bytes, on_reply: OnReply) -> None:
+        """Send one command; `on_reply` is called once, with its reply or with a ConnectionError.
+
+        Straight from the socket, without a turn of the loop: it must neither block nor raise.
+
+        Raises:
+            ConnectionError: the connection has ended; nothing was sent.
+        """
+        if self._lost is not None:
+            raise ConnectionError(*self._lost.args)
+        self._waiting.append(on_reply)
+        self._transport.write(packed)
+
+    def call_many(self, packed: bytes, count: int, on_replies: Callable[[list[Any]], None]) -> None:
+        """Send `count` commands in one write; `on_replies` gets all replies at once, under the terms of `call`.
+
+        Where the connection ended in between, the last of them are ConnectionErrors.
+        """
+        if count == 1:
+            self.call(packed, lambda reply: on_replies([reply]))
+            return
+        if self._lost is not None:
+            raise ConnectionError(*self._lost.args)
+        replies: list[Any] = []
+
+        def on_last(reply: Any) -> None:
+            replies.append(reply)
+            on_replies(replies)
+
+        self._waiting.extend(repeat(replies.append, count - 1))
+        self._waiting.append(on_last)
+        self._transport.write(packed)
+
+    def send_many(self, packed: bytes, count: int) -> asyncio.Future[list[Any]]:
+        """Send `count` commands in one write; the future gets all replies, as of `call_many`."""
+        future: asyncio.Future[list[Any]] = self._loop.create_future()
+
+        def on_replies(replies: list[Any]) -> None:
+            if not future.done():
+                future.set_result(replies)
+
+        self.call_many(packed, count, on_replies)
+        return future
+
+    def post(self, packed: bytes) -> None:
+        """Send a command whose reply comes as a push: PING on a subscription."""
+        if self._lost is None:
+            self._transport.write(packed)
+
+    def send(self, packed: bytes) -> asyncio.Future[Any]:
+        """Send one command; the future gets its reply. Raises as `call`."""
+        future = self._loop.create_future()
+
+        def on_reply(reply: Any) -> None:
+            if future.done():
+                return
+            if isinstance(reply, ConnectionError):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+
+        self.call(packed, on_reply)
+        return future
+
+    def finish(self) -> None:
+        """Close once every command that was sent has its reply; nothing more is to be sent."""
+        self._finishing = True
+        if not self._waiting and self._lost is None:
+            self._end(ConnectionError("the connection was closed"))
+            self._transport.close()
+
+    def abort(self, reason: str) -> None:
+        """Drop the connection at once, and with it every reply that is still to come."""
+        self._end(ConnectionError(reason))
+        self._transport.abort()
+        self._forget_connection()
+
+    async def aclose(self) -> None:
+        """Close after what was written has gone out; TLS says goodbye, which takes a turn or two."""
+        self._end(ConnectionError("the connection was closed"))
+        self._transport.close()
+        await asyncio.wait([self._gone], timeout=_GOODBYE)
+        self._transport.abort()
+        self._forget_connection()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: let go of the parent's socket, so that nothing here can send, read or close it.
+
+        Not by closing the transport: that would take the socket out of the epoll set, which is shared.
+        """
+        self._lost = ConnectionError("this connection belongs to the process that this one was forked from")
+        sock = self._transport.get_extra_info("socket")
+        if sock is None or sock.fileno() < 0:
+            return
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, sock.fileno(), inheritable=False)
+        os.close(null)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand out the replies that are complete (asyncio calls this)."""
+        reader, waiting = self._reader, self._waiting
+        try:
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                if not waiting and self._on_push is not None:
+                    self._on_push(reply)
+                    continue
+                waiting.popleft()(reply)
+            if reader.len() > MAX_REPLY_BYTES:
+                self.abort("Redis sent a reply of more than 256 MiB")
+            if self._finishing:
+                self.finish()
+        except (hiredis.ProtocolError, IndexError) as error:
+            self.abort(f"Redis sent what is no reply: {error!r}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail what waits (asyncio calls this)."""
+        self._end(ConnectionError(str(exc) if exc else "Redis closed the connection"))
+        if not self._gone.done():
+            self._gone.set_result(None)
+        self._forget_connection()
+
+    def _end(self, error: ConnectionError) -> None:
+        if self._lost is None:
+            self._lost = error
+        if not self.closed.done():
+            self.closed.set_result(None)
+        while self._waiting:
+            # One instance each: a shared exception collects the tracebacks of all its raisers.
+            self._waiting.popleft()(ConnectionError(*error.args))
+
+    def _forget_connection(self) -> None:
+        self._connection._reader = None
+        self._connection._writer = None
+
+
+def take_transport(connection: AbstractConnection) -> asyncio.Transport:
+    """Return the transport of a connected redis-py connection.
+
+    redis-py has no public name for it; tests run this on the oldest and the newest redis-py allowed.
+    """
+    writer = connection._writer
+    assert writer is not None, "the connection is not connected"
+    return cast(asyncio.Transport, writer.transport)  # uvloop's own only look like one
+
+
+async def stop(task: asyncio.Task[Any]) -> None:
+    """Cancel a task until it ends: redis-py's connecting may take a cancellation for its own timeout."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=0.05)

@@ -1,0 +1,72 @@
+"""Asking several servers at once: the first good answer counts, so a frozen one costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+from .connection import stop
+
+T = TypeVar("T")
+
+
+class NoneGoodError(Exception):
+    """No attempt succeeded; `errors` are theirs, in the order of the attempts."""
+
+    def __init__(self, errors: list[BaseException]) -> None:
+        super().__init__(*errors)
+        self.errors = errors
+
+
+async def first_good(
+    attempts: Iterable[Coroutine[Any, Any, T]], discard: Callable[[T], Awaitable[None]] | None = None
+) -> T:
+    """Make all attempts at once; return the first result, and give up the others.
+
+    `discard` gets the results that come all the same.
+
+    Raises:
+        NoneGoodError: none succeeded.
+    """
+    tasks = [asyncio.create_task(attempt, name="fastdedup-race") for attempt in attempts]
+    winner: asyncio.Task[T] | None = None
+    try:
+        pending = set(tasks)
+        while pending and winner is None:
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            winner = next((task for task in done if succeeded(task)), None)
+    finally:
+        try:
+            await _to_the_end([_give_up(task, discard) for task in tasks if task is not winner])
+        except asyncio.CancelledError:
+            if winner is not None and discard is not None:
+                await discard(winner.result())
+            raise
+    if winner is None:
+        raise NoneGoodError([error for task in tasks if (error := task.exception()) is not None])
+    return winner.result()
+
+
+def succeeded(task: asyncio.Task[Any]) -> bool:
+    """True for a task that ended with a result."""
+    return task.done() and not task.cancelled() and task.exception() is None
+
+
+async def _to_the_end(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Do all of it, also where we are cancelled meanwhile, and again."""
+    doing = asyncio.gather(*works)
+    cancelled: asyncio.CancelledError | None = None
+    while not doing.done():
+        try:
+            await asyncio.wait([doing])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _give_up(task: asyncio.Task[T], discard: Callable[[T], Awaitable[None]] | None) -> None:
+    await stop(task)
+    if succeeded(task) and discard is not None:
+        await discard(task.result())

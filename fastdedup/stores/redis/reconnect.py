@@ -1,0 +1,146 @@
+"""A connection that is made when first needed, and anew when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import hiredis
+
+from ...errors import ConfigError, UnavailableError
+from .connection import RedisConnection, stop
+from .errors import LoginRefusedError
+from .packing import pack
+from .scripts import load_scripts
+from .sentinel import UnknownServiceError
+from .url import Target
+
+OLDEST = (6, 2)
+
+OnPush = Callable[[Any], None]
+Connect = Callable[[OnPush | None], Coroutine[Any, Any, RedisConnection]]
+Check = Callable[[Any], None]
+
+
+class Reconnector:
+    """Keeps one `RedisConnection`; concurrent callers share one attempt to make it."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        # Mutable: the connection, and the attempt to make it.
+        self._link: RedisConnection | None = None
+        self._connecting: asyncio.Task[RedisConnection] | None = None
+        self._closed = False
+
+    @property
+    def link(self) -> RedisConnection | None:
+        """The connection, if it stands."""
+        link = self._link
+        return link if link is not None and link.usable else None
+
+    async def connected(self) -> RedisConnection:
+        """Return the connection, making it if need be."""
+        if self._closed:
+            raise ConnectionError("the store is closed")
+        if self._link is not None and self._link.usable:
+            return self._link
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._connect(None), name="fastdedup-connect")
+            self._connecting.add_done_callback(self._connect_done)
+        return await asyncio.shield(self._connecting)
+
+    def abort(self, reason: str) -> None:
+        """Drop the connection: the next caller connects anew."""
+        if self._link is not None:
+            self._link.abort(reason)
+
+    def finish(self) -> None:
+        """Close the connection once what was sent is answered."""
+        if self._link is not None:
+            self._link.finish()
+
+    async def aclose(self) -> None:
+        """Close the connection, and make none any more."""
+        self._closed = True
+        if self._connecting is not None:
+            await stop(self._connecting)
+        if self._link is not None:
+            await self._link.aclose()
+            self._link = None
+
+    def _connect_done(self, task: asyncio.Task[RedisConnection]) -> None:
+        self._connecting = None
+        if not task.cancelled() and task.exception() is None:
+            self._link = task.result()
+            if self._closed:
+                self._link.abort("the store is closed")
+
+
+async def dial(target: Target, timeout: float, on_push: OnPush | None, check: Check) -> RedisConnection:
+    """Connect, check the server, load the scripts. `timeout` (seconds) holds for each step of it.
+
+    Raises:
+        ConfigError: the server is none that can be used.
+        Exception: redis-py's, hiredis's and the system's, for `translate`.
+    """
+    link = RedisConnection(await target.connection(timeout), on_push)
+    try:
+        async with asyncio.timeout(timeout):
+            check(await link.send(pack("INFO", "server")))
+            if on_push is None:
+                # So that the first batches need not be sent twice. A login that may not: EVAL does it.
+                texts = [script.text for script in load_scripts().values()]
+                await asyncio.gather(*[link.send(pack("SCRIPT", "LOAD", text)) for text in texts])
+    except BaseException:
+        link.abort("not usable")
+        raise
+    return link
+
+
+def check_version(info: Any) -> None:
+    """Refuse a server that lacks what the scripts use.
+
+    Raises:
+        ConfigError: older than Redis 6.2.
+    """
+    if isinstance(info, hiredis.ReplyError):
+        # A login or a server without INFO: the scripts themselves will tell.
+        if str(info).startswith(("NOPERM", "ERR unknown command")):
+            return
+        raise info
+    found = re.search(rb"redis_version:(\d+)\.(\d+)", info)
+    if found and (version := (int(found[1]), int(found[2]))) < OLDEST:
+        raise ConfigError(
+            f"this Redis is version {version[0]}.{version[1]}; fastdedup needs "
+            f"{OLDEST[0]}.{OLDEST[1]} or later (or Valkey)"
+        )
+
+
+def check_single(info: Any) -> None:
+    """Refuse what is no single server, too. Raises as `check_version`."""
+    check_version(info)
+    # Valkey says `server_mode`.
+    mode = re.search(rb"(?:redis|server)_mode:(\w+)", info) if isinstance(info, bytes) else None
+    if mode and mode[1] == b"cluster":
+        raise no_single_server()
+    if mode and mode[1] == b"sentinel":
+        raise ConfigError("this is a Sentinel: use redis+sentinel://host:26379/service-name")
+
+
+def only_mistakes(fault: BaseException) -> None:
+    """At opening: raise what is a mistake, pass over an outage.
+
+    Raises:
+        ConfigError: the login or the service is wrong.
+    """
+    if isinstance(fault, LoginRefusedError | UnknownServiceError):
+        raise ConfigError(str(fault)) from None
+    if not isinstance(fault, UnavailableError):
+        raise fault from None
+
+
+def no_single_server() -> ConfigError:
+    """The error for a Cluster's node behind a redis:// URL."""
+    return ConfigError("this is a node of a Redis Cluster: use redis+cluster://")

@@ -1,0 +1,216 @@
+"""Known duplicates: what may be told again from memory, for how long, and how much of it is kept.
+
+Shown by a store that is down meanwhile: whoever is answered then was answered from memory.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fastdedup import BreakerState, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
+
+from .test_fallback import FlakyStore
+
+
+class Clock:
+    """time.monotonic, moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("fastdedup.gate.recent.monotonic", clock)
+    monkeypatch.setattr("fastdedup.gateway.monotonic", clock)
+    return clock
+
+
+@asynccontextmanager
+async def gate(**options: Any) -> AsyncIterator[tuple[Dedup, FlakyStore]]:
+    store = FlakyStore()
+    async with Dedup(store, **options) as dedup:
+        yield dedup, store
+
+
+async def succeed(dedup: Dedup, key: str = "k", result: Any = None, **options: Any) -> None:
+    """Complete a key and hear of it from the store."""
+    claim = await dedup.claim(key, **options)
+    await claim.complete(result)
+    assert (await dedup.claim(key, **options)).outcome is Outcome.SUCCEEDED
+
+
+async def told_from_memory(store: FlakyStore, dedup: Dedup, key: str = "k", **options: Any) -> bool:
+    store.down = True
+    try:
+        claim = await dedup.claim(key, **options)
+    except UnavailableError:
+        return False
+    finally:
+        store.down = False
+    assert (claim.outcome, claim.degraded) == (Outcome.SUCCEEDED, False)
+    return True
+
+
+async def test_a_success_is_told_again_without_asking_the_store(clock: Clock) -> None:
+    """As the store told it, and a fresh copy for each: nobody's changes are another's."""
+    async with gate() as (dedup, store):
+        await succeed(dedup, result=[1])
+        store.down = True
+        (await dedup.claim("k")).result.append(2)
+        again = await dedup.claim("k")
+        assert (again.key, again.outcome, again.result) == ("k", Outcome.SUCCEEDED, [1])
+
+
+async def test_every_way_of_asking_gets_it(clock: Clock) -> None:
+    """await, async with, as a task, among many, and from a waiting caller."""
+    async with gate() as (dedup, store):
+        await succeed(dedup, result="first")
+        store.down = True
+        async with dedup.claim("k") as entered:
+            assert entered.result == "first"
+        (among,) = await dedup.claim_many(["k"])
+        assert among.result == "first"
+        assert (await dedup.claim("k", wait=1.0)).result == "first"
+
+        @dedup.once(lambda: "k")
+        async def work() -> str:
+            raise AssertionError("it was done before")
+
+        assert await work() == "first"
+
+
+@pytest.mark.parametrize(("ttl", "ends"), [(60.0, 1.0), (0.5, 0.5)])
+async def test_it_is_known_for_its_age_and_no_longer_than_its_record(
+    ttl: float, ends: float, clock: Clock
+) -> None:
+    """Whichever ends first."""
+    async with gate(known_duplicates=1.0) as (dedup, store):
+        await succeed(dedup, ttl=ttl)
+        clock.now += ends - 0.1
+        assert await told_from_memory(store, dedup)
+        clock.now += 0.1
+        assert not await told_from_memory(store, dedup)
+
+
+async def test_the_age_runs_from_the_stores_answer(clock: Clock) -> None:
+    """However often it was told meanwhile: in a storm the store is asked again every second."""
+    async with gate(known_duplicates=1.0) as (dedup, store):
+        await succeed(dedup)
+        for _ in range(3):
+            clock.now += 0.4
+            await dedup.claim("k")
+            told = await told_from_memory(store, dedup)
+        assert told  # asked again at 1.2 s
+        clock.now += 1.0
+        assert not await told_from_memory(store, dedup)
+
+
+async def test_another_fingerprint_is_the_stores_to_judge(clock: Clock) -> None:
+    """Also none at all where there was one."""
+    async with gate() as (dedup, store):
+        await succeed(dedup, fingerprint="one")
+        assert await told_from_memory(store, dedup, fingerprint="one")
+        assert not await told_from_memory(store, dedup, fingerprint="other")
+        assert not await told_from_memory(store, dedup)
+        assert (await dedup.claim("k", fingerprint="other")).outcome is Outcome.MISMATCH
+
+
+async def test_only_a_success_is_kept(clock: Clock) -> None:
+    """What is in progress or failed may change."""
+    async with gate() as (dedup, store):
+        claim = await dedup.claim("k")
+        await dedup.claim("k")
+        assert not await told_from_memory(store, dedup)
+        await claim.fail()
+        await dedup.claim("k")
+        assert not await told_from_memory(store, dedup)
+
+
+async def test_a_fallbacks_answer_is_not_kept(clock: Clock) -> None:
+    """Only what the store itself told is told again as its own."""
+    async with gate(on_unavailable=LocalLRU()) as (dedup, store):
+        store.down = True
+        claim = await dedup.claim("k")
+        await claim.complete()
+        assert [(await dedup.claim("k")).degraded for _ in range(2)] == [True, True]
+
+
+async def test_a_token_is_always_the_stores_to_judge(clock: Clock) -> None:
+    """Each use of one counts."""
+    async with gate() as (dedup, store):
+        token = await dedup.tokens.issue()
+        for expected in (Outcome.ACQUIRED, Outcome.SUCCEEDED, Outcome.SUCCEEDED):
+            assert await dedup.tokens.consume(token) is expected
+        store.down = True
+        with pytest.raises(UnavailableError):
+            await dedup.tokens.consume(token)
+
+
+async def test_namespaces_do_not_answer_for_each_other(clock: Clock) -> None:
+    """The same key elsewhere is another key."""
+    async with gate() as (dedup, store):
+        await succeed(dedup, result="parent's")
+        scope = dedup.scoped("sms")
+        assert (await scope.claim("k")).acquired
+        assert not await told_from_memory(store, scope)
+
+
+async def test_forgetting_takes_effect_at_once(clock: Clock) -> None:
+    """Only another process's forgetting is seen late."""
+    async with gate() as (dedup, _):
+        await succeed(dedup)
+        assert await dedup.forget("k")
+        assert (await dedup.claim("k")).acquired
+
+
+async def test_the_oldest_go_first_when_there_are_too_many(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bounded by count."""
+    monkeypatch.setattr("fastdedup.gate.recent.MAX_ENTRIES", 3)
+    async with gate() as (dedup, store):
+        for key in "abcd":
+            await succeed(dedup, key)
+        assert [await told_from_memory(store, dedup, key) for key in "abcd"] == [False, True, True, True]
+
+
+async def test_results_are_bounded_in_bytes(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    """Sixteen of the largest, and none that is larger; what went makes room."""
+    monkeypatch.setattr("fastdedup.gate.recent.MAX_BYTES", 16 * 100)
+    keys = [str(number) for number in range(20)]
+    async with gate() as (dedup, store):
+        await succeed(dedup, "too large", "x" * 99)
+        assert not await told_from_memory(store, dedup, "too large")
+        for key in keys:
+            await succeed(dedup, key, "x" * 98)
+        told = [await told_from_memory(store, dedup, key) for key in keys]
+        assert told == [False] * 4 + [True] * 16
+        clock.now += 1.0
+        for key in keys:
+            assert not await told_from_memory(store, dedup, key)
+        await wait_until(lambda: dedup.breaker is BreakerState.CLOSED, description="the store is back")
+        await dedup.claim("0")
+        assert await told_from_memory(store, dedup, "0")
+
+
+async def test_it_can_be_turned_off() -> None:
+    """Then every claim is the store's."""
+    async with gate(known_duplicates=0) as (dedup, store):
+        await succeed(dedup)
+        assert not await told_from_memory(store, dedup)
+
+
+@pytest.mark.parametrize("age", [-1.0, True, "1", float("nan"), float("inf"), None])
+def test_an_age_that_is_no_time_is_refused(age: float) -> None:
+    """0 turns it off; anything else is a time."""
+    with pytest.raises(ConfigError, match="known_duplicates"):
+        Dedup(known_duplicates=age)

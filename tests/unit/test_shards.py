@@ -1,0 +1,270 @@
+"""A store made of parts: each has an engine and a breaker of its own, and they come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from fastdedup import BreakerState, Dedup, LocalLRU, Outcome, Reject, UnavailableError, UsageError
+from fastdedup.engine.shards import ShardedEngine, together
+from fastdedup.model import BreakerState as State
+from fastdedup.protocol.operations import Op, ReadOp, Reply, Verb
+from fastdedup.stores.base import ShardedStore, Store
+from fastdedup.stores.memory import MemoryStore
+
+from ..virtual import EPOCH, virtual
+
+CLOSED, PARTLY_OPEN, OPEN = State.CLOSED, State.PARTLY_OPEN, State.OPEN
+COUNT = 3
+
+
+class Part(MemoryStore):
+    """One part of the store."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(clock=lambda: EPOCH + asyncio.get_running_loop().time())
+        self.name = f"part {number}"
+        self.down = False
+        self.held: asyncio.Future[None] | None = None
+        self.asked: list[tuple[Verb, bytes]] = []
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        self.asked += [(verb, op.wire) for op in ops]
+        if self.held is not None and verb is Verb.CLAIM:
+            await self.held
+        if self.down:
+            raise UnavailableError(f"{self.name} is down")
+        return await super().execute(verb, ops)
+
+
+class Parted(MemoryStore):
+    """The key "2:x" is held by part 2, wherever that number points by now."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: dict[int, Part] = {number: Part(number) for number in range(COUNT)}
+
+    def shard(self, wire: bytes) -> Store:
+        number = int(wire.partition(b"=")[2].partition(b":")[0])
+        if number not in self.parts:
+            raise UnavailableError(f"no part is known to hold slot {number}")
+        return self.parts[number]
+
+    def shards(self) -> Sequence[Store]:
+        return list(self.parts.values())
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        raise AssertionError("the router asks the parts")
+
+
+async def open_breaker(dedup: Dedup, key: str) -> None:
+    for number in range(3):
+        with pytest.raises(UnavailableError):
+            await dedup.claim(f"{key}-{number}")
+
+
+def router_of(dedup: Dedup) -> ShardedEngine:
+    router = dedup._core.running_engine()
+    assert isinstance(router, ShardedEngine)
+    return router
+
+
+def test_a_store_of_parts_is_recognised() -> None:
+    assert isinstance(Parted(), ShardedStore)
+    assert not isinstance(MemoryStore(), ShardedStore)
+
+
+@virtual
+async def test_each_operation_goes_to_the_part_that_holds_its_key() -> None:
+    store = Parted()
+    async with Dedup(store, namespace="t") as dedup:
+        claims = await dedup.claim_many([f"{number}:k" for number in range(COUNT)])
+        await asyncio.gather(*(claim.complete(claim.key) for claim in claims))
+        for number, part in store.parts.items():
+            wire = b"t:=%d:k" % number
+            assert part.asked == [(Verb.CLAIM, wire), (Verb.SETTLE, wire)]
+            assert (await dedup.claim(f"{number}:k")).result == f"{number}:k"
+
+
+@virtual
+async def test_a_part_that_is_down_opens_its_own_breaker_and_the_others_answer() -> None:
+    store = Parted()
+    async with Dedup(store) as dedup:
+        assert dedup.breaker is CLOSED
+        store.parts[1].down = True
+        await open_breaker(dedup, "1:k")
+        assert dedup.breaker is PARTLY_OPEN
+        assert (await dedup.claim("0:k")).acquired
+        store.parts[1].asked.clear()
+        with pytest.raises(UnavailableError, match=r"part 1 is down \(breaker open"):
+            await dedup.claim("1:k")
+        assert store.parts[1].asked == []
+        store.parts[1].down = False
+        await asyncio.sleep(0.5)
+        assert dedup.breaker is CLOSED
+        assert (await dedup.claim("1:k")).acquired
+
+
+@virtual
+async def test_it_is_open_where_no_part_answers() -> None:
+    store = Parted()
+    async with Dedup(store) as dedup:
+        for number, part in store.parts.items():
+            part.down = True
+            await open_breaker(dedup, f"{number}:k")
+        assert dedup.breaker is OPEN
+
+
+@pytest.mark.parametrize(
+    ("states", "whole"),
+    [
+        ([], OPEN),
+        ([CLOSED, CLOSED], CLOSED),
+        ([OPEN, OPEN], OPEN),
+        ([OPEN, CLOSED], PARTLY_OPEN),
+        ([CLOSED, PARTLY_OPEN], PARTLY_OPEN),
+    ],
+)
+def test_the_whole_is_as_its_parts_are(states: list[BreakerState], whole: BreakerState) -> None:
+    assert together(states) is whole
+
+
+@virtual
+async def test_a_key_that_no_part_holds_is_answered_by_the_policy() -> None:
+    store = Parted()
+    async with Dedup(store, on_unavailable=LocalLRU()) as dedup:
+        held = await dedup.claim("7:k")
+        assert (held.acquired, held.degraded) == (True, True)
+        strict = dedup.scoped("strict", on_unavailable=Reject(retry_after=9.0))
+        with pytest.raises(UnavailableError, match="no part is known") as caught:
+            await strict.claim("7:k")
+        assert caught.value.retry_after == 9.0
+        store.parts[7] = Part(7)
+        await asyncio.sleep(1.0)
+        assert (await dedup.claim("7:k")).outcome is Outcome.IN_PROGRESS
+        await held.complete("brought home")
+        assert (await dedup.claim("7:k")).result == "brought home"
+        assert (Verb.ADOPT, b"fastdedup:=7:k") in store.parts[7].asked
+
+
+@virtual
+async def test_a_part_that_has_gone_is_drained_and_what_it_held_is_answered() -> None:
+    """Nothing is lost that it had accepted, and new operations go to its successor."""
+    store = Parted()
+    async with Dedup(store) as dedup:
+        gone = store.parts[1]
+        gone.held = asyncio.get_running_loop().create_future()
+        waiting = asyncio.ensure_future(dedup.claim("1:before"))
+        await asyncio.sleep(0.01)
+        store.parts[1] = Part(11)
+        after = await dedup.claim("1:after")
+        assert after.acquired
+        gone.held.set_result(None)
+        assert (await waiting).acquired
+        assert [wire for _, wire in gone.asked] == [b"fastdedup:=1:before"]
+        router = router_of(dedup)
+        assert gone not in router._engines
+
+
+@virtual
+async def test_a_part_that_has_gone_is_not_probed_for_ever() -> None:
+    """Also where no new one takes its place."""
+    store = Parted()
+    async with Dedup(store) as dedup:
+        gone = store.parts[2]
+        gone.down = True
+        await open_breaker(dedup, "2:k")
+        assert dedup.breaker is PARTLY_OPEN or dedup.breaker is OPEN
+        del store.parts[2]
+        await asyncio.sleep(3.0)
+        gone.asked.clear()
+        await asyncio.sleep(60.0)
+        assert gone.asked == []
+
+
+@virtual
+async def test_draining_answers_what_every_part_has_accepted() -> None:
+    store = Parted()
+    dedup = await Dedup(store).open()
+    release = asyncio.get_running_loop().create_future()
+    for part in store.parts.values():
+        part.held = release
+    claims = [asyncio.ensure_future(dedup.claim(f"{number}:k")) for number in range(COUNT)]
+    await asyncio.sleep(0.01)
+    router = router_of(dedup)
+    assert (router.in_flight, router.pending) == (COUNT, COUNT)
+    closing = asyncio.ensure_future(dedup.aclose())
+    await asyncio.sleep(0.01)
+    release.set_result(None)
+    assert all(claim.acquired for claim in await asyncio.gather(*claims))
+    await closing
+    with pytest.raises(UsageError):
+        await dedup.claim("0:late")
+
+
+@virtual
+async def test_a_cancelled_claim_is_released_where_its_key_is_by_then() -> None:
+    """The answer had come, and before its caller resumed, it was cancelled and the key's part changed."""
+    store = Parted()
+    async with Dedup(store) as dedup:
+        op = dedup.claim("1:k")
+        await router_of(dedup).claim(op)
+        successor = store.parts[1] = Part(11)
+        router_of(dedup).disown(op)
+        await asyncio.sleep(0.01)
+        assert successor.asked == [(Verb.RELEASE, b"fastdedup:=1:k")]
+
+
+@virtual
+async def test_cancelling_stays_a_cancellation_where_the_key_is_out_of_reach() -> None:
+    """Else the task that was cancelled would go on, with an outage of a key it no longer wants."""
+    store = Parted()
+    async with Dedup(store) as dedup:
+        op = dedup.claim("1:k")
+        await router_of(dedup).claim(op)
+        del store.parts[1]
+        router_of(dedup).disown(op)
+
+
+@virtual
+async def test_a_claim_that_was_cancelled_before_any_part_accepted_it_is_nobodys() -> None:
+    async with Dedup(Parted()) as dedup:
+        router_of(dedup).disown(dedup.claim("1:k"))
+
+
+@virtual
+async def test_after_closing_no_engine_is_made_for_a_latecomer() -> None:
+    """It would probe and hold its store for ever."""
+    store = Parted()
+    dedup = await Dedup(store).open()
+    op = dedup.claim("1:k")
+    router = router_of(dedup)
+    await router.claim(op)
+    await dedup.aclose()
+    store.parts[1] = Part(11)
+    router.disown(op)
+    with pytest.raises(UsageError):
+        router.submit(ReadOp(b"fastdedup:=1:k"))
+    assert store.parts[1] not in router._engines
+
+
+@virtual
+async def test_another_event_loop_cannot_make_an_engine() -> None:
+    """It would belong to that loop, and fail for everybody ever after."""
+    async with Dedup(Parted()) as dedup:
+        errors: list[BaseException] = []
+
+        async def strays() -> None:
+            try:
+                await dedup.claim("0:k")
+            except UsageError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=lambda: asyncio.run(strays()))
+        thread.start()
+        thread.join()
+        assert [type(error) for error in errors] == [UsageError]
+        assert (await dedup.claim("0:k")).acquired
