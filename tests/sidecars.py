@@ -21,7 +21,7 @@ from typing import Any
 import uvloop
 
 from fastdedup import Dedup, FallbackPolicy, LocalLRU, Reject
-from fastdedup.sidecar.gate import Gate, RawCodec
+from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.server import SidecarServer
 
@@ -111,7 +111,7 @@ async def serve(path: Path, store: str, timeout: float, policies: dict[str, str]
     async with Dedup(store, namespace="default", timeout=timeout, codec=RawCodec()) as root:
         namespaces = {name: {"on_unavailable": policy(text)} for name, text in policies.items()}
         with bound(path) as listener:
-            server = SidecarServer(Gate(root, namespaces=namespaces), no_http, allowed=lambda peer: True)
+            server = SidecarServer(Namespaces(root, settings=namespaces), no_http, allowed=lambda peer: True)
             gc.collect()
             gc.freeze()  # as the sidecar's own main does
             await server.serve(sockets=[listener])

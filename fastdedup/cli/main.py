@@ -33,7 +33,7 @@ from fastdedup.codec import JSONCodec
 from fastdedup.compiled import build
 from fastdedup.demo.sale import Report, run_sale, sale_gate
 from fastdedup.sidecar.client import forget_record, get_record
-from fastdedup.sidecar.text import without_secrets as _without_secrets
+from fastdedup.sidecar.urls import without_secrets as _without_secrets
 from fastdedup.web.response import ResponseCodec
 
 T = TypeVar("T")

@@ -81,7 +81,7 @@ def serve(config: Path | None, **flags: Any) -> None:
     """
     with extra():
         from ..sidecar.service.run import run
-        from ..sidecar.text import greeting
+        from ..sidecar.service.summary import greeting
 
     settings = _load(config, {name: value for name, value in flags.items() if value is not None})
 
@@ -98,7 +98,7 @@ def serve(config: Path | None, **flags: Any) -> None:
 def check_config(file: Path) -> None:
     """Check FILE, a sidecar's TOML configuration: names every mistake with its line, and exits with 1."""
     with extra():
-        from ..sidecar.text import summary
+        from ..sidecar.service.summary import summary
 
     settings = _load(file, {}, environment=False)
     click.echo(f"ok: {file}")

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from ..errors import UnavailableError, foreign
+from ..gateway import Dedup
 from ..model import Outcome, Record
 from ..protocol.keyspace import names_of
 from ..protocol.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..protocol.owners import owner_field
-
-if TYPE_CHECKING:
-    from ..gateway import Dedup
 
 _ACQUIRED = Outcome.ACQUIRED
 
@@ -27,17 +25,17 @@ def seconds(ms: int | None) -> float | None:
 # Claims
 
 
-def start(scope: Dedup, op: ClaimOp) -> asyncio.Future[Reply]:
+def start(dedup: Dedup, op: ClaimOp) -> asyncio.Future[Reply]:
     """Send a claim on its way; that the store is not asked at all is the future's matter too."""
     try:
-        return scope.start_claim(op)
+        return dedup.start_claim(op)
     except UnavailableError as fault:
         refused: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         refused.set_exception(fault)
         return refused
 
 
-async def verdict_on(scope: Dedup, op: ClaimOp, future: asyncio.Future[Reply]) -> Verdict:
+async def verdict_on(dedup: Dedup, op: ClaimOp, future: asyncio.Future[Reply]) -> Verdict:
     """Wait for the answer to a claim on its way; where the store has none, the policy's.
 
     Raises:
@@ -49,20 +47,20 @@ async def verdict_on(scope: Dedup, op: ClaimOp, future: asyncio.Future[Reply]) -
         if isinstance(reply, UnavailableError):
             raise reply
     except UnavailableError as fault:
-        reply = scope.fall_back(op, fault)
+        reply = dedup.fall_back(op, fault)
     if type(reply) is not Verdict:
         raise foreign(names_of(op.wire)[1])
     if reply.short and reply.outcome is _ACQUIRED:
-        _fell_short(scope, op, reply)
+        _fell_short(dedup, op, reply)
     return reply
 
 
-def _fell_short(scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+def _fell_short(dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
     try:
-        scope.fell_short(op)
+        dedup.fell_short(op)
     except UnavailableError:
         if verdict.fresh and not op.terms.consumes:
-            scope.release_later(op.wire, op.owner)  # nobody is told that it is theirs
+            dedup.release_later(op.wire, op.owner)  # nobody is told that it is theirs
         raise
 
 
@@ -72,14 +70,14 @@ class Asked:
     An asyncio future costs a turn of the loop, and a task to wait for it.
     """
 
-    __slots__ = ("_error", "_op", "_scope")
+    __slots__ = ("_dedup", "_error", "_op")
 
-    def __init__(self, scope: Dedup, op: ClaimOp) -> None:
-        self._scope = scope
+    def __init__(self, dedup: Dedup, op: ClaimOp) -> None:
+        self._dedup = dedup
         self._op: ClaimOp | None = op
         self._error: BaseException | None = None
 
-    def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+    def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Take the verdict."""
         raise NotImplementedError
 
@@ -91,7 +89,7 @@ class Asked:
         """Send the claim on its way."""
         assert self._op is not None
         try:
-            self._scope.start_claim(self._op, self)
+            self._dedup.start_claim(self._op, self)
         except UnavailableError as fault:
             self.set_exception(fault)
 
@@ -117,12 +115,12 @@ class Asked:
         self._op = None  # it knows us: two that know each other are left to the garbage collector
         if reply.short and reply.outcome is _ACQUIRED:
             try:
-                _fell_short(self._scope, op, reply)
+                _fell_short(self._dedup, op, reply)
             except UnavailableError as fault:
                 self.failed(fault)
                 return
         try:
-            self.answered(self._scope, op, reply)
+            self.answered(self._dedup, op, reply)
         except Exception as fault:  # noqa: BLE001 -- the engine has others to tell
             self.failed(fault)
 
@@ -133,7 +131,7 @@ class Asked:
         try:
             if not isinstance(fault, UnavailableError):
                 raise fault
-            reply = self._scope.fall_back(op, fault)
+            reply = self._dedup.fall_back(op, fault)
         except Exception as final:  # noqa: BLE001 -- whatever it is, the client is told
             self._op = None
             self.failed(final)
@@ -145,7 +143,7 @@ class Asked:
 
 
 def settling(
-    scope: Dedup,
+    dedup: Dedup,
     wire: bytes,
     owner: bytes,
     *,
@@ -159,8 +157,8 @@ def settling(
     Raises:
         ResultTooLargeError: the payload is larger than the namespace allows.
     """
-    scope.check_result(payload)
-    keep_ms = ttl or scope.keep_ms(succeeded=succeeded)
+    dedup.check_result(payload)
+    keep_ms = ttl or dedup.keep_ms(succeeded=succeeded)
     return SettleOp(wire, owner, fence or 0, succeeded=succeeded, keep_ms=keep_ms, payload=payload)
 
 
@@ -169,19 +167,19 @@ def releasing(wire: bytes, owner: bytes, fence: int | None) -> ReleaseOp:
     return ReleaseOp(wire, owner, fence or 0)
 
 
-def renewing(scope: Dedup, wire: bytes, owner: bytes, fence: int | None, lease: int | None) -> RenewOp:
+def renewing(dedup: Dedup, wire: bytes, owner: bytes, fence: int | None, lease: int | None) -> RenewOp:
     """Return the operation that starts a lease anew: the namespace's where none is given."""
-    terms = scope.terms_ms(lease, None)
+    terms = dedup.terms_ms(lease, None)
     return RenewOp(wire, owner, fence or 0, terms.lease_ms, terms.keep_ms)
 
 
-def held(scope: Dedup, key: str, owner: str, *, token: bool) -> tuple[bytes, bytes]:
+def held(dedup: Dedup, key: str, owner: str, *, token: bool) -> tuple[bytes, bytes]:
     """Return the store key and the owner field of what a client says it holds.
 
     Raises:
         InvalidKeyError: nobody can hold that.
     """
-    wire = scope.tokens.wire(key) if token else scope.claim_wire(key.encode())
+    wire = dedup.tokens.wire(key) if token else dedup.claim_wire(key.encode())
     return wire, owner_field(owner)
 
 

@@ -5,8 +5,10 @@ server that forks its workers is fine. All threads may share it. Behind it stand
 background thread a process, so concurrent calls of many threads travel in the same batches.
 """
 
-from .claim import Claim, Lock, LockCall
-from .gate import Dedup
-from .parts import StateMachine, Tokens
+from .claim import Claim
+from .gateway import Dedup
+from .lock import Lock, LockCall
+from .machine import StateMachine
+from .tokens import Tokens
 
 __all__ = ["Claim", "Dedup", "Lock", "LockCall", "StateMachine", "Tokens"]

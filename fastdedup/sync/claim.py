@@ -1,18 +1,17 @@
-"""Claims and locks of synchronous code: the asyncio ones, driven from the caller's thread."""
+"""Claims of synchronous code: the asyncio ones, driven from the caller's thread."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ..claim import Claim as AsyncClaim
-from ..errors import InProgressError, UsageError
+from ..errors import UsageError
+from ..gateway import Dedup as AsyncDedup
 from ..model import Outcome
-
-if TYPE_CHECKING:
-    from .home import Home
+from .background import BackgroundDedup
 
 T = TypeVar("T")
 
@@ -28,10 +27,10 @@ class Claim:
     `complete`, raises ClaimLostError. Look at `lost` before what cannot be undone, and hand on the `fence`.
     """
 
-    __slots__ = ("__weakref__", "_claim", "_home", "_seconds")
+    __slots__ = ("__weakref__", "_background", "_claim", "_seconds")
 
-    def __init__(self, home: Home, claim: AsyncClaim) -> None:
-        self._home = home
+    def __init__(self, background: BackgroundDedup, claim: AsyncClaim) -> None:
+        self._background = background
         self._claim = claim
         # Mutable: how long its lease is at the most, for which settling it is tried.
         self._seconds = claim.lease or 0.0
@@ -139,7 +138,7 @@ class Claim:
 
         async def bounded() -> bool:
             # Not tied to this call, which may be interrupted: the effect has happened.
-            settling = self._home.gate.keep(settle(self._claim))
+            settling = self._background.dedup.keep(settle(self._claim))
             done, _ = await asyncio.wait((settling,), timeout=seconds)
             for task in done:
                 task.result()
@@ -165,7 +164,7 @@ class Claim:
 
     def leave(self, error: BaseException | None, *, release: bool = False) -> None:
         """Settle on the way out of `with`. In a child that was forked inside it: nothing, it is the parent's."""
-        if not self._home.here:
+        if not self._background.here:
             return
 
         async def leave() -> None:
@@ -175,78 +174,19 @@ class Claim:
         self._run(leave, self._seconds)
 
     def _run(self, make: Callable[[], Awaitable[T]], seconds: float = 0.0) -> T:
-        if not self._home.here:
+        if not self._background.here:
             raise UsageError(
                 "this claim was made in another process, or its background thread has died: claim again"
             )
-        return self._home.run(make, seconds)
+        return self._background.run(make, seconds)
 
 
-class Lock:
-    """A lock that is held. Pass `fence` to what you write to: it can refuse an owner that was overtaken."""
+def take_back(dedup: AsyncDedup) -> Callable[[AsyncClaim], None]:
+    """Return what frees a claim whose caller was interrupted before it knew of it."""
 
-    __slots__ = ("_claim",)
+    def release(claim: AsyncClaim) -> None:
+        # A claim that the same named owner held before is that earlier call's to settle.
+        if claim.acquired and claim.first_hand:
+            dedup.keep(claim.release())
 
-    def __init__(self, claim: Claim) -> None:
-        self._claim = claim
-
-    def __repr__(self) -> str:
-        return f"<Lock {self.key!r} fence={self.fence}>"
-
-    @property
-    def key(self) -> str:
-        """The key."""
-        return self._claim.key
-
-    @property
-    def owner(self) -> str:
-        """This holder's name."""
-        return self._claim.owner
-
-    @property
-    def fence(self) -> int:
-        """Rises from holder to holder."""
-        return self._claim.fence
-
-    @property
-    def degraded(self) -> bool:
-        """True where a fallback policy gave it."""
-        return self._claim.degraded
-
-    @property
-    def lost(self) -> bool:
-        """True once the lease is known to be lost."""
-        return self._claim.lost
-
-    def renew(self, lease: float | None = None) -> None:
-        """Start the lease anew from now. Raises ClaimLostError where another has it."""
-        self._claim.renew(lease)
-
-
-class LockCall:
-    """What `dedup.lock()` returns: enter it with `with`, once."""
-
-    __slots__ = ("_ask", "_held")
-
-    def __init__(self, ask: Callable[[], Claim]) -> None:
-        self._ask = ask
-        self._held: Claim | None = None
-
-    def __enter__(self) -> Lock:
-        claim = self._ask()
-        if not claim.acquired:
-            raise InProgressError(
-                f"the lock {claim.key!r} is held by another owner", retry_after=claim.retry_after or 0.0
-            )
-        self._held = claim
-        return Lock(claim)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        claim, self._held = self._held, None
-        if claim is not None:
-            claim.leave(error, release=True)
+    return release

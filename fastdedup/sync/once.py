@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from ..errors import ConfigError, ResultError, ResultTooLargeError
 from ..once import replay
-
-if TYPE_CHECKING:
-    from .gate import Dedup
+from .claim import Claim
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def once(
-    dedup: Dedup,
+    ask: Callable[..., Claim],
     key: Callable[..., str],
     *,
     fingerprint: Callable[..., Any] | None,
@@ -40,7 +38,7 @@ def once(
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             mark = None if fingerprint is None else fingerprint(*args, **kwargs)
-            with dedup.claim(key(*args, **kwargs), fingerprint=mark, **options) as claim:
+            with ask(key(*args, **kwargs), fingerprint=mark, **options) as claim:
                 if not claim.acquired:
                     return replay(claim.asynchronous)  # type: ignore[no-any-return]
                 try:

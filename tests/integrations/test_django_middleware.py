@@ -379,8 +379,10 @@ async def test_a_request_that_is_cancelled_while_it_waits_holds_nothing(
         holder = dedup.claim("never", lease=30)
         assert holder.acquired
         call = gate().bind(lambda one: one)
-        home, one = call.get()
-        waiting = asyncio.ensure_future(home.arun(lambda: one.scoped("http").claim("never", wait=30.0), 60.0))
+        background, one = call.get()
+        waiting = asyncio.ensure_future(
+            background.arun(lambda: one.scoped("http").claim("never", wait=30.0), 60.0)
+        )
         done, _ = await asyncio.wait([waiting], timeout=0.05)
         assert not done
         waiting.cancel()

@@ -17,10 +17,11 @@ import pytest
 import uvloop
 
 from fastdedup import Dedup
-from fastdedup.sidecar.gate import Gate, RawCodec
 from fastdedup.sidecar.http.application import HttpApp
 from fastdedup.sidecar.limits import Limits
+from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.listener import bound
+from fastdedup.sidecar.service.metrics import Exposition
 from fastdedup.sidecar.service.server import SidecarServer
 
 T = TypeVar("T")
@@ -34,10 +35,10 @@ class Running:
         self.path = str(path)
         self.url = f"unix://{path}"
         """For Redis clients; HTTP clients take `http()`."""
-        self.gate: Gate
+        self.namespaces: Namespaces
         self.server: SidecarServer
         self.loop = uvloop.new_event_loop()
-        self._make = lambda: Gate(Dedup(store, codec=RawCodec(), **options), limits=limits)
+        self._make = lambda: Namespaces(Dedup(store, codec=RawCodec(), **options), limits=limits)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sidecar")
 
@@ -56,7 +57,7 @@ class Running:
         assert self._error is None, self._error
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the sidecar's own loop: `sidecar.call(sidecar.gate.root.get("k"))`."""
+        """Run a coroutine in the sidecar's own loop: `sidecar.call(sidecar.namespaces.root.get("k"))`."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(DEADLINE)
 
     @contextmanager
@@ -79,13 +80,14 @@ class Running:
             self._error = error
 
     async def _serve(self) -> None:
-        self.gate = gate = self._make()
+        self.namespaces = namespaces = self._make()
+        namespaces.render_metrics = Exposition(namespaces).render
         with ExitStack() as stack:
             own = stack.enter_context(bound(Path(self.path)))
             loopback = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             self.port = loopback.getsockname()[1]
-            async with gate.root:
-                server = SidecarServer(gate, HttpApp(gate), allowed=lambda who: True, grace=2.0)
+            async with namespaces.root:
+                server = SidecarServer(namespaces, HttpApp(namespaces), allowed=lambda who: True, grace=2.0)
                 self.server = server
                 await server.serve(sockets=[own, loopback])
 

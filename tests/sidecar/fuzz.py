@@ -25,12 +25,14 @@ import uvicorn
 
 from fastdedup import Dedup, LocalLRU
 from fastdedup.protocol.operations import Verb
-from fastdedup.sidecar.gate import Gate, RawCodec
 from fastdedup.sidecar.http.application import HttpApp
 from fastdedup.sidecar.http.protocol import HttpProtocol
 from fastdedup.sidecar.limits import Limits
+from fastdedup.sidecar.namespaces import Namespaces, RawCodec
+from fastdedup.sidecar.resp.commands import COMMANDS
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.sidecar.resp.frames import FrameError, Frames
+from fastdedup.sidecar.service.metrics import Exposition
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS
 
@@ -211,8 +213,9 @@ class Fuzz:
         self.faults.seen.append(f"{context.get('message')}: {context.get('exception')!r}")
 
     def _new_gate(self) -> None:
-        self.gate = Gate(self.root, limits=LIMITS)
-        self.app = HttpApp(self.gate)
+        self.namespaces = Namespaces(self.root, limits=LIMITS)
+        self.namespaces.render_metrics = Exposition(self.namespaces).render
+        self.app = HttpApp(self.namespaces)
         self._state = uvicorn.server.ServerState()
         self._config = uvicorn.Config(
             self.app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False
@@ -298,7 +301,7 @@ class Fuzz:
     async def _say(self, data: Sequence[bytes], slowly: bool, waits: bool) -> list[Any]:
         self._forget()
         connections: set[Any] = set()
-        connection = RespConnection(self.gate, connections)
+        connection = RespConnection(self.namespaces, connections, COMMANDS)
         transport = Transport(connection)
         for piece in data:
             if transport.closing:

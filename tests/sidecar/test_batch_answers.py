@@ -15,10 +15,10 @@ from fastdedup import Dedup, LocalLRU
 from fastdedup.model import Outcome
 from fastdedup.protocol.operations import Verdict
 from fastdedup.protocol.owners import draw_owner, owner_field, owner_text
-from fastdedup.sidecar.gate import Gate, RawCodec
 from fastdedup.sidecar.http import models
 from fastdedup.sidecar.http.batch import Item, Told, batch, read, written
 from fastdedup.sidecar.http.verbs import claimed
+from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.resp.commands import verdict_reply
 from fastdedup.sidecar.resp.frames import encode
 
@@ -80,7 +80,7 @@ async def test_a_batch_leaves_nothing_to_the_garbage_collector() -> None:
         gc.collect()
         gc.disable()
         try:
-            answer = await batch(Gate(root), asks, None)  # type: ignore[arg-type]
+            answer = await batch(Namespaces(root), asks, None)  # type: ignore[arg-type]
             assert not items()
         finally:
             gc.enable()

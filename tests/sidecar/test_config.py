@@ -42,7 +42,7 @@ def mistakes_in(file: Path | None, **flags: Any) -> list[str]:
 def test_without_anything_it_is_a_memory_store_that_rejects() -> None:
     config = load()
     assert (config.url, config.namespace) == ("memory://", "fastdedup")
-    assert isinstance(config.gate_options()["on_unavailable"], Reject)
+    assert isinstance(config.default_options()["on_unavailable"], Reject)
     assert config.make_limits() == Limits()
 
 
@@ -94,7 +94,7 @@ def test_a_policy_is_a_word_or_a_table(write: Any, written: str, size: int) -> N
 
 def test_the_default_namespace_may_have_a_table_too(write: Any) -> None:
     config = load(write('namespace = "shop"\nlease = 5\nttl = 6\n[namespaces.shop]\nlease = 7\n'))
-    assert (config.gate_options()["lease"], config.gate_options()["ttl"]) == (7, 6)
+    assert (config.default_options()["lease"], config.default_options()["ttl"]) == (7, 6)
     assert config.other_namespaces() == {}
 
 

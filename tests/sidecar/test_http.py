@@ -101,7 +101,7 @@ def test_a_waiting_claim_gets_the_result(http: httpx.Client, sidecar: Running) -
         from fastdedup.sidecar.verbs import held as hold
         from fastdedup.sidecar.verbs import settling
 
-        root = sidecar.gate.root
+        root = sidecar.namespaces.root
         op = settling(
             root,
             *hold(root, "k", mine["owner"], token=False),
@@ -259,8 +259,8 @@ def test_a_query_is_checked(http: httpx.Client, query: str) -> None:
 def test_it_says_that_it_lives_and_is_ready(http: httpx.Client) -> None:
     assert http.get("/healthz").json()["status"] == "ok"
     assert http.get("/readyz").json() == {"ready": True, "breaker": "closed", "degraded": False}
-    metrics = http.get("/metrics")
-    assert metrics.headers["content-type"].startswith("text/plain")
+    figures = http.get("/metrics")
+    assert figures.headers["content-type"].startswith("text/plain")
 
 
 def test_metrics_count_what_http_answers(http: httpx.Client) -> None:

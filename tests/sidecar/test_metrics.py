@@ -24,8 +24,9 @@ from fastdedup.events import (
 )
 from fastdedup.model import Outcome
 from fastdedup.protocol.operations import Verdict
-from fastdedup.sidecar.gate import Gate, RawCodec
-from fastdedup.sidecar.service.metrics import BOUNDS, Metrics, outcome_of, wire_of
+from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of
+from fastdedup.sidecar.namespaces import Namespaces, RawCodec
+from fastdedup.sidecar.service.metrics import Exposition, wire_of
 
 from ..servers import RedisServer
 from .running import Sidecar, figure
@@ -34,27 +35,27 @@ TOTAL = "fastdedup_operations_total"
 
 
 @asynccontextmanager
-async def gated(**options: Any) -> AsyncIterator[Gate]:
-    metrics = Metrics()
-    root = Dedup(codec=RawCodec(), on_event=metrics.on_event, **options)
-    root.on_batch(metrics.on_batch)
+async def running(**options: Any) -> AsyncIterator[Namespaces]:
+    counters = Counters()
+    root = Dedup(codec=RawCodec(), on_event=counters.on_event, **options)
+    root.on_batch(counters.on_batch)
     async with root:
-        yield Gate(root, metrics=metrics)
+        yield Namespaces(root, counters=counters)
 
 
-def shown(gate: Gate) -> str:
-    return gate.metrics.render().decode()
+def shown(namespaces: Namespaces) -> str:
+    return Exposition(namespaces).render().decode()
 
 
 # Counting
 
 
 async def test_an_answer_is_counted_by_namespace_verb_and_outcome_and_timed_by_verb() -> None:
-    async with gated() as gate:
-        gate.metrics.observe("shop", "claim", "acquired", 0.0003)
-        gate.metrics.observe("shop", "claim", "in_progress", 0.7)
-        gate.metrics.observe("sms", "issue", "ok", 99.0)
-        text = shown(gate)
+    async with running() as namespaces:
+        namespaces.counters.observe("shop", "claim", "acquired", 0.0003)
+        namespaces.counters.observe("shop", "claim", "in_progress", 0.7)
+        namespaces.counters.observe("sms", "issue", "ok", 99.0)
+        text = shown(namespaces)
     assert figure(text, TOTAL, namespace="shop", verb="claim", outcome="acquired") == 1
     assert figure(text, TOTAL, namespace="shop") == 2
     seconds = "fastdedup_operation_seconds"
@@ -69,13 +70,13 @@ async def test_an_answer_is_counted_by_namespace_verb_and_outcome_and_timed_by_v
 
 async def test_the_hot_path_counts_the_same_also_where_claims_share_a_verdict() -> None:
     shared, other = Verdict(Outcome.ACQUIRED), Verdict(Outcome.IN_PROGRESS)
-    async with gated(namespace="shop") as gate:
-        judged, sms = gate.metrics.judged, gate.scope("sms")
+    async with running(namespace="shop") as namespaces:
+        judged, sms = namespaces.counters.judged, namespaces.dedup("sms")
         for verdict in (shared, shared, other, shared):
-            judged(gate.root, verdict, 0.0)
-        judged(gate.root, shared, 1.0)
+            judged(namespaces.root, verdict, 0.0)
+        judged(namespaces.root, shared, 1.0)
         judged(sms, shared, 1.0)
-        text = shown(gate)
+        text = shown(namespaces)
     assert figure(text, TOTAL, namespace="shop", outcome="acquired") == 4
     assert figure(text, TOTAL, namespace="shop", outcome="in_progress") == 1
     assert figure(text, TOTAL, namespace="sms") == 1
@@ -104,7 +105,7 @@ def test_a_reply_of_the_redis_protocol_says_its_outcome(verb: str, reply: bytes,
 
 
 async def test_events_are_counted() -> None:
-    async with gated() as gate:
+    async with running() as namespaces:
         for event in (
             Degraded("shop", "claim", True, "down"),
             Degraded("shop", "claim", False, "down"),
@@ -117,8 +118,8 @@ async def test_events_are_counted() -> None:
             Unreplayed("shop", "k", "a", "closed"),
             LeaseLost("shop", "k", "a", 1),
         ):
-            gate.metrics.on_event(event)
-        text = shown(gate)
+            namespaces.counters.on_event(event)
+        text = shown(namespaces)
     assert figure(text, "fastdedup_degraded_total", namespace="shop", verb="claim", answered="yes") == 2
     assert figure(text, "fastdedup_degraded_total", answered="no") == 1
     assert figure(text, "fastdedup_reconcile_conflicts_total", kept="ours") == 1
@@ -131,9 +132,9 @@ async def test_events_are_counted() -> None:
 
 
 async def test_batches_are_counted_by_size() -> None:
-    async with gated() as gate:
-        await gate.root.claim_many([str(number) for number in range(40)])
-        text = shown(gate)
+    async with running() as namespaces:
+        await namespaces.root.claim_many([str(number) for number in range(40)])
+        text = shown(namespaces)
     assert figure(text, "fastdedup_batch_size_sum") == 40
     assert 1 <= figure(text, "fastdedup_batch_size_count") <= 40
     assert figure(text, "fastdedup_batch_size_bucket", le="+Inf") == figure(
@@ -142,17 +143,15 @@ async def test_batches_are_counted_by_size() -> None:
 
 
 async def test_before_opening_there_is_nothing_pending() -> None:
-    metrics = Metrics()
-    Gate(Dedup(codec=RawCodec()), metrics=metrics)
-    text = metrics.render().decode()
+    text = shown(Namespaces(Dedup(codec=RawCodec())))
     assert figure(text, "fastdedup_pending_operations") == 0
     assert figure(text, "fastdedup_breaker_state", state="closed") == 1
 
 
 async def test_a_journal_that_namespaces_share_is_counted_once() -> None:
-    async with gated(on_unavailable=LocalLRU()) as gate:
-        gate.scope("sms")
-        assert shown(gate).count("fastdedup_journal_records{") == 1
+    async with running(on_unavailable=LocalLRU()) as namespaces:
+        namespaces.dedup("sms")
+        assert shown(namespaces).count("fastdedup_journal_records{") == 1
 
 
 def test_connections_are_told_apart_by_what_they_speak() -> None:
@@ -161,9 +160,9 @@ def test_connections_are_told_apart_by_what_they_speak() -> None:
 
 
 async def test_the_format_is_one_that_prometheus_reads_and_labels_are_bounded() -> None:
-    async with gated() as gate:
-        gate.metrics.observe("shop", "claim", "acquired", 0.1)
-        families = list(text_string_to_metric_families(shown(gate)))
+    async with running() as namespaces:
+        namespaces.counters.observe("shop", "claim", "acquired", 0.1)
+        families = list(text_string_to_metric_families(shown(namespaces)))
     labels = {label for family in families for sample in family.samples for label in sample.labels}
     assert labels == {"namespace", "verb", "outcome", "le", "state", "answered", "kept", "wire"} - {
         "answered"

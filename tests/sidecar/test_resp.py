@@ -16,8 +16,8 @@ import pytest
 import redis
 
 from fastdedup import Dedup, LocalLRU
-from fastdedup.sidecar.gate import Gate, RawCodec
 from fastdedup.sidecar.limits import Limits
+from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.server import SidecarServer
 
@@ -47,17 +47,17 @@ def connect(sidecar: Sidecar, **options: Any) -> redis.Redis:
 
 
 @asynccontextmanager
-async def served(path: Path, limits: Limits) -> AsyncIterator[Gate]:
+async def served(path: Path, limits: Limits) -> AsyncIterator[Namespaces]:
     """A sidecar in this loop, over memory://, with limits of the test's own."""
     async with Dedup("memory://", codec=RawCodec(), on_unavailable=LocalLRU()) as root:
-        gate = Gate(root, limits=limits)
+        namespaces = Namespaces(root, limits=limits)
         with bound(path) as listener:
-            server = SidecarServer(gate, no_http, allowed=lambda peer: True)
+            server = SidecarServer(namespaces, no_http, allowed=lambda peer: True)
             task = asyncio.create_task(server._serve([listener]))
             try:
                 while not server.started:  # noqa: ASYNC110 -- uvicorn has no event for it
                     await asyncio.sleep(0)
-                yield gate
+                yield namespaces
             finally:
                 server.should_exit = server.force_exit = True
                 await task
@@ -321,8 +321,8 @@ async def test_an_idle_connection_is_closed_unless_it_holds_something(place: Pat
 
 async def test_who_does_not_read_is_not_read_from_and_closed(place: Path, wait_until: WaitUntil) -> None:
     """Nothing is buffered without end."""
-    async with served(place, Limits(unread=65_536, request_timeout=0.2)) as gate:
-        root = gate.root
+    async with served(place, Limits(unread=65_536, request_timeout=0.2)) as namespaces:
+        root = namespaces.root
         claim = await root.claim("k")
         await claim.complete(b"x" * 100_000)
         with socket.socket(socket.AF_UNIX) as raw:

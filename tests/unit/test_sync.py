@@ -28,7 +28,7 @@ from fastdedup import (
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup
 from fastdedup.sync import loop as background
-from fastdedup.sync.parts import take_back
+from fastdedup.sync.claim import take_back
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*multi-threaded, use of fork:DeprecationWarning"
@@ -283,9 +283,9 @@ def test_a_claim_answered_too_late_for_its_caller_is_released(dedup: Dedup) -> N
     """The interrupt comes when the answer has: nobody knows of the claim, so it is freed."""
     thread = background.current()
     dedup.claim("first")
-    _, gate = dedup._gate.get()
+    _, behind = dedup._dedup.get()
 
-    work = background.Work(lambda: gate.claim("key"), take_back(gate))
+    work = background.Work(lambda: behind.claim("key"), take_back(behind))
     thread._post(work)
     assert work.wait(5)
     thread._tell(work.give_up)

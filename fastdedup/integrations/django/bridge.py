@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from asgiref.sync import async_to_sync, iscoroutinefunction, sync_to_async
 
 from ...events import log
-from ...sync.home import Home
+from ...sync.background import BackgroundDedup
 
 T = TypeVar("T")
 Discard = Callable[[T], None]
@@ -25,7 +25,11 @@ class Bridge(Protocol):
     """What a flow does beyond itself."""
 
     async def run(
-        self, home: Home, make: Callable[[], Awaitable[T]], seconds: float, discard: Discard[T] | None = None
+        self,
+        background: BackgroundDedup,
+        make: Callable[[], Awaitable[T]],
+        seconds: float,
+        discard: Discard[T] | None = None,
     ) -> T:
         """Do something with the gate, in its thread."""
 
@@ -43,10 +47,14 @@ class Blocking:
     """For synchronous code."""
 
     async def run(
-        self, home: Home, make: Callable[[], Awaitable[T]], seconds: float, discard: Discard[T] | None = None
+        self,
+        background: BackgroundDedup,
+        make: Callable[[], Awaitable[T]],
+        seconds: float,
+        discard: Discard[T] | None = None,
     ) -> T:
         """Block this thread."""
-        return home.run(make, seconds, discard)
+        return background.run(make, seconds, discard)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call it here; what it returns is awaited in a loop of its own."""
@@ -66,10 +74,14 @@ class Awaiting:
     """For asynchronous code, in any event loop."""
 
     async def run(
-        self, home: Home, make: Callable[[], Awaitable[T]], seconds: float, discard: Discard[T] | None = None
+        self,
+        background: BackgroundDedup,
+        make: Callable[[], Awaitable[T]],
+        seconds: float,
+        discard: Discard[T] | None = None,
     ) -> T:
         """Await the other thread."""
-        return await home.arun(make, seconds, discard)
+        return await background.arun(make, seconds, discard)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call it in the thread that Django keeps for what is synchronous."""

@@ -9,8 +9,8 @@ from ...claim import Claim
 from ...errors import DedupError
 from ...events import log
 from ...sync import Claim as SyncClaim
-from ...sync.home import Bound, Home
-from ...sync.parts import take_back
+from ...sync.background import BackgroundDedup, Bound
+from ...sync.claim import take_back
 from ...web.answers import storable
 from ...web.response import UNSTORED, Response
 from ...web.rules import Rule
@@ -25,7 +25,7 @@ from .config import gate
 class Hold:
     """A claim that a request holds, and where its gate lives."""
 
-    home: Home
+    background: BackgroundDedup
     held: Held
     seconds: float
     """That an operation of the gate takes at the most."""
@@ -74,7 +74,7 @@ class Guards:
     async def ask(self, bridge: Bridge, ask: Ask, *, form: bool = False, mark: bytes = b"") -> Asked:
         """Claim a key, or redeem a token. Raises as that does."""
         bound = self.bound()
-        home, guard = bound.get()
+        background, guard = bound.get()
         dedup = guard.forms if form else guard.dedup
 
         async def claimed() -> Claim:
@@ -82,19 +82,21 @@ class Guards:
             claim.bind_body(None)
             return claim
 
-        seconds = bound.root.seconds
-        claim = await bridge.run(home, claimed, seconds + self.rule.wait, take_back(dedup))
+        seconds = bound.per_process.seconds
+        claim = await bridge.run(background, claimed, seconds + self.rule.wait, take_back(dedup))
         if not claim.acquired:
             return Asked(claim, None)
         held = Held(claim, self.rule, dedup, self.docs, mark)
-        return Asked(claim, Hold(home, held, seconds, SyncClaim(home, claim)))
+        return Asked(claim, Hold(background, held, seconds, SyncClaim(background, claim)))
 
 
 async def settle(bridge: Bridge, hold: Hold, response: Response) -> Marks | None:
     """Settle by a response; returns how it is to be marked, or None where the claim was lost."""
     undone = hold.undone or (hold.invalid and not 300 <= response.status < 400)
     try:
-        return await bridge.run(hold.home, lambda: _settle(hold.held, response, undone), hold.seconds + HOLD)
+        return await bridge.run(
+            hold.background, lambda: _settle(hold.held, response, undone), hold.seconds + HOLD
+        )
     except DedupError as error:  # the gate's thread is stuck or dead; what was done was done
         log.error("%s: this response is not stored: %s", hold.held.claim.key, error)
         return [UNSTORED]
@@ -102,7 +104,7 @@ async def settle(bridge: Bridge, hold: Hold, response: Response) -> Marks | None
 
 async def give_back(bridge: Bridge, hold: Hold) -> None:
     """Release: the view has failed, and a retry runs again."""
-    await bridge.run(hold.home, lambda: _give_back(hold.held), hold.seconds)
+    await bridge.run(hold.background, lambda: _give_back(hold.held), hold.seconds)
 
 
 async def _give_back(held: Held) -> None:

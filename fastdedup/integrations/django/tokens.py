@@ -168,8 +168,8 @@ async def subject_of(bridge: Bridge, request: HttpRequest) -> str | None:
 async def _issue(bridge: Bridge, request: HttpRequest, ttl: float | None) -> str:
     who = await subject_of(bridge, request)
     bound = gate().bind(lambda one: one.tokens)
-    home, tokens = bound.get()
-    return await bridge.run(home, lambda: tokens.issue(who, ttl), bound.root.seconds)
+    background, tokens = bound.get()
+    return await bridge.run(background, lambda: tokens.issue(who, ttl), bound.per_process.seconds)
 
 
 def _user_of(request: HttpRequest) -> Any:

@@ -8,48 +8,42 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from ...gateway import Dedup
 from ...model import Outcome
+from ...protocol.operations import ClaimOp, Verdict
+from ..counters import Counters
+from ..namespaces import Namespaces
 from ..verbs import Asked
 from . import problems
 from .problems import RequestProblem, retry_after
+from .protocol import CONNECTION, QUICK_PATH, HttpProtocol
+from .route import Route
 from .routes import ROUTES
 from .verbs import AcquiredText, Answer, Gone, Page, claim_op, count_failure, problem, told
-
-if TYPE_CHECKING:
-    from ...gateway import Dedup
-    from ...protocol.operations import ClaimOp, Verdict
-    from ..gate import Gate
-    from ..service.metrics import Metrics
-    from .protocol import HttpProtocol
-    from .routes import Route
 
 T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
-CONNECTION = "fastdedup.connection"
-"""Where in an ASGI scope `HttpProtocol` puts itself."""
-
 _JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", b"application/problem+json")
 CLOSE = (b"connection", b"close")
 _MAX_PARAMETERS = 16
 _ACQUIRED = Outcome.ACQUIRED
-QUICK_PATH = "/v1/claims"
 
 
 class HttpApp:
     """Answers HTTP requests, as an ASGI application."""
 
-    def __init__(self, gate: Gate) -> None:
-        limits = gate.limits
-        self._gate = gate
+    def __init__(self, namespaces: Namespaces) -> None:
+        limits = namespaces.limits
+        self._namespaces = namespaces
         self._most = limits.frame
         self._routes: dict[str, dict[str, tuple[Route, Callable[[bytes], Any] | None]]] = {}
         for route in ROUTES:
@@ -81,7 +75,7 @@ class HttpApp:
                 ask = parse(await client.body(self._most))
             else:
                 ask = None if route.asks is None else _query(scope["query_string"], route.asks)
-            return await route.handler(self._gate, ask, client)
+            return await route.handler(self._namespaces, ask, client)
         except Gone:
             raise
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
@@ -119,8 +113,10 @@ class HttpApp:
             ask = self._parse_claim(body)
             if ask.wait or ask.owner is not None:
                 return False
-            gate = self._gate.root if ask.namespace is None else self._gate.scope(ask.namespace)
-            Quick(gate, claim_op(gate, ask), connection, self._gate.metrics, since, self._acquired).begin()
+            namespaces = self._namespaces
+            dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
+            op = claim_op(dedup, ask)
+            Quick(dedup, op, connection, namespaces.counters, since, self._acquired).begin()
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             _hand(connection, problem(fault))
         return True
@@ -129,35 +125,35 @@ class HttpApp:
 class Quick(Asked):
     """A claim that is answered as soon as its verdict comes."""
 
-    __slots__ = ("_acquired", "_connection", "_metrics", "_since")
+    __slots__ = ("_acquired", "_connection", "_counters", "_since")
 
     def __init__(
         self,
-        scope: Dedup,
+        dedup: Dedup,
         op: ClaimOp,
         connection: HttpProtocol,
-        metrics: Metrics,
+        counters: Counters,
         since: float,
         acquired: AcquiredText,
     ) -> None:
-        super().__init__(scope, op)
+        super().__init__(dedup, op)
         self._acquired = acquired
         self._connection = connection
-        self._metrics = metrics
+        self._counters = counters
         self._since = since
 
-    def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+    def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Tell the client."""
-        self._metrics.judged(scope, verdict, self._since)
+        self._counters.judged(dedup, verdict, self._since)
         if verdict.outcome is _ACQUIRED:
             head, body = self._acquired.text(verdict, op.owner)
-            self._connection.respond(head, body, ((scope, op.wire, op.owner),))
+            self._connection.respond(head, body, ((dedup, op.wire, op.owner),))
         else:
-            _hand(self._connection, told(scope, op, verdict))
+            _hand(self._connection, told(dedup, op, verdict))
 
     def failed(self, fault: Exception) -> None:
         """Tell the client."""
-        count_failure(self._metrics, self._scope, fault, self._since)
+        count_failure(self._counters, self._dedup, fault, self._since)
         _hand(self._connection, problem(fault))
 
     def done(self) -> bool:

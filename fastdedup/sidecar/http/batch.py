@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import orjson
 
 from ...errors import UnavailableError
+from ...gateway import Dedup
 from ...model import Outcome
 from ...protocol.keyspace import MAX_KEY_BYTES
 from ...protocol.operations import ClaimOp, Reply, Verdict
 from ...protocol.owners import draw_owner
+from ..namespaces import Namespaces
 from ..verbs import Asked
 from .verbs import (
     OPS,
@@ -30,10 +32,6 @@ from .verbs import (
     problem,
     told,
 )
-
-if TYPE_CHECKING:
-    from ...gateway import Dedup
-    from ..gate import Gate
 
 _ACQUIRED = Outcome.ACQUIRED
 _WON = b'{"status":201,"body":{"outcome":"acquired","owner":"'
@@ -61,16 +59,16 @@ def read(check: Callable[[bytes], list[Any]], most: int, body: bytes) -> list[An
     return check(body)
 
 
-async def batch(gate: Gate, asks: list[Any], client: Client) -> Answer:
+async def batch(namespaces: Namespaces, asks: list[Any], client: Client) -> Answer:
     """`POST /v1/batch`: all start together, so that they travel in the engine's batches."""
-    return await Batch(gate, asks, client).run()
+    return await Batch(namespaces, asks, client).run()
 
 
 class Batch:
     """One batch under way. Plain claims, most of what comes, run without a task each."""
 
-    def __init__(self, gate: Gate, asks: list[Any], client: Client) -> None:
-        self._gate = gate
+    def __init__(self, namespaces: Namespaces, asks: list[Any], client: Client) -> None:
+        self._namespaces = namespaces
         self._asks = asks
         self._client = client
         # Mutable: a place for each question, in order; those that need a task; claims won, and those of tasks.
@@ -83,7 +81,7 @@ class Batch:
         self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.given_up = False
         # Shared by its claims.
-        self.judged = gate.metrics.judged
+        self.judged = namespaces.counters.judged
         self.since = perf_counter()
 
     async def run(self) -> Answer:
@@ -121,29 +119,29 @@ class Batch:
     def failed(self, item: Item, fault: Exception) -> None:
         """Take a claim that got no verdict."""
         item.future = _ANSWERED
-        count_failure(self._gate.metrics, item.scope, fault, self.since)
+        count_failure(self._namespaces.counters, item.dedup, fault, self.since)
         self.told(item, problem(fault))
 
     def _given(self) -> list[Held]:
-        return self._held + [(item.scope, item.wire, item.owner) for item in self.won]
+        return self._held + [(item.dedup, item.wire, item.owner) for item in self.won]
 
     def _take_back(self) -> None:
-        for scope, wire, owner in self._given():
-            scope.release_later(wire, owner)
+        for dedup, wire, owner in self._given():
+            dedup.release_later(wire, owner)
         self._held, self.won = [], []
 
     def _begin(self, ask: Any) -> Item | Told:
         """Send one on its way; return the place where its answer will be."""
         try:
             if type(ask) is str:  # a plain claim's key, as `read` has it
-                scope = self._gate.root
-                item = Item(scope.claim_wire(ask.encode()), scope.claim_terms, draw_owner(), None)
+                dedup = self._namespaces.root
+                item = Item(dedup.claim_wire(ask.encode()), dedup.claim_terms, draw_owner(), None)
             elif ask.op != "claim" or ask.owner is not None or ask.wait:
                 return self._later(ask)
             else:
-                scope = self._gate.scope(ask.namespace)
-                item = cast(Item, claim_op(scope, ask, Item))
-            item.batch, item.scope = self, scope
+                dedup = self._namespaces.dedup(ask.namespace)
+                item = cast(Item, claim_op(dedup, ask, Item))
+            item.batch, item.dedup = self, dedup
             item.begin()
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             place = Told()
@@ -158,7 +156,7 @@ class Batch:
 
     async def _one(self, ask: Any, place: Told) -> None:
         try:
-            answer = await OPS[ask.op](self._gate, ask, self._client)
+            answer = await OPS[ask.op](self._namespaces, ask, self._client)
         except Gone:
             raise
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
@@ -178,10 +176,10 @@ class Told:
 class Item(ClaimOp):
     """A claim of a batch, and the future that the engine expects beside it: one object for both."""
 
-    __slots__ = ("batch", "scope", "text", "won")
+    __slots__ = ("batch", "dedup", "text", "won")
 
     batch: Batch
-    scope: Dedup
+    dedup: Dedup
     text: bytes
     won: Verdict | None
     """Set once it is answered: the verdict that it shares with others, or None and its own text."""
@@ -189,7 +187,7 @@ class Item(ClaimOp):
     def begin(self) -> None:
         """Send it on its way."""
         try:
-            self.scope.start_claim(self, self)
+            self.dedup.start_claim(self, self)
         except UnavailableError as fault:
             self.set_exception(fault)
 
@@ -214,7 +212,7 @@ class Item(ClaimOp):
     def win(self, verdict: Verdict) -> None:
         """It is the client's."""
         batch = self.batch
-        batch.judged(self.scope, verdict, batch.since)  # first: nothing after it can fail
+        batch.judged(self.dedup, verdict, batch.since)  # first: nothing after it can fail
         self.future = _ANSWERED
         self.won = verdict
         batch.won.append(self)
@@ -229,18 +227,18 @@ class Other(Asked):
     __slots__ = ("_item",)
 
     def __init__(self, item: Item) -> None:
-        super().__init__(item.scope, item)
+        super().__init__(item.dedup, item)
         item.future = _ANSWERED
         self._item = item
 
-    def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+    def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Fill in."""
         item, batch = self._item, self._item.batch
         if verdict.outcome is _ACQUIRED:
             item.win(verdict)
         else:
-            batch.judged(scope, verdict, batch.since)
-            batch.told(item, told(scope, op, verdict))
+            batch.judged(dedup, verdict, batch.since)
+            batch.told(item, told(dedup, op, verdict))
 
     def failed(self, fault: Exception) -> None:
         """Fill in."""

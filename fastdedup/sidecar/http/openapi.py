@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
 from ... import __version__
 from ...web.problems import Problem
+from ..limits import Limits
 from . import models, problems
-
-if TYPE_CHECKING:
-    from ..limits import Limits
-    from .routes import Route
+from .route import Route
 
 _REF = "#/components/schemas/{model}"
 _WITH_BODY = (

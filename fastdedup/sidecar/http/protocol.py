@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import httptools
 import orjson
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from ...web.problems import Problem
+from ..limits import Limits
 from . import problems
-from .application import CONNECTION, QUICK_PATH
+from .verbs import Held
 
-if TYPE_CHECKING:
-    from ...web.problems import Problem
-    from ..limits import Limits
-    from .verbs import Held
-
+CONNECTION = "fastdedup.connection"
+"""Where in an ASGI scope `HttpProtocol` puts itself."""
+QUICK_PATH = "/v1/claims"
+"""The address whose requests are offered to `quick` first."""
 HEAD_BYTES = 32 * 1024
 """Of a request's line and headers, and of what a chunked body carries beside the body."""
-
 
 _QUICK_URL = QUICK_PATH.encode()
 _END = b"\r\n"
@@ -293,8 +293,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.on_response_complete()
 
     def _take_back(self) -> None:
-        for gate, wire, owner in self.handing_over:
-            gate.release_later(wire, owner)
+        for dedup, wire, owner in self.handing_over:
+            dedup.release_later(wire, owner)
         self.handing_over = ()
 
     # Bounds

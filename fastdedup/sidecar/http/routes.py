@@ -2,77 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
-
-from pydantic import BaseModel, Field, TypeAdapter
+from typing import Any
 
 from ... import __version__
 from ...errors import DedupError, UnavailableError
 from ...fallback.reject import Reject
 from ...model import BreakerState
 from ...web.problems import Problem
-from . import models, openapi, problems
-from . import verbs as verbs
-from .batch import batch, read
+from ..namespaces import Namespaces
+from . import models, openapi, problems, verbs
+from .batch import batch
 from .problems import RequestProblem
+from .route import Route
 from .verbs import OPS, Answer, Client, Page
-
-if TYPE_CHECKING:
-    from ..gate import Gate
-
-Handler = Callable[["Gate", Any, Client], Awaitable[Answer]]
 
 _PROBE_KEY = "fastdedup:ready"
 _TEXT = b"text/plain; charset=utf-8"
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One kind of request.
-
-    Attributes:
-        asks: the model of its body, or of its query; a list stands for a batch of such.
-        answers: the models of its good answers, by status; text where it is None.
-        problems: what may go wrong beside what may with every request.
-        shaped: problems that carry the members of this model, too.
-    """
-
-    method: str
-    path: str
-    handler: Handler
-    summary: str
-    asks: Any = None
-    answers: tuple[tuple[int, Any], ...] = ()
-    problems: tuple[Problem, ...] = ()
-    shaped: type[BaseModel] = models.Problem
-
-    def body(self, most: int) -> Any:
-        """Return the type of its body: of a batch at most `most` operations."""
-        return Annotated[self.asks, Field(max_length=most)] if self.asks is models.Items else self.asks
-
-    def parser(self, most: int) -> Callable[[bytes], Any] | None:
-        """Return what parses and checks its body in one step; None where it has none."""
-        if self.method != "POST":
-            return None
-        check = TypeAdapter(self.body(most)).validator.validate_json
-        return partial(read, check, most) if self.asks is models.Items else check
-
-
 # What is no verb
 
 
-async def health(gate: Gate, ask: None, client: Client) -> Answer:
+async def health(namespaces: Namespaces, ask: None, client: Client) -> Answer:
     """`GET /healthz`: the process."""
     return Answer(200, {"status": "ok", "version": __version__})
 
 
-async def ready(gate: Gate, ask: None, client: Client) -> Answer:
+async def ready(namespaces: Namespaces, ask: None, client: Client) -> Answer:
     """`GET /readyz`: the store. It is asked: in an idle sidecar nobody else would notice that it is gone."""
-    root = gate.root
+    root = namespaces.root
     able, answered = True, True
     try:
         await root.get(_PROBE_KEY)
@@ -86,20 +46,19 @@ async def ready(gate: Gate, ask: None, client: Client) -> Answer:
     return Answer(200 if able else 503, {"ready": able, "breaker": breaker, "degraded": degraded})
 
 
-async def metrics(gate: Gate, ask: None, client: Client) -> Answer:
+async def metrics(namespaces: Namespaces, ask: None, client: Client) -> Answer:
     """`GET /metrics`: in Prometheus' format."""
-    kept: Any = getattr(gate, "metrics", None)
-    if kept is None:
-        raise RequestProblem(problems.NOT_FOUND, "this sidecar keeps no metrics")
-    return Page(_METRICS, kept.render())
+    if namespaces.render_metrics is None:
+        raise RequestProblem(problems.NOT_FOUND, "this sidecar shows no metrics")
+    return Page(_METRICS, namespaces.render_metrics())
 
 
-async def document(gate: Gate, ask: None, client: Client) -> Answer:
+async def document(namespaces: Namespaces, ask: None, client: Client) -> Answer:
     """`GET /openapi.json`: this table."""
-    return Answer(200, openapi.document(ROUTES, gate.limits))
+    return Answer(200, openapi.document(ROUTES, namespaces.limits))
 
 
-async def about(problem: Problem, gate: Gate, ask: None, client: Client) -> Answer:
+async def about(problem: Problem, namespaces: Namespaces, ask: None, client: Client) -> Answer:
     """`GET /problems/…`: the page that a problem's type leads to."""
     return Page(_TEXT, f"{problem.status} {problem.title}\n\n{problem.about}\n".encode())
 

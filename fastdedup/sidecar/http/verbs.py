@@ -8,19 +8,23 @@ from __future__ import annotations
 
 from binascii import hexlify
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from time import perf_counter
+from typing import Any, Protocol, TypeVar
 
 import orjson
 import pydantic_core
 
+from ...claim import Claim
 from ...codec import has_nan
 from ...errors import ConfigError, ResultError, UnavailableError
+from ...gateway import Dedup
 from ...keys import digest
 from ...model import Outcome
 from ...protocol.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
 from ...protocol.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
-from ..resp.options import fingerprint_of
-from ..service.metrics import Metrics, counted
+from ..counters import Counters, outcome_of_fault
+from ..fingerprint import fingerprint_of
+from ..namespaces import Namespaces
 from ..verbs import (
     as_json,
     held,
@@ -35,13 +39,8 @@ from ..verbs import (
 from . import models, problems
 from .problems import RequestProblem, problem_of
 
-if TYPE_CHECKING:
-    from ...claim import Claim
-    from ...gateway import Dedup
-    from ..gate import Gate
-
 T = TypeVar("T")
-Held = tuple["Dedup", bytes, bytes]
+Held = tuple[Dedup, bytes, bytes]
 """A claim that is the client's only if it gets the answer: its gate, store key and owner field."""
 
 _CREATED = b"HTTP/1.1 201 Created\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
@@ -102,11 +101,11 @@ class Page(Answer):
 # Claims
 
 
-async def claim(gate: Gate, ask: models.ClaimRequest, client: Client) -> Answer:
+async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client) -> Answer:
     """`POST /v1/claims`. The main path."""
-    scope = gate.root if ask.namespace is None else gate.scope(ask.namespace)
+    dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
     if ask.wait:
-        call = scope.claim(
+        call = dedup.claim(
             ask.key,
             fingerprint=None if ask.fingerprint is None else _mark(ask.fingerprint),
             owner=ask.owner,
@@ -114,40 +113,40 @@ async def claim(gate: Gate, ask: models.ClaimRequest, client: Client) -> Answer:
             ttl=seconds(ask.ttl),
             wait=ask.wait / 1000,
         )
-        return _waited(scope, await client.unless_gone(_wait(call)), ask.owner is not None)
-    op = claim_op(scope, ask)
+        return _waited(dedup, await client.unless_gone(_wait(call)), ask.owner is not None)
+    op = claim_op(dedup, ask)
     op.named = ask.owner is not None
-    verdict = await verdict_on(scope, op, start(scope, op))
-    return claimed(scope, op.wire, op.owner, op.named, verdict)
+    verdict = await verdict_on(dedup, op, start(dedup, op))
+    return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
 
-def claim_op(scope: Dedup, ask: models.ClaimRequest, kind: type[ClaimOp] = ClaimOp) -> ClaimOp:
+def claim_op(dedup: Dedup, ask: models.ClaimRequest, kind: type[ClaimOp] = ClaimOp) -> ClaimOp:
     """Return the operation, of this kind, of a claim that does not wait."""
     mark = None if ask.fingerprint is None else _mark(ask.fingerprint)
     owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
     plain = ask.lease is None and ask.ttl is None
-    terms = scope.claim_terms if plain else scope.terms_ms(ask.lease, ask.ttl)
-    return kind(scope.claim_wire(ask.key.encode()), terms, owner, mark)
+    terms = dedup.claim_terms if plain else dedup.terms_ms(ask.lease, ask.ttl)
+    return kind(dedup.claim_wire(ask.key.encode()), terms, owner, mark)
 
 
-async def redeem(gate: Gate, ask: models.RedeemRequest, client: Client) -> Answer:
+async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Client) -> Answer:
     """`POST /v1/tokens/redeem`."""
-    scope = gate.scope(ask.namespace)
+    dedup = namespaces.dedup(ask.namespace)
     if ask.wait:
-        call = scope.tokens.redeem(
+        call = dedup.tokens.redeem(
             ask.token,
             ask.subject,
             lease=seconds(ask.lease),
             ttl=seconds(ask.ttl),
             wait=ask.wait / 1000,
         )
-        return _waited(scope, await client.unless_gone(_wait(call)), False)
-    op = _token_op(scope, ask, Mode.REDEEM, ask.lease, ask.ttl)
-    verdict = await verdict_on(scope, op, start(scope, op))
-    return claimed(scope, op.wire, op.owner, op.named, verdict)
+        return _waited(dedup, await client.unless_gone(_wait(call)), False)
+    op = _token_op(dedup, ask, Mode.REDEEM, ask.lease, ask.ttl)
+    verdict = await verdict_on(dedup, op, start(dedup, op))
+    return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
 
-def claimed(scope: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdict) -> Answer:
+def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdict) -> Answer:
     """Return a verdict as the claimant is told it."""
     outcome = verdict.outcome
     facts: dict[str, Any] = {
@@ -162,7 +161,7 @@ def claimed(scope: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
         "degraded": verdict.degraded,
     }
     if outcome is _ACQUIRED:
-        return Answer(201, facts, None, () if named else ((scope, wire, owner),))
+        return Answer(201, facts, None, () if named else ((dedup, wire, owner),))
     if outcome is _SUCCEEDED or outcome is _FAILED:
         return Answer(200, facts)
     known = problems.OF_OUTCOME[outcome]
@@ -183,8 +182,8 @@ async def _wait(call: Awaitable[Claim]) -> Claim:
     return await call
 
 
-def _waited(scope: Dedup, answer: Claim, named: bool) -> Answer:
-    return claimed(scope, *answer.hold, named, answer.verdict)
+def _waited(dedup: Dedup, answer: Claim, named: bool) -> Answer:
+    return claimed(dedup, *answer.hold, named, answer.verdict)
 
 
 _BUSY = (
@@ -193,10 +192,10 @@ _BUSY = (
 )
 
 
-def told(scope: Dedup, op: ClaimOp, verdict: Verdict) -> Answer:
+def told(dedup: Dedup, op: ClaimOp, verdict: Verdict) -> Answer:
     """As `claimed`, for a drawn owner that acquired nothing; in a storm most hear that another is at work."""
     if verdict.outcome is not _IN_PROGRESS:
-        return claimed(scope, op.wire, op.owner, False, verdict)
+        return claimed(dedup, op.wire, op.owner, False, verdict)
     truth = b"true" if verdict.degraded else b"false"
     text = _BUSY % (hexlify(op.owner[1:]), verdict.fence, verdict.attempt, verdict.left_ms, truth)
     return Answer(409, text, verdict.left_ms)
@@ -236,45 +235,45 @@ def acquired_tail(verdict: Verdict) -> bytes:
 # Settling
 
 
-async def complete(gate: Gate, ask: models.CompleteRequest, client: Client) -> Answer:
+async def complete(namespaces: Namespaces, ask: models.CompleteRequest, client: Client) -> Answer:
     """`POST /v1/claims/complete`."""
-    return await _settle(gate, ask, True, ask.result, ask.ttl)
+    return await _settle(namespaces, ask, True, ask.result, ask.ttl)
 
 
-async def fail(gate: Gate, ask: models.FailRequest, client: Client) -> Answer:
+async def fail(namespaces: Namespaces, ask: models.FailRequest, client: Client) -> Answer:
     """`POST /v1/claims/fail`."""
-    return await _settle(gate, ask, False, ask.error, ask.ttl)
+    return await _settle(namespaces, ask, False, ask.error, ask.ttl)
 
 
 async def _settle(
-    gate: Gate, ask: models.HolderRequest, succeeded: bool, value: Any, ttl: int | None
+    namespaces: Namespaces, ask: models.HolderRequest, succeeded: bool, value: Any, ttl: int | None
 ) -> Answer:
-    scope, wire, owner = _held(gate, ask)
+    dedup, wire, owner = _held(namespaces, ask)
     payload = _payload(value)
-    op = settling(scope, wire, owner, fence=ask.fence, succeeded=succeeded, ttl=ttl, payload=payload)
-    return await _changed(scope, op, {})
+    op = settling(dedup, wire, owner, fence=ask.fence, succeeded=succeeded, ttl=ttl, payload=payload)
+    return await _changed(dedup, op, {})
 
 
-async def release(gate: Gate, ask: models.ReleaseRequest, client: Client) -> Answer:
+async def release(namespaces: Namespaces, ask: models.ReleaseRequest, client: Client) -> Answer:
     """`POST /v1/claims/release`."""
-    scope, wire, owner = _held(gate, ask)
-    return await _changed(scope, releasing(wire, owner, ask.fence), {})
+    dedup, wire, owner = _held(namespaces, ask)
+    return await _changed(dedup, releasing(wire, owner, ask.fence), {})
 
 
-async def renew(gate: Gate, ask: models.RenewRequest, client: Client) -> Answer:
+async def renew(namespaces: Namespaces, ask: models.RenewRequest, client: Client) -> Answer:
     """`POST /v1/claims/renew`."""
-    scope, wire, owner = _held(gate, ask)
-    op = renewing(scope, wire, owner, ask.fence, ask.lease)
-    return await _changed(scope, op, {"lease": op.lease_ms})
+    dedup, wire, owner = _held(namespaces, ask)
+    op = renewing(dedup, wire, owner, ask.fence, ask.lease)
+    return await _changed(dedup, op, {"lease": op.lease_ms})
 
 
-def _held(gate: Gate, ask: models.HolderRequest) -> tuple[Dedup, bytes, bytes]:
-    scope = gate.scope(ask.namespace)
-    return scope, *held(scope, ask.key, ask.owner, token=ask.token)
+def _held(namespaces: Namespaces, ask: models.HolderRequest) -> tuple[Dedup, bytes, bytes]:
+    dedup = namespaces.dedup(ask.namespace)
+    return dedup, *held(dedup, ask.key, ask.owner, token=ask.token)
 
 
-async def _changed(scope: Dedup, op: SettleOp | ReleaseOp | RenewOp, facts: dict[str, Any]) -> Answer:
-    await scope.change(op)
+async def _changed(dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp, facts: dict[str, Any]) -> Answer:
+    await dedup.change(op)
     return Answer(200, facts)
 
 
@@ -291,19 +290,19 @@ def _payload(value: Any) -> bytes:
 # Tokens
 
 
-async def issue(gate: Gate, ask: models.IssueRequest, client: Client) -> Answer:
+async def issue(namespaces: Namespaces, ask: models.IssueRequest, client: Client) -> Answer:
     """`POST /v1/tokens`."""
-    scope = gate.scope(ask.namespace)
-    token = await scope.tokens.issue(ask.subject, seconds(ask.ttl))
-    ttl = round(scope.settings.token_ttl * 1000) if ask.ttl is None else ask.ttl
+    dedup = namespaces.dedup(ask.namespace)
+    token = await dedup.tokens.issue(ask.subject, seconds(ask.ttl))
+    ttl = round(dedup.settings.token_ttl * 1000) if ask.ttl is None else ask.ttl
     return Answer(201, {"token": token, "ttl": ttl})
 
 
-async def consume(gate: Gate, ask: models.ConsumeRequest, client: Client) -> Answer:
+async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Client) -> Answer:
     """`POST /v1/tokens/consume`."""
-    scope = gate.scope(ask.namespace)
-    op = _token_op(scope, ask, Mode.CONSUME, None, None)
-    verdict = await verdict_on(scope, op, start(scope, op))
+    dedup = namespaces.dedup(ask.namespace)
+    op = _token_op(dedup, ask, Mode.CONSUME, None, None)
+    verdict = await verdict_on(dedup, op, start(dedup, op))
     outcome = verdict.outcome
     facts: dict[str, Any] = {"outcome": outcome._value_, "degraded": verdict.degraded}
     if outcome is _ACQUIRED:
@@ -314,11 +313,11 @@ async def consume(gate: Gate, ask: models.ConsumeRequest, client: Client) -> Ans
 
 
 def _token_op(
-    scope: Dedup, ask: models.ConsumeRequest, mode: Mode, lease: int | None, ttl: int | None
+    dedup: Dedup, ask: models.ConsumeRequest, mode: Mode, lease: int | None, ttl: int | None
 ) -> ClaimOp:
     mark = None if ask.subject is None else digest(ask.subject)
-    terms = scope.terms(mode, seconds(lease), seconds(ttl))
-    return ClaimOp(scope.tokens.wire(ask.token), terms, draw_owner(), mark)
+    terms = dedup.terms(mode, seconds(lease), seconds(ttl))
+    return ClaimOp(dedup.tokens.wire(ask.token), terms, draw_owner(), mark)
 
 
 # What every answer may need
@@ -333,13 +332,36 @@ def problem(fault: Exception) -> Answer:
     return answer
 
 
-def count_failure(metrics: Metrics, scope: Dedup, fault: Exception, since: float) -> None:
+def count_failure(counters: Counters, dedup: Dedup, fault: Exception, since: float) -> None:
     """Count a claim that got no verdict."""
     outcome = "unavailable" if isinstance(fault, UnavailableError) else "error"
-    metrics.claimed(scope, outcome, since)
+    counters.claimed(dedup, outcome, since)
 
 
-OPS: dict[str, Callable[[Gate, Any, Client], Awaitable[Answer]]] = {
+Handler = Callable[[Namespaces, Any, Client], Awaitable[Answer]]
+"""Answers one kind of request."""
+
+
+def counted(verb: str, handler: Handler) -> Handler:
+    """Return a handler that counts what it answers."""
+
+    async def count(namespaces: Namespaces, ask: Any, client: Client) -> Answer:
+        since = perf_counter()
+        dedup = namespaces.dedup(ask.namespace)
+        try:
+            answer = await handler(namespaces, ask, client)
+        except Exception as fault:
+            outcome = outcome_of_fault(fault)
+            namespaces.counters.observe(dedup.settings.namespace, verb, outcome, perf_counter() - since)
+            raise
+        outcome = answer.facts.get("outcome", "ok")
+        namespaces.counters.observe(dedup.settings.namespace, verb, outcome, perf_counter() - since)
+        return answer
+
+    return count
+
+
+OPS: dict[str, Handler] = {
     handler.__name__: counted(handler.__name__, handler)
     for handler in (claim, complete, fail, release, renew, issue, consume, redeem)
 }
@@ -349,14 +371,14 @@ OPS: dict[str, Callable[[Gate, Any, Client], Awaitable[Answer]]] = {
 # Administration
 
 
-async def inspect(gate: Gate, ask: models.RecordQuery, client: Client) -> Answer:
+async def inspect(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> Answer:
     """`GET /v1/records`."""
-    record = await gate.scope(ask.namespace).get(ask.key)
+    record = await namespaces.dedup(ask.namespace).get(ask.key)
     if record is None:
         raise RequestProblem(problems.NO_RECORD)
     return Answer(200, record_facts(record))
 
 
-async def forget(gate: Gate, ask: models.RecordQuery, client: Client) -> Answer:
+async def forget(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> Answer:
     """`DELETE /v1/records`."""
-    return Answer(200, {"forgotten": await gate.scope(ask.namespace).forget(ask.key)})
+    return Answer(200, {"forgotten": await namespaces.dedup(ask.namespace).forget(ask.key)})

@@ -7,29 +7,23 @@ raises is the reply.
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 
 from ... import __version__
+from ...claim import Claim
 from ...errors import ConfigError
+from ...gateway import Dedup
 from ...model import Outcome
 from ...protocol.operations import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
 from ...protocol.owners import draw_owner, owner_text
 from ..verbs import Asked, held, record_facts, releasing, renewing, seconds, settling
 from . import store_commands as store_verbs
-from .connection import Place, RespConnection, Slot, error_reply
+from .connection import Command, Place, RespConnection, Slot, error_reply
 from .frames import bulk, encode, error
 from .options import Options, number_of, read_options, text_of
-
-if TYPE_CHECKING:
-    from ...claim import Claim
-    from ...gateway import Dedup
-
-Command = Callable[[RespConnection, list[bytes]], bytes | Place]
-"""Gets its connection and its parts; returns the reply, or a slot that gets it later."""
 
 _ACQUIRED = Outcome.ACQUIRED
 _OK = b"+OK\r\n"
@@ -46,8 +40,8 @@ class Claiming(Asked):
 
     __slots__ = ("_at", "_connection", "_ephemeral", "reply")
 
-    def __init__(self, connection: RespConnection, scope: Dedup, op: ClaimOp, ephemeral: bool) -> None:
-        super().__init__(scope, op)
+    def __init__(self, connection: RespConnection, dedup: Dedup, op: ClaimOp, ephemeral: bool) -> None:
+        super().__init__(dedup, op)
         self.reply: bytes | None = None
         self._at = connection.at
         self._connection = connection
@@ -57,13 +51,13 @@ class Claiming(Asked):
         """As a future. A client that has gone is a caller that was cancelled: its claim is released."""
         return self._connection.gone or self._op is None
 
-    def answered(self, scope: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+    def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Write the verdict."""
         connection = self._connection
-        connection.judged(scope, verdict, self._at)
+        connection.judged(dedup, verdict, self._at)
         if verdict.outcome is _ACQUIRED:
             if self._ephemeral:
-                connection.hold((scope, op.wire, op.owner))
+                connection.hold((dedup, op.wire, op.owner))
             if not connection.resp3:
                 connection.answer(self, acquired_reply(verdict, op.owner))
                 return
@@ -72,7 +66,7 @@ class Claiming(Asked):
     def failed(self, fault: Exception) -> None:
         """Write the error."""
         reply = error_reply(fault)
-        self._connection.metrics.answered(self._scope, "claim", reply, self._at)
+        self._connection.counters.answered(self._dedup, "claim", reply, self._at)
         self._connection.answer(self, reply)
 
 
@@ -128,31 +122,31 @@ def _verdict_reply2(verdict: Verdict, owner: bytes) -> bytes:
 def claim(connection: RespConnection, command: list[bytes]) -> bytes | Place:
     """`FD.CLAIM key [NS n] [FP hex] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`. The main path."""
     if len(command) == 2:
-        scope, key, mark, ephemeral = connection.gate.root, command[1], None, False
-        terms = scope.claim_terms
+        dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False
+        terms = dedup.claim_terms
     else:
         _wants(command, 2)
         options = read_options(command, 2, _CLAIM)
-        scope, key, mark, ephemeral = (
-            connection.gate.scope(options.ns),
+        dedup, key, mark, ephemeral = (
+            connection.namespaces.dedup(options.ns),
             command[1],
             options.fp,
             options.ephemeral,
         )
         if options.owner is not None or options.wait:
-            return connection.spawn(_claim_slowly(connection, scope, key, options), scope, "claim")
-        terms = scope.terms_ms(options.lease, options.ttl)
+            return connection.spawn(_claim_slowly(connection, dedup, key, options), dedup, "claim")
+        terms = dedup.terms_ms(options.lease, options.ttl)
     if not key.isascii():
         text_of("the key", key)
-    op = ClaimOp(scope.claim_wire(key), terms, draw_owner(), mark)
-    claiming = Claiming(connection, scope, op, ephemeral)
+    op = ClaimOp(dedup.claim_wire(key), terms, draw_owner(), mark)
+    claiming = Claiming(connection, dedup, op, ephemeral)
     claiming.begin()
     return claiming
 
 
-async def _claim_slowly(connection: RespConnection, scope: Dedup, key: bytes, options: Options) -> bytes:
+async def _claim_slowly(connection: RespConnection, dedup: Dedup, key: bytes, options: Options) -> bytes:
     """With an owner of the client's, or waiting."""
-    answer = await scope.claim(
+    answer = await dedup.claim(
         text_of("the key", key),
         fingerprint=options.fp,
         owner=options.owner,
@@ -160,31 +154,31 @@ async def _claim_slowly(connection: RespConnection, scope: Dedup, key: bytes, op
         ttl=seconds(options.ttl),
         wait=seconds(options.wait) or 0.0,
     )
-    return _answer(connection, scope, answer, options.ephemeral)
+    return _answer(connection, dedup, answer, options.ephemeral)
 
 
 def redeem(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.REDEEM token [SUBJECT s] [NS n] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`."""
     _wants(command, 2)
     options = read_options(command, 2, _REDEEM)
-    scope = connection.gate.scope(options.ns)
+    dedup = connection.namespaces.dedup(options.ns)
 
     async def work() -> bytes:
-        answer = await scope.tokens.redeem(
+        answer = await dedup.tokens.redeem(
             text_of("the token", command[1]),
             options.subject,
             lease=seconds(options.lease),
             ttl=seconds(options.ttl),
             wait=seconds(options.wait) or 0.0,
         )
-        return _answer(connection, scope, answer, options.ephemeral)
+        return _answer(connection, dedup, answer, options.ephemeral)
 
-    return connection.spawn(work(), scope, "redeem")
+    return connection.spawn(work(), dedup, "redeem")
 
 
-def _answer(connection: RespConnection, scope: Dedup, answer: Claim, ephemeral: bool) -> bytes:
+def _answer(connection: RespConnection, dedup: Dedup, answer: Claim, ephemeral: bool) -> bytes:
     if answer.acquired and ephemeral:
-        connection.hold((scope, *answer.hold))
+        connection.hold((dedup, *answer.hold))
     return verdict_reply(answer.verdict, answer.hold[1], connection.resp3)
 
 
@@ -195,21 +189,21 @@ def settle(succeeded: bool, connection: RespConnection, command: list[bytes]) ->
     """`FD.COMPLETE key owner [result]`, `FD.FAIL key owner [error]`, then `[NS n] [TTL ms] [FENCE n] [TOKEN]`."""
     _wants(command, 3)
     options = read_options(command, 4, _SETTLE)
-    scope, wire, owner = _held(connection, command, options)
+    dedup, wire, owner = _held(connection, command, options)
     payload = command[3] if len(command) > 3 else b""
     op = settling(
-        scope, wire, owner, fence=options.fence, succeeded=succeeded, ttl=options.ttl, payload=payload
+        dedup, wire, owner, fence=options.fence, succeeded=succeeded, ttl=options.ttl, payload=payload
     )
-    return connection.spawn(_change(connection, scope, op), scope, "complete" if succeeded else "fail")
+    return connection.spawn(_change(connection, dedup, op), dedup, "complete" if succeeded else "fail")
 
 
 def release(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.RELEASE key owner [NS n] [FENCE n] [TOKEN]`."""
     _wants(command, 3)
     options = read_options(command, 3, _RENEW)
-    scope, wire, owner = _held(connection, command, options)
+    dedup, wire, owner = _held(connection, command, options)
     op = releasing(wire, owner, options.fence)
-    return connection.spawn(_change(connection, scope, op), scope, "release")
+    return connection.spawn(_change(connection, dedup, op), dedup, "release")
 
 
 def renew(connection: RespConnection, command: list[bytes]) -> Slot:
@@ -217,23 +211,23 @@ def renew(connection: RespConnection, command: list[bytes]) -> Slot:
     _wants(command, 3)
     given = len(command) > 3 and command[3].isdigit()
     options = read_options(command, 4 if given else 3, _RENEW)
-    scope, wire, owner = _held(connection, command, options)
+    dedup, wire, owner = _held(connection, command, options)
     lease = number_of("the lease", command[3], 1) if given else None
-    op = renewing(scope, wire, owner, options.fence, lease)
-    return connection.spawn(_change(connection, scope, op), scope, "renew")
+    op = renewing(dedup, wire, owner, options.fence, lease)
+    return connection.spawn(_change(connection, dedup, op), dedup, "renew")
 
 
 def _held(connection: RespConnection, command: list[bytes], options: Options) -> tuple[Dedup, bytes, bytes]:
     """Return the gate, the store key and the owner field of what a client says it holds."""
-    scope = connection.gate.scope(options.ns)
+    dedup = connection.namespaces.dedup(options.ns)
     key, owner = text_of("the key", command[1]), text_of("the owner", command[2])
-    return scope, *held(scope, key, owner, token=options.token)
+    return dedup, *held(dedup, key, owner, token=options.token)
 
 
-async def _change(connection: RespConnection, scope: Dedup, op: SettleOp | ReleaseOp | RenewOp) -> bytes:
-    await scope.change(op)
+async def _change(connection: RespConnection, dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp) -> bytes:
+    await dedup.change(op)
     if not isinstance(op, RenewOp):
-        connection.let_go(scope, op.wire, op.owner)
+        connection.let_go(dedup, op.wire, op.owner)
     return _OK
 
 
@@ -243,24 +237,24 @@ async def _change(connection: RespConnection, scope: Dedup, op: SettleOp | Relea
 def issue(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.ISSUE [SUBJECT s] [TTL ms] [NS n]`: the token."""
     options = read_options(command, 1, frozenset({"SUBJECT", "TTL", "NS"}))
-    scope = connection.gate.scope(options.ns)
+    dedup = connection.namespaces.dedup(options.ns)
 
     async def work() -> bytes:
-        return encode(await scope.tokens.issue(options.subject, seconds(options.ttl)))
+        return encode(await dedup.tokens.issue(options.subject, seconds(options.ttl)))
 
-    return connection.spawn(work(), scope, "issue")
+    return connection.spawn(work(), dedup, "issue")
 
 
 def consume(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.CONSUME token [SUBJECT s] [NS n]`: the outcome."""
     _wants(command, 2)
     options = read_options(command, 2, frozenset({"SUBJECT", "NS"}))
-    scope = connection.gate.scope(options.ns)
+    dedup = connection.namespaces.dedup(options.ns)
 
     async def work() -> bytes:
-        return encode((await scope.tokens.consume(text_of("the token", command[1]), options.subject)).value)
+        return encode((await dedup.tokens.consume(text_of("the token", command[1]), options.subject)).value)
 
-    return connection.spawn(work(), scope, "consume")
+    return connection.spawn(work(), dedup, "consume")
 
 
 # Administration
@@ -269,24 +263,24 @@ def consume(connection: RespConnection, command: list[bytes]) -> Slot:
 def get(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.GET key [NS n]`: the record as JSON, or null."""
     _wants(command, 2)
-    scope = connection.gate.scope(read_options(command, 2, frozenset({"NS"})).ns)
+    dedup = connection.namespaces.dedup(read_options(command, 2, frozenset({"NS"})).ns)
 
     async def work() -> bytes:
-        record = await scope.get(text_of("the key", command[1]))
+        record = await dedup.get(text_of("the key", command[1]))
         return encode(None if record is None else orjson.dumps(record_facts(record)), connection.resp3)
 
-    return connection.spawn(work(), scope, "get")
+    return connection.spawn(work(), dedup, "get")
 
 
 def forget(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.FORGET key [NS n]`: 1 where there was a record."""
     _wants(command, 2)
-    scope = connection.gate.scope(read_options(command, 2, frozenset({"NS"})).ns)
+    dedup = connection.namespaces.dedup(read_options(command, 2, frozenset({"NS"})).ns)
 
     async def work() -> bytes:
-        return encode(int(await scope.forget(text_of("the key", command[1]))))
+        return encode(int(await dedup.forget(text_of("the key", command[1]))))
 
-    return connection.spawn(work(), scope, "forget")
+    return connection.spawn(work(), dedup, "forget")
 
 
 # What real clients say before their first command

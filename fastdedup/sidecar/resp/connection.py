@@ -9,22 +9,19 @@ from __future__ import annotations
 import asyncio
 import select
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from ...errors import ClaimLostError, DedupError, UnavailableError
 from ...events import log
+from ...gateway import Dedup
+from ..namespaces import Namespaces
 from .frames import FrameError, Frames, error
 
-if TYPE_CHECKING:
-    from ...gateway import Dedup
-    from ..gate import Gate
-
-Key = tuple["Dedup", bytes, bytes]
+Key = tuple[Dedup, bytes, bytes]
 """A held claim: whose, its store key, its owner field."""
-
 
 _SHUTTING_DOWN = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
 
@@ -45,27 +42,30 @@ class Slot:
         self.reply = reply
 
 
+Command = Callable[["RespConnection", list[bytes]], bytes | Place]
+"""Takes the connection and the command's parts; returns the reply, or the place that gets it later."""
+
+
 class RespConnection(asyncio.Protocol):
     """Answers the commands of one client.
 
     Args:
+        namespaces: those of the sidecar.
         connections: every connection of the server; this one adds and removes itself.
+        commands: the functions that answer commands, by the command's name (`commands.COMMANDS`).
     """
 
-    def __init__(self, gate: Gate, connections: set[Any]) -> None:
-        from .commands import COMMANDS
-        from .plain import claim_plainly, plain_bytes
-
-        limits = gate.limits
-        self.gate = gate
+    def __init__(
+        self, namespaces: Namespaces, connections: set[Any], commands: Mapping[bytes, Command]
+    ) -> None:
+        limits = namespaces.limits
+        self.namespaces = namespaces
         self.loop = asyncio.get_running_loop()
         self.resp3 = False
-        self.metrics = gate.metrics
-        self.judged = gate.metrics.judged
+        self.counters = namespaces.counters
+        self.judged = namespaces.counters.judged
         self.at = 0.0  # when its last bytes were read
-        self._commands = COMMANDS
-        self._claim_plainly = claim_plainly
-        self._plain_bytes = plain_bytes(limits)
+        self._commands = commands
         self._connections = connections
         self._limits = limits
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
@@ -101,12 +101,6 @@ class RespConnection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Run the commands that are complete."""
         self.at = perf_counter()
-        if len(data) <= self._plain_bytes and not (self._slots or self._hurried or self._draining):
-            place = self._claim_plainly(self, data)  # alone: nothing came before it, whole or in part
-            if place is not None:
-                self._slots.append(place)
-                self._used = True
-                return
         try:
             commands = self._frames.feed(data)
         except FrameError as fault:
@@ -141,8 +135,8 @@ class RespConnection(asyncio.Protocol):
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        for scope, wire, owner in self.ephemeral:
-            scope.release_later(wire, owner)
+        for dedup, wire, owner in self.ephemeral:
+            dedup.release_later(wire, owner)
         self.ephemeral.clear()
         for forget in self.on_gone:
             forget()
@@ -190,11 +184,11 @@ class RespConnection(asyncio.Protocol):
             self._transport.write(message)
         return self._writing
 
-    def spawn(self, work: Coroutine[Any, Any, bytes], scope: Dedup, verb: str) -> Slot:
+    def spawn(self, work: Coroutine[Any, Any, bytes], dedup: Dedup, verb: str) -> Slot:
         """Run a command that has to wait; what it returns or raises is the reply. `verb` is for the metrics."""
         slot = Slot()
         self._unbegun.add(work)
-        task = self.loop.create_task(self._answer_with(slot, work, scope, verb), name="fastdedup-command")
+        task = self.loop.create_task(self._answer_with(slot, work, dedup, verb), name="fastdedup-command")
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, work))
         return slot
@@ -208,7 +202,7 @@ class RespConnection(asyncio.Protocol):
             work.close()
 
     async def _answer_with(
-        self, slot: Place, work: Coroutine[Any, Any, bytes], scope: Dedup, verb: str
+        self, slot: Place, work: Coroutine[Any, Any, bytes], dedup: Dedup, verb: str
     ) -> None:
         since = self.at
         self._unbegun.discard(work)
@@ -216,7 +210,7 @@ class RespConnection(asyncio.Protocol):
             reply = await work
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             reply = error_reply(fault)
-        self.metrics.answered(scope, verb, reply, since)
+        self.counters.answered(dedup, verb, reply, since)
         self.answer(slot, reply)
 
     def _run(self, command: list[bytes]) -> None:
@@ -230,7 +224,7 @@ class RespConnection(asyncio.Protocol):
             else:
                 answer = handler(self, command)
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
-            self.metrics.bad_requests += 1
+            self.counters.bad_requests += 1
             answer = error_reply(fault)
         self._slots.append(Slot(answer) if isinstance(answer, bytes) else answer)
 
@@ -265,9 +259,9 @@ class RespConnection(asyncio.Protocol):
         else:
             self.ephemeral.add(key)
 
-    def let_go(self, scope: Dedup, wire: bytes, owner: bytes) -> None:
+    def let_go(self, dedup: Dedup, wire: bytes, owner: bytes) -> None:
         """It is settled."""
-        self.ephemeral.discard((scope, wire, owner))
+        self.ephemeral.discard((dedup, wire, owner))
 
     # Flow and deadlines
 

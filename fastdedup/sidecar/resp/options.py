@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ...errors import ConfigError
+from ..fingerprint import fingerprint_of
 
 _VALUES = {"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "FENCE", "SUBJECT"}
 _FLAGS = {"EPHEMERAL", "TOKEN"}
@@ -93,21 +94,6 @@ def text_of(name: str, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise ConfigError(f"{name} is UTF-8 text, not {_shown(data)}") from None
-
-
-def fingerprint_of(data: bytes) -> bytes:
-    """Read a fingerprint: 32 hexadecimal digits.
-
-    Raises:
-        ConfigError: none.
-    """
-    try:
-        mark = bytes.fromhex(data.decode("ascii"))
-    except ValueError:
-        mark = b""
-    if len(mark) != 16 or len(data) != 32:
-        raise ConfigError(f"FP is 32 hexadecimal digits, 16 bytes, not {_shown(data)}")
-    return mark
 
 
 def _name_of(command: list[bytes]) -> str:

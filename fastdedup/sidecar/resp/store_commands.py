@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from ...errors import ConfigError, ResultTooLargeError, UnavailableError
+from ...gateway import Dedup
 from ...protocol.keyspace import names_of
 from ...protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
 from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
-from ..service.metrics import BOUNDS
-from .connection import RespConnection, Slot, error_reply
+from ..counters import BOUNDS
+from ..namespaces import Namespaces
+from .connection import Command, RespConnection, Slot, error_reply
 from .frames import encode as encode_value
-
-if TYPE_CHECKING:
-    from ...gateway import Dedup
-    from ..gate import Gate
 
 _VERBS = {verb.value.encode(): verb for verb in Verb}
 _MARKS = b"=#?!&%@$"
@@ -35,14 +33,14 @@ _LOOK_AGAIN = 0.05
 class Run(Slot):
     """An FD.RUN under way: its place in the order of replies, and the answers that it has."""
 
-    __slots__ = ("_answers", "_connection", "_left", "_scopes", "_since", "_verb")
+    __slots__ = ("_answers", "_connection", "_dedups", "_left", "_since", "_verb")
 
-    def __init__(self, connection: RespConnection, verb: Verb, scopes: list[Dedup]) -> None:
+    def __init__(self, connection: RespConnection, verb: Verb, dedups: list[Dedup]) -> None:
         super().__init__()
-        size = len(scopes)
+        size = len(dedups)
         self._connection = connection
         self._verb = verb
-        self._scopes = scopes
+        self._dedups = dedups
         self._since = connection.at
         self._answers: list[Reply] = [None] * size  # type: ignore[list-item] # each is set before it is read
         self._left = size
@@ -59,10 +57,10 @@ class Run(Slot):
     def _count(self) -> None:
         took = perf_counter() - self._since
         cell = bisect_left(BOUNDS, took)
-        operations = self._connection.metrics.operations
-        pairs = zip(self._scopes, self._answers, strict=True)
-        for (scope, outcome), same in groupby(pairs, lambda pair: (pair[0], outcome_of(pair[1]))):
-            cells = operations[scope.settings.namespace, self._verb.value][outcome]
+        operations = self._connection.counters.operations
+        pairs = zip(self._dedups, self._answers, strict=True)
+        for (dedup, outcome), same in groupby(pairs, lambda pair: (pair[0], outcome_of(pair[1]))):
+            cells = operations[dedup.settings.namespace, self._verb.value][outcome]
             count = sum(1 for _ in same)
             cells[cell] += count
             cells[-1] += count * took
@@ -85,12 +83,12 @@ class Place:
     again over another connection. It names its owner, so that this is safe; whoever died loses its lease.
     """
 
-    __slots__ = ("_op", "_place", "_run", "_scope")
+    __slots__ = ("_dedup", "_op", "_place", "_run")
 
-    def __init__(self, run: Run, place: int, scope: Dedup, op: Op) -> None:
+    def __init__(self, run: Run, place: int, dedup: Dedup, op: Op) -> None:
         self._run = run
         self._place = place
-        self._scope = scope
+        self._dedup = dedup
         self._op = op
 
     def done(self) -> bool:
@@ -104,7 +102,7 @@ class Place:
             return
         op = self._op
         if type(op) is not ClaimOp:
-            self._scope.took(op, reply)
+            self._dedup.took(op, reply)
         unsure = reply is Code.LOST and type(op) is ReleaseOp and op.unsure
         self._run.put(self._place, UNSURE if unsure else reply)
 
@@ -114,7 +112,7 @@ class Place:
         try:
             if not isinstance(fault, UnavailableError):
                 raise fault
-            reply = self._scope.fall_back(self._op, fault)
+            reply = self._dedup.fall_back(self._op, fault)
         except UnavailableError as refusal:
             reply = refusal
         except Exception as other:  # noqa: BLE001 -- whatever it is, the client is told
@@ -142,13 +140,13 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
             f"FD.RUN takes a verb, a count of 1 to {MAX_OPERATIONS}, as many keys, and arguments"
         )
     ops = unpack(verb, command[3 : 3 + count], command[3 + count :])
-    scopes = scopes_of(connection.gate, ops)
-    batch = Run(connection, verb, scopes)
-    for place, (op, scope) in enumerate(zip(ops, scopes, strict=True)):
+    dedups = dedups_of(connection.namespaces, ops)
+    batch = Run(connection, verb, dedups)
+    for place, (op, dedup) in enumerate(zip(ops, dedups, strict=True)):
         try:
             if verb is Verb.SETTLE:
-                scope.check_result(cast(SettleOp, op).payload)
-            reply = scope.hand_in(op, Place(batch, place, scope, op))
+                dedup.check_result(cast(SettleOp, op).payload)
+            reply = dedup.hand_in(op, Place(batch, place, dedup, op))
         except (UnavailableError, ResultTooLargeError) as refusal:
             reply = refusal
         if reply is not None:
@@ -156,29 +154,29 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
     return batch
 
 
-def scopes_of(gate: Gate, ops: Sequence[Op]) -> list[Dedup]:
+def dedups_of(namespaces: Namespaces, ops: Sequence[Op]) -> list[Dedup]:
     """Return the gate of each operation's namespace, which stands in its key.
 
     Raises:
         ConfigError: a key that no gate makes, or a namespace too many.
     """
-    scope, heads = scope_of(gate, ops[0].wire)
+    dedup, heads = dedup_of(namespaces, ops[0].wire)
     if all(op.wire.startswith(heads) for op in ops):  # nearly always
-        return [scope] * len(ops)
-    scopes: list[Dedup] = []
+        return [dedup] * len(ops)
+    dedups: list[Dedup] = []
     for op in ops:
         if not op.wire.startswith(heads):
-            scope, heads = scope_of(gate, op.wire)
-        scopes.append(scope)
-    return scopes
+            dedup, heads = dedup_of(namespaces, op.wire)
+        dedups.append(dedup)
+    return dedups
 
 
-def scope_of(gate: Gate, wire: bytes) -> tuple[Dedup, tuple[bytes, ...]]:
+def dedup_of(namespaces: Namespaces, wire: bytes) -> tuple[Dedup, tuple[bytes, ...]]:
     """Return the gate of a key's namespace, and how all of its keys begin. Raises as `scopes_of`."""
     namespace = names_of(wire)[0]
     if not namespace:
         raise ConfigError("FD.RUN: a key that is none of a namespace's")
-    return gate.scope(namespace), tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS)
+    return namespaces.dedup(namespace), tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS)
 
 
 def store(connection: RespConnection, command: list[bytes]) -> bytes:
@@ -187,7 +185,7 @@ def store(connection: RespConnection, command: list[bytes]) -> bytes:
         raise ConfigError(
             f"this sidecar speaks protocol {PROTOCOL} with stores: use the same fastdedup on both sides"
         )
-    return encode_value([PROTOCOL, connection.gate.limits.frame])
+    return encode_value([PROTOCOL, connection.namespaces.limits.frame])
 
 
 def listen(connection: RespConnection, command: list[bytes]) -> Slot:
@@ -195,10 +193,10 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
 
     async def work() -> bytes:
         ear = Ear(connection)
-        connection.on_gone.append(await connection.gate.root.overhear(ear.hear))
+        connection.on_gone.append(await connection.namespaces.root.overhear(ear.hear))
         return b"+OK\r\n"
 
-    return connection.spawn(work(), connection.gate.root, "listen")
+    return connection.spawn(work(), connection.namespaces.root, "listen")
 
 
 class Listener(Protocol):
@@ -234,7 +232,7 @@ class Ear:
             self.hear(None)
 
 
-COMMANDS: dict[bytes, Callable[[RespConnection, list[bytes]], bytes | Slot]] = {
+COMMANDS: dict[bytes, Command] = {
     b"FD.RUN": run,
     b"FD.STORE": store,
     b"FD.LISTEN": listen,

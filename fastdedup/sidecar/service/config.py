@@ -197,7 +197,7 @@ class Config(BaseSettings):
         make_store(self.url, self.timeout, self.replicas)
         return self
 
-    def gate_options(self) -> dict[str, Any]:
+    def default_options(self) -> dict[str, Any]:
         """Return the settings of the default namespace, which are those of every namespace without a table."""
         options = {name: getattr(self, name) for name in Namespace.model_fields}
         options["on_unavailable"] = self.on_unavailable.make()

@@ -21,13 +21,15 @@ import uvloop
 from ...errors import ConfigError
 from ...events import Event
 from ...gateway import Dedup
-from ..gate import Gate, RawCodec
+from ..counters import Counters
+from ..http.application import HttpApp
+from ..namespaces import Namespaces, RawCodec
 from ..paths import make_private
-from ..text import without_secrets
+from ..urls import without_secrets
 from .config import Config
 from .listener import bound, inherited
 from .logs import EventLog, facts, log, set_up
-from .metrics import Metrics, journal_lines
+from .metrics import Exposition, journal_lines
 from .server import Allowed, SidecarServer
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -79,7 +81,7 @@ class Sidecar:
         self._on_listening = on_listening
         self._path = Path(listener.getsockname())
         self._own = self._path == config.socket
-        self._metrics = Metrics()
+        self._counters = Counters()
         self._events = EventLog(keys=config.log_keys)
         # Mutable: the server once there is one; the task to cancel for a stop at once; the
         # signals that asked for it; when it shall have ended.
@@ -106,11 +108,11 @@ class Sidecar:
         return 0
 
     async def _serve(self) -> None:
-        gate = make_gate(self._config, self._metrics, self._event)
-        gate.root.on_batch(self._metrics.on_batch)
-        await gate.root.open()
+        namespaces = make_namespaces(self._config, self._counters, self._event)
+        namespaces.root.on_batch(self._counters.on_batch)
+        await namespaces.root.open()
         path = self._path if self._own else None
-        server = self._server = make_server(self._config, gate, self._ready, path)
+        server = self._server = make_server(self._config, namespaces, self._ready, path)
         if self._told:
             server.should_exit = True
         gc.collect()
@@ -119,19 +121,19 @@ class Sidecar:
         gc.set_threshold(20_000, 20, 50)
         await server.serve(sockets=[self._listener])
         left = server.abandon()
-        await self._bring_home(gate)
-        await gate.root.aclose()
+        await self._bring_home(namespaces)
+        await namespaces.root.aclose()
         log.info("stopped", extra=facts(connections_cut=left))
 
-    async def _bring_home(self, gate: Gate) -> None:
+    async def _bring_home(self, namespaces: Namespaces) -> None:
         """Wait for a store that is away while there is grace left: what was answered here is lost otherwise."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._until):
-                while any(journal_lines(gate).values()):  # noqa: ASYNC110 -- journals have no event
+                while any(journal_lines(namespaces).values()):  # noqa: ASYNC110 -- journals have no event
                     await asyncio.sleep(_LAST_CALL)
 
     def _event(self, event: Event) -> None:
-        self._metrics.on_event(event)
+        self._counters.on_event(event)
         self._events(event)
 
     def _ready(self) -> None:
@@ -171,7 +173,7 @@ class Server(SidecarServer):
 
     def __init__(
         self,
-        gate: Gate,
+        namespaces: Namespaces,
         app: Any,
         *,
         allowed: Allowed,
@@ -179,7 +181,7 @@ class Server(SidecarServer):
         on_started: Callable[[], None],
         path: Path | None = None,
     ) -> None:
-        super().__init__(gate, app, allowed=allowed, grace=grace)
+        super().__init__(namespaces, app, allowed=allowed, grace=grace)
         self._on_started = on_started
         self._path = path
 
@@ -205,7 +207,7 @@ class Server(SidecarServer):
     def refusal(self, transport: asyncio.Transport) -> str:
         """As the server's, and counted."""
         why = super().refusal(transport)
-        self.gate.metrics.connections_refused += bool(why)
+        self.namespaces.counters.connections_refused += bool(why)
         return why
 
     def abandon(self) -> int:
@@ -218,7 +220,7 @@ class Server(SidecarServer):
         return len(left)
 
 
-def make_gate(config: Config, metrics: Metrics, on_event: Callable[[Event], None]) -> Gate:
+def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Event], None]) -> Namespaces:
     """Return the gate that a configuration describes, not yet open."""
     root = Dedup(
         config.url,
@@ -228,20 +230,22 @@ def make_gate(config: Config, metrics: Metrics, on_event: Callable[[Event], None
         on_shortfall=config.on_shortfall,
         codec=RawCodec(),
         on_event=on_event,
-        **config.gate_options(),
+        **config.default_options(),
     )
-    return Gate(root, namespaces=config.other_namespaces(), limits=config.make_limits(), metrics=metrics)
+    namespaces = Namespaces(
+        root, settings=config.other_namespaces(), limits=config.make_limits(), counters=counters
+    )
+    namespaces.render_metrics = Exposition(namespaces).render
+    return namespaces
 
 
 def make_server(
-    config: Config, gate: Gate, on_started: Callable[[], None], path: Path | None = None
+    config: Config, namespaces: Namespaces, on_started: Callable[[], None], path: Path | None = None
 ) -> Server:
     """Return the server for a gate, with both wires."""
-    from ..http.application import HttpApp
-
-    app, allowed = HttpApp(gate), allow_list(config)
-    server = Server(gate, app, allowed=allowed, grace=config.grace, on_started=on_started, path=path)
-    gate.metrics.connections = lambda: server.connections
+    app, allowed = HttpApp(namespaces), allow_list(config)
+    server = Server(namespaces, app, allowed=allowed, grace=config.grace, on_started=on_started, path=path)
+    namespaces.counters.connections = lambda: server.connections
     return server
 
 

@@ -14,9 +14,10 @@ from typing import Any, cast
 
 import uvicorn
 
-from ..gate import Gate
 from ..http.application import HttpApp
 from ..http.protocol import HttpProtocol
+from ..namespaces import Namespaces
+from ..resp.commands import COMMANDS
 from ..resp.connection import RespConnection
 from .listener import peer_of
 
@@ -45,7 +46,7 @@ class Sniffer(asyncio.Protocol):
             return
         self._server.connections.add(self)
         self._timer = asyncio.get_running_loop().call_later(
-            self._server.gate.limits.idle_timeout, self._transport.abort
+            self._server.namespaces.limits.idle_timeout, self._transport.abort
         )
 
     def data_received(self, data: bytes) -> None:
@@ -53,7 +54,9 @@ class Sniffer(asyncio.Protocol):
         self._leave()
         speaks_resp = data[:1] == b"*"
         server = self._server
-        protocol = RespConnection(server.gate, server.connections) if speaks_resp else self._http()
+        protocol = (
+            RespConnection(server.namespaces, server.connections, COMMANDS) if speaks_resp else self._http()
+        )
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         protocol.data_received(data)
@@ -81,7 +84,9 @@ class SidecarServer(uvicorn.Server):
         grace: seconds that work under way has when the server is told to stop.
     """
 
-    def __init__(self, gate: Gate, app: HttpApp, *, allowed: Allowed, grace: float = 10.0) -> None:
+    def __init__(
+        self, namespaces: Namespaces, app: HttpApp, *, allowed: Allowed, grace: float = 10.0
+    ) -> None:
         config = uvicorn.Config(
             app,
             http=self._make_protocol,  # type: ignore[arg-type] # a class or whatever makes one
@@ -92,10 +97,10 @@ class SidecarServer(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=round(grace),
-            timeout_keep_alive=round(gate.limits.idle_timeout),
+            timeout_keep_alive=round(namespaces.limits.idle_timeout),
         )
         super().__init__(config)
-        self.gate = gate
+        self.namespaces = namespaces
         self._app = app
         self._allowed = allowed
 
@@ -106,7 +111,7 @@ class SidecarServer(uvicorn.Server):
 
     def refusal(self, transport: asyncio.Transport) -> str:
         """Return why a connection is refused; empty where it is not."""
-        if len(self.connections) >= self.gate.limits.connections:
+        if len(self.connections) >= self.namespaces.limits.connections:
             return f"{len(self.connections)} connections are open, the limit"
         peer: socket.socket | None = transport.get_extra_info("socket")
         who = None if peer is None else peer_of(peer)
@@ -117,4 +122,4 @@ class SidecarServer(uvicorn.Server):
         )
 
     def _make_protocol(self, **options: Any) -> Sniffer:
-        return Sniffer(self, lambda: HttpProtocol(self.gate.limits, self._app.quick, **options))
+        return Sniffer(self, lambda: HttpProtocol(self.namespaces.limits, self._app.quick, **options))

@@ -1,4 +1,4 @@
-"""The short way of `FD.CLAIM key` answers as the long one does, which a command in two pieces goes."""
+"""A RESP connection: a claim that arrives in two reads is answered as a whole one is."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fastdedup import Dedup, LocalLRU, Reject
-from fastdedup.sidecar.gate import Gate, RawCodec
 from fastdedup.sidecar.limits import Limits
+from fastdedup.sidecar.namespaces import Namespaces, RawCodec
+from fastdedup.sidecar.resp.commands import COMMANDS
 from fastdedup.sidecar.resp.connection import RespConnection
-from fastdedup.sidecar.resp.plain import claim_plainly
 from fastdedup.stores.memory import MemoryStore
 
 from .fuzz import Transport, pack
@@ -31,7 +31,7 @@ async def connected(limits: Limits, policy: Any = Reject) -> AsyncIterator[tuple
     """A connection over a store whose clock stands still."""
     store = MemoryStore(clock=lambda: 1.8e9)
     async with Dedup(store, codec=RawCodec(), on_unavailable=policy()) as root:
-        connection = RespConnection(Gate(root, limits=limits), set())
+        connection = RespConnection(Namespaces(root, limits=limits), set(), COMMANDS)
         transport = Transport(connection)
         yield connection, transport
         transport.lose()
@@ -73,27 +73,20 @@ async def told(inputs: list[bytes], in_pieces: bool, limits: Limits, policy: Any
         [pack(b"QUIT"), CLAIM],
     ],
 )
-async def test_both_ways_answer_the_same(inputs: list[bytes], policy: Any) -> None:
+async def test_a_claim_in_two_reads_is_answered_as_a_whole_one(inputs: list[bytes], policy: Any) -> None:
     whole = await told(inputs, False, Limits(), policy)
     assert whole == await told(inputs, True, Limits(), policy)
     assert whole[0]
 
 
 @pytest.mark.parametrize("limits", [Limits(frame=20), Limits(arguments=1)])
-async def test_both_ways_keep_the_limits(limits: Limits) -> None:
+async def test_a_claim_in_two_reads_keeps_the_limits(limits: Limits) -> None:
     whole = await told([CLAIM], False, limits, Reject)
     assert whole == await told([CLAIM], True, limits, Reject)
     assert whole[0].startswith(b"-ERR Protocol error")
 
 
-async def test_the_short_way_is_taken_by_a_plain_claim_alone() -> None:
-    async with connected(Limits()) as (connection, _):
-        assert claim_plainly(connection, CLAIM) is not None
-        for other in (CLAIM[:-1], CLAIM + b"*", CLAIM + CLAIM, pack(b"FD.CLAIM", b"k", b"EPHEMERAL"), b""):
-            assert claim_plainly(connection, other) is None
-
-
-async def test_a_plain_claim_behind_an_unanswered_command_waits_for_its_reply(wait_until: WaitUntil) -> None:
+async def test_replies_come_in_the_order_of_the_commands(wait_until: WaitUntil) -> None:
     async with connected(Limits()) as (connection, transport):
         connection.data_received(CLAIM)
         connection.data_received(pack(b"PING"))
@@ -106,11 +99,11 @@ async def test_a_plain_claim_behind_an_unanswered_command_waits_for_its_reply(wa
         ]
 
 
-async def test_a_plain_claim_whose_client_has_gone_is_released(wait_until: WaitUntil) -> None:
+async def test_a_claim_whose_client_has_gone_is_released(wait_until: WaitUntil) -> None:
     async with connected(Limits()) as (connection, transport):
         connection.data_received(CLAIM)
         transport.lose()
-        again = RespConnection(connection.gate, set())
+        again = RespConnection(connection.namespaces, set(), COMMANDS)
         second = Transport(again)
 
         def won() -> bool:
@@ -122,7 +115,7 @@ async def test_a_plain_claim_whose_client_has_gone_is_released(wait_until: WaitU
         second.lose()
 
 
-async def test_a_claim_told_after_the_server_was_asked_to_stop_is_refused() -> None:
+async def test_a_claim_after_the_shutdown_began_is_refused() -> None:
     async with connected(Limits()) as (connection, transport):
         connection.data_received(CLAIM)
         connection.shutdown()
@@ -133,7 +126,7 @@ async def test_a_claim_told_after_the_server_was_asked_to_stop_is_refused() -> N
         assert b"-UNAVAILABLE 1000 the sidecar is shutting down" in transport.written
 
 
-async def test_a_value_that_reads_like_a_claim_and_comes_by_itself_is_no_claim() -> None:
+async def test_a_value_that_reads_like_a_claim_is_no_claim() -> None:
     async with connected(Limits()) as (connection, transport):
         connection.data_received(b"*2\r\n$4\r\nPING\r\n$%d\r\n" % len(CLAIM))
         connection.data_received(CLAIM)

@@ -17,10 +17,12 @@ from ..machine import Transitions
 from ..model import BreakerState, Record
 from ..protocol.keyspace import READABLE_BYTES
 from ..stores.base import Store
-from .claim import Claim, LockCall
-from .home import Bound, Root
+from .background import Bound, PerProcess
+from .claim import Claim, take_back
+from .lock import LockCall
+from .machine import StateMachine
 from .once import once
-from .parts import StateMachine, Tokens, take_back
+from .tokens import Tokens
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,12 +81,14 @@ class Dedup:
             known_duplicates=known_duplicates,
             on_event=on_event,
         )
-        self._set_up(Root(make, reusable=isinstance(url, str), seconds=_STEPS * timeout), lambda gate: gate)
+        self._set_up(
+            PerProcess(make, reusable=isinstance(url, str), seconds=_STEPS * timeout), lambda dedup: dedup
+        )
 
-    def _set_up(self, root: Root, derive: Callable[[AsyncDedup], AsyncDedup]) -> None:
-        self._root = root
-        self._gate = Bound(root, derive)
-        self.tokens = Tokens(self._gate)
+    def _set_up(self, per_process: PerProcess, derive: Callable[[AsyncDedup], AsyncDedup]) -> None:
+        self._per_process = per_process
+        self._dedup = Bound(per_process, derive)
+        self.tokens = Tokens(self._dedup)
 
     def __repr__(self) -> str:
         return f"<sync.Dedup namespace={self.settings.namespace!r}>"
@@ -102,12 +106,12 @@ class Dedup:
         async def opened() -> None:
             """`Home.run` opens before anything else."""
 
-        self._root.home().run(opened, self._root.seconds)
+        self._per_process.background().run(opened, self._per_process.seconds)
         return self
 
     def close(self) -> None:
         """Answer what was accepted, then close, with all scopes. Closing twice is fine."""
-        self._root.close()
+        self._per_process.close()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -123,12 +127,12 @@ class Dedup:
     @property
     def settings(self) -> Settings:
         """Those of this namespace."""
-        return self._gate.latest.settings
+        return self._dedup.latest.settings
 
     @property
     def breaker(self) -> BreakerState:
         """OPEN while the store does not answer and is not asked."""
-        return self._gate.get()[1].breaker
+        return self._dedup.get()[1].breaker
 
     def scoped(
         self,
@@ -143,10 +147,10 @@ class Dedup:
         max_result: int | None = None,
     ) -> Dedup:
         """Return a gate for the namespace `<this namespace>:<name>`, or this one, over the same connection."""
-        derive = self._gate.make
+        derive = self._dedup.make
 
-        def narrowed(gate: AsyncDedup) -> AsyncDedup:
-            return derive(gate).scoped(
+        def narrowed(dedup: AsyncDedup) -> AsyncDedup:
+            return derive(dedup).scoped(
                 name,
                 lease=lease,
                 ttl=ttl,
@@ -157,17 +161,17 @@ class Dedup:
                 max_result=max_result,
             )
 
-        scope = object.__new__(type(self))
-        scope._set_up(self._root, narrowed)
-        return scope
+        dedup = object.__new__(type(self))
+        dedup._set_up(self._per_process, narrowed)
+        return dedup
 
     def bind(self, make: Callable[[AsyncDedup], T]) -> Bound[T]:
         """Return something that is made of the asyncio gate, for integrations that work in its thread.
 
         `home, made = bound.get()`, then `home.run(lambda: made.something())`, or `await home.arun(...)`.
         """
-        derive = self._gate.make
-        return Bound(self._root, lambda gate: make(derive(gate)))
+        derive = self._dedup.make
+        return Bound(self._per_process, lambda dedup: make(derive(dedup)))
 
     # Claims
 
@@ -188,11 +192,13 @@ class Dedup:
         out: `complete(None)` if the body did not settle, `release()` on an exception. Arguments and errors as
         for `fastdedup.Dedup.claim`; for `renew` see `Claim`.
         """
-        home, gate = self._gate.get()
-        call = gate.claim(
+        background, dedup = self._dedup.get()
+        call = dedup.claim(
             key, fingerprint=fingerprint, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renew
         )
-        return Claim(home, home.run(lambda: call, self._root.seconds + wait, take_back(gate)))
+        return Claim(
+            background, background.run(lambda: call, self._per_process.seconds + wait, take_back(dedup))
+        )
 
     def claim_many(
         self,
@@ -206,20 +212,20 @@ class Dedup:
         renew: bool = False,
     ) -> list[Claim]:
         """Claim many keys at once, each on its own; the answers stand in the order of the keys."""
-        home, gate = self._gate.get()
-        free = take_back(gate)
+        background, dedup = self._dedup.get()
+        free = take_back(dedup)
 
         def discard(claims: list[AsyncClaim]) -> None:
             for claim in claims:
                 free(claim)
 
         options: dict[str, Any] = {"owner": owner, "lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
-        claims = home.run(
-            lambda: gate.claim_many(keys, fingerprints=fingerprints, **options),
-            self._root.seconds + (wait if isinstance(wait, int | float) else 0.0),
+        claims = background.run(
+            lambda: dedup.claim_many(keys, fingerprints=fingerprints, **options),
+            self._per_process.seconds + (wait if isinstance(wait, int | float) else 0.0),
             discard,
         )
-        return [Claim(home, claim) for claim in claims]
+        return [Claim(background, claim) for claim in claims]
 
     def lock(
         self, key: str, *, lease: float | None = None, wait: float = 0.0, renew: bool = False
@@ -231,9 +237,11 @@ class Dedup:
         """
 
         def ask() -> Claim:
-            home, gate = self._gate.get()
-            call = gate.lock(key, lease=lease, wait=wait, renew=renew).call
-            return Claim(home, home.run(lambda: call, self._root.seconds + wait, take_back(gate)))
+            background, dedup = self._dedup.get()
+            call = dedup.lock(key, lease=lease, wait=wait, renew=renew).call
+            return Claim(
+                background, background.run(lambda: call, self._per_process.seconds + wait, take_back(dedup))
+            )
 
         return LockCall(ask)
 
@@ -250,24 +258,24 @@ class Dedup:
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Decorate a function to run once per key; later calls return the first result."""
         options = {"lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
-        return once(self, key, fingerprint=fingerprint, fail_on=fail_on, options=options)
+        return once(self.claim, key, fingerprint=fingerprint, fail_on=fail_on, options=options)
 
     def machine(
         self, name: str, *, initial: str, transitions: Transitions, ttl: float = 30 * 86_400.0
     ) -> StateMachine:
         """Define a state machine whose instances live in the store. See `fastdedup.StateMachine`."""
         return StateMachine(
-            self.bind(lambda gate: gate.machine(name, initial=initial, transitions=transitions, ttl=ttl))
+            self.bind(lambda dedup: dedup.machine(name, initial=initial, transitions=transitions, ttl=ttl))
         )
 
     # Inspection and administration
 
     def get(self, key: str) -> Record | None:
         """Return what the store holds under `key`, or None. For inspection: to decide, claim."""
-        home, gate = self._gate.get()
-        return home.run(lambda: gate.get(key), self._root.seconds)
+        background, dedup = self._dedup.get()
+        return background.run(lambda: dedup.get(key), self._per_process.seconds)
 
     def forget(self, key: str) -> bool:
         """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
-        home, gate = self._gate.get()
-        return home.run(lambda: gate.forget(key), self._root.seconds)
+        background, dedup = self._dedup.get()
+        return background.run(lambda: dedup.forget(key), self._per_process.seconds)

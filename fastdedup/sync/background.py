@@ -13,11 +13,11 @@ from .loop import LoopThread, current, leave_behind, starting
 T = TypeVar("T")
 
 
-class Home:
+class BackgroundDedup:
     """An asyncio gate and the thread that it is opened in, when first used."""
 
-    def __init__(self, thread: LoopThread, gate: Dedup) -> None:
-        self.gate = gate
+    def __init__(self, thread: LoopThread, dedup: Dedup) -> None:
+        self.dedup = dedup
         self._thread = thread
         # Mutable, in the thread: is the gate open; the attempt to open it.
         self._is_open = False
@@ -62,7 +62,7 @@ class Home:
         if self._is_open:
             return
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self.gate.open())
+            self._opening = asyncio.ensure_future(self.dedup.open())
             self._opening.add_done_callback(self._opened)
         await asyncio.shield(self._opening)  # of one who gives up, the others need it
 
@@ -74,10 +74,10 @@ class Home:
 
     async def _close(self) -> None:
         self._thread.off_end(self._close)
-        await self.gate.aclose()
+        await self.dedup.aclose()
 
 
-class Root:
+class PerProcess:
     """Finds a gate its home in whichever process it is used.
 
     Args:
@@ -92,31 +92,31 @@ class Root:
         self._make = make
         self._reusable = reusable
         # Mutable: the home in this process, or in the one that forked it.
-        self._home: Home | None = None
+        self._background: BackgroundDedup | None = None
         self._closed = False
 
-    def home(self) -> Home:
+    def background(self) -> BackgroundDedup:
         """Return the home in this process.
 
         Raises:
             UsageError: closed, or of another process.
         """
-        home = self._home
-        if home is not None and home.here and not self._closed:
-            return home
+        background = self._background
+        if background is not None and background.here and not self._closed:
+            return background
         with starting():
-            return self._settle_in()
+            return self._make_here()
 
     def close(self) -> None:
         """Close it here, for good."""
-        home, self._closed = self._home, True
-        if home is not None and home.here:
-            home.close(self.seconds)
+        background, self._closed = self._background, True
+        if background is not None and background.here:
+            background.close(self.seconds)
 
-    def _settle_in(self) -> Home:
+    def _make_here(self) -> BackgroundDedup:
         if self._closed:
             raise UsageError("this Dedup is closed; make a new one")
-        former = self._home
+        former = self._background
         if former is not None and former.here:
             return former
         if former is not None:
@@ -125,26 +125,26 @@ class Root:
                     "this Dedup has a store object, which lives in one process: give it a URL instead"
                 )
             leave_behind(former)
-        self._home = Home(current(), self.template if former is None else self._make())
-        return self._home
+        self._background = BackgroundDedup(current(), self.template if former is None else self._make())
+        return self._background
 
 
 class Bound(Generic[T]):
     """Something that a gate makes, made again for each home of that gate."""
 
-    def __init__(self, root: Root, make: Callable[[Dedup], T]) -> None:
-        self.root = root
+    def __init__(self, per_process: PerProcess, make: Callable[[Dedup], T]) -> None:
+        self.per_process = per_process
         self.make = make
         # Mutable: what was made, and of which gate. At once, so that mistakes are told where they are.
-        self._made = (root.template, make(root.template))
+        self._made = (per_process.template, make(per_process.template))
 
-    def get(self) -> tuple[Home, T]:
+    def get(self) -> tuple[BackgroundDedup, T]:
         """Return the home in this process, and what belongs there."""
-        home = self.root.home()
+        background = self.per_process.background()
         made = self._made
-        if made[0] is not home.gate:
-            made = self._made = (home.gate, self.make(home.gate))
-        return home, made[1]
+        if made[0] is not background.dedup:
+            made = self._made = (background.dedup, self.make(background.dedup))
+        return background, made[1]
 
     @property
     def latest(self) -> T:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    from .service.config import Config
+from ..urls import without_secrets
+from .config import Config
 
 _UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
@@ -38,14 +36,8 @@ def summary(config: Config) -> Iterator[str]:
         yield f"namespace  {name}{default}: {_settings(config, name)}"
 
 
-def without_secrets(url: str) -> str:
-    """Return a URL as it may be shown: no user, no password, no options."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
 def _settings(config: Config, name: str) -> str:
-    values = config.gate_options()
+    values = config.default_options()
     if name != config.namespace:
         values |= config.namespaces[name].changes()
     times = [f"{each} {_time(values[each])}" for each in ("lease", "ttl", "failure_ttl", "token_ttl")]

@@ -1,0 +1,51 @@
+"""A route's rule together with the `Dedup`s that it needs, for code that runs in the event loop."""
+
+from __future__ import annotations
+
+from ..claim import Claim
+from ..gateway import Dedup
+from ..web.header import KeyMissing
+from ..web.request import Request
+from ..web.response import ResponseCodec
+from ..web.rules import Rule
+from .settling import HEAD_ROOM
+
+
+class Guard:
+    """A route's rule, and the gates that have its settings: for keys, and for tokens."""
+
+    __slots__ = ("dedup", "forms", "rule")
+
+    def __init__(self, dedup: Dedup, rule: Rule) -> None:
+        self.rule = rule
+        self.dedup = self._with_settings(dedup, "http")
+        self.forms = self._with_settings(dedup, None)  # where the application issues its tokens
+
+    def _with_settings(self, dedup: Dedup, name: str | None) -> Dedup:
+        rule = self.rule
+        return dedup.scoped(
+            name,
+            lease=rule.lease,
+            ttl=rule.ttl,
+            failure_ttl=rule.failure_ttl,
+            codec=ResponseCodec(),
+            max_result=rule.max_response + HEAD_ROOM,
+        )
+
+    def check(self, key: str | None) -> None:
+        """Check a request's key, or its lack of one.
+
+        Raises:
+            KeyMissing: it needs one.
+            BadKey: it is not of the published format.
+        """
+        if key is not None:
+            self.rule.check_key(key)
+        elif self.rule.required:
+            raise KeyMissing
+
+    async def claim(self, request: Request, principal: str | None, key: str) -> Claim:
+        """Claim a key for its caller, method and route. Raises as `Dedup.claim`."""
+        name = self.rule.scope_key(request.method, request.path, principal, key)
+        rule = self.rule
+        return await self.dedup.claim(name, fingerprint=rule.mark(request), wait=rule.wait, renew=rule.renew)

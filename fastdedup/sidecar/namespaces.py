@@ -1,0 +1,85 @@
+"""The namespaces of one sidecar: a `Dedup` for each, all over one connection. Both wires, HTTP and RESP, use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..errors import ConfigError
+from ..gate.settings import Settings
+from ..gateway import Dedup
+from .counters import Counters
+from .limits import Limits
+
+
+class RawCodec:
+    """Results as the bytes that a client sent: the sidecar looks into none of them."""
+
+    def dumps(self, value: bytes) -> bytes:
+        """Keep."""
+        return value
+
+    def loads(self, data: bytes) -> bytes:
+        """Keep."""
+        return data
+
+
+class Namespaces:
+    """A `Dedup` for each namespace, made when a client first names it.
+
+    Args:
+        root: the `Dedup` of the default namespace; its codec is a `RawCodec`.
+        settings: the settings that a namespace has of its own, by the namespace's name.
+        limits: what one client may ask for.
+        counters: counts what clients are answered.
+    """
+
+    def __init__(
+        self,
+        root: Dedup,
+        *,
+        settings: Mapping[str, Mapping[str, Any]] | None = None,
+        limits: Limits | None = None,
+        counters: Counters | None = None,
+    ) -> None:
+        self.root = root
+        self.limits = limits or Limits()
+        self.counters = counters or Counters()
+        # Mutable: renders `GET /metrics`, or None; the service sets it, as Prometheus' format is its concern.
+        self.render_metrics: Callable[[], bytes] | None = None
+        # Mutable: by name as text and as it stands on the wire.
+        self._dedups: dict[str | bytes, Dedup] = {}
+        for name, changes in (settings or {}).items():
+            self._add(name, replace(root.settings, namespace=name, **changes))
+        self._configured = len(self._dedups)
+
+    def dedup(self, name: str | bytes | None) -> Dedup:
+        """Return the gate of a namespace; the default one for None.
+
+        Raises:
+            ConfigError: no name for a namespace, or one too many.
+        """
+        if name is None:
+            return self.root
+        dedup = self._dedups.get(name)
+        return dedup if dedup is not None else self._new(name)
+
+    def dedups(self) -> list[Dedup]:
+        """Return every gate there is."""
+        return [self.root, *{id(dedup): dedup for dedup in self._dedups.values()}.values()]
+
+    def _new(self, name: str | bytes) -> Dedup:
+        text = name if isinstance(name, str) else name.decode(errors="replace")
+        if text == self.root.settings.namespace:
+            return self.root
+        if text in self._dedups:
+            return self._dedups[text]
+        if len(self._dedups) - self._configured >= 2 * self.limits.namespaces:
+            raise ConfigError(f"more than {self.limits.namespaces} namespaces; configure those that you need")
+        return self._add(text, replace(self.root.settings, namespace=text))
+
+    def _add(self, name: str, settings: Settings) -> Dedup:
+        dedup = self.root.with_settings(settings)
+        self._dedups[name] = self._dedups[name.encode()] = dedup
+        return dedup

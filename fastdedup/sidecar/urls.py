@@ -1,0 +1,11 @@
+"""Store URLs, as logs and screens may show them."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL as it may be shown: no user, no password, no options."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

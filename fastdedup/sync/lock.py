@@ -1,0 +1,79 @@
+"""Locks of synchronous code: the asyncio ones, driven from the caller's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+from ..errors import InProgressError
+from .claim import Claim
+
+
+class Lock:
+    """A lock that is held. Pass `fence` to what you write to: it can refuse an owner that was overtaken."""
+
+    __slots__ = ("_claim",)
+
+    def __init__(self, claim: Claim) -> None:
+        self._claim = claim
+
+    def __repr__(self) -> str:
+        return f"<Lock {self.key!r} fence={self.fence}>"
+
+    @property
+    def key(self) -> str:
+        """The key."""
+        return self._claim.key
+
+    @property
+    def owner(self) -> str:
+        """This holder's name."""
+        return self._claim.owner
+
+    @property
+    def fence(self) -> int:
+        """Rises from holder to holder."""
+        return self._claim.fence
+
+    @property
+    def degraded(self) -> bool:
+        """True where a fallback policy gave it."""
+        return self._claim.degraded
+
+    @property
+    def lost(self) -> bool:
+        """True once the lease is known to be lost."""
+        return self._claim.lost
+
+    def renew(self, lease: float | None = None) -> None:
+        """Start the lease anew from now. Raises ClaimLostError where another has it."""
+        self._claim.renew(lease)
+
+
+class LockCall:
+    """What `dedup.lock()` returns: enter it with `with`, once."""
+
+    __slots__ = ("_ask", "_held")
+
+    def __init__(self, ask: Callable[[], Claim]) -> None:
+        self._ask = ask
+        self._held: Claim | None = None
+
+    def __enter__(self) -> Lock:
+        claim = self._ask()
+        if not claim.acquired:
+            raise InProgressError(
+                f"the lock {claim.key!r} is held by another owner", retry_after=claim.retry_after or 0.0
+            )
+        self._held = claim
+        return Lock(claim)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        claim, self._held = self._held, None
+        if claim is not None:
+            claim.leave(error, release=True)

@@ -1,0 +1,41 @@
+"""State machines of synchronous code."""
+
+from __future__ import annotations
+
+from ..machine import StateMachine as AsyncStateMachine
+from ..model import Transition
+from .background import Bound
+
+
+class StateMachine:
+    """A checked definition; made by `dedup.machine(...)`. See `fastdedup.StateMachine`."""
+
+    def __init__(self, machine: Bound[AsyncStateMachine]) -> None:
+        self._machine = machine
+
+    @property
+    def name(self) -> str:
+        """The machine's name."""
+        return self._machine.latest.name
+
+    @property
+    def initial(self) -> str:
+        """The state that a new instance is in."""
+        return self._machine.latest.initial
+
+    @property
+    def states(self) -> frozenset[str]:
+        """Every state."""
+        return self._machine.latest.states
+
+    def transition(self, id: str, *, to: str, version: int | None = None) -> Transition:
+        """Move an instance to a state, in one atomic step: CHANGED, ALREADY, ILLEGAL or STALE."""
+        background, machine = self._machine.get()
+        return background.run(
+            lambda: machine.transition(id, to=to, version=version), self._machine.per_process.seconds
+        )
+
+    def get(self, id: str) -> tuple[str, int]:
+        """Return the state and version of an instance: (`initial`, 0) where nothing is remembered."""
+        background, machine = self._machine.get()
+        return background.run(lambda: machine.get(id), self._machine.per_process.seconds)

@@ -1,0 +1,44 @@
+"""One-time tokens of synchronous code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..gateway import Dedup as AsyncDedup
+from ..model import Outcome
+from .background import Bound
+from .claim import Claim, take_back
+
+
+class Tokens:
+    """Issue, consume and redeem one-time tokens, as `dedup.tokens`. See `fastdedup.tokens.Tokens`."""
+
+    def __init__(self, dedup: Bound[AsyncDedup]) -> None:
+        self._dedup = dedup
+
+    def issue(self, subject: Any = None, ttl: float | None = None) -> str:
+        """Return a new token: URL-safe text of 192 random bits."""
+        background, dedup = self._dedup.get()
+        return background.run(lambda: dedup.tokens.issue(subject, ttl), self._dedup.per_process.seconds)
+
+    def consume(self, token: str, subject: Any = None) -> Outcome:
+        """Use a token up in one step: ACQUIRED once, then SUCCEEDED; MISMATCH for another subject; UNKNOWN."""
+        background, dedup = self._dedup.get()
+        return background.run(lambda: dedup.tokens.consume(token, subject), self._dedup.per_process.seconds)
+
+    def redeem(
+        self,
+        token: str,
+        subject: Any = None,
+        *,
+        lease: float | None = None,
+        ttl: float | None = None,
+        wait: float = 0.0,
+        renew: bool = False,
+    ) -> Claim:
+        """Claim a token: do the work, then `complete(result)`, and a second click replays that result."""
+        background, dedup = self._dedup.get()
+        call = dedup.tokens.redeem(token, subject, lease=lease, ttl=ttl, wait=wait, renew=renew)
+        return Claim(
+            background, background.run(lambda: call, self._dedup.per_process.seconds + wait, take_back(dedup))
+        )
