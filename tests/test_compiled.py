@@ -24,7 +24,7 @@ TESTS = [
     "tests/sidecar/test_batch_answers.py",
     "tests/sidecar/test_fuzz.py",
     "tests/sidecar/test_http.py",
-    "tests/sidecar/test_plain.py",
+    "tests/sidecar/test_resp_connection.py",
     "tests/sidecar/test_resp.py",
     "tests/sidecar/test_store.py",
     "tests/test_bad_input.py",

@@ -10,8 +10,8 @@ import pytest
 
 from fastdedup import Dedup, DedupError, Outcome, UnavailableError
 from fastdedup.demo import sidecar as sidecar_demo
-from fastdedup.demo.sale import Reply, Report, Shop, make_report, run_sale, sale_gate
-from fastdedup.demo.wires import Answer, HttpWire, RespWire, Wire
+from fastdedup.demo.sale import Reply, Report, Shop, make_report, run_sale, sale_dedup
+from fastdedup.demo.wires import HttpWire, RespWire, Wire, WireAnswer
 
 from .sidecar.running import Sidecar
 
@@ -24,13 +24,13 @@ def url(request: pytest.FixtureRequest) -> str:
     return "memory://" if request.param == "memory" else request.getfixturevalue("redis_url")
 
 
-async def sale(gate: Any, **options: Any) -> Report:
-    return await run_sale(gate, **{"buyers": BUYERS, "stock": STOCK, **options})
+async def sale(dedup: Any, **options: Any) -> Report:
+    return await run_sale(dedup, **{"buyers": BUYERS, "stock": STOCK, **options})
 
 
 async def test_a_sale_keeps_every_promise(url: str) -> None:
-    async with sale_gate(url) as gate:
-        report = await sale(gate)
+    async with sale_dedup(url) as dedup:
+        report = await sale(dedup)
 
     assert report.violations == ()
     assert report.sold == STOCK
@@ -47,27 +47,27 @@ async def test_a_sale_keeps_every_promise(url: str) -> None:
 
 
 async def test_everybody_is_served_when_there_is_more_stock_than_buyers() -> None:
-    async with sale_gate("memory://") as gate:
-        report = await sale(gate, stock=BUYERS + 1)
+    async with sale_dedup("memory://") as dedup:
+        report = await sale(dedup, stock=BUYERS + 1)
     assert (report.sold, report.violations) == (BUYERS, ())
 
 
 async def test_with_one_click_nothing_is_replayed() -> None:
-    async with sale_gate("memory://") as gate:
-        report = await sale(gate, clicks=1, stock=0)
+    async with sale_dedup("memory://") as dedup:
+        report = await sale(dedup, clicks=1, stock=0)
     assert (report.sold, report.duplicates_replayed, report.violations) == (0, 0, ())
 
 
 async def test_every_visit_is_announced_once(url: str) -> None:
     visits: list[int] = []
-    async with sale_gate(url) as gate:
-        await sale(gate, on_visit=lambda: visits.append(1))
+    async with sale_dedup(url) as dedup:
+        await sale(dedup, on_visit=lambda: visits.append(1))
     assert len(visits) == BUYERS
 
 
 async def test_a_refusal_is_replayed_like_any_other_answer(url: str) -> None:
-    async with sale_gate(url) as gate:
-        shop = Shop(gate, stock=1)
+    async with sale_dedup(url) as dedup:
+        shop = Shop(dedup, stock=1)
         token = await shop.form("owner")
         replies = [await shop.buy("thief", token, "key") for _ in range(2)]
     assert replies == [Reply(403, "form refused: mismatch")] * 2
@@ -76,8 +76,8 @@ async def test_a_refusal_is_replayed_like_any_other_answer(url: str) -> None:
 
 async def test_two_runs_do_not_meet_in_one_redis(redis_url: str) -> None:
     for _ in range(2):
-        async with sale_gate(redis_url) as gate:
-            assert (await sale(gate)).violations == ()
+        async with sale_dedup(redis_url) as dedup:
+            assert (await sale(dedup)).violations == ()
 
 
 # The gates below are each broken in one way. Whatever they do not define is the real gate's.
@@ -180,8 +180,8 @@ async def _nothing(*_: Any) -> None:
     ],
 )
 async def test_a_planted_bug_is_named(broken: type[BrokenGate], named: list[str]) -> None:
-    async with sale_gate("memory://") as gate:
-        report = await sale(broken(gate), stock=10 * BUYERS)  # enough for every greedy buyer
+    async with sale_dedup("memory://") as dedup:
+        report = await sale(broken(dedup), stock=10 * BUYERS)  # enough for every greedy buyer
     for promise in named:
         assert any(promise in violation for violation in report.violations), report.violations
 
@@ -193,16 +193,16 @@ async def test_a_client_told_for_ever_to_come_back_gives_up(monkeypatch: pytest.
             yield BrokenClaim(None, acquired=False, outcome=Outcome.IN_PROGRESS, retry_after=0.001)
 
     monkeypatch.setattr("fastdedup.demo.sale.TRIES", 3)
-    async with sale_gate("memory://") as gate:
-        report = await asyncio.wait_for(run_sale(Stuck(gate), buyers=2, stock=1), timeout=30)  # type: ignore[arg-type]
+    async with sale_dedup("memory://") as dedup:
+        report = await asyncio.wait_for(run_sale(Stuck(dedup), buyers=2, stock=1), timeout=30)  # type: ignore[arg-type]
     assert report.in_progress == 2 * (3 * 3 + 1) + 2  # three tries a click; each misused form is sent once
     assert any("every click" in violation for violation in report.violations)
 
 
 async def test_an_unavailable_store_ends_the_sale_with_the_error_itself() -> None:
-    async with sale_gate("unix:///nonexistent/redis.sock") as gate:
+    async with sale_dedup("unix:///nonexistent/redis.sock") as dedup:
         with pytest.raises(UnavailableError) as caught:
-            await sale(gate)
+            await sale(dedup)
     assert isinstance(caught.value, DedupError)
 
 
@@ -246,8 +246,8 @@ def test_a_sidecar_that_does_not_start_is_an_error() -> None:
 
 def test_a_click_told_for_ever_to_come_back_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stuck:
-        def claim(self, key: str, mark: str, wait: float) -> Answer:
-            return Answer(Outcome.IN_PROGRESS, "", None)
+        def claim(self, key: str, mark: str, wait: float) -> WireAnswer:
+            return WireAnswer(Outcome.IN_PROGRESS, "", None)
 
     monkeypatch.setattr(sidecar_demo, "_TRIES", 3)
     till = sidecar_demo.Till(sidecar_demo.Job("", 0, 1, 1, ["token"]), Stuck(), None)  # type: ignore[arg-type]

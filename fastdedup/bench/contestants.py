@@ -63,7 +63,7 @@ async def ours(setting: Setting, **options: Any) -> AsyncIterator[Ops]:
 
     What differs: all expires within minutes, and a busy machine does not run into the deadline.
     """
-    gate = Dedup(
+    dedup = Dedup(
         setting.url,
         namespace=setting.namespace,
         lease=LEASE_MS / 1000,
@@ -73,15 +73,15 @@ async def ours(setting: Setting, **options: Any) -> AsyncIterator[Ops]:
     )
 
     async def cycle(key: str) -> bool:
-        claim = await gate.claim(key)
+        claim = await dedup.claim(key)
         await claim.complete(result_of(key))
         return claim.acquired is True
 
     def right(key: str, claim: Claim) -> bool:
         return as_expected(key, claim.acquired, claim.result)
 
-    async with gate:
-        yield Ops(gate.claim, cycle, gate.claim, attrgetter("acquired"), right)
+    async with dedup:
+        yield Ops(dedup.claim, cycle, dedup.claim, attrgetter("acquired"), right)
 
 
 CONTESTANTS = (

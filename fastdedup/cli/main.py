@@ -31,7 +31,7 @@ from fastdedup.cli.sidecar import COMMANDS as SIDECAR
 from fastdedup.cli.sidecar import sidecar_sale, sidecar_wanted
 from fastdedup.codec import JSONCodec
 from fastdedup.compiled import build
-from fastdedup.demo.sale import Report, run_sale, sale_gate
+from fastdedup.demo.sale import Report, run_sale, sale_dedup
 from fastdedup.sidecar.client import forget_record, get_record
 from fastdedup.sidecar.urls import without_secrets as _without_secrets
 from fastdedup.web.response import ResponseCodec
@@ -138,7 +138,7 @@ def demo(
     is new in every run, and what the run leaves in the store expires within a minute. With --web it serves a
     shop that you can look at, crowd and break.
     """
-    gate = sale_gate(url, namespace)
+    gate = sale_dedup(url, namespace)
     report = _run(_sale(gate, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))
     if not as_json:
         Console().print(_sale_table(report, title=f"Flash sale on {_without_secrets(url)}"))

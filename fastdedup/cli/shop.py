@@ -67,9 +67,9 @@ def web_demo(**options: Any) -> None:
     for name in _EXTRA:
         if not _installed(name):
             raise click.ClickException(f"the web demo needs {name}: pip install 'fastdedup[web]'")
-    from ..demo.shop.run import Options, run
+    from ..demo.shop.run import ShopOptions, run
 
-    run(Options(**options), _greet)
+    run(ShopOptions(**options), _greet)
 
 
 def _greet(url: str) -> None:

@@ -74,8 +74,8 @@ class Reply:
 class Shop:
     """A shop without a single check for duplicates of its own: it leans on the gate, as its users would."""
 
-    def __init__(self, gate: Dedup, stock: int) -> None:
-        self._gate = gate
+    def __init__(self, dedup: Dedup, stock: int) -> None:
+        self._dedup = dedup
         # The side effects, which must not happen twice.
         self.stock = stock
         self.orders: Counter[str] = Counter()  # units sold to each buyer
@@ -90,12 +90,12 @@ class Shop:
     async def form(self, buyer: str) -> str:
         """Render an order form: the token in it lets `buyer`, and nobody else, order once."""
         self.operations += 1
-        return await self._gate.tokens.issue(subject=buyer)
+        return await self._dedup.tokens.issue(subject=buyer)
 
     async def buy(self, buyer: str, token: str, key: str, *, wait: float = 0.0) -> Reply:
         """Handle one click: the main path. `key` is the idempotency key that the client sent with it."""
         started = perf_counter()
-        async with self._gate.claim(key, fingerprint=fingerprint([buyer, token]), wait=wait) as claim:
+        async with self._dedup.claim(key, fingerprint=fingerprint([buyer, token]), wait=wait) as claim:
             if not wait:
                 self.latencies.append(perf_counter() - started)
             self.answers[claim.outcome] += 1
@@ -109,7 +109,7 @@ class Shop:
             return reply
 
     async def _order(self, buyer: str, token: str) -> Reply:
-        verdict = await self._gate.tokens.consume(token, subject=buyer)
+        verdict = await self._dedup.tokens.consume(token, subject=buyer)
         if verdict is not Outcome.ACQUIRED:
             self.refused[verdict] += 1
             return Reply(403, f"form refused: {verdict.value}")
@@ -187,7 +187,7 @@ class Crowd:
         self.wrongly_served += reply != Reply(403, f"form refused: {reason.value}")
 
 
-def sale_gate(url: str, prefix: str = "demo") -> Dedup:
+def sale_dedup(url: str, prefix: str = "demo") -> Dedup:
     """A gate for one run: a namespace of its own, so that reruns start afresh, and nothing kept for long."""
     return Dedup(
         url,
@@ -201,7 +201,7 @@ def sale_gate(url: str, prefix: str = "demo") -> Dedup:
 
 
 async def run_sale(
-    gate: Dedup,
+    dedup: Dedup,
     *,
     buyers: int = 10_000,
     clicks: int = 3,
@@ -212,7 +212,7 @@ async def run_sale(
 
     Raises the `DedupError` that stopped the sale, if one did; broken promises are in the report.
     """
-    shop = Shop(gate, stock)
+    shop = Shop(dedup, stock)
     crowd = Crowd(shop, clicks)
     queue = iter(range(buyers))
     started = perf_counter()

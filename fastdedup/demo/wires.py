@@ -14,7 +14,7 @@ from ..model import Outcome
 from ..sidecar.client import UnixConnection
 
 
-class Answer(NamedTuple):
+class WireAnswer(NamedTuple):
     """What a claimant is told: `value` is the result or the error of who was first."""
 
     outcome: Outcome
@@ -29,7 +29,7 @@ class Wire(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def claim(self, key: str, mark: str, wait: float) -> Answer:
+    def claim(self, key: str, mark: str, wait: float) -> WireAnswer:
         """Ask to be the first; `wait` is in seconds."""
         ...
 
@@ -58,11 +58,11 @@ class RespWire:
     def __exit__(self, *_: object) -> None:
         self._redis.close()
 
-    def claim(self, key: str, mark: str, wait: float) -> Answer:
+    def claim(self, key: str, mark: str, wait: float) -> WireAnswer:
         """`FD.CLAIM`."""
         command = ["FD.CLAIM", key, "FP", mark, *(["WAIT", round(wait * 1000)] if wait else [])]
         outcome, owner, _, _, _, value, _ = self._redis.execute_command(*command)
-        return Answer(Outcome(outcome.decode()), owner.decode(), orjson.loads(value) if value else None)
+        return WireAnswer(Outcome(outcome.decode()), owner.decode(), orjson.loads(value) if value else None)
 
     def settle(self, key: str, owner: str, value: Any, *, succeeded: bool) -> None:
         """`FD.COMPLETE`, `FD.FAIL`."""
@@ -91,12 +91,12 @@ class HttpWire:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def claim(self, key: str, mark: str, wait: float) -> Answer:
+    def claim(self, key: str, mark: str, wait: float) -> WireAnswer:
         """`POST /v1/claims`."""
         asked = {"key": key, "fingerprint": mark, "wait": round(wait * 1000)}
         told = self._post("/v1/claims", asked)
         value = told["error"] if told["outcome"] == Outcome.FAILED else told["result"]
-        return Answer(Outcome(told["outcome"]), told["owner"], value)
+        return WireAnswer(Outcome(told["outcome"]), told["owner"], value)
 
     def settle(self, key: str, owner: str, value: Any, *, succeeded: bool) -> None:
         """`POST /v1/claims/complete`, `/fail`."""

@@ -1,4 +1,4 @@
-"""`IdempotencyMiddleware` for any ASGI application. Main path: `__call__` → `_guarded` → `Exchange.run`."""
+"""`IdempotencyMiddleware` for any ASGI application. Main path: `__call__` → `_guarded` → `AsgiExchange.run`."""
 
 from __future__ import annotations
 
@@ -11,56 +11,16 @@ from ..claim import Claim
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..web.answers import REFUSALS, answer, refusal
-from ..web.header import KeyMissing, parse
-from ..web.policy import Policy
+from ..web.header import parse
+from ..web.policy import PublishedPolicy
 from ..web.request import Request, by_header, everyone
-from ..web.response import ResponseCodec
-from ..web.rules import UUID, Route, RouteSettings, Rule, Table, make_rules
-from .exchange import Exchange, supported
+from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
+from .exchange import AsgiExchange, supported
+from .guard import Guard
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
-from .settling import HEAD_ROOM, Held
+from .settling import HeldClaim
 
 __all__ = ["UUID", "IdempotencyMiddleware", "Route", "by_header", "claim_of", "everyone"]
-
-
-class Guard:
-    """A route's rule, and the gates that have its settings: for keys, and for tokens."""
-
-    __slots__ = ("dedup", "forms", "rule")
-
-    def __init__(self, dedup: Dedup, rule: Rule) -> None:
-        self.rule = rule
-        self.dedup = self._scope(dedup, "http")
-        self.forms = self._scope(dedup, None)  # where the application issues its tokens
-
-    def _scope(self, dedup: Dedup, name: str | None) -> Dedup:
-        rule = self.rule
-        return dedup.scoped(
-            name,
-            lease=rule.lease,
-            ttl=rule.ttl,
-            failure_ttl=rule.failure_ttl,
-            codec=ResponseCodec(),
-            max_result=rule.max_response + HEAD_ROOM,
-        )
-
-    def check(self, key: str | None) -> None:
-        """Check a request's key, or its lack of one.
-
-        Raises:
-            KeyMissing: it needs one.
-            BadKey: it is not of the published format.
-        """
-        if key is not None:
-            self.rule.check_key(key)
-        elif self.rule.required:
-            raise KeyMissing
-
-    async def claim(self, request: Request, principal: str | None, key: str) -> Claim:
-        """Claim a key for its caller, method and route. Raises as `Dedup.claim`."""
-        name = self.rule.scope_key(request.method, request.path, principal, key)
-        rule = self.rule
-        return await self.dedup.claim(name, fingerprint=rule.mark(request), wait=rule.wait, renew=rule.renew)
 
 
 class IdempotencyMiddleware:
@@ -97,8 +57,8 @@ class IdempotencyMiddleware:
         self.app = app
         self._lifespan = Lifespan(dedup)
         rules = make_rules(routes, dict(settings))
-        self._table = Table(rules, lambda rule: Guard(dedup, rule))
-        self._policy = Policy(rules, dedup.settings, docs)
+        self._table = RouteTable(rules, lambda rule: Guard(dedup, rule))
+        self._policy = PublishedPolicy(rules, dedup.settings, docs)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -109,7 +69,7 @@ class IdempotencyMiddleware:
         path = route_path(scope)
         if path == self._policy.path and scope["method"] in ("GET", "HEAD"):
             accept = request_of(scope, b"").header("accept")
-            return await Exchange(receive, send, 0).answer(self._policy.page(accept))
+            return await AsgiExchange(receive, send, 0).answer(self._policy.page(accept))
         guard = self._table.find(scope["method"], path)
         if guard is None:
             return await self.app(scope, receive, send)
@@ -123,7 +83,7 @@ class IdempotencyMiddleware:
 
     async def _guarded(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
         docs = self._docs(scope)
-        exchange = Exchange(receive, send, guard.rule.max_request)
+        exchange = AsgiExchange(receive, send, guard.rule.max_request)
         claim: Claim | None = None
         try:
             key = parse([value for name, value in scope["headers"] if name == b"idempotency-key"])
@@ -144,7 +104,7 @@ class IdempotencyMiddleware:
             return await self.app(scope, receive, send)
         if not claim.acquired:
             return await exchange.answer(answer(claim, guard.rule, docs))
-        exchange.hold(Held(claim, guard.rule, guard.dedup, docs))
+        exchange.hold(HeldClaim(claim, guard.rule, guard.dedup, docs))
         return await exchange.run(self.app, supported(scope, claim))
 
 

@@ -12,7 +12,7 @@ from ..web.problems import CLAIM_LOST, respond
 from ..web.request import RequestTooLarge
 from ..web.response import DEGRADED, UNSTORED, Response
 from .lifespan import ASGIApp, Message, Receive, Scope, Send
-from .settling import Held, Marks, settle
+from .settling import HeldClaim, Marks, settle
 
 _GRACE = 0.1
 """Seconds in which an application that was told to stop does so, before it is cancelled."""
@@ -23,7 +23,7 @@ _UNSUPPORTED = frozenset(("http.response.pathsend", "http.response.zerocopysend"
 """Ways to send a response that would go past what is captured here."""
 
 
-class Exchange:
+class AsgiExchange:
     """Stands in for the server towards the application: `receive` and `send` are what that is given.
 
     The request's body is kept, up to a limit, so that it can be digested before or after the application
@@ -45,7 +45,7 @@ class Exchange:
         self._ended = False
         self._gone = False
         # Of the claim, once there is one: it, and who cancels the handler when the client leaves.
-        self._held: Held | None = None
+        self._held: HeldClaim | None = None
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
         # Of stopping the handler: how many listen for the end, whether it was told, whether it was cancelled.
@@ -128,7 +128,7 @@ class Exchange:
         )
         await self._send({"type": "http.response.body", "body": response.body})
 
-    def hold(self, held: Held) -> None:
+    def hold(self, held: HeldClaim) -> None:
         """Settle this claim by the response. Should its lease be lost, the handler is cancelled."""
         self._held = held
         held.claim.bind_body(self)  # whom it cancels and uncancels
@@ -255,7 +255,7 @@ class Exchange:
             case _:
                 await self._send(message)
 
-    async def _take(self, held: Held, message: Message) -> None:
+    async def _take(self, held: HeldClaim, message: Message) -> None:
         more = message.get("more_body", False)
         if not self._passing:
             self._body.append(message.get("body", b""))
@@ -291,7 +291,7 @@ class Exchange:
                 self._torn = True
                 raise
 
-    async def _finish(self, held: Held) -> None:
+    async def _finish(self, held: HeldClaim) -> None:
         assert self._start is not None
         marks = await self._settle(held, self._response())
         self._end()
@@ -314,13 +314,13 @@ class Exchange:
         body = b"".join(self._body) if whole else b""
         return Response(self._start["status"], headers, body, whole, self._held.mark)
 
-    async def _refuse_lost(self, held: Held) -> None:
+    async def _refuse_lost(self, held: HeldClaim) -> None:
         if not self._passing:
             await self.answer(respond(CLAIM_LOST, docs=held.docs, retry_after=held.rule.retry_after))
 
     # The claim
 
-    async def _settle(self, held: Held, response: Response) -> Marks | None:
+    async def _settle(self, held: HeldClaim, response: Response) -> Marks | None:
         self._settled = True
         if not held.claim.lost:
             held.claim.bind_body(None)  # the work is done: whether the lease is lost now, the store says

@@ -1,7 +1,7 @@
 """FastAPI: `Claimed` and `OneTimeToken`, dependencies that let a handler run once and replay its response.
 
 `Idempotency(app, dedup)` goes with them, once for an application: it captures responses, and describes header
-and problems in the OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Exchange.hold`.
+and problems in the OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `AsgiExchange.hold`.
 """
 
 # No `from __future__ import annotations` here: FastAPI reads the annotations of dependencies made in a function.
@@ -24,11 +24,12 @@ from ..web.request import RequestTooLarge
 from ..web.request import everyone as everybody
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
-from .asgi import Guard, claim_of, request_of
-from .exchange import Exchange, supported
+from .asgi import claim_of, request_of
+from .exchange import AsgiExchange, supported
+from .guard import Guard
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .openapi import MARK, describe
-from .settling import Held
+from .settling import HeldClaim
 
 try:
     from fastapi import Depends, FastAPI, Header, Request
@@ -80,7 +81,7 @@ class Idempotency:
         self.docs = docs or app.docs_url
         self.max_request = max_request
         self.lifespan = Lifespan(dedup)
-        app.add_middleware(_Capture, gate=self)
+        app.add_middleware(_Capture, idempotency=self)
         app.add_exception_handler(_Answered, _answered)
         app.exception_handlers.setdefault(FormRefused, _form_refused)
         describe(app, dedup.settings)
@@ -95,18 +96,18 @@ class Idempotency:
 class _Capture:
     """Puts an exchange into each request's scope, for a dependency to claim in."""
 
-    def __init__(self, app: ASGIApp, gate: Idempotency) -> None:
+    def __init__(self, app: ASGIApp, idempotency: Idempotency) -> None:
         self.app = app
-        self._gate = gate
+        self._idempotency = idempotency
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            return await self._gate.lifespan.run(self.app, scope, receive, send)
+            return await self._idempotency.lifespan.run(self.app, scope, receive, send)
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        exchange = Exchange(receive, send, self._gate.max_request)
+        exchange = AsgiExchange(receive, send, self._idempotency.max_request)
         scope = supported(scope, claim_of(scope))
-        scope[_SLOT] = (self._gate, exchange)
+        scope[_SLOT] = (self._idempotency, exchange)
         return await exchange.run(self.app, scope)
 
 
@@ -160,21 +161,21 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         caller: Annotated[Any, Depends(principal)],
         idempotency_key: Annotated[str | None, Header(alias=NAME, json_schema_extra={MARK: mark})] = None,
     ) -> Claim | None:
-        gate, exchange = _free_slot(request)
-        guard = rule_at(_chosen(dedup, gate, request), request)
+        idempotency, exchange = _free_slot(request)
+        guard = rule_at(_chosen(dedup, idempotency, request), request)
         try:
             key = parse([value for name, value in request.scope["headers"] if name == b"idempotency-key"])
             guard.check(key)
             if key is None:
                 return None
             body = await _body(request, exchange, guard.rule.max_request)
-            await gate.lifespan.ready()
+            await idempotency.lifespan.ready()
             claim = await guard.claim(request_of(request.scope, body), _name(caller), key)
         except REFUSALS as error:
-            raise _Answered(refusal(error, guard.rule, gate.docs_at(request))) from None
+            raise _Answered(refusal(error, guard.rule, idempotency.docs_at(request))) from None
         if not claim.acquired:
-            raise _Answered(answer(claim, guard.rule, gate.docs_at(request)))
-        _hold(request, exchange, Held(claim, guard.rule, guard.dedup, gate.docs_at(request)))
+            raise _Answered(answer(claim, guard.rule, idempotency.docs_at(request)))
+        _hold(request, exchange, HeldClaim(claim, guard.rule, guard.dedup, idempotency.docs_at(request)))
         return claim
 
     return Depends(claimed)
@@ -216,30 +217,34 @@ def OneTimeToken(  # noqa: N802
         who: Annotated[Any, Depends(subject)],
         one_time_token: Annotated[str | None, Header(alias=HEADER, json_schema_extra={MARK: mark})] = None,
     ) -> Claim:
-        gate, exchange = _free_slot(request)
-        guard = rule_at(_chosen(dedup, gate, request), request)
+        idempotency, exchange = _free_slot(request)
+        guard = rule_at(_chosen(dedup, idempotency, request), request)
         try:
             body = await _body(request, exchange, guard.rule.max_request)
             token = one_time_token or (await request.form()).get(field)
             if not isinstance(token, str) or not token:
                 raise FormRefused(Refusal.MISSING)
             contents = guard.rule.mark(request_of(request.scope, body))  # first: it may raise
-            await gate.lifespan.ready()
+            await idempotency.lifespan.ready()
             name = _name(who)
             subject_name = NOBODY if name is None else name
             claim = await guard.forms.tokens.redeem(token, subject_name, wait=wait, renew=guard.rule.renew)
         except UnavailableError as error:
             raise forms.unavailable(error) from None
         except RequestTooLarge as error:
-            raise _Answered(refusal(error, guard.rule, gate.docs_at(request))) from None
+            raise _Answered(refusal(error, guard.rule, idempotency.docs_at(request))) from None
         if claim.acquired:
-            _hold(request, exchange, Held(claim, guard.rule, guard.forms, gate.docs_at(request), contents))
+            _hold(
+                request,
+                exchange,
+                HeldClaim(claim, guard.rule, guard.forms, idempotency.docs_at(request), contents),
+            )
             return claim
         if claim.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
             raise forms.refusal_of(claim.outcome)
         stored = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
         forms.check_contents(stored, contents)
-        raise _Answered(replay(stored, gate.docs_at(request)))
+        raise _Answered(replay(stored, idempotency.docs_at(request)))
 
     return Depends(redeemed)
 
@@ -289,7 +294,7 @@ def _check(rule: Rule, limit: int, endpoint: Any) -> None:
         )
 
 
-def _slot(request: Request) -> tuple[Idempotency, Exchange]:
+def _slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
     slot = request.scope.get(_SLOT)
     if slot is None:
         raise ConfigError("Claimed() and OneTimeToken() need Idempotency(app, dedup) on their application")
@@ -298,24 +303,24 @@ def _slot(request: Request) -> tuple[Idempotency, Exchange]:
     return slot  # type: ignore[no-any-return]
 
 
-def _free_slot(request: Request) -> tuple[Idempotency, Exchange]:
-    gate, exchange = _slot(request)
+def _free_slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
+    idempotency, exchange = _slot(request)
     if exchange.holds:
         raise ConfigError("an operation has one Claimed() or OneTimeToken(): one response cannot settle two")
     if claim_of(request.scope) is not None:
         raise ConfigError(
             "IdempotencyMiddleware has claimed this request: leave its route to it or to Claimed()"
         )
-    return gate, exchange
+    return idempotency, exchange
 
 
-def _chosen(dedup: Dedup | Chooser | None, gate: Idempotency, request: Request) -> Dedup:
+def _chosen(dedup: Dedup | Chooser | None, idempotency: Idempotency, request: Request) -> Dedup:
     if dedup is None:
-        return gate.dedup
+        return idempotency.dedup
     return dedup if isinstance(dedup, Dedup) else dedup(request)
 
 
-async def _body(request: Request, exchange: Exchange, limit: int) -> bytes:
+async def _body(request: Request, exchange: AsgiExchange, limit: int) -> bytes:
     body = await exchange.body()
     if body is None or len(body) > limit:
         raise RequestTooLarge
@@ -332,7 +337,7 @@ def _name(caller: Any) -> str | None:
     )
 
 
-def _hold(request: Request, exchange: Exchange, held: Held) -> None:
+def _hold(request: Request, exchange: AsgiExchange, held: HeldClaim) -> None:
     request.scope["fastdedup.claim"] = held.claim
     exchange.hold(held)
 

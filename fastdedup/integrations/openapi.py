@@ -9,7 +9,7 @@ from ..gate.settings import Settings
 from ..web import problems
 from ..web.forms import FormRefused, Refusal
 from ..web.header import DRAFT
-from ..web.problems import Problem
+from ..web.problems import ProblemType
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -85,7 +85,7 @@ def _about(mark: dict[str, Any], settings: Settings) -> str:
     )
 
 
-def _add(operation: dict[str, Any], status: int, title: str, problem: Problem) -> None:
+def _add(operation: dict[str, Any], status: int, title: str, problem: ProblemType) -> None:
     response = operation.setdefault("responses", {}).setdefault(str(status), {"description": title})
     if title not in response["description"]:
         response["description"] += f"; {title}"
@@ -98,7 +98,7 @@ def _add(operation: dict[str, Any], status: int, title: str, problem: Problem) -
 def _add_refusals(operation: dict[str, Any]) -> None:
     for reason in Refusal:
         refused = FormRefused(reason)
-        problem = Problem(f"form-{reason}", refused.status, refused.title, refused.message)
+        problem = ProblemType(f"form-{reason}", refused.status, refused.title, refused.message)
         _add(operation, refused.status, refused.title, problem)
 
 

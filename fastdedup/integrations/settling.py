@@ -23,7 +23,7 @@ Marks = list[tuple[bytes, bytes]]
 
 
 @dataclass(slots=True)
-class Held:
+class HeldClaim:
     """The claim that a request holds, and by which rule it is settled."""
 
     claim: Claim
@@ -34,7 +34,7 @@ class Held:
     """The request's fingerprint, where the record does not hold it."""
 
 
-async def settle(held: Held, response: Response, *, undone: bool = False) -> Marks | None:
+async def settle(held: HeldClaim, response: Response, *, undone: bool = False) -> Marks | None:
     """Settle by what is to be stored of a response; returns its marks, or None where the claim was lost.
 
     Args:

@@ -1,4 +1,4 @@
-"""`IdempotencyMiddleware` for any WSGI application. Main path: `__call__` → `_guarded` → `Exchange.run`."""
+"""`IdempotencyMiddleware` for any WSGI application. Main path: `__call__` → `_guarded` → `WsgiExchange.run`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ..errors import ConfigError
 from ..sync import Claim, Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import KeyMissing, parse
-from ..web.policy import Policy
+from ..web.policy import PublishedPolicy
 from ..web.request import Request, by_header, everyone
 from ..web.response import Response, ResponseCodec
-from ..web.rules import UUID, Route, RouteSettings, Rule, Table, make_rules
+from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .settling import HEAD_ROOM
-from .wsgi_exchange import Exchange, Held, send
+from .wsgi_exchange import WsgiExchange, WsgiHeldClaim, send
 from .wsgi_request import BadBody, read_body, request_of, route_path, supported
 
 __all__ = ["UUID", "IdempotencyMiddleware", "Route", "by_header", "claim_of", "everyone"]
@@ -25,7 +25,7 @@ __all__ = ["UUID", "IdempotencyMiddleware", "Route", "by_header", "claim_of", "e
 _CLAIM = "fastdedup.claim"
 
 
-class Guard:
+class WsgiGuard:
     """A route's rule, and the gate that has its settings.
 
     Raises:
@@ -119,8 +119,8 @@ class IdempotencyMiddleware:
             raise ConfigError(f"WSGI takes a gate from fastdedup.sync, not {dedup!r}")
         self.app = app
         rules = make_rules(routes, dict(settings))
-        self._table = Table(rules, lambda rule: Guard(dedup, rule))
-        self._policy = Policy(rules, dedup.settings, docs)
+        self._table = RouteTable(rules, lambda rule: WsgiGuard(dedup, rule))
+        self._policy = PublishedPolicy(rules, dedup.settings, docs)
 
     def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
@@ -140,7 +140,7 @@ class IdempotencyMiddleware:
         return quote(environ.get("SCRIPT_NAME", ""), encoding="latin-1") + self._policy.path
 
     def _guarded(
-        self, guard: Guard, environ: WSGIEnvironment, start_response: StartResponse
+        self, guard: WsgiGuard, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
         docs = self._docs(environ)
         claim: Claim | None = None
@@ -157,7 +157,7 @@ class IdempotencyMiddleware:
             return send(start_response, answer(claim, guard.rule, docs))
         environ[_CLAIM] = claim
         supported(environ)
-        return Exchange(start_response, Held(claim, guard.rule, docs)).run(self.app, environ)
+        return WsgiExchange(start_response, WsgiHeldClaim(claim, guard.rule, docs)).run(self.app, environ)
 
 
 def claim_of(environ: WSGIEnvironment) -> Claim | None:

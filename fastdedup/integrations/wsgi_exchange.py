@@ -25,7 +25,7 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None,
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class WsgiHeldClaim:
     """The claim that an exchange holds, and by which rule it is settled."""
 
     claim: Claim
@@ -33,14 +33,14 @@ class Held:
     docs: str | None
 
 
-class Exchange:
+class WsgiExchange:
     """Stands in for the server towards the application: `start_response` is what that is given.
 
     The response is held back until it is whole and stored: nobody sees a result that a retry would not see
     again. A stream, and what is too large to be kept, goes through as it comes.
     """
 
-    def __init__(self, start_response: StartResponse, held: Held) -> None:
+    def __init__(self, start_response: StartResponse, held: WsgiHeldClaim) -> None:
         self._server = start_response
         self._held = held
         # Mutable: the status line and headers, the body so far, and the application's iterable; the server's
@@ -216,7 +216,7 @@ class Closing:
 class Stream:
     """A body that goes through as it comes; its claim is settled at its end."""
 
-    def __init__(self, exchange: Exchange, chunks: Iterator[bytes], first: bytes) -> None:
+    def __init__(self, exchange: WsgiExchange, chunks: Iterator[bytes], first: bytes) -> None:
         self._exchange = exchange
         self._chunks = chain((first,), chunks) if first else chunks
 

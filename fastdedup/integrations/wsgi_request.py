@@ -7,12 +7,12 @@ from io import BytesIO
 from wsgiref.types import InputStream, WSGIEnvironment
 from wsgiref.util import FileWrapper
 
-from ..web.problems import Problem, respond
+from ..web.problems import ProblemType, respond
 from ..web.request import Request, RequestTooLarge
 from ..web.response import Response
 
 _LENGTH = re.compile("[0-9]{1,18}")
-_BAD_BODY = Problem(
+_BAD_BODY = ProblemType(
     "blank", 400, "Bad Request", "The request's body cannot be read. Nothing was processed.", base="about:"
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from ..errors import UnavailableError
 from ..model import Outcome
@@ -22,12 +22,32 @@ from .request import RequestTooLarge
 from .response import DEGRADED, REPLAYED, Response
 from .rules import Rule
 
-if TYPE_CHECKING:
-    from ..claim import Claim
-    from ..sync import Claim as SyncClaim
-
 _STREAMS = (b"text/event-stream", b"application/x-ndjson", b"multipart/x-mixed-replace")
 """Content types that are sent on as they come: to hold them back until they end would break them."""
+
+
+class AnsweredClaim(Protocol):
+    """What a response needs to know of a claim: the members that `Claim` has in `fastdedup` and `fastdedup.sync`."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the claimant found."""
+
+    @property
+    def result(self) -> Any:
+        """The first result where the outcome is SUCCEEDED."""
+
+    @property
+    def error(self) -> Any:
+        """The recorded error where the outcome is FAILED."""
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the present owner's lease ends at the latest; None unless IN_PROGRESS."""
+
+    @property
+    def degraded(self) -> bool:
+        """True where a fallback policy answered instead of the store."""
 
 
 class Settling(Enum):
@@ -56,7 +76,7 @@ def streams(content_type: bytes | None) -> bool:
     return content_type is not None and content_type.lower().startswith(_STREAMS)
 
 
-def answer(claim: Claim | SyncClaim, rule: Rule, docs: str | None) -> Response:
+def answer(claim: AnsweredClaim, rule: Rule, docs: str | None) -> Response:
     """Return what a request is told whose claim is not acquired."""
     match claim.outcome:
         case Outcome.SUCCEEDED:

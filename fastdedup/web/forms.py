@@ -8,7 +8,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from ..errors import UnavailableError
 from ..model import Outcome
-from .problems import Problem, respond, whole_seconds
+from .problems import ProblemType, respond, whole_seconds
 from .request import Request
 from .response import Response
 
@@ -101,7 +101,7 @@ class FormRefused(Exception):
     def response(self, request: Request) -> Response:
         """Return a page that says so, and leads back to the form; to other clients than browsers a problem."""
         if "text/html" not in (request.header("accept") or ""):
-            problem = Problem(f"form-{self.reason}", self.status, self.title, self.message)
+            problem = ProblemType(f"form-{self.reason}", self.status, self.title, self.message)
             return respond(problem, retry_after=self.retry_after)
         body = self._page(_origin(request)).encode()
         headers = [(b"content-type", b"text/html; charset=utf-8"), (b"content-length", b"%d" % len(body))]

@@ -24,7 +24,7 @@ _STYLE = (
 )
 
 
-class Policy:
+class PublishedPolicy:
     """Describes the rules to the authors of clients, as JSON and as a page.
 
     Args:

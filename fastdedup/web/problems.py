@@ -17,7 +17,7 @@ TYPE = "urn:fastdedup:problem:"
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ProblemType:
     """One kind of problem. `about` says to a client's author what happened, and what to do about it."""
 
     name: str
@@ -37,54 +37,54 @@ class Problem:
         return (facts if detail is None else {**facts, "detail": detail}) | more
 
 
-KEY_MISSING = Problem(
+KEY_MISSING = ProblemType(
     "key-missing",
     400,
     "Idempotency-Key is missing",
     "This operation requires an Idempotency-Key header. Send a new UUID with each new request, and the same one "
     "with each retry of it.",
 )
-KEY_MALFORMED = Problem(
+KEY_MALFORMED = ProblemType(
     "key-malformed",
     400,
     "Idempotency-Key is malformed",
     'The header is one String of RFC 8941, such as "8e03978e-40d5-43e8-bc93-6894a57f9324" (the quotes may be '
     "left out), of the format that this operation publishes.",
 )
-IN_PROGRESS = Problem(
+IN_PROGRESS = ProblemType(
     "in-progress",
     409,
     "A request is outstanding for this Idempotency-Key",
     "The first request with this key is still being processed. Repeat this one, as it is, after Retry-After seconds.",
 )
-CLAIM_LOST = Problem(
+CLAIM_LOST = ProblemType(
     "claim-lost",
     409,
     "Another request took over this Idempotency-Key",
     "This request ran longer than its lease could be kept, and another one with the same key runs, or has run. "
     "Repeat it, as it is, for that one's response.",
 )
-NOT_STORED = Problem(
+NOT_STORED = ProblemType(
     "response-not-stored",
     409,
     "The response was not stored",
     "The first request with this key was processed; its response, a stream or too large, was sent once and is "
     "not kept. `original_status` and Location tell what became of it. Do not repeat it with another key.",
 )
-TOO_LARGE = Problem(
+TOO_LARGE = ProblemType(
     "body-too-large",
     413,
     "The request is too large to be made idempotent",
     "`detail` has the limit. Nothing was processed.",
 )
-MISMATCH = Problem(
+MISMATCH = ProblemType(
     "key-reused",
     422,
     "Idempotency-Key is already used",
     "The key came before with another request: another method, address or body. Nothing was processed. Use a new "
     "key for a new request, and repeat a request unchanged.",
 )
-UNAVAILABLE = Problem(
+UNAVAILABLE = ProblemType(
     "unavailable",
     503,
     "Duplicates cannot be ruled out at the moment",
@@ -92,11 +92,11 @@ UNAVAILABLE = Problem(
     "the same key, after Retry-After seconds.",
 )
 
-PROBLEMS = [value for value in globals().values() if isinstance(value, Problem)]
+PROBLEMS = [value for value in globals().values() if isinstance(value, ProblemType)]
 
 
 def respond(
-    problem: Problem,
+    problem: ProblemType,
     detail: str | None = None,
     *,
     docs: str | None = None,

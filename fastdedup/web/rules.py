@@ -242,7 +242,7 @@ def _rule(route: Route, settings: dict[str, Any]) -> Rule:
     return Rule(route.path, **together)
 
 
-class Table(Generic[T]):
+class RouteTable(Generic[T]):
     """Finds what belongs to a request's method and path: by a dictionary, or one regular expression for all."""
 
     def __init__(self, rules: Sequence[Rule], make: Callable[[Rule], T]) -> None:

@@ -13,10 +13,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fastdedup import Dedup, LocalLRU
 from fastdedup.model import Outcome
-from fastdedup.protocol.operations import Verdict
+from fastdedup.protocol.operations import ClaimOp, Verdict
 from fastdedup.protocol.owners import draw_owner, owner_field, owner_text
 from fastdedup.sidecar.http import models
-from fastdedup.sidecar.http.batch import Item, Told, batch, read, written
+from fastdedup.sidecar.http.batch import BatchClaim, BatchRequest, Told, batch, read, written
 from fastdedup.sidecar.http.verbs import claimed
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.resp.commands import verdict_reply
@@ -39,10 +39,12 @@ def test_a_verdicts_reply_is_what_the_generic_way_gives(
     assert verdict_reply(verdict, owner, resp3) == encode(parts, resp3)
 
 
-def won(scope: Dedup, verdict: Verdict) -> Item:
-    item = Item(b"n:=k", scope.claim_terms, draw_owner(), None)
-    item.won = verdict
-    return item
+def won(dedup: Dedup, verdict: Verdict) -> BatchClaim:
+    op = ClaimOp(b"n:=k", dedup.claim_terms, draw_owner(), None)
+    batch = BatchRequest(Namespaces(dedup), [], None)  # type: ignore[arg-type] # its client is not asked
+    claim = BatchClaim(dedup, op, batch)
+    claim.won, claim.held = verdict, (dedup, op.wire, op.owner)
+    return claim
 
 
 def said(text: bytes) -> Told:
@@ -52,24 +54,24 @@ def said(text: bytes) -> Told:
 
 
 @pytest.mark.parametrize("order", ["", "a", "aaa", "aabba", "t", "tt", "atbbta"])
-def test_a_batch_is_written_as_its_claims_are_by_themselves(order: str) -> None:
-    scope = Dedup("memory://", codec=RawCodec())
+async def test_a_batch_is_written_as_its_claims_are_by_themselves(order: str) -> None:
+    dedup = Dedup("memory://", codec=RawCodec())
     verdicts = {
         "a": Verdict(Outcome.ACQUIRED, fence=FENCE, attempt=1, left_ms=30_000),
         "b": Verdict(Outcome.ACQUIRED, fence=0, attempt=2, left_ms=1, degraded=True),
     }
-    places = [said(b'{"status":409}') if at == "t" else won(scope, verdicts[at]) for at in order]
+    places = [said(b'{"status":409}') if at == "t" else won(dedup, verdicts[at]) for at in order]
     expected: list[Any] = [
-        {"status": 201, "body": claimed(scope, place.wire, place.owner, False, verdicts[at]).facts}
-        if isinstance(place, Item)
+        {"status": 201, "body": claimed(*place.held, False, verdicts[at]).facts}
+        if isinstance(place, BatchClaim)
         else {"status": 409}
         for at, place in zip(order, places, strict=True)
     ]
     assert written(places) == orjson.dumps(expected)
 
 
-def items() -> int:
-    return sum(type(thing) is Item for thing in gc.get_objects())
+def claims_alive() -> int:
+    return sum(type(thing) is BatchClaim for thing in gc.get_objects())
 
 
 async def test_a_batch_leaves_nothing_to_the_garbage_collector() -> None:
@@ -81,7 +83,7 @@ async def test_a_batch_leaves_nothing_to_the_garbage_collector() -> None:
         gc.disable()
         try:
             answer = await batch(Namespaces(root), asks, None)  # type: ignore[arg-type]
-            assert not items()
+            assert not claims_alive()
         finally:
             gc.enable()
     statuses = [each["status"] for each in orjson.loads(answer.text)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fastdedup import ConfigError, Dedup, ForeignRecordError
 from fastdedup.web import problems
 from fastdedup.web.answers import Settling, replay, settling_of, storable, streams
-from fastdedup.web.policy import Policy, statuses
+from fastdedup.web.policy import PublishedPolicy, statuses
 from fastdedup.web.problems import PROBLEMS, respond, whole_seconds
 from fastdedup.web.request import Request, everyone, request_fingerprint
 from fastdedup.web.response import HeaderFilter, Response, ResponseCodec
@@ -264,8 +264,10 @@ def test_retry_after_is_in_whole_seconds(seconds: float, text: bytes) -> None:
 # The policy
 
 
-def policy(*routes: Any, docs: str | None = "/idempotency", **settings: Any) -> Policy:
-    return Policy(make_rules(routes or ["/*"], {"principal": everyone, **settings}), Dedup().settings, docs)
+def policy(*routes: Any, docs: str | None = "/idempotency", **settings: Any) -> PublishedPolicy:
+    return PublishedPolicy(
+        make_rules(routes or ["/*"], {"principal": everyone, **settings}), Dedup().settings, docs
+    )
 
 
 def test_the_policy_says_how_long_keys_live_and_what_is_replayed() -> None:

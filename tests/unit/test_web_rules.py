@@ -12,7 +12,7 @@ from fastdedup import ConfigError
 from fastdedup.protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from fastdedup.web.header import MAX_KEY, BadKey
 from fastdedup.web.request import Request, by_header, everyone
-from fastdedup.web.rules import UUID, Route, Rule, Table, keeps, make_rules
+from fastdedup.web.rules import UUID, Route, RouteTable, Rule, keeps, make_rules
 
 # Settings
 
@@ -123,8 +123,8 @@ def test_which_statuses_are_kept_may_be_listed() -> None:
 # Paths
 
 
-def table(*paths: str, **settings: Any) -> Table[str]:
-    return Table(make_rules(list(paths), {"principal": everyone, **settings}), lambda rule: rule.path)
+def table(*paths: str, **settings: Any) -> RouteTable[str]:
+    return RouteTable(make_rules(list(paths), {"principal": everyone, **settings}), lambda rule: rule.path)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_first_route_that_matches_is_taken() -> None:
 
 def test_a_method_finds_its_own_routes_only() -> None:
     rules = make_rules([Route("/a", methods=["PUT"]), Route("/{x}")], {"principal": everyone})
-    found = Table(rules, lambda rule: rule.path)
+    found = RouteTable(rules, lambda rule: rule.path)
     assert found.find("PUT", "/a") == "/a"
     assert found.find("POST", "/a") == "/{x}"
     assert found.find("PUT", "/b") is None

@@ -7,14 +7,14 @@ from fastapi import FastAPI
 
 from ...integrations.fastapi import Idempotency
 from . import counter, front, orders
-from .settings import Settings
-from .shop import Shop
+from .settings import ShopSettings
+from .shop import WebShop
 from .watch import Watch
 
 
-def create(settings: Settings | None = None) -> FastAPI:
+def create(settings: ShopSettings | None = None) -> FastAPI:
     """Return the app; without settings, with those that the parent set in the environment."""
-    shop = Shop(settings or Settings.from_environment())
+    shop = WebShop(settings or ShopSettings.from_environment())
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -11,13 +11,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...errors import ConfigError, UnavailableError
-from .redis_server import RedisServer
+from .redis_server import ShopRedis
 
 _PATIENCE = 30.0
 
 
 async def answer(
-    redis: RedisServer,
+    redis: ShopRedis,
     on_ready: Callable[[], None],
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
@@ -32,7 +32,7 @@ async def answer(
     writer.close()
 
 
-async def _done(redis: RedisServer, word: str) -> str:
+async def _done(redis: ShopRedis, word: str) -> str:
     try:
         if word == "start":
             await redis.start()

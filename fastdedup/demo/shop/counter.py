@@ -7,7 +7,7 @@ from fastapi.responses import RedirectResponse
 
 from ...errors import UnavailableError
 from .orders import OurShop
-from .shop import OUTAGE, Shop
+from .shop import OUTAGE, WebShop
 from .stats import total
 
 
@@ -20,7 +20,7 @@ async def from_here(request: Request) -> None:
 router = APIRouter(dependencies=[Depends(from_here)])
 
 
-async def _asked(shop: Shop, word: str) -> str:
+async def _asked(shop: WebShop, word: str) -> str:
     try:
         return await shop.control.ask(word)
     except UnavailableError as error:

@@ -12,7 +12,7 @@ from ... import Claim, Dedup
 from ...integrations.fastapi import Claimed, OneTimeToken
 from .ledger import SoldOut
 from .pages import MOST
-from .shop import Shop, shop_of, shown
+from .shop import WebShop, shop_of, shown
 from .watch import PAYING
 
 router = APIRouter()
@@ -27,12 +27,12 @@ _PATIENCE = 10.0
 # takes longer than all of these together.
 
 
-async def our_shop(request: Request) -> Shop:
+async def our_shop(request: Request) -> WebShop:
     """The shop that the request came to."""
     return shop_of(request)
 
 
-OurShop = Annotated[Shop, Depends(our_shop)]
+OurShop = Annotated[WebShop, Depends(our_shop)]
 
 
 class NotOpen(Exception):
@@ -55,9 +55,9 @@ async def opened(shop: OurShop) -> None:
         raise NotOpen
 
 
-def scope(request: Request) -> Dedup:
+def visitors_dedup(request: Request) -> Dedup:
     """The gate under the policy for outages that the visitor has chosen."""
-    return shop_of(request).scope(request)
+    return shop_of(request).dedup_for(request)
 
 
 async def buyer(x_buyer: Annotated[str, Header(min_length=1, max_length=100)]) -> str:
@@ -70,7 +70,7 @@ async def order(
     body: OrderIn,
     shop: OurShop,
     name: Annotated[str, Depends(buyer)],
-    claim: Annotated[Claim, Claimed(principal=buyer, wait=5.0, required=True, dedup=scope)],
+    claim: Annotated[Claim, Claimed(principal=buyer, wait=5.0, required=True, dedup=visitors_dedup)],
 ) -> JSONResponse:
     """Place an order; send an `Idempotency-Key` of your own, and send it again whenever in doubt."""
     placed = shop.ledger.sell(name, body.quantity, degraded=claim.degraded)
@@ -100,7 +100,7 @@ async def submit(
     shop: OurShop,
     wanted: Annotated[int, Depends(quantity)],
     claim: Annotated[
-        Claim, OneTimeToken(subject=subject, field="one_time_token", wait=_PATIENCE, dedup=scope)
+        Claim, OneTimeToken(subject=subject, field="one_time_token", wait=_PATIENCE, dedup=visitors_dedup)
     ],
 ) -> HTMLResponse:
     """Place an order by the form. The page is the answer itself, no redirect: reloading it sends the form again."""

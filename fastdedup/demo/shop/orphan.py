@@ -8,12 +8,12 @@ import shutil
 import signal
 import socket
 
-from .settings import Settings
+from .settings import ShopSettings
 
 _PATIENCE = 2.0
 
 
-def orphaned(settings: Settings) -> None:
+def orphaned(settings: ShopSettings) -> None:
     """End Redis, remove the folder, and begin to end this process. Every worker does so; once is enough."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as redis:
         redis.settimeout(_PATIENCE)

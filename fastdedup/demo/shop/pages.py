@@ -51,7 +51,7 @@ def filled(name: str, /, **values: object) -> Html:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class ShopPage:
     """What every page shows around its own matter.
 
     Attributes:

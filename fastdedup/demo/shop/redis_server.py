@@ -28,7 +28,7 @@ def find_server() -> str:
     )
 
 
-class RedisServer:
+class ShopRedis:
     """One redis-server, which can be crashed and started again with what it knew.
 
     Args:

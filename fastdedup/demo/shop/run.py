@@ -21,8 +21,8 @@ from typing import Any
 from ...errors import ConfigError, UnavailableError
 from .control import answer
 from .ledger import Ledger
-from .redis_server import RedisServer, find_server
-from .settings import Settings
+from .redis_server import ShopRedis, find_server
+from .settings import ShopSettings
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STARTING = 60.0
@@ -30,7 +30,7 @@ _ENDING = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ShopOptions:
     """What the command line asks for.
 
     Attributes:
@@ -46,7 +46,7 @@ class Options:
     token_ttl: float = 300.0
 
 
-def run(options: Options, on_ready: Callable[[str], None]) -> None:
+def run(options: ShopOptions, on_ready: Callable[[str], None]) -> None:
     """Run the demo until a signal. `on_ready` is called with its address once it serves.
 
     Raises:
@@ -55,7 +55,7 @@ def run(options: Options, on_ready: Callable[[str], None]) -> None:
     """
     binary = find_server()
     with tempfile.TemporaryDirectory(prefix="fastdedup-web-") as folder, _bound(options.port) as listener:
-        settings = Settings(
+        settings = ShopSettings(
             folder=folder,
             secret=secrets.token_urlsafe(32),
             stock=options.stock,
@@ -82,11 +82,11 @@ def _bound(port: int) -> socket.socket:
 class Demo:
     """What runs, and in which order it ends."""
 
-    def __init__(self, settings: Settings, binary: str, listener: socket.socket, workers: int) -> None:
+    def __init__(self, settings: ShopSettings, binary: str, listener: socket.socket, workers: int) -> None:
         self._settings = settings
         self._listener = listener
         self._count = workers
-        self._redis = RedisServer(binary, settings.redis_socket)
+        self._redis = ShopRedis(binary, settings.redis_socket)
         # Mutable: the workers; how many are ready; set when it shall end.
         self._workers: list[asyncio.subprocess.Process] = []
         self._ready = asyncio.Semaphore(0)

@@ -11,7 +11,7 @@ _VARIABLE = "FASTDEDUP_SHOP"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ShopSettings:
     """One worker's settings.
 
     Attributes:
@@ -50,7 +50,7 @@ class Settings:
         return {_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
-    def from_environment(cls) -> Settings:
+    def from_environment(cls) -> ShopSettings:
         """Read what the parent set.
 
         Raises:

@@ -16,9 +16,9 @@ from ... import Dedup, LocalLRU, Reject, UnavailableError
 from .control import ControlLine
 from .ledger import Ledger
 from .orphan import orphaned
-from .pages import Html, Page
+from .pages import Html, ShopPage
 from .sessions import COOKIE, Session, opened
-from .settings import Settings
+from .settings import ShopSettings
 from .stats import Tally
 
 OUTAGE = "outage"
@@ -34,10 +34,10 @@ _HEADERS = {
 }
 
 
-class Shop:
+class WebShop:
     """One worker's shop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ShopSettings) -> None:
         self.settings = settings
         self.folder = Path(settings.folder)
         self.tally = Tally(self.folder, settings.number)
@@ -51,7 +51,7 @@ class Shop:
             on_event=self.tally.on_event,
         )
         # One name, so one set of records; what differs is what happens when Redis is down.
-        self._scopes = {
+        self._dedups = {
             "refuse": self.dedup.scoped("sale", on_unavailable=Reject()),
             "local": self.dedup.scoped("sale", on_unavailable=LocalLRU()),
         }
@@ -61,17 +61,19 @@ class Shop:
         """Seconds until the sale opens; negative once it has."""
         return self.settings.opens_at - time.time()
 
-    def scope(self, request: Request) -> Dedup:
+    def dedup_for(self, request: Request) -> Dedup:
         """The gate under the policy that this visitor has chosen."""
-        return self._scopes[outage_of(request)]
+        return self._dedups[outage_of(request)]
 
     def session(self, request: Request) -> Session | None:
         """Who is signed in."""
         return opened(request.cookies.get(COOKIE, ""), self.settings.secret)
 
-    def page(self, request: Request) -> Page:
+    def page(self, request: Request) -> ShopPage:
         """The page around what this visitor is shown."""
-        return Page(self.session(request), outage_of(request), self.settings.stock, self.settings.opens_at)
+        return ShopPage(
+            self.session(request), outage_of(request), self.settings.stock, self.settings.opens_at
+        )
 
     async def form(self, session: Session | None) -> str:
         """Return a token for a fresh form.
@@ -79,7 +81,7 @@ class Shop:
         By the scope that goes on locally, whatever the visitor has chosen: while Redis is down the token is this
         worker's, and once Redis is back it is put there, so that the form can be sent.
         """
-        return "" if session is None else await self._scopes["local"].tokens.issue(subject=session.subject)
+        return "" if session is None else await self._dedups["local"].tokens.issue(subject=session.subject)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
@@ -121,9 +123,9 @@ class Shop:
         self.tally.write(self.dedup.breaker.value)
 
 
-def shop_of(request: Request) -> Shop:
+def shop_of(request: Request) -> WebShop:
     """Return the shop that an app was made for."""
-    return cast(Shop, cast(FastAPI, request.app).state.shop)
+    return cast(WebShop, cast(FastAPI, request.app).state.shop)
 
 
 def outage_of(request: Request) -> str:

@@ -6,7 +6,7 @@ from django.apps import AppConfig
 from django.core.exceptions import ImproperlyConfigured
 
 from ...errors import ConfigError
-from ...web.policy import Policy
+from ...web.policy import PublishedPolicy
 from .config import gate, http
 
 
@@ -27,6 +27,6 @@ class FastdedupConfig(AppConfig):
         if "principal" not in rules.shared:
             return  # there is no middleware, or it will say so
         try:
-            Policy(rules.rules(), dedup.settings, rules.docs)
+            PublishedPolicy(rules.rules(), dedup.settings, rules.docs)
         except (ConfigError, TypeError) as error:
             raise ImproperlyConfigured(f"settings.FASTDEDUP_HTTP cannot be used: {error}") from error

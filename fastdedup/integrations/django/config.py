@@ -48,7 +48,7 @@ class Http:
 
 _lock = threading.Lock()
 # Mutable: the gate, and whether it was made here, of keyword arguments.
-_gate: Dedup | None = None
+_dedup: Dedup | None = None
 _ours = False
 
 
@@ -58,7 +58,7 @@ def gate() -> Dedup:
     Raises:
         ImproperlyConfigured: there is no such setting, or it cannot be used.
     """
-    return _gate if _gate is not None else _make_once()
+    return _dedup if _dedup is not None else _make_once()
 
 
 def http() -> Http:
@@ -99,12 +99,12 @@ def within_limits(rule: Rule) -> Rule:
 
 
 def _make_once() -> Dedup:
-    global _gate, _ours
+    global _dedup, _ours
     with _lock:
-        if _gate is None:
+        if _dedup is None:
             given = function(getattr(settings, "FASTDEDUP", None), "settings.FASTDEDUP")
-            _gate, _ours = _made_of(given), isinstance(given, dict)
-        return _gate
+            _dedup, _ours = _made_of(given), isinstance(given, dict)
+        return _dedup
 
 
 def _made_of(given: Any) -> Dedup:
@@ -125,10 +125,10 @@ def _made_of(given: Any) -> Dedup:
 
 def _changed(*, setting: str, **_: Any) -> None:
     """A test overrides the setting: the next call makes another gate."""
-    global _gate
+    global _dedup
     if setting == "FASTDEDUP":
         with _lock:
-            former, _gate = _gate, None
+            former, _dedup = _dedup, None
         if former is not None and _ours:
             with suppress(DedupError):
                 former.close()

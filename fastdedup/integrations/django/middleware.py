@@ -12,8 +12,8 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, Unrea
 from ...errors import ConfigError
 from ...web.answers import REFUSALS, answer, refusal
 from ...web.header import KeyMissing
-from ...web.policy import Policy
-from ...web.rules import Rule, Table
+from ...web.policy import PublishedPolicy
+from ...web.rules import RouteTable, Rule
 from .bridge import AWAITING, BLOCKING, Bridge, drive
 from .capture import hold_of, run
 from .config import gate, http
@@ -55,8 +55,8 @@ class IdempotencyMiddleware:
         given = http()
         try:
             rules = given.rules()
-            self._policy = Policy(rules, gate().settings, given.docs)
-            self._table = Table(rules, lambda rule: Guards(rule, given.docs))
+            self._policy = PublishedPolicy(rules, gate().settings, given.docs)
+            self._table = RouteTable(rules, lambda rule: Guards(rule, given.docs))
             for _, guards in self._table.entries:
                 guards.bound()
         except ConfigError as error:

@@ -14,8 +14,8 @@ from ...sync.claim import take_back
 from ...web.answers import storable
 from ...web.response import UNSTORED, Response
 from ...web.rules import Rule
-from ..asgi import Guard
-from ..settling import HOLD, Held, Marks, release
+from ..guard import Guard
+from ..settling import HOLD, HeldClaim, Marks, release
 from ..settling import settle as settled
 from .bridge import Bridge
 from .config import gate
@@ -26,7 +26,7 @@ class Hold:
     """A claim that a request holds, and where its gate lives."""
 
     background: BackgroundDedup
-    held: Held
+    held: HeldClaim
     seconds: float
     """That an operation of the gate takes at the most."""
     public: SyncClaim
@@ -43,7 +43,7 @@ class Hold:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ClaimAndHold:
     """The answer to a claim: a `hold` where it was acquired."""
 
     claim: Claim
@@ -71,7 +71,7 @@ class Guards:
             self._bound = (dedup, dedup.bind(lambda one: Guard(one, self.rule)))
         return self._bound[1]
 
-    async def ask(self, bridge: Bridge, ask: Ask, *, form: bool = False, mark: bytes = b"") -> Asked:
+    async def ask(self, bridge: Bridge, ask: Ask, *, form: bool = False, mark: bytes = b"") -> ClaimAndHold:
         """Claim a key, or redeem a token. Raises as that does."""
         bound = self.bound()
         background, guard = bound.get()
@@ -85,9 +85,9 @@ class Guards:
         seconds = bound.per_process.seconds
         claim = await bridge.run(background, claimed, seconds + self.rule.wait, take_back(dedup))
         if not claim.acquired:
-            return Asked(claim, None)
-        held = Held(claim, self.rule, dedup, self.docs, mark)
-        return Asked(claim, Hold(background, held, seconds, SyncClaim(background, claim)))
+            return ClaimAndHold(claim, None)
+        held = HeldClaim(claim, self.rule, dedup, self.docs, mark)
+        return ClaimAndHold(claim, Hold(background, held, seconds, SyncClaim(background, claim)))
 
 
 async def settle(bridge: Bridge, hold: Hold, response: Response) -> Marks | None:
@@ -107,12 +107,12 @@ async def give_back(bridge: Bridge, hold: Hold) -> None:
     await bridge.run(hold.background, lambda: _give_back(hold.held), hold.seconds)
 
 
-async def _give_back(held: Held) -> None:
+async def _give_back(held: HeldClaim) -> None:
     held.claim.unbind()
     await release(held.claim)
 
 
-async def _settle(held: Held, response: Response, undone: bool) -> Marks | None:
+async def _settle(held: HeldClaim, response: Response, undone: bool) -> Marks | None:
     stored = storable(held.rule, response)
     try:
         marks = await settled(held, stored, undone=undone)

@@ -22,9 +22,9 @@ from ..verbs import Asked
 from . import problems
 from .problems import RequestProblem, retry_after
 from .protocol import CONNECTION, QUICK_PATH, HttpProtocol
-from .route import Route
+from .route import HttpRoute
 from .routes import ROUTES
-from .verbs import AcquiredText, Answer, Gone, Page, claim_op, count_failure, problem, told
+from .verbs import AcquiredText, Gone, HttpAnswer, RawAnswer, claim_op, count_failure, problem, told
 
 T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
@@ -45,7 +45,7 @@ class HttpApp:
         limits = namespaces.limits
         self._namespaces = namespaces
         self._most = limits.frame
-        self._routes: dict[str, dict[str, tuple[Route, Callable[[bytes], Any] | None]]] = {}
+        self._routes: dict[str, dict[str, tuple[HttpRoute, Callable[[bytes], Any] | None]]] = {}
         for route in ROUTES:
             self._routes.setdefault(route.path, {})[route.method] = (route, route.parser(limits.batch))
         self._acquired = AcquiredText()
@@ -65,7 +65,7 @@ class HttpApp:
             return
         await self._tell(scope, client, send, answer)
 
-    async def _answer(self, scope: Any, client: HttpClient) -> Answer:
+    async def _answer(self, scope: Any, client: HttpClient) -> HttpAnswer:
         try:
             route, parse = self._routes[scope["path"]][scope["method"]]
         except KeyError:
@@ -88,7 +88,7 @@ class HttpApp:
         allow = ", ".join(sorted(methods))
         return RequestProblem(problems.METHOD, f"allowed here: {allow}", headers=[(b"allow", allow.encode())])
 
-    async def _tell(self, scope: Any, client: HttpClient, send: Send, answer: Answer) -> None:
+    async def _tell(self, scope: Any, client: HttpClient, send: Send, answer: HttpAnswer) -> None:
         """Send an answer; where nobody is there to take it, take back what it would have given."""
         headers, body = _text(answer)
         if scope["method"] == "HEAD":
@@ -161,7 +161,7 @@ class Quick(Asked):
         return self._op is None or self._connection.gone
 
 
-def _hand(connection: HttpProtocol, answer: Answer) -> None:
+def _hand(connection: HttpProtocol, answer: HttpAnswer) -> None:
     headers, body = _text(answer)
     connection.respond(_head(answer.status, headers), body, answer.held, close=CLOSE in headers)
 
@@ -170,7 +170,7 @@ def _head(status: int, headers: Headers) -> bytes:
     return STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % header for header in headers if header != CLOSE])
 
 
-def _text(answer: Answer) -> tuple[Headers, bytes]:
+def _text(answer: HttpAnswer) -> tuple[Headers, bytes]:
     """Return an answer's headers and body."""
     body = answer.text
     headers = [_kind(answer), (b"content-length", b"%d" % len(body))]
@@ -232,8 +232,8 @@ class HttpClient:
             pass
 
 
-def _kind(answer: Answer) -> tuple[bytes, bytes]:
-    if type(answer) is Page:
+def _kind(answer: HttpAnswer) -> tuple[bytes, bytes]:
+    if type(answer) is RawAnswer:
         return b"content-type", answer.kind
     shaped = type(answer.facts) is bytes or "type" in answer.facts
     return _PROBLEM if answer.status >= 400 and shaped else _JSON

@@ -1,4 +1,4 @@
-"""Many requests at once: `POST /v1/batch`. Main path: `Batch.run` → `Item.set_result` → `written`."""
+"""Many requests at once: `POST /v1/batch`. Main path: `BatchRequest.run` → `BatchClaim.answered` → `written`."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
-from ...errors import UnavailableError
 from ...gateway import Dedup
 from ...model import Outcome
 from ...protocol.keyspace import MAX_KEY_BYTES
-from ...protocol.operations import ClaimOp, Reply, Verdict
+from ...protocol.operations import ClaimOp, Verdict
 from ...protocol.owners import draw_owner
 from ..namespaces import Namespaces
 from ..verbs import Asked
 from .verbs import (
     OPS,
-    Answer,
     Client,
     Gone,
     Held,
+    HttpAnswer,
     acquired_tail,
     claim_op,
     count_failure,
@@ -59,12 +58,12 @@ def read(check: Callable[[bytes], list[Any]], most: int, body: bytes) -> list[An
     return check(body)
 
 
-async def batch(namespaces: Namespaces, asks: list[Any], client: Client) -> Answer:
+async def batch(namespaces: Namespaces, asks: list[Any], client: Client) -> HttpAnswer:
     """`POST /v1/batch`: all start together, so that they travel in the engine's batches."""
-    return await Batch(namespaces, asks, client).run()
+    return await BatchRequest(namespaces, asks, client).run()
 
 
-class Batch:
+class BatchRequest:
     """One batch under way. Plain claims, most of what comes, run without a task each."""
 
     def __init__(self, namespaces: Namespaces, asks: list[Any], client: Client) -> None:
@@ -72,19 +71,20 @@ class Batch:
         self._asks = asks
         self._client = client
         # Mutable: a place for each question, in order; those that need a task; claims won, and those of tasks.
-        self._places: list[Item | Told] = []
+        self._places: list[BatchClaim | Told] = []
         self._slow: list[tuple[Any, Told]] = []
-        self.won: list[Item] = []
+        self.won: list[BatchClaim] = []
         self._held: list[Held] = []
         # Mutable: how many answers are missing; who waits for the last; is it given up.
         self.left = len(asks)
         self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.given_up = False
         # Shared by its claims.
+        self.counters = namespaces.counters
         self.judged = namespaces.counters.judged
         self.since = perf_counter()
 
-    async def run(self) -> Answer:
+    async def run(self) -> HttpAnswer:
         """Return the answers, in the order of the questions."""
         try:
             self._places = [self._begin(ask) for ask in self._asks]
@@ -92,7 +92,7 @@ class Batch:
                 await asyncio.gather(*[self._one(ask, place) for ask, place in self._slow])
             if self.left:
                 await self._all
-            return Answer(200, written(self._places), None, self._given())
+            return HttpAnswer(200, written(self._places), None, self._given())
         except BaseException:
             self.given_up = True
             self._take_back()
@@ -100,7 +100,7 @@ class Batch:
         finally:
             self._places, self.won = [], []  # they know us: a circle would be left to the garbage collector
 
-    def told(self, place: Item | Told, answer: Answer) -> None:
+    def told(self, place: BatchClaim | Told, answer: HttpAnswer) -> None:
         """Take an answer that is not simply a claim won."""
         self._held += answer.held
         if self.given_up:
@@ -116,38 +116,32 @@ class Batch:
         if not self._all.done():
             self._all.set_result(None)
 
-    def failed(self, item: Item, fault: Exception) -> None:
-        """Take a claim that got no verdict."""
-        item.future = _ANSWERED
-        count_failure(self._namespaces.counters, item.dedup, fault, self.since)
-        self.told(item, problem(fault))
-
     def _given(self) -> list[Held]:
-        return self._held + [(item.dedup, item.wire, item.owner) for item in self.won]
+        return self._held + [claim.held for claim in self.won]
 
     def _take_back(self) -> None:
         for dedup, wire, owner in self._given():
             dedup.release_later(wire, owner)
         self._held, self.won = [], []
 
-    def _begin(self, ask: Any) -> Item | Told:
+    def _begin(self, ask: Any) -> BatchClaim | Told:
         """Send one on its way; return the place where its answer will be."""
         try:
             if type(ask) is str:  # a plain claim's key, as `read` has it
                 dedup = self._namespaces.root
-                item = Item(dedup.claim_wire(ask.encode()), dedup.claim_terms, draw_owner(), None)
+                op = ClaimOp(dedup.claim_wire(ask.encode()), dedup.claim_terms, draw_owner(), None)
             elif ask.op != "claim" or ask.owner is not None or ask.wait:
                 return self._later(ask)
             else:
                 dedup = self._namespaces.dedup(ask.namespace)
-                item = cast(Item, claim_op(dedup, ask, Item))
-            item.batch, item.dedup = self, dedup
-            item.begin()
+                op = claim_op(dedup, ask)
+            claim = BatchClaim(dedup, op, self)
+            claim.begin()
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             place = Told()
             self.told(place, problem(fault))
             return place
-        return item
+        return claim
 
     def _later(self, ask: Any) -> Told:
         place = Told()
@@ -173,90 +167,46 @@ class Told:
     won: Verdict | None
 
 
-class Item(ClaimOp):
-    """A claim of a batch, and the future that the engine expects beside it: one object for both."""
+class BatchClaim(Asked):
+    """A claim of a batch, and the place of its answer."""
 
-    __slots__ = ("batch", "dedup", "text", "won")
+    __slots__ = ("_batch", "held", "text", "won")
 
-    batch: Batch
-    dedup: Dedup
     text: bytes
     won: Verdict | None
-    """Set once it is answered: the verdict that it shares with others, or None and its own text."""
+    """Set once it is answered: the verdict that it shares with others, or None and a text of its own."""
+    held: Held
+    """Set where the claim was won."""
 
-    def begin(self) -> None:
-        """Send it on its way."""
-        try:
-            self.dedup.start_claim(self, self)
-        except UnavailableError as fault:
-            self.set_exception(fault)
+    def __init__(self, dedup: Dedup, op: ClaimOp, batch: BatchRequest) -> None:
+        super().__init__(dedup, op)
+        self._batch = batch
 
     def done(self) -> bool:
-        """As a future. Where nobody waits for the batch any more, the engine releases its claims."""
-        return self.batch.given_up
+        """True once nobody waits for the batch; the engine then releases its claims."""
+        return self._op is None or self._batch.given_up
 
-    def set_result(self, reply: Reply) -> None:
-        """Take the store's reply."""
-        if type(reply) is not Verdict or reply.outcome is not _ACQUIRED or reply.short:
-            Other(self).set_result(reply)
+    def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+        """Take the verdict."""
+        batch = self._batch
+        batch.judged(dedup, verdict, batch.since)  # first: nothing after it can fail
+        if verdict.outcome is not _ACQUIRED:
+            batch.told(self, told(dedup, op, verdict))
             return
-        try:
-            self.win(reply)
-        except Exception as fault:  # noqa: BLE001 -- the engine has others to tell
-            self.batch.failed(self, fault)
-
-    def set_exception(self, fault: BaseException) -> None:
-        """Have the policy asked."""
-        Other(self).set_exception(fault)
-
-    def win(self, verdict: Verdict) -> None:
-        """It is the client's."""
-        batch = self.batch
-        batch.judged(self.dedup, verdict, batch.since)  # first: nothing after it can fail
-        self.future = _ANSWERED
-        self.won = verdict
+        self.won, self.held = verdict, (dedup, op.wire, op.owner)
         batch.won.append(self)
         batch.left -= 1
         if not batch.left:
             batch.end()
 
-
-class Other(Asked):
-    """What becomes of a claim that is not simply won."""
-
-    __slots__ = ("_item",)
-
-    def __init__(self, item: Item) -> None:
-        super().__init__(item.dedup, item)
-        item.future = _ANSWERED
-        self._item = item
-
-    def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
-        """Fill in."""
-        item, batch = self._item, self._item.batch
-        if verdict.outcome is _ACQUIRED:
-            item.win(verdict)
-        else:
-            batch.judged(dedup, verdict, batch.since)
-            batch.told(item, told(dedup, op, verdict))
-
     def failed(self, fault: Exception) -> None:
-        """Fill in."""
-        self._item.batch.failed(self._item, fault)
+        """Take the exception that came instead of a verdict."""
+        batch = self._batch
+        count_failure(batch.counters, self._dedup, fault, batch.since)
+        batch.told(self, problem(fault))
 
 
-class Answered:
-    """The future of every claim that is answered: none must know itself for longer."""
-
-    def done(self) -> bool:
-        """As a future."""
-        return True
-
-
-_ANSWERED: Any = Answered()
-
-
-def written(places: Iterable[Item | Told]) -> bytes:
+def written(places: Iterable[BatchClaim | Told]) -> bytes:
     """Return the answers as a list in JSON."""
     runs = [_written(verdict, run) for verdict, run in groupby(places, _verdict_of)]
     return b"[%b]" % b",".join(runs)
@@ -267,5 +217,5 @@ def _written(verdict: Verdict | None, run: Iterable[Any]) -> bytes:
     if verdict is None:
         return b",".join([place.text for place in run])
     end = acquired_tail(verdict) + b"}"
-    owners = [hexlify(item.owner[1:]) for item in run]
+    owners = [hexlify(claim.held[2][1:]) for claim in run]
     return _WON + (end + b"," + _WON).join(owners) + end

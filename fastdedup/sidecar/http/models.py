@@ -62,7 +62,7 @@ Subject = Annotated[Any, Field(description="Whom or what the token is for: any J
 Value = Annotated[Any, Field(description="Any JSON; every duplicate gets it.")]
 
 
-class Request(BaseModel):
+class RequestModel(BaseModel):
     """A request's body: nothing unknown, no number for a text."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -70,7 +70,7 @@ class Request(BaseModel):
     namespace: Namespace | None = None
 
 
-class ClaimRequest(Request):
+class ClaimRequest(RequestModel):
     """Ask to be the first for a key."""
 
     key: Key
@@ -81,7 +81,7 @@ class ClaimRequest(Request):
     wait: Wait = 0
 
 
-class HolderRequest(Request):
+class HolderRequest(RequestModel):
     """Say which claim is meant, and that it is one's own."""
 
     key: Key
@@ -114,14 +114,14 @@ class RenewRequest(HolderRequest):
     lease: Milliseconds | None = None
 
 
-class IssueRequest(Request):
+class IssueRequest(RequestModel):
     """Make a one-time token."""
 
     subject: Subject = None
     ttl: Milliseconds | None = None
 
 
-class ConsumeRequest(Request):
+class ConsumeRequest(RequestModel):
     """Use a token up in one step."""
 
     token: Token
@@ -193,19 +193,19 @@ Item = Annotated[
 Items = list[Item]
 
 
-class RecordQuery(Request):
+class RecordQuery(RequestModel):
     """Which record is meant: the parameters of a query."""
 
     key: Key
 
 
-class Answer(BaseModel):
+class AnswerModel(BaseModel):
     """An answer's body."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class ClaimAnswer(Answer):
+class ClaimAnswer(AnswerModel):
     """What the claimant found."""
 
     outcome: Outcome
@@ -221,31 +221,31 @@ class ClaimAnswer(Answer):
     degraded: bool = Field(description="The fallback policy answered instead of the store.")
 
 
-class SettledAnswer(Answer):
+class SettledAnswer(AnswerModel):
     """Done."""
 
 
-class RenewAnswer(Answer):
+class RenewAnswer(AnswerModel):
     """The lease runs anew."""
 
     lease: int = Field(ge=1, description="Milliseconds.")
 
 
-class TokenAnswer(Answer):
+class TokenAnswer(AnswerModel):
     """A new token."""
 
     token: str
     ttl: int = Field(ge=1, description="Milliseconds in which it can be redeemed.")
 
 
-class ConsumeAnswer(Answer):
+class ConsumeAnswer(AnswerModel):
     """The first use: go on."""
 
     outcome: Literal[Outcome.ACQUIRED]
     degraded: bool
 
 
-class RecordAnswer(Answer):
+class RecordAnswer(AnswerModel):
     """What the store holds under a key."""
 
     key: str
@@ -260,20 +260,20 @@ class RecordAnswer(Answer):
     error: Any
 
 
-class ForgetAnswer(Answer):
+class ForgetAnswer(AnswerModel):
     """The key is new again."""
 
     forgotten: bool = Field(description="False where there was no record.")
 
 
-class HealthAnswer(Answer):
+class HealthAnswer(AnswerModel):
     """The process is alive."""
 
     status: Literal["ok"]
     version: str
 
 
-class ReadyAnswer(Answer):
+class ReadyAnswer(AnswerModel):
     """Whether it can answer claims."""
 
     ready: bool
@@ -281,14 +281,14 @@ class ReadyAnswer(Answer):
     degraded: bool = Field(description="The store, or a part of it, is answered for by the policy.")
 
 
-class BatchAnswer(Answer):
+class BatchAnswer(AnswerModel):
     """One operation's answer: as if it had come by itself."""
 
     status: int
     body: dict[str, Any]
 
 
-class Fault(Answer):
+class Fault(AnswerModel):
     """One thing that is wrong in a body."""
 
     field: str

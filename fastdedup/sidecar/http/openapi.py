@@ -9,10 +9,10 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode
 
 from ... import __version__
-from ...web.problems import Problem
+from ...web.problems import ProblemType
 from ..limits import Limits
 from . import models, problems
-from .route import Route
+from .route import HttpRoute
 
 _REF = "#/components/schemas/{model}"
 _WITH_BODY = (
@@ -32,7 +32,7 @@ _RETRY_AFTER = {
 }
 
 
-def document(routes: Iterable[Route], limits: Limits) -> dict[str, Any]:
+def document(routes: Iterable[HttpRoute], limits: Limits) -> dict[str, Any]:
     """Return the document: OpenAPI 3.1."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
@@ -51,7 +51,7 @@ def document(routes: Iterable[Route], limits: Limits) -> dict[str, Any]:
     }
 
 
-def _operation(route: Route, limits: Limits, schemas: dict[str, Any]) -> dict[str, Any]:
+def _operation(route: HttpRoute, limits: Limits, schemas: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": f"{route.method.lower()}{route.path.replace('/', '_').replace('.', '_')}",
         "summary": route.summary,
@@ -74,7 +74,7 @@ def _parameters(model: type[BaseModel]) -> Iterable[dict[str, Any]]:
         yield {"name": name, "in": "query", "required": required, "schema": shape}
 
 
-def _responses(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
+def _responses(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, model in route.answers:
         content = (
@@ -91,12 +91,14 @@ def _responses(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     return dict(sorted(responses.items()))
 
 
-def _problems_of(route: Route) -> list[Problem]:
+def _problems_of(route: HttpRoute) -> list[ProblemType]:
     common = _WITH_BODY if route.method == "POST" else _WITH_STORE if route.asks is not None else ()
     return list(dict.fromkeys((*route.problems, *common, *_ALWAYS)))
 
 
-def _describe(responses: dict[str, Any], problem: Problem, route: Route, schemas: dict[str, Any]) -> None:
+def _describe(
+    responses: dict[str, Any], problem: ProblemType, route: HttpRoute, schemas: dict[str, Any]
+) -> None:
     """Add a problem; several may share a status."""
     shaped = problem in problems.OF_CLAIM
     schema = _schema(route.shaped if shaped else models.Problem, schemas, "serialization")

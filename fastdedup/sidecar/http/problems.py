@@ -23,7 +23,7 @@ from ...errors import (
 )
 from ...events import log
 from ...model import Outcome
-from ...web.problems import Problem
+from ...web.problems import ProblemType
 
 _MAX_FAULTS = 20
 _MAX_LISTED = 2000
@@ -32,7 +32,7 @@ _RETRY_MS = 1000
 """When nothing better is known."""
 
 
-_problem = partial(Problem, base="/problems/")
+_problem = partial(ProblemType, base="/problems/")
 """A kind of problem, its type an address of the sidecar's own."""
 
 BAD_REQUEST = _problem("bad-request", 400, "The request is no HTTP", "Send HTTP/1.1, without an upgrade.")
@@ -102,7 +102,7 @@ UNAVAILABLE = _problem(
     "Whether the operation took effect is unknown. Ask again after Retry-After seconds, with the same owner.",
 )
 
-PROBLEMS = [value for value in globals().values() if isinstance(value, Problem)]
+PROBLEMS = [value for value in globals().values() if isinstance(value, ProblemType)]
 
 OF_OUTCOME = {
     Outcome.IN_PROGRESS: IN_PROGRESS,
@@ -114,7 +114,7 @@ OF_OUTCOME = {
 OF_CLAIM = (*OF_OUTCOME.values(), TOKEN_USED)
 """Problems that are an outcome: they carry the claim's answer, too."""
 
-_OF_ERROR: list[tuple[type[DedupError], Problem]] = [
+_OF_ERROR: list[tuple[type[DedupError], ProblemType]] = [
     (UnavailableError, UNAVAILABLE),
     (ClaimLostError, CLAIM_LOST),
     (ResultTooLargeError, RESULT_TOO_LARGE),
@@ -131,7 +131,7 @@ class RequestProblem(Exception):
 
     def __init__(
         self,
-        problem: Problem,
+        problem: ProblemType,
         detail: str | None = None,
         *,
         headers: list[tuple[bytes, bytes]] | None = None,

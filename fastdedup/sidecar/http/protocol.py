@@ -16,7 +16,7 @@ import orjson
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from ...web.problems import Problem
+from ...web.problems import ProblemType
 from ..limits import Limits
 from . import problems
 from .verbs import Held
@@ -75,7 +75,7 @@ class HttpProtocol(HttpToolsProtocol):
         # Mutable: the request being answered; a farewell that waits for it; the timer of what is due.
         self._running: RequestResponseCycle | None = None
         self._feeding = self._starting = False
-        self._farewell: Problem | None = None
+        self._farewell: ProblemType | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._slow: asyncio.TimerHandle | None = None
         # Mutable: when the last answer went out, and who looks whether that was long ago.
@@ -337,7 +337,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._timer = None
         self._end(problems.TIMEOUT)
 
-    def _end(self, farewell: Problem) -> None:
+    def _end(self, farewell: ProblemType) -> None:
         """Answer what came whole, then this, and close. What came in part is dropped."""
         self._farewell = farewell
         self._relax()
@@ -348,7 +348,7 @@ class HttpProtocol(HttpToolsProtocol):
         if running is None or running.response_complete or (partial and running is self.cycle):
             self._say(farewell)
 
-    def _say(self, farewell: Problem) -> None:
+    def _say(self, farewell: ProblemType) -> None:
         if self.transport.is_closing():
             return
         if self._running is None or self._running.response_complete or not self._running.response_started:
@@ -381,7 +381,7 @@ def _sized(headers: list[tuple[bytes, bytes]]) -> bool:
     return any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
 
 
-def _response(problem: Problem) -> bytes:
+def _response(problem: ProblemType) -> bytes:
     body = orjson.dumps(problem.facts(problem.about))
     head = b"content-type: application/problem+json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
     return STATUS_LINE[problem.status] + head % len(body) + body

@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
-from ...web.problems import Problem
+from ...web.problems import ProblemType
 from . import models
 from .batch import read
 from .verbs import Handler
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class HttpRoute:
     """One kind of request.
 
     Attributes:
@@ -32,7 +32,7 @@ class Route:
     summary: str
     asks: Any = None
     answers: tuple[tuple[int, Any], ...] = ()
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[ProblemType, ...] = ()
     shaped: type[BaseModel] = models.Problem
 
     def body(self, most: int) -> Any:

@@ -9,13 +9,13 @@ from ... import __version__
 from ...errors import DedupError, UnavailableError
 from ...fallback.reject import Reject
 from ...model import BreakerState
-from ...web.problems import Problem
+from ...web.problems import ProblemType
 from ..namespaces import Namespaces
 from . import models, openapi, problems, verbs
 from .batch import batch
 from .problems import RequestProblem
-from .route import Route
-from .verbs import OPS, Answer, Client, Page
+from .route import HttpRoute
+from .verbs import OPS, Client, HttpAnswer, RawAnswer
 
 _PROBE_KEY = "fastdedup:ready"
 _TEXT = b"text/plain; charset=utf-8"
@@ -25,12 +25,12 @@ _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 # What is no verb
 
 
-async def health(namespaces: Namespaces, ask: None, client: Client) -> Answer:
+async def health(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
     """`GET /healthz`: the process."""
-    return Answer(200, {"status": "ok", "version": __version__})
+    return HttpAnswer(200, {"status": "ok", "version": __version__})
 
 
-async def ready(namespaces: Namespaces, ask: None, client: Client) -> Answer:
+async def ready(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
     """`GET /readyz`: the store. It is asked: in an idle sidecar nobody else would notice that it is gone."""
     root = namespaces.root
     able, answered = True, True
@@ -43,24 +43,24 @@ async def ready(namespaces: Namespaces, ask: None, client: Client) -> Answer:
         able = False
     breaker = root.breaker
     degraded = not answered or breaker is not BreakerState.CLOSED
-    return Answer(200 if able else 503, {"ready": able, "breaker": breaker, "degraded": degraded})
+    return HttpAnswer(200 if able else 503, {"ready": able, "breaker": breaker, "degraded": degraded})
 
 
-async def metrics(namespaces: Namespaces, ask: None, client: Client) -> Answer:
+async def metrics(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
     """`GET /metrics`: in Prometheus' format."""
     if namespaces.render_metrics is None:
         raise RequestProblem(problems.NOT_FOUND, "this sidecar shows no metrics")
-    return Page(_METRICS, namespaces.render_metrics())
+    return RawAnswer(_METRICS, namespaces.render_metrics())
 
 
-async def document(namespaces: Namespaces, ask: None, client: Client) -> Answer:
+async def document(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
     """`GET /openapi.json`: this table."""
-    return Answer(200, openapi.document(ROUTES, namespaces.limits))
+    return HttpAnswer(200, openapi.document(ROUTES, namespaces.limits))
 
 
-async def about(problem: Problem, namespaces: Namespaces, ask: None, client: Client) -> Answer:
+async def about(problem: ProblemType, namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
     """`GET /problems/…`: the page that a problem's type leads to."""
-    return Page(_TEXT, f"{problem.status} {problem.title}\n\n{problem.about}\n".encode())
+    return RawAnswer(_TEXT, f"{problem.status} {problem.title}\n\n{problem.about}\n".encode())
 
 
 _CLAIM: dict[str, Any] = {
@@ -70,8 +70,8 @@ _CLAIM: dict[str, Any] = {
 _SETTLED: dict[str, Any] = {"answers": ((200, models.SettledAnswer),), "problems": (problems.CLAIM_LOST,)}
 _JUDGED = (problems.IN_PROGRESS, problems.MISMATCH)
 
-ROUTES: tuple[Route, ...] = (
-    Route(
+ROUTES: tuple[HttpRoute, ...] = (
+    HttpRoute(
         "POST",
         "/v1/claims",
         OPS["claim"],
@@ -80,7 +80,7 @@ ROUTES: tuple[Route, ...] = (
         problems=(*_JUDGED, problems.FOREIGN),
         **_CLAIM,
     ),
-    Route(
+    HttpRoute(
         "POST",
         "/v1/claims/complete",
         OPS["complete"],
@@ -88,9 +88,9 @@ ROUTES: tuple[Route, ...] = (
         models.CompleteRequest,
         **_SETTLED,
     ),
-    Route("POST", "/v1/claims/fail", OPS["fail"], "Record a failure", models.FailRequest, **_SETTLED),
-    Route("POST", "/v1/claims/release", OPS["release"], "Free a key", models.ReleaseRequest, **_SETTLED),
-    Route(
+    HttpRoute("POST", "/v1/claims/fail", OPS["fail"], "Record a failure", models.FailRequest, **_SETTLED),
+    HttpRoute("POST", "/v1/claims/release", OPS["release"], "Free a key", models.ReleaseRequest, **_SETTLED),
+    HttpRoute(
         "POST",
         "/v1/claims/renew",
         OPS["renew"],
@@ -99,7 +99,7 @@ ROUTES: tuple[Route, ...] = (
         ((200, models.RenewAnswer),),
         (problems.CLAIM_LOST,),
     ),
-    Route(
+    HttpRoute(
         "POST",
         "/v1/tokens",
         OPS["issue"],
@@ -107,7 +107,7 @@ ROUTES: tuple[Route, ...] = (
         models.IssueRequest,
         ((201, models.TokenAnswer),),
     ),
-    Route(
+    HttpRoute(
         "POST",
         "/v1/tokens/consume",
         OPS["consume"],
@@ -117,7 +117,7 @@ ROUTES: tuple[Route, ...] = (
         (*_JUDGED, problems.TOKEN_USED, problems.UNKNOWN_TOKEN),
         models.ConsumeProblem,
     ),
-    Route(
+    HttpRoute(
         "POST",
         "/v1/tokens/redeem",
         OPS["redeem"],
@@ -126,7 +126,7 @@ ROUTES: tuple[Route, ...] = (
         problems=(*_JUDGED, problems.UNKNOWN_TOKEN),
         **_CLAIM,
     ),
-    Route(
+    HttpRoute(
         "POST",
         "/v1/batch",
         batch,
@@ -134,7 +134,7 @@ ROUTES: tuple[Route, ...] = (
         models.Items,
         ((200, list[models.BatchAnswer]),),
     ),
-    Route(
+    HttpRoute(
         "GET",
         "/v1/records",
         verbs.inspect,
@@ -143,7 +143,7 @@ ROUTES: tuple[Route, ...] = (
         ((200, models.RecordAnswer),),
         (problems.NO_RECORD, problems.FOREIGN),
     ),
-    Route(
+    HttpRoute(
         "DELETE",
         "/v1/records",
         verbs.forget,
@@ -152,8 +152,8 @@ ROUTES: tuple[Route, ...] = (
         ((200, models.ForgetAnswer),),
         (problems.FOREIGN,),
     ),
-    Route("GET", "/healthz", health, "Is the process alive", None, ((200, models.HealthAnswer),)),
-    Route(
+    HttpRoute("GET", "/healthz", health, "Is the process alive", None, ((200, models.HealthAnswer),)),
+    HttpRoute(
         "GET",
         "/readyz",
         ready,
@@ -161,10 +161,10 @@ ROUTES: tuple[Route, ...] = (
         None,
         ((200, models.ReadyAnswer), (503, models.ReadyAnswer)),
     ),
-    Route("GET", "/metrics", metrics, "Metrics", None, ((200, None),), (problems.NOT_FOUND,)),
-    Route("GET", "/openapi.json", document, "This document", None, ((200, dict[str, Any]),)),
+    HttpRoute("GET", "/metrics", metrics, "Metrics", None, ((200, None),), (problems.NOT_FOUND,)),
+    HttpRoute("GET", "/openapi.json", document, "This document", None, ((200, dict[str, Any]),)),
     *(
-        Route("GET", problem.type, partial(about, problem), problem.title, None, ((200, None),))
+        HttpRoute("GET", problem.type, partial(about, problem), problem.title, None, ((200, None),))
         for problem in problems.PROBLEMS
     ),
 )

@@ -63,7 +63,7 @@ class Client(Protocol):
         ...
 
 
-class Answer:
+class HttpAnswer:
     """What a client is told: a status and JSON.
 
     Args:
@@ -88,7 +88,7 @@ class Answer:
         return self.facts if type(self.facts) is bytes else orjson.dumps(self.facts)
 
 
-class Page(Answer):
+class RawAnswer(HttpAnswer):
     """An answer that is no JSON object made here: ready bytes."""
 
     __slots__ = ("kind",)
@@ -101,7 +101,7 @@ class Page(Answer):
 # Claims
 
 
-async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client) -> Answer:
+async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client) -> HttpAnswer:
     """`POST /v1/claims`. The main path."""
     dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
     if ask.wait:
@@ -120,16 +120,16 @@ async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
 
-def claim_op(dedup: Dedup, ask: models.ClaimRequest, kind: type[ClaimOp] = ClaimOp) -> ClaimOp:
-    """Return the operation, of this kind, of a claim that does not wait."""
+def claim_op(dedup: Dedup, ask: models.ClaimRequest) -> ClaimOp:
+    """Return the operation of a claim that does not wait."""
     mark = None if ask.fingerprint is None else _mark(ask.fingerprint)
     owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
     plain = ask.lease is None and ask.ttl is None
     terms = dedup.claim_terms if plain else dedup.terms_ms(ask.lease, ask.ttl)
-    return kind(dedup.claim_wire(ask.key.encode()), terms, owner, mark)
+    return ClaimOp(dedup.claim_wire(ask.key.encode()), terms, owner, mark)
 
 
-async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Client) -> Answer:
+async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Client) -> HttpAnswer:
     """`POST /v1/tokens/redeem`."""
     dedup = namespaces.dedup(ask.namespace)
     if ask.wait:
@@ -146,7 +146,7 @@ async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Clie
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
 
-def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdict) -> Answer:
+def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdict) -> HttpAnswer:
     """Return a verdict as the claimant is told it."""
     outcome = verdict.outcome
     facts: dict[str, Any] = {
@@ -161,11 +161,11 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
         "degraded": verdict.degraded,
     }
     if outcome is _ACQUIRED:
-        return Answer(201, facts, None, () if named else ((dedup, wire, owner),))
+        return HttpAnswer(201, facts, None, () if named else ((dedup, wire, owner),))
     if outcome is _SUCCEEDED or outcome is _FAILED:
-        return Answer(200, facts)
+        return HttpAnswer(200, facts)
     known = problems.OF_OUTCOME[outcome]
-    return Answer(known.status, known.facts(**facts), facts["retry_after"])
+    return HttpAnswer(known.status, known.facts(**facts), facts["retry_after"])
 
 
 def _mark(value: Any) -> bytes:
@@ -182,7 +182,7 @@ async def _wait(call: Awaitable[Claim]) -> Claim:
     return await call
 
 
-def _waited(dedup: Dedup, answer: Claim, named: bool) -> Answer:
+def _waited(dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
     return claimed(dedup, *answer.hold, named, answer.verdict)
 
 
@@ -192,13 +192,13 @@ _BUSY = (
 )
 
 
-def told(dedup: Dedup, op: ClaimOp, verdict: Verdict) -> Answer:
+def told(dedup: Dedup, op: ClaimOp, verdict: Verdict) -> HttpAnswer:
     """As `claimed`, for a drawn owner that acquired nothing; in a storm most hear that another is at work."""
     if verdict.outcome is not _IN_PROGRESS:
         return claimed(dedup, op.wire, op.owner, False, verdict)
     truth = b"true" if verdict.degraded else b"false"
     text = _BUSY % (hexlify(op.owner[1:]), verdict.fence, verdict.attempt, verdict.left_ms, truth)
-    return Answer(409, text, verdict.left_ms)
+    return HttpAnswer(409, text, verdict.left_ms)
 
 
 _TAIL = b'","fence":%d,"attempt":%d,"lease":%d,"result":null,"error":null,"retry_after":null,"degraded":%b}'
@@ -235,32 +235,32 @@ def acquired_tail(verdict: Verdict) -> bytes:
 # Settling
 
 
-async def complete(namespaces: Namespaces, ask: models.CompleteRequest, client: Client) -> Answer:
+async def complete(namespaces: Namespaces, ask: models.CompleteRequest, client: Client) -> HttpAnswer:
     """`POST /v1/claims/complete`."""
     return await _settle(namespaces, ask, True, ask.result, ask.ttl)
 
 
-async def fail(namespaces: Namespaces, ask: models.FailRequest, client: Client) -> Answer:
+async def fail(namespaces: Namespaces, ask: models.FailRequest, client: Client) -> HttpAnswer:
     """`POST /v1/claims/fail`."""
     return await _settle(namespaces, ask, False, ask.error, ask.ttl)
 
 
 async def _settle(
     namespaces: Namespaces, ask: models.HolderRequest, succeeded: bool, value: Any, ttl: int | None
-) -> Answer:
+) -> HttpAnswer:
     dedup, wire, owner = _held(namespaces, ask)
     payload = _payload(value)
     op = settling(dedup, wire, owner, fence=ask.fence, succeeded=succeeded, ttl=ttl, payload=payload)
     return await _changed(dedup, op, {})
 
 
-async def release(namespaces: Namespaces, ask: models.ReleaseRequest, client: Client) -> Answer:
+async def release(namespaces: Namespaces, ask: models.ReleaseRequest, client: Client) -> HttpAnswer:
     """`POST /v1/claims/release`."""
     dedup, wire, owner = _held(namespaces, ask)
     return await _changed(dedup, releasing(wire, owner, ask.fence), {})
 
 
-async def renew(namespaces: Namespaces, ask: models.RenewRequest, client: Client) -> Answer:
+async def renew(namespaces: Namespaces, ask: models.RenewRequest, client: Client) -> HttpAnswer:
     """`POST /v1/claims/renew`."""
     dedup, wire, owner = _held(namespaces, ask)
     op = renewing(dedup, wire, owner, ask.fence, ask.lease)
@@ -272,9 +272,9 @@ def _held(namespaces: Namespaces, ask: models.HolderRequest) -> tuple[Dedup, byt
     return dedup, *held(dedup, ask.key, ask.owner, token=ask.token)
 
 
-async def _changed(dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp, facts: dict[str, Any]) -> Answer:
+async def _changed(dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp, facts: dict[str, Any]) -> HttpAnswer:
     await dedup.change(op)
-    return Answer(200, facts)
+    return HttpAnswer(200, facts)
 
 
 def _payload(value: Any) -> bytes:
@@ -290,15 +290,15 @@ def _payload(value: Any) -> bytes:
 # Tokens
 
 
-async def issue(namespaces: Namespaces, ask: models.IssueRequest, client: Client) -> Answer:
+async def issue(namespaces: Namespaces, ask: models.IssueRequest, client: Client) -> HttpAnswer:
     """`POST /v1/tokens`."""
     dedup = namespaces.dedup(ask.namespace)
     token = await dedup.tokens.issue(ask.subject, seconds(ask.ttl))
     ttl = round(dedup.settings.token_ttl * 1000) if ask.ttl is None else ask.ttl
-    return Answer(201, {"token": token, "ttl": ttl})
+    return HttpAnswer(201, {"token": token, "ttl": ttl})
 
 
-async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Client) -> Answer:
+async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Client) -> HttpAnswer:
     """`POST /v1/tokens/consume`."""
     dedup = namespaces.dedup(ask.namespace)
     op = _token_op(dedup, ask, Mode.CONSUME, None, None)
@@ -306,10 +306,10 @@ async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Cl
     outcome = verdict.outcome
     facts: dict[str, Any] = {"outcome": outcome._value_, "degraded": verdict.degraded}
     if outcome is _ACQUIRED:
-        return Answer(200, facts)
+        return HttpAnswer(200, facts)
     known = problems.OF_OUTCOME.get(outcome, problems.TOKEN_USED)
     left = verdict.left_ms if outcome is _IN_PROGRESS else None
-    return Answer(known.status, known.facts(**facts, retry_after=left), left)
+    return HttpAnswer(known.status, known.facts(**facts, retry_after=left), left)
 
 
 def _token_op(
@@ -323,10 +323,10 @@ def _token_op(
 # What every answer may need
 
 
-def problem(fault: Exception) -> Answer:
+def problem(fault: Exception) -> HttpAnswer:
     """Return what the client is told of an exception."""
     facts, retry_ms = problem_of(fault)
-    answer = Answer(facts["status"], facts, retry_ms)
+    answer = HttpAnswer(facts["status"], facts, retry_ms)
     if isinstance(fault, RequestProblem):
         answer.headers = fault.headers
     return answer
@@ -338,14 +338,14 @@ def count_failure(counters: Counters, dedup: Dedup, fault: Exception, since: flo
     counters.claimed(dedup, outcome, since)
 
 
-Handler = Callable[[Namespaces, Any, Client], Awaitable[Answer]]
+Handler = Callable[[Namespaces, Any, Client], Awaitable[HttpAnswer]]
 """Answers one kind of request."""
 
 
 def counted(verb: str, handler: Handler) -> Handler:
     """Return a handler that counts what it answers."""
 
-    async def count(namespaces: Namespaces, ask: Any, client: Client) -> Answer:
+    async def count(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
         since = perf_counter()
         dedup = namespaces.dedup(ask.namespace)
         try:
@@ -371,14 +371,14 @@ OPS: dict[str, Handler] = {
 # Administration
 
 
-async def inspect(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> Answer:
+async def inspect(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> HttpAnswer:
     """`GET /v1/records`."""
     record = await namespaces.dedup(ask.namespace).get(ask.key)
     if record is None:
         raise RequestProblem(problems.NO_RECORD)
-    return Answer(200, record_facts(record))
+    return HttpAnswer(200, record_facts(record))
 
 
-async def forget(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> Answer:
+async def forget(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> HttpAnswer:
     """`DELETE /v1/records`."""
-    return Answer(200, {"forgotten": await namespaces.dedup(ask.namespace).forget(ask.key)})
+    return HttpAnswer(200, {"forgotten": await namespaces.dedup(ask.namespace).forget(ask.key)})

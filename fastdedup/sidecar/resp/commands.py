@@ -21,9 +21,9 @@ from ...protocol.operations import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdic
 from ...protocol.owners import draw_owner, owner_text
 from ..verbs import Asked, held, record_facts, releasing, renewing, seconds, settling
 from . import store_commands as store_verbs
-from .connection import Command, Place, RespConnection, Slot, error_reply
+from .connection import Command, ReplyPlace, RespConnection, Slot, error_reply
 from .frames import bulk, encode, error
-from .options import Options, number_of, read_options, text_of
+from .options import CommandOptions, number_of, read_options, text_of
 
 _ACQUIRED = Outcome.ACQUIRED
 _OK = b"+OK\r\n"
@@ -119,7 +119,7 @@ def _verdict_reply2(verdict: Verdict, owner: bytes) -> bytes:
 # Claims
 
 
-def claim(connection: RespConnection, command: list[bytes]) -> bytes | Place:
+def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlace:
     """`FD.CLAIM key [NS n] [FP hex] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`. The main path."""
     if len(command) == 2:
         dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False
@@ -144,7 +144,9 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | Place:
     return claiming
 
 
-async def _claim_slowly(connection: RespConnection, dedup: Dedup, key: bytes, options: Options) -> bytes:
+async def _claim_slowly(
+    connection: RespConnection, dedup: Dedup, key: bytes, options: CommandOptions
+) -> bytes:
     """With an owner of the client's, or waiting."""
     answer = await dedup.claim(
         text_of("the key", key),
@@ -217,7 +219,9 @@ def renew(connection: RespConnection, command: list[bytes]) -> Slot:
     return connection.spawn(_change(connection, dedup, op), dedup, "renew")
 
 
-def _held(connection: RespConnection, command: list[bytes], options: Options) -> tuple[Dedup, bytes, bytes]:
+def _held(
+    connection: RespConnection, command: list[bytes], options: CommandOptions
+) -> tuple[Dedup, bytes, bytes]:
     """Return the gate, the store key and the owner field of what a client says it holds."""
     dedup = connection.namespaces.dedup(options.ns)
     key, owner = text_of("the key", command[1]), text_of("the owner", command[2])

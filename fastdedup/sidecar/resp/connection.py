@@ -26,7 +26,7 @@ Key = tuple[Dedup, bytes, bytes]
 _SHUTTING_DOWN = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
 
 
-class Place(Protocol):
+class ReplyPlace(Protocol):
     """A command's place in the order of replies."""
 
     reply: bytes | None
@@ -42,7 +42,7 @@ class Slot:
         self.reply = reply
 
 
-Command = Callable[["RespConnection", list[bytes]], bytes | Place]
+Command = Callable[["RespConnection", list[bytes]], bytes | ReplyPlace]
 """Takes the connection and the command's parts; returns the reply, or the place that gets it later."""
 
 
@@ -71,7 +71,7 @@ class RespConnection(asyncio.Protocol):
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
         # Mutable: replies still to come, in order; work under way, and what of it has not begun; claims to
         # free when the client goes.
-        self._slots: deque[Place] = deque()
+        self._slots: deque[ReplyPlace] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unbegun: set[Coroutine[Any, Any, bytes]] = set()
         self.ephemeral: set[Key] = set()
@@ -162,18 +162,14 @@ class RespConnection(asyncio.Protocol):
 
     # The commands' calls
 
-    def answer(self, slot: Place, reply: bytes) -> None:
+    def answer(self, slot: ReplyPlace, reply: bytes) -> None:
         """Give a command its reply. Those of one turn of the loop go out as one write."""
         slot.reply = reply
         slots = self._slots
         if self._flushing or not slots or slots[0] is not slot:
             return
         if len(slots) == 1:
-            if self._reading and not self._draining and not self.gone:
-                slots.popleft()  # as `_flush` does, for the client that waits for each reply
-                self._transport.write(reply)
-            else:
-                self._flush()
+            self._flush()
         else:
             self._flushing = True
             self.loop.call_soon(self._flush)
@@ -202,7 +198,7 @@ class RespConnection(asyncio.Protocol):
             work.close()
 
     async def _answer_with(
-        self, slot: Place, work: Coroutine[Any, Any, bytes], dedup: Dedup, verb: str
+        self, slot: ReplyPlace, work: Coroutine[Any, Any, bytes], dedup: Dedup, verb: str
     ) -> None:
         since = self.at
         self._unbegun.discard(work)
@@ -214,7 +210,7 @@ class RespConnection(asyncio.Protocol):
         self.answer(slot, reply)
 
     def _run(self, command: list[bytes]) -> None:
-        answer: bytes | Place
+        answer: bytes | ReplyPlace
         handler = self._commands.get(command[0]) or self._commands.get(command[0].upper())
         try:
             if self._draining:

@@ -10,7 +10,7 @@ _FLAGS = {"EPHEMERAL", "TOKEN"}
 _MAX_MS = 10 * 365 * 86_400_000
 
 
-class Options:
+class CommandOptions:
     """What was given; None or False where it was not. Times in ms."""
 
     __slots__ = ("ephemeral", "fence", "fp", "lease", "ns", "owner", "subject", "token", "ttl", "wait")
@@ -28,13 +28,13 @@ class Options:
         self.token = False
 
 
-def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> Options:
+def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> CommandOptions:
     """Read the options from `command[start:]`.
 
     Raises:
         ConfigError: an option that is unknown, not allowed here, given twice, without value, or of a wrong kind.
     """
-    options = Options()
+    options = CommandOptions()
     seen: set[str] = set()
     at = start
     while at < len(command):

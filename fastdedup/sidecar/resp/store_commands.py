@@ -161,8 +161,6 @@ def dedups_of(namespaces: Namespaces, ops: Sequence[Op]) -> list[Dedup]:
         ConfigError: a key that no gate makes, or a namespace too many.
     """
     dedup, heads = dedup_of(namespaces, ops[0].wire)
-    if all(op.wire.startswith(heads) for op in ops):  # nearly always
-        return [dedup] * len(ops)
     dedups: list[Dedup] = []
     for op in ops:
         if not op.wire.startswith(heads):
@@ -199,7 +197,7 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
     return connection.spawn(work(), connection.namespaces.root, "listen")
 
 
-class Listener(Protocol):
+class Subscriber(Protocol):
     """A connection, as far as news of it are concerned."""
 
     loop: asyncio.AbstractEventLoop
@@ -214,7 +212,7 @@ class Ear:
 
     __slots__ = ("_connection", "_missed")
 
-    def __init__(self, connection: Listener) -> None:
+    def __init__(self, connection: Subscriber) -> None:
         self._connection = connection
         # Mutable: the look that is due at whether the client reads again.
         self._missed: Any = None

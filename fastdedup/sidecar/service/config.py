@@ -94,13 +94,13 @@ Uid = Annotated[int, BeforeValidator(_user), Field(ge=0)]
 Gid = Annotated[int, BeforeValidator(_group), Field(ge=0)]
 
 
-class Table(BaseModel):
+class ConfigTable(BaseModel):
     """A table of the file: a key that it does not know is a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Policy(Table):
+class PolicyTable(ConfigTable):
     """`"reject"`, `"local"`, or `{ policy = "local", maxsize = 10000 }`."""
 
     policy: Literal["reject", "local"] = "reject"
@@ -108,7 +108,7 @@ class Policy(Table):
     max_bytes: Count | None = None
 
     @model_validator(mode="after")
-    def _sizes_are_for_local(self) -> Policy:
+    def _sizes_are_for_local(self) -> PolicyTable:
         if self.policy == "reject" and self.sizes():
             raise ValueError(f"{' and '.join(self.sizes())}: only the policy 'local' keeps records")
         return self
@@ -131,10 +131,10 @@ def _spelled_out(value: Any) -> Any:
     return {"policy": value} if isinstance(value, str) else value
 
 
-AnyPolicy = Annotated[Policy, BeforeValidator(_spelled_out)]
+AnyPolicy = Annotated[PolicyTable, BeforeValidator(_spelled_out)]
 
 
-class Namespace(Table):
+class Namespace(ConfigTable):
     """What a namespace may have of its own; what it does not say is the default namespace's."""
 
     lease: Seconds | None = None
@@ -155,7 +155,7 @@ class Namespace(Table):
 
 _BOUNDS: dict[str, Any] = {"int": Count, "float": Seconds}
 _LIMITS: dict[str, Any] = {each.name: (_BOUNDS[str(each.type)], each.default) for each in fields(Limits)}
-LimitsTable: Any = create_model("LimitsTable", __base__=Table, **_LIMITS)
+LimitsTable: Any = create_model("LimitsTable", __base__=ConfigTable, **_LIMITS)
 """`[limits]`: the fields of `Limits`, each checked."""
 
 
@@ -190,7 +190,7 @@ class Config(BaseSettings):
     failure_ttl: Seconds = 3_600.0
     token_ttl: Seconds = 300.0
     max_result: Count = 256 * 1024
-    on_unavailable: AnyPolicy = Policy()
+    on_unavailable: AnyPolicy = PolicyTable()
 
     @model_validator(mode="after")
     def _store_fits(self) -> Config:
