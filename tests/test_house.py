@@ -1,0 +1,214 @@
+"""The house: which floor each module lives on, and that imports run down. Every import counts.
+
+An import inside a function counts, and one under `TYPE_CHECKING` as well: a circle that they hide is still a circle
+for the reader. To add a folder, give it a floor in `FLOORS`.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# From the roof to the cellar. A module belongs to the longest name that fits it; names on one floor do not import
+# each other, modules of one name may.
+FLOORS = (
+    ("__main__",),
+    ("cli",),
+    ("demo", "bench"),
+    ("sidecar.service", "integrations"),
+    ("sidecar.http", "sidecar.resp"),
+    ("sidecar",),
+    ("web", "sync"),
+    ("",),  # the package itself: the public names
+    ("gateway",),
+    ("tokens", "machine", "lock", "once"),
+    ("claims",),
+    ("claim",),
+    ("answer",),
+    ("gate",),
+    ("compiled",),
+    ("engine", "fallback"),
+    ("stores",),
+    ("stores.sidecar",),
+    ("stores.redis", "stores.memory"),
+    ("stores.base",),
+    ("protocol",),
+    ("keys",),
+    ("checks", "codec"),
+    ("model", "events", "forking", "tasks"),
+    ("errors",),
+)
+
+# What the core still has to give up. These lists only shrink.
+CIRCLES: list[set[str]] = [
+    {"answer", "claim", "claims.call", "claims.waiting"}
+    | {"gate.connection", "gate.namespace", "gate.recent", "gate.renewal"},
+    {"gateway", "once"},
+]
+CLIMBS = {
+    ("answer", "claims.call"),
+    ("gate.namespace", "claim"),
+    ("gate.namespace", "claims.call"),
+    ("gate.namespace", "claims.waiting"),
+    ("gate.recent", "claim"),
+    ("gate.recent", "claims.call"),
+    ("gate.renewal", "claim"),
+    ("once", "gateway"),
+}
+
+# Who besides `stores/redis/` may import Redis's drivers.
+DRIVERS = {"redis", "hiredis"}
+DRIVER_USERS = {
+    "stores.sidecar.store": "the sidecar answers in the Redis protocol, which hiredis reads",
+    "sidecar.client": "the command line asks a running sidecar, as any Redis client would",
+    "demo.wires": "the demo shows that an ordinary Redis client can speak to the sidecar",
+    "bench.contestants": "redis-py's SET NX PX is the row that fastdedup is compared with",
+    "bench.rounds": "a contestant's own errors are caught and shown",
+}
+
+# Class names that are defined more than once by design.
+MIRRORS = {
+    "Dedup": {"gateway", "sync.gateway"},
+    "Claim": {"claim", "sync.claim"},
+    "Lock": {"lock", "sync.lock"},
+    "LockCall": {"lock", "sync.lock"},
+    "Tokens": {"tokens", "sync.tokens"},
+    "StateMachine": {"machine", "sync.machine"},
+    "IdempotencyMiddleware": {"integrations.asgi", "integrations.wsgi", "integrations.django.middleware"},
+}
+
+
+@cache
+def sources() -> dict[str, ast.Module]:
+    """Every module of the package, by its name without `fastdedup.`."""
+    package = ROOT / "fastdedup"
+    return {name_of(path.relative_to(package)): ast.parse(path.read_text()) for path in package.rglob("*.py")}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.with_suffix("").parts).removesuffix("__init__").removesuffix(".")
+
+
+def imported(module: str, tree: ast.Module, modules: Iterable[str]) -> Iterator[str]:
+    """Yield the full name of every module that a module imports, of the package and of others."""
+    is_package = any(other.startswith(f"{module}.") for other in modules) or not module
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = origin(module, node, is_package)
+            for alias in node.names:
+                inner = f"{base}.{alias.name}"
+                yield inner if inner.removeprefix("fastdedup.") in modules else base
+
+
+def origin(module: str, node: ast.ImportFrom, is_package: bool) -> str:
+    """Return the module that `from ... import` names, as a full name."""
+    if not node.level:
+        return node.module or ""
+    parts = ["fastdedup", *filter(None, module.split("."))]
+    parts = parts[: len(parts) - node.level + is_package]
+    return ".".join([*parts, *filter(None, [node.module])])
+
+
+@cache
+def graph() -> dict[str, frozenset[str]]:
+    """Each module, and the modules of the package that it imports."""
+    modules = sources().keys()
+    found = {}
+    for module, tree in sources().items():
+        names = {name for name in imported(module, tree, modules) if name.partition(".")[0] == "fastdedup"}
+        found[module] = frozenset(name.removeprefix("fastdedup").removeprefix(".") for name in names) - {
+            module
+        }
+    return found
+
+
+def floor_of(module: str) -> tuple[int, str]:
+    """Return the floor of a module, counted from the roof, and the name that it lives under there."""
+    fits = [
+        (len(name), floor, name)
+        for floor, names in enumerate(FLOORS)
+        for name in names
+        if module == name or (name and module.startswith(f"{name}."))
+    ]
+    assert fits, f"{module} has no floor: add it to FLOORS"
+    return max(fits)[1:]
+
+
+def circles(edges: dict[str, frozenset[str]]) -> Iterator[list[str]]:
+    """Yield circles, each time without the modules of those before."""
+    left = dict(edges)
+    while True:
+        try:
+            TopologicalSorter(left).prepare()
+            return
+        except CycleError as error:
+            circle = error.args[1]
+            yield circle
+            left = {module: names - set(circle) for module, names in left.items() if module not in circle}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    allowed = {frozenset((one, other)) for circle in CIRCLES for one in circle for other in circle}
+    kept = {
+        module: frozenset(name for name in names if frozenset((module, name)) not in allowed)
+        for module, names in graph().items()
+    }
+    assert not [" -> ".join(circle) for circle in circles(kept)]
+
+
+def test_imports_run_down_the_floors() -> None:
+    climbs = []
+    for module, names in graph().items():
+        floor, under = floor_of(module)
+        for name in names:
+            below, other = floor_of(name)
+            if below < floor or (below == floor and other != under):
+                climbs.append((module, name))
+    assert not set(climbs) - CLIMBS
+
+
+def test_every_floor_is_lived_on() -> None:
+    lived_on = {floor_of(module)[1] for module in sources()}
+    assert not {name for names in FLOORS for name in names} - lived_on
+
+
+@pytest.mark.parametrize("driver", sorted(DRIVERS))
+def test_only_the_redis_store_imports_a_driver(driver: str) -> None:
+    modules = sources().keys()
+    users = {
+        module
+        for module, tree in sources().items()
+        if any(name.partition(".")[0] == driver for name in imported(module, tree, modules))
+    }
+    assert not {user for user in users if not user.startswith("stores.redis")} - DRIVER_USERS.keys()
+
+
+def test_every_class_name_is_defined_once() -> None:
+    homes: defaultdict[str, set[str]] = defaultdict(set)
+    for module, tree in sources().items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].add(module)
+    assert {name: where for name, where in homes.items() if len(where) > 1} == MIRRORS
+
+
+def test_the_checks_see_what_they_shall_see() -> None:
+    """Each kind of import is found, and a circle as well."""
+    text = "import redis.asyncio\ndef f():\n    from ..sidecar import verbs\nif T:\n    from .loop import current\n"
+    modules = {"sync", "sync.loop", "sync.gateway", "sidecar", "sidecar.verbs"}
+    found = set(imported("sync.gateway", ast.parse(text), modules))
+    assert found == {"redis.asyncio", "fastdedup.sidecar.verbs", "fastdedup.sync.loop"}
+    assert list(imported("sync", ast.parse("from .loop import run"), modules)) == ["fastdedup.sync.loop"]
+    assert [*map(set, circles({"a": frozenset("b"), "b": frozenset("ca"), "c": frozenset()}))] == [{"a", "b"}]
+    with pytest.raises(AssertionError, match="has no floor"):
+        floor_of("utils")
