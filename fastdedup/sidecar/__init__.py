@@ -1,1 +1,1 @@
-"""The sidecar: the gate on a Unix socket, for every language on the host. `server.py` is its life."""
+"""The sidecar: fastdedup on a Unix socket, for every language on the host. `service/run.py` starts and stops it."""

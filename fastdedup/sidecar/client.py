@@ -1,4 +1,4 @@
-"""What the command line asks a running sidecar: its figures by HTTP, records by RESP."""
+"""Functions that ask a running sidecar for the command line: metrics over HTTP, records over RESP."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _TIMEOUT = 5.0
 
 
 class UnixConnection(http.client.HTTPConnection):
-    """HTTP to a Unix socket."""
+    """An HTTP connection to a Unix socket."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("localhost", timeout=_TIMEOUT)
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket, not to a host (http.client calls this)."""
+        """Connect to the socket instead of a host (http.client calls this)."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
 
 
 def fetch(path: Path, address: str) -> tuple[int, bytes]:
-    """GET an address of the sidecar at `path`; return the status and the body.
+    """Send a GET request to the sidecar at `path`; return the status and the body.
 
     Raises:
-        UnavailableError: no sidecar answers there.
+        UnavailableError: no sidecar answers at `path`.
     """
     connection = UnixConnection(path)
     try:
@@ -52,7 +52,7 @@ def fetch(path: Path, address: str) -> tuple[int, bytes]:
 
 
 def get_record(path: Path, key: str, namespace: str | None) -> Record | None:
-    """Return the record of a key, as the sidecar at `path` sees it. Raises as `fetch`."""
+    """Return the record of a key from the sidecar at `path`. Raises what `fetch` raises."""
     answer = _ask(path, "FD.GET", key, namespace)
     if answer is None:
         return None
@@ -65,7 +65,7 @@ def get_record(path: Path, key: str, namespace: str | None) -> Record | None:
 
 
 def forget_record(path: Path, key: str, namespace: str | None) -> bool:
-    """Remove the record of a key; False where there was none. Raises as `fetch`."""
+    """Remove the record of a key; return False where the key had no record. Raises what `fetch` raises."""
     return bool(_ask(path, "FD.FORGET", key, namespace))
 
 
@@ -93,4 +93,4 @@ def _client(path: Path) -> Iterator[redis.Redis]:
 
 
 def _nobody(path: Path, error: Exception) -> UnavailableError:
-    return UnavailableError(f"no sidecar answers at {path}: {error}")
+    return UnavailableError(f"no sidecar answers at {path} ({error}): start one with `fastdedup serve`")

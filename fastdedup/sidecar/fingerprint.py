@@ -1,4 +1,4 @@
-"""Reads the fingerprints that clients of both wires send."""
+"""Reads the fingerprints that clients send, over HTTP and over RESP."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from ..errors import ConfigError
 
 
 def fingerprint_of(data: bytes) -> bytes:
-    """Read a fingerprint: 32 hexadecimal digits.
+    """Return the 16 bytes of a fingerprint that is written as 32 hexadecimal digits.
 
     Raises:
-        ConfigError: none.
+        ConfigError: it is not written so.
     """
     try:
         mark = bytes.fromhex(data.decode("ascii"))
@@ -17,6 +17,6 @@ def fingerprint_of(data: bytes) -> bytes:
         mark = b""
     if len(mark) != 16 or len(data) != 32:
         raise ConfigError(
-            f"FP is 32 hexadecimal digits, 16 bytes, not {data[:32].decode(errors='replace')!r}"
+            f"FP must be 32 hexadecimal digits (16 bytes), got {data[:32].decode(errors='replace')!r}"
         )
     return mark

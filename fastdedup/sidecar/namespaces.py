@@ -14,14 +14,14 @@ from .limits import Limits
 
 
 class RawCodec:
-    """Results as the bytes that a client sent: the sidecar looks into none of them."""
+    """Keeps results as the bytes that a client sent: the sidecar does not read them."""
 
     def dumps(self, value: bytes) -> bytes:
-        """Keep."""
+        """Return the bytes as they are."""
         return value
 
     def loads(self, data: bytes) -> bytes:
-        """Keep."""
+        """Return the bytes as they are."""
         return data
 
 
@@ -48,17 +48,17 @@ class Namespaces:
         self.counters = counters or Counters()
         # Mutable: renders `GET /metrics`, or None; the service sets it, as Prometheus' format is its concern.
         self.render_metrics: Callable[[], bytes] | None = None
-        # Mutable: by name as text and as it stands on the wire.
+        # Mutable: the `Dedup`s, by the namespace's name as text and as UTF-8.
         self._dedups: dict[str | bytes, Dedup] = {}
         for name, changes in (settings or {}).items():
             self._add(name, replace(root.settings, namespace=name, **changes))
         self._configured = len(self._dedups)
 
     def dedup(self, name: str | bytes | None) -> Dedup:
-        """Return the gate of a namespace; the default one for None.
+        """Return the `Dedup` of a namespace; None stands for the default namespace.
 
         Raises:
-            ConfigError: no name for a namespace, or one too many.
+            ConfigError: the name cannot be a namespace's, or clients have named too many namespaces.
         """
         if name is None:
             return self.root
@@ -66,7 +66,7 @@ class Namespaces:
         return dedup if dedup is not None else self._new(name)
 
     def dedups(self) -> list[Dedup]:
-        """Return every gate there is."""
+        """Return the `Dedup` of every namespace."""
         return [self.root, *{id(dedup): dedup for dedup in self._dedups.values()}.values()]
 
     def _new(self, name: str | bytes) -> Dedup:
@@ -76,7 +76,9 @@ class Namespaces:
         if text in self._dedups:
             return self._dedups[text]
         if len(self._dedups) - self._configured >= 2 * self.limits.namespaces:
-            raise ConfigError(f"more than {self.limits.namespaces} namespaces; configure those that you need")
+            raise ConfigError(
+                f"clients have named more than {self.limits.namespaces} namespaces: configure those that you need"
+            )
         return self._add(text, replace(self.root.settings, namespace=text))
 
     def _add(self, name: str, settings: Settings) -> Dedup:

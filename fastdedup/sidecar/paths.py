@@ -1,4 +1,4 @@
-"""Where the sidecar's socket is when nobody says: for the server and its clients alike."""
+"""The default path of the sidecar's socket, for the server and for its clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _NAME = "fastdedup.sock"
 
 
 def default_socket() -> Path:
-    """Return systemd's runtime directory for the service, else the user's, else a private one in the temp folder."""
+    """Return the socket's path in systemd's runtime directory of the service, else in the user's, else in a private
+    directory in the folder for temporary files.
+    """
     service = os.environ.get("RUNTIME_DIRECTORY", "").partition(":")[0]
     if service:
         return Path(service) / _NAME
@@ -24,10 +26,10 @@ def default_socket() -> Path:
 
 
 def make_private(socket: Path) -> None:
-    """Make the default directory in the temp folder, where anybody could have put one of that name.
+    """Make the private directory in the folder for temporary files, where anybody may make one of the same name.
 
     Raises:
-        ConfigError: somebody did.
+        ConfigError: another user has made it, or others may write to it.
     """
     folder = socket.parent
     if folder != Path(tempfile.gettempdir()) / f"fastdedup-{os.getuid()}":
@@ -35,4 +37,4 @@ def make_private(socket: Path) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise ConfigError(f"{folder} is not a private directory of this user's: choose another --socket")
+        raise ConfigError(f"{folder} must be a private directory of this user: choose another --socket")

@@ -6,6 +6,6 @@ from urllib.parse import urlsplit
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL as it may be shown: no user, no password, no options."""
+    """Return a store's URL without user, password and options."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

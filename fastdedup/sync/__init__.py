@@ -1,8 +1,8 @@
-"""The gate for synchronous code (Django, Flask, Celery): the same names, the same outcomes, the same errors.
+"""fastdedup for synchronous code (Django, Flask, Celery): the same names, outcomes and errors as in `fastdedup`.
 
-`from fastdedup.sync import Dedup`, at module level: it opens when first used, in each process that uses it, so a
-server that forks its workers is fine. All threads may share it. Behind it stands the asyncio gate, in one
-background thread a process, so concurrent calls of many threads travel in the same batches.
+Make a `fastdedup.sync.Dedup` at module level. It opens when first used, in each process that uses it, so a server may
+fork its workers. All threads may share it. Each process has one background thread with the asyncio `Dedup`, so the
+calls of many threads share its batches.
 """
 
 from .claim import Claim

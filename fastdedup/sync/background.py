@@ -1,4 +1,4 @@
-"""Where a synchronous gate lives: in this process's background thread, since this process first used it."""
+"""The asyncio `Dedup` behind a synchronous one: each process opens its own, in its background thread."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ T = TypeVar("T")
 
 
 class BackgroundDedup:
-    """An asyncio gate and the thread that it is opened in, when first used."""
+    """An asyncio `Dedup`, and the thread that opens it when it is first used."""
 
     def __init__(self, thread: LoopThread, dedup: Dedup) -> None:
         self.dedup = dedup
         self._thread = thread
-        # Mutable, in the thread: is the gate open; the attempt to open it.
+        # Mutable, in the thread: is it open; the task that opens it.
         self._is_open = False
         self._opening: asyncio.Task[Dedup] | None = None
 
     @property
     def here(self) -> bool:
-        """False in a process that was forked since, and where the thread has died."""
+        """False in a process that was forked later, and where the thread has died."""
         return self._thread.alive
 
     def run(
         self, make: Callable[[], Awaitable[T]], seconds: float, discard: Callable[[T], None] | None = None
     ) -> T:
-        """Run in the thread with the gate open; arguments and errors as for `LoopThread.run`.
+        """Open it where it is not open, then do what `LoopThread.run` does.
 
         Raises:
             ConfigError: the store can never be used as it is set up.
@@ -41,7 +41,7 @@ class BackgroundDedup:
     async def arun(
         self, make: Callable[[], Awaitable[T]], seconds: float, discard: Callable[[T], None] | None = None
     ) -> T:
-        """Do as `run`, awaited in any event loop."""
+        """Do what `run` does, awaited in any event loop."""
         return await self._thread.arun(self._opened_first(make), seconds, discard)
 
     def _opened_first(self, make: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
@@ -55,7 +55,7 @@ class BackgroundDedup:
         return work
 
     def close(self, seconds: float) -> None:
-        """Answer what was accepted, then close the gate."""
+        """Answer what was accepted, then close it."""
         self._thread.run(self._close, seconds)
 
     async def _open(self) -> None:
@@ -64,7 +64,7 @@ class BackgroundDedup:
         if self._opening is None:
             self._opening = asyncio.ensure_future(self.dedup.open())
             self._opening.add_done_callback(self._opened)
-        await asyncio.shield(self._opening)  # of one who gives up, the others need it
+        await asyncio.shield(self._opening)  # not cancelled with one caller, as the others wait for it
 
     def _opened(self, task: asyncio.Task[Dedup]) -> None:
         self._opening = None
@@ -78,12 +78,12 @@ class BackgroundDedup:
 
 
 class PerProcess:
-    """Finds a gate its home in whichever process it is used.
+    """Makes the `BackgroundDedup` of each process.
 
     Args:
-        make: a new gate with the same settings.
-        reusable: False where that is not possible: its store is an object of one process.
-        seconds: that opening, an operation or closing takes at the most.
+        make: returns a new asyncio `Dedup` with the same settings.
+        reusable: False where `make` works in one process only, as the store is an object.
+        seconds: the longest that opening, an operation or closing takes.
     """
 
     def __init__(self, make: Callable[[], Dedup], *, reusable: bool, seconds: float) -> None:
@@ -91,15 +91,15 @@ class PerProcess:
         self.seconds = seconds
         self._make = make
         self._reusable = reusable
-        # Mutable: the home in this process, or in the one that forked it.
+        # Mutable: the one of this process, or of the process that forked it; was it closed.
         self._background: BackgroundDedup | None = None
         self._closed = False
 
     def background(self) -> BackgroundDedup:
-        """Return the home in this process.
+        """Return the one of this process.
 
         Raises:
-            UsageError: closed, or of another process.
+            UsageError: it is closed, or belongs to another process.
         """
         background = self._background
         if background is not None and background.here and not self._closed:
@@ -108,14 +108,14 @@ class PerProcess:
             return self._make_here()
 
     def close(self) -> None:
-        """Close it here, for good."""
+        """Close the one of this process, for good."""
         background, self._closed = self._background, True
         if background is not None and background.here:
             background.close(self.seconds)
 
     def _make_here(self) -> BackgroundDedup:
         if self._closed:
-            raise UsageError("this Dedup is closed; make a new one")
+            raise UsageError("this Dedup is closed: make a new one")
         former = self._background
         if former is not None and former.here:
             return former
@@ -130,16 +130,16 @@ class PerProcess:
 
 
 class Bound(Generic[T]):
-    """Something that a gate makes, made again for each home of that gate."""
+    """Something that is made of an asyncio `Dedup`, and made again in each process."""
 
     def __init__(self, per_process: PerProcess, make: Callable[[Dedup], T]) -> None:
         self.per_process = per_process
         self.make = make
-        # Mutable: what was made, and of which gate. At once, so that mistakes are told where they are.
+        # Mutable: what was made, and the `Dedup` it was made of. Made at once, so that mistakes show here.
         self._made = (per_process.template, make(per_process.template))
 
     def get(self) -> tuple[BackgroundDedup, T]:
-        """Return the home in this process, and what belongs there."""
+        """Return this process's `BackgroundDedup`, and what was made of it."""
         background = self.per_process.background()
         made = self._made
         if made[0] is not background.dedup:
@@ -148,5 +148,5 @@ class Bound(Generic[T]):
 
     @property
     def latest(self) -> T:
-        """What was made last, wherever."""
+        """What was made last, in any process."""
         return self._made[1]

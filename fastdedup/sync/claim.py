@@ -1,4 +1,4 @@
-"""Claims of synchronous code: the asyncio ones, driven from the caller's thread."""
+"""Claims for synchronous code: asyncio's claims, driven from the caller's thread."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Claim:
     `with dedup.claim(key) as claim:` settles on the way out: `complete(None)` if the body did not,
     `release()` on an exception. Any thread of the process may settle it.
 
-    With `renew=True` the lease is kept alive in the background, until settled or collected. Should it be
-    lost all the same, nothing can stop a body that is no coroutine: `lost` turns True, and leaving, or
-    `complete`, raises ClaimLostError. Look at `lost` before what cannot be undone, and hand on the `fence`.
+    With `renew=True` the lease is renewed in the background, until the claim is settled or collected. Where the lease
+    is lost all the same, nothing can stop the body: `lost` turns True, and leaving it, or `complete`, raises
+    ClaimLostError. Ask `lost` before a step that cannot be undone, and pass `fence` to what you write to.
     """
 
     __slots__ = ("__weakref__", "_background", "_claim", "_seconds")
@@ -32,7 +32,7 @@ class Claim:
     def __init__(self, background: BackgroundDedup, claim: AsyncClaim) -> None:
         self._background = background
         self._claim = claim
-        # Mutable: how long its lease is at the most, for which settling it is tried.
+        # Mutable: the longest lease that it had; settling is tried for so long.
         self._seconds = claim.lease or 0.0
 
     def __repr__(self) -> str:
@@ -40,7 +40,7 @@ class Claim:
 
     @property
     def asynchronous(self) -> AsyncClaim:
-        """The claim behind it, which belongs to the background thread."""
+        """The asyncio claim behind it, which belongs to the background thread."""
         return self._claim
 
     @property
@@ -50,7 +50,7 @@ class Claim:
 
     @property
     def acquired(self) -> bool:
-        """True for the one who shall do the work."""
+        """True for the caller who shall do the work."""
         return self._claim.acquired
 
     @property
@@ -60,12 +60,12 @@ class Claim:
 
     @property
     def owner(self) -> str:
-        """This claimant's own name. Whoever knows it can settle the claim."""
+        """The name of this claimant. Everybody who knows it can settle the claim."""
         return self._claim.owner
 
     @property
     def fence(self) -> int:
-        """Rises from owner to owner: hand it to what you write to (0: unknown)."""
+        """A number that rises from owner to owner: pass it to what you write to (0: unknown)."""
         return self._claim.fence
 
     @property
@@ -85,7 +85,7 @@ class Claim:
 
     @property
     def lease(self) -> float | None:
-        """Seconds that the lease had left when it was answered; None unless acquired."""
+        """Seconds that the lease had left when the claim was answered; None unless acquired."""
         return self._claim.lease
 
     @property
@@ -100,7 +100,7 @@ class Claim:
 
     @property
     def confirmed(self) -> bool:
-        """False where it was acquired and too few replicas had that in time (`replicas=`)."""
+        """False where the claim was acquired, but too few replicas confirmed it in time (`replicas=`)."""
         return self._claim.confirmed
 
     @property
@@ -109,7 +109,7 @@ class Claim:
         return self._claim.lost
 
     def complete(self, result: Any = None, ttl: float | None = None) -> None:
-        """Record success: every duplicate gets `result`. Blocks until the lease ends at the most."""
+        """Record success: every duplicate gets `result`. Blocks no longer than the lease."""
         self._run(lambda: self._claim.complete(result, ttl), self._seconds)
 
     def fail(self, error: Any = None, ttl: float | None = None) -> None:
@@ -123,21 +123,21 @@ class Claim:
     def settle_within(
         self, seconds: float, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]
     ) -> bool:
-        """Settle, and block for some seconds at the most: then it goes on in the background.
+        """Settle, and block for at most `seconds`; after that, settling goes on in the background.
 
         Args:
-            seconds: that it blocks.
+            seconds: how long it blocks.
             settle: called in the background thread with `asynchronous`; what it returns is awaited to its end.
 
         Returns:
-            False where it goes on.
+            False where settling goes on.
 
         Raises:
             DedupError: what `settle` raises in that time.
         """
 
         async def bounded() -> bool:
-            # Not tied to this call, which may be interrupted: the effect has happened.
+            # It does not end with this call, which may be interrupted: the effect has happened.
             settling = self._background.dedup.keep(settle(self._claim))
             done, _ = await asyncio.wait((settling,), timeout=seconds)
             for task in done:
@@ -147,7 +147,7 @@ class Claim:
         return self._run(bounded, seconds)
 
     def renew(self, lease: float | None = None) -> None:
-        """Start the lease anew from now: `lease` seconds, as long as the first by default."""
+        """Start the lease anew from now: `lease` seconds, by default as long as the first lease."""
         self._run(lambda: self._claim.renew(lease))
         self._seconds = max(self._seconds, lease or 0.0)
 
@@ -163,7 +163,7 @@ class Claim:
         self.leave(error)
 
     def leave(self, error: BaseException | None, *, release: bool = False) -> None:
-        """Settle on the way out of `with`. In a child that was forked inside it: nothing, it is the parent's."""
+        """Settle on the way out of `with`. A child that was forked inside does nothing: the claim is its parent's."""
         if not self._background.here:
             return
 
@@ -182,7 +182,7 @@ class Claim:
 
 
 def take_back(dedup: AsyncDedup) -> Callable[[AsyncClaim], None]:
-    """Return what frees a claim whose caller was interrupted before it knew of it."""
+    """Return a function that frees a claim whose caller was interrupted before the claim reached it."""
 
     def release(claim: AsyncClaim) -> None:
         # A claim that the same named owner held before is that earlier call's to settle.

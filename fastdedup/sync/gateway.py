@@ -1,4 +1,4 @@
-"""`sync.Dedup`: the gate for synchronous code. Main path: `Dedup.claim` → `LoopThread.run` → the asyncio gate."""
+"""`sync.Dedup`, for synchronous code. Main path: `Dedup.claim` → `LoopThread.run` → `fastdedup.Dedup.claim`."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _STEPS = 8
-"""Deadlines of one operation that a call, with opening the gate and all, takes at the most."""
+"""The longest time of a call, opening included, in deadlines of one operation."""
 
 
 class Dedup:
     """The gate in front of a side effect, for synchronous code. Arguments and settings as for `fastdedup.Dedup`.
 
-    Make it once, at module level, and share it among threads. It opens when first used; a process that was
-    forked opens a connection of its own (what `LocalLRU` held by then, both go on holding). `close` it, or use
-    `with`; at the interpreter's end it is closed, within a second.
+    Make it once, at module level, and share it among threads. It opens when first used. A forked process opens a
+    connection of its own; what `LocalLRU` held before the fork is then in both processes. Call `close`, or use
+    `with`; at the interpreter's end it closes within a second.
 
-    `on_event`, the codec's `dumps` and a policy of your own are called in a background thread: they must not
-    block, nor call this gate.
+    `on_event`, the codec's `dumps` and a policy of your own are called in a background thread: they must neither
+    block nor call this `Dedup`.
     """
 
     def __init__(
@@ -96,21 +96,21 @@ class Dedup:
     # Life
 
     def open(self) -> Self:
-        """Open it now, not when first used: so mistakes show at start-up. Opening twice is fine.
+        """Open now instead of at the first use, so that mistakes show at start-up. Opening twice is fine.
 
         Raises:
             ConfigError: the store can never be used as it is set up.
-            UsageError: closed.
+            UsageError: it is closed.
         """
 
         async def opened() -> None:
-            """`Home.run` opens before anything else."""
+            """Do nothing: `BackgroundDedup.run` opens before it calls this."""
 
         self._per_process.background().run(opened, self._per_process.seconds)
         return self
 
     def close(self) -> None:
-        """Answer what was accepted, then close, with all scopes. Closing twice is fine."""
+        """Answer what was accepted, then close, with all that `scoped` has made. Closing twice is fine."""
         self._per_process.close()
 
     def __enter__(self) -> Self:
@@ -126,12 +126,12 @@ class Dedup:
 
     @property
     def settings(self) -> Settings:
-        """Those of this namespace."""
+        """The settings of this namespace."""
         return self._dedup.latest.settings
 
     @property
     def breaker(self) -> BreakerState:
-        """OPEN while the store does not answer and is not asked."""
+        """The state of the breaker: OPEN while the store is not asked, as it did not answer."""
         return self._dedup.get()[1].breaker
 
     def scoped(
@@ -146,7 +146,7 @@ class Dedup:
         codec: Codec | None = None,
         max_result: int | None = None,
     ) -> Dedup:
-        """Return a gate for the namespace `<this namespace>:<name>`, or this one, over the same connection."""
+        """Return a `Dedup` for the namespace `<this namespace>:<name>`, or for this one, over the same connection."""
         derive = self._dedup.make
 
         def narrowed(dedup: AsyncDedup) -> AsyncDedup:
@@ -166,9 +166,10 @@ class Dedup:
         return dedup
 
     def bind(self, make: Callable[[AsyncDedup], T]) -> Bound[T]:
-        """Return something that is made of the asyncio gate, for integrations that work in its thread.
+        """Return something that is made of the asyncio `Dedup`, for integrations that work in its thread.
 
-        `home, made = bound.get()`, then `home.run(lambda: made.something())`, or `await home.arun(...)`.
+        `background, made = bound.get()`, then `background.run(lambda: made.something(), seconds)`, or
+        `await background.arun(...)`.
         """
         derive = self._dedup.make
         return Bound(self._per_process, lambda dedup: make(derive(dedup)))
@@ -211,7 +212,7 @@ class Dedup:
         wait: float = 0.0,
         renew: bool = False,
     ) -> list[Claim]:
-        """Claim many keys at once, each on its own; the answers stand in the order of the keys."""
+        """Claim many keys at once, each by itself; the answers are in the order of the keys."""
         background, dedup = self._dedup.get()
         free = take_back(dedup)
 
@@ -230,10 +231,10 @@ class Dedup:
     def lock(
         self, key: str, *, lease: float | None = None, wait: float = 0.0, renew: bool = False
     ) -> LockCall:
-        """Return a mutual exclusion: `with dedup.lock(key, wait=5.0) as lock:`. Nothing is remembered.
+        """Return a mutual exclusion, which remembers nothing: `with dedup.lock(key, wait=5.0) as lock:`.
 
-        Raises InProgressError on entry where it is still held after `wait` seconds, ClaimLostError on
-        leaving where another holder took over meanwhile. Hand `lock.fence` to what you write to.
+        Entering raises InProgressError where the lock is still held after `wait` seconds; leaving raises
+        ClaimLostError where another holder took over. Pass `lock.fence` to what you write to.
         """
 
         def ask() -> Claim:
@@ -271,11 +272,11 @@ class Dedup:
     # Inspection and administration
 
     def get(self, key: str) -> Record | None:
-        """Return what the store holds under `key`, or None. For inspection: to decide, claim."""
+        """Return the store's record of `key`, or None. For inspection only: to decide, claim the key."""
         background, dedup = self._dedup.get()
         return background.run(lambda: dedup.get(key), self._per_process.seconds)
 
     def forget(self, key: str) -> bool:
-        """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
+        """Remove the record of `key`, of any owner; return False where there was no record. The key is new again."""
         background, dedup = self._dedup.get()
         return background.run(lambda: dedup.forget(key), self._per_process.seconds)

@@ -1,4 +1,4 @@
-"""Locks of synchronous code: the asyncio ones, driven from the caller's thread."""
+"""Locks for synchronous code: asyncio's locks, driven from the caller's thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .claim import Claim
 
 
 class Lock:
-    """A lock that is held. Pass `fence` to what you write to: it can refuse an owner that was overtaken."""
+    """A lock that is held. Pass `fence` to what you write to, which can then refuse an earlier holder."""
 
     __slots__ = ("_claim",)
 
@@ -27,17 +27,17 @@ class Lock:
 
     @property
     def owner(self) -> str:
-        """This holder's name."""
+        """The name of this holder."""
         return self._claim.owner
 
     @property
     def fence(self) -> int:
-        """Rises from holder to holder."""
+        """A number that rises from holder to holder."""
         return self._claim.fence
 
     @property
     def degraded(self) -> bool:
-        """True where a fallback policy gave it."""
+        """True where a fallback policy gave the lock instead of the store."""
         return self._claim.degraded
 
     @property
@@ -46,12 +46,12 @@ class Lock:
         return self._claim.lost
 
     def renew(self, lease: float | None = None) -> None:
-        """Start the lease anew from now. Raises ClaimLostError where another has it."""
+        """Start the lease anew from now. Raises ClaimLostError where another holder has the lock."""
         self._claim.renew(lease)
 
 
 class LockCall:
-    """What `dedup.lock()` returns: enter it with `with`, once."""
+    """The result of `dedup.lock()`: enter it once, with `with`."""
 
     __slots__ = ("_ask", "_held")
 

@@ -1,7 +1,7 @@
-"""The background thread: one event loop a process, in which the asyncio gates of all `sync.Dedup`s live.
+"""The background thread: one event loop for each process, with the asyncio `Dedup`s of all `sync.Dedup`s.
 
-Main path: `LoopThread.run`. It is started when first needed, started again where it has died, and left
-behind by a fork: the child's first call starts one of its own.
+Main path: `LoopThread.run`. The thread starts when it is first needed, and again where it has died. A fork leaves it
+behind: the child's first call starts a thread of its own.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..errors import UnavailableError, UsageError
 T = TypeVar("T")
 
 _LOOK = 0.5
-"""Seconds between two looks whether the thread that is waited for still lives."""
+"""Seconds between two checks whether the thread still lives that a caller waits for."""
 GRACE = 5.0
-"""Seconds that an answer may come later than its deadline before the thread counts as stuck."""
+"""Seconds that an answer may be late before the thread counts as stuck."""
 _GOODBYE = 1.0
-"""Seconds that the interpreter's end waits at the most."""
+"""The longest that the interpreter's end waits, in seconds."""
 
 
 class Work(Generic[T]):
-    """One call on its way to the loop and back.
+    """A call on its way to the loop and back.
 
     Args:
         make: called in the loop's thread; what it returns is awaited.
-        discard: called there with a result that its caller did not wait for.
+        discard: called there with the result, where the caller no longer waits.
     """
 
     __slots__ = ("_answered", "_discard", "_given_up", "_make", "_task", "error", "result")
@@ -43,7 +43,7 @@ class Work(Generic[T]):
         self._discard = discard
         self._answered = threading.Lock()
         self._answered.acquire()
-        # Mutable, in the loop's thread alone but for what is read once `_answered` is free.
+        # Mutable, by the loop's thread only; the caller reads the result once `_answered` is free.
         self._task: asyncio.Task[None] | None = None
         self._given_up = False
         self.result: T
@@ -55,16 +55,16 @@ class Work(Generic[T]):
             self._task = loop.create_task(self._run(), name="fastdedup-sync")
 
     def fail(self, error: BaseException) -> None:
-        """It will not be run."""
+        """Answer with an error instead of running."""
         self.error = error
         self._tell()
 
     def wait(self, seconds: float) -> bool:
-        """Return whether it was answered within some seconds; interrupted by signals."""
+        """Wait for the answer; return False where it does not come within `seconds`. Signals interrupt it."""
         return self._answered.acquire(timeout=seconds)
 
     def give_up(self) -> None:
-        """Nobody waits any more (in the loop's thread): cancel it, or take back what it got."""
+        """Cancel it, or discard its result, as the caller no longer waits (in the loop's thread)."""
         self._given_up = True
         if self._task is not None and not self._task.done():
             self._task.cancel()
@@ -87,7 +87,7 @@ class Work(Generic[T]):
 
 
 class AwaitedWork(Work[T]):
-    """One call whose caller awaits it in another event loop, and must not block that."""
+    """A call whose caller awaits it in another event loop, which must not block."""
 
     __slots__ = ("_arrived", "_caller")
 
@@ -97,7 +97,7 @@ class AwaitedWork(Work[T]):
         self._arrived = asyncio.Event()
 
     async def arrive(self, seconds: float) -> bool:
-        """Return whether it was answered within some seconds."""
+        """Wait for the answer; return False where it does not come within `seconds`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._arrived.wait()
@@ -110,12 +110,12 @@ class AwaitedWork(Work[T]):
 
 
 class LoopThread:
-    """An event loop in a daemon thread. Everything of it but `run` belongs to that thread."""
+    """An event loop in a daemon thread. Only `run` and `arun` are called outside of that thread."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._loop = new_loop()
-        # Mutable: what waits to be begun; has the loop been told; is it to end; what to close at the end.
+        # Mutable: the calls to begin; has the loop been told of them; shall it end; what to close at the end.
         self._inbox: deque[Work[Any]] = deque()
         self._told = False
         self._ending = False
@@ -134,15 +134,14 @@ class LoopThread:
         seconds: float,
         discard: Callable[[T], None] | None = None,
     ) -> T:
-        """Run `await make()` in the loop; block until it is done.
+        """Run `await make()` in the loop, and block until it is done.
 
-        Interrupted (KeyboardInterrupt, a worker's timeout signal), it is cancelled, and what it got is handed
-        to `discard`.
+        An interrupt (KeyboardInterrupt, a worker's timeout signal) cancels it, and passes its result to `discard`.
 
         Args:
             make: called in the loop's thread; what it returns is awaited.
-            discard: called there with a result that nobody waits for any more.
-            seconds: that it takes at the most by its own deadlines; GRACE later the thread counts as stuck.
+            discard: called there with the result, where the caller no longer waits.
+            seconds: the longest that it takes by its own deadlines; GRACE later the thread counts as stuck.
 
         Raises:
             UnavailableError: the background thread is stuck or dead.
@@ -169,7 +168,7 @@ class LoopThread:
         seconds: float,
         discard: Callable[[T], None] | None = None,
     ) -> T:
-        """Do as `run`, awaited in an event loop, which is not blocked. Cancelled, it is as if interrupted."""
+        """Do what `run` does, awaited in an event loop. A cancellation is what an interrupt is there."""
         self._check_caller()
         work = AwaitedWork(make, discard)
         ends = time.monotonic() + seconds + GRACE
@@ -192,11 +191,11 @@ class LoopThread:
         self._closers.add(close)
 
     def off_end(self, close: Callable[[], Awaitable[None]]) -> None:
-        """It is closed."""
+        """Do not close this at the interpreter's end: it is closed."""
         self._closers.discard(close)
 
     def end(self) -> None:
-        """Close what is open, and stop; at the interpreter's end, and no longer than `_GOODBYE`."""
+        """Close what is open, and stop, within `_GOODBYE` seconds (atexit calls this)."""
         if not self.alive:
             return
         with contextlib.suppress(Exception):
@@ -215,13 +214,14 @@ class LoopThread:
     def _check_caller(self) -> None:
         if threading.get_ident() == self._thread.ident:
             raise UsageError(
-                "called in fastdedup's own background thread (by on_event=, say): it would wait for itself"
+                "this was called in fastdedup's background thread (by on_event=, for example), where it would wait for "
+                "itself: call it in another thread"
             )
 
     def _check_hope(self, ends: float, seconds: float) -> None:
-        """Raise UnavailableError where waiting longer makes no sense."""
+        """Raise UnavailableError where no answer can come any more."""
         if not self.alive:
-            raise UnavailableError("fastdedup's background thread has ended; the next call starts another")
+            raise UnavailableError("fastdedup's background thread has ended: the next call starts another")
         if time.monotonic() >= ends:
             raise UnavailableError(
                 f"fastdedup's background thread gave no answer within {seconds:g} s: is something blocking it, "
@@ -231,17 +231,17 @@ class LoopThread:
     def _post(self, work: Work[Any]) -> None:
         self._inbox.append(work)
         if not self._told:
-            self._told = True  # before telling: a second writer's work is seen by the same look
+            self._told = True  # before telling the loop: it sees a second writer's work as well
             self._tell(self._begin)
 
     def _tell(self, callback: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed: whoever waits sees that the thread has ended
+        except RuntimeError:  # the loop is closed: the caller sees that the thread has ended
             self._told = False
 
     def _begin(self) -> None:
-        self._told = False  # before looking: what is put in from now on tells again
+        self._told = False  # before looking: work that comes from now on tells the loop again
         inbox = self._inbox
         while inbox:
             inbox.popleft().start(self._loop)
@@ -264,7 +264,7 @@ class LoopThread:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop: uvloop's, where that exists."""
+    """Return a new event loop: uvloop's where uvloop is installed."""
     try:
         import uvloop
     except ImportError:
@@ -276,11 +276,11 @@ def new_loop() -> asyncio.AbstractEventLoop:
 _lock = threading.RLock()
 _current: LoopThread | None = None
 _left_behind: list[object] = []
-"""Of the process that forked us. Kept, not collected: closing it here could disturb what it shares with its owner."""
+"""What a fork has left. Kept from the collector: closing a socket here could disturb the process that owns it."""
 
 
 def current() -> LoopThread:
-    """Return this process's background thread, starting it if need be."""
+    """Return this process's background thread; start it where it does not run."""
     global _current
     thread = _current
     if thread is not None and thread.alive:
@@ -292,17 +292,17 @@ def current() -> LoopThread:
 
 
 def starting() -> threading.RLock:
-    """Return the lock under which this process makes what it needs."""
+    """Return the lock under which this process makes its `Dedup`s and its thread."""
     return _lock
 
 
 def leave_behind(thing: object) -> None:
-    """Keep what another process, or a thread that has died, has left us from being collected."""
+    """Keep what another process, or a dead thread, has left from the collector."""
     _left_behind.append(thing)
 
 
 def _after_fork() -> None:
-    """In the child: the thread is gone, and the lock may be held by one that is."""
+    """Forget the thread and the lock in a forked child: the thread is gone, and may have held the lock."""
     global _lock, _current
     _lock = threading.RLock()
     if _current is not None:
@@ -315,6 +315,6 @@ def _at_exit() -> None:
         _current.end()
 
 
-if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+if hasattr(os, "register_at_fork"):  # Windows does not fork
     os.register_at_fork(after_in_child=_after_fork)
 atexit.register(_at_exit)

@@ -1,4 +1,4 @@
-"""State machines of synchronous code."""
+"""State machines for synchronous code."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .background import Bound
 
 
 class StateMachine:
-    """A checked definition; made by `dedup.machine(...)`. See `fastdedup.StateMachine`."""
+    """A state machine's definition, which `dedup.machine(...)` makes. See `fastdedup.StateMachine`."""
 
     def __init__(self, machine: Bound[AsyncStateMachine]) -> None:
         self._machine = machine
@@ -20,7 +20,7 @@ class StateMachine:
 
     @property
     def initial(self) -> str:
-        """The state that a new instance is in."""
+        """The state of a new instance."""
         return self._machine.latest.initial
 
     @property
@@ -29,13 +29,13 @@ class StateMachine:
         return self._machine.latest.states
 
     def transition(self, id: str, *, to: str, version: int | None = None) -> Transition:
-        """Move an instance to a state, in one atomic step: CHANGED, ALREADY, ILLEGAL or STALE."""
+        """Move an instance to a state in one atomic step; the outcome is CHANGED, ALREADY, ILLEGAL or STALE."""
         background, machine = self._machine.get()
         return background.run(
             lambda: machine.transition(id, to=to, version=version), self._machine.per_process.seconds
         )
 
     def get(self, id: str) -> tuple[str, int]:
-        """Return the state and version of an instance: (`initial`, 0) where nothing is remembered."""
+        """Return the state and the version of an instance; (`initial`, 0) for an unknown one."""
         background, machine = self._machine.get()
         return background.run(lambda: machine.get(id), self._machine.per_process.seconds)

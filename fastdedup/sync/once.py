@@ -1,4 +1,4 @@
-"""`@dedup.once` of synchronous code: a function that runs once per key."""
+"""`@dedup.once` for synchronous code: a function runs once for each key."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ def once(
     fail_on: tuple[type[Exception], ...],
     options: dict[str, Any],
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Return the decorator; it does what `fastdedup.once` does for async functions.
+    """Return a decorator that does for functions what `fastdedup.Dedup.once` does for async functions.
 
     Raises:
-        ConfigError: the function is async, or the key function is.
+        ConfigError: the function or the key function is async.
     """
     if not callable(key) or inspect.iscoroutinefunction(key):
-        raise ConfigError("once(key=…) takes a sync function that returns the key's text")
+        raise ConfigError(
+            f"once(key=…) must be a function, not async, that returns the key's text, got {key!r}"
+        )
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         if inspect.iscoroutinefunction(function):
-            raise ConfigError(f"{function!r} is async: use the once() of fastdedup.Dedup")
+            raise ConfigError(f"{function!r} is async: use once() of fastdedup.Dedup")
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -49,7 +51,7 @@ def once(
                 try:
                     claim.complete(result)
                 except (ResultError, ResultTooLargeError) as error:
-                    # The effect has happened: a retry must not run it again for want of its result.
+                    # The effect has happened: a retry must not run it again because its result is missing.
                     claim.fail({"type": type(error).__name__, "message": "the result cannot be stored"})
                     raise
                 return result

@@ -1,4 +1,4 @@
-"""One-time tokens of synchronous code."""
+"""One-time tokens for synchronous code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .claim import Claim, take_back
 
 
 class Tokens:
-    """Issue, consume and redeem one-time tokens, as `dedup.tokens`. See `fastdedup.tokens.Tokens`."""
+    """`dedup.tokens`: issues, consumes and redeems one-time tokens. See `fastdedup.tokens.Tokens`."""
 
     def __init__(self, dedup: Bound[AsyncDedup]) -> None:
         self._dedup = dedup
@@ -22,7 +22,7 @@ class Tokens:
         return background.run(lambda: dedup.tokens.issue(subject, ttl), self._dedup.per_process.seconds)
 
     def consume(self, token: str, subject: Any = None) -> Outcome:
-        """Use a token up in one step: ACQUIRED once, then SUCCEEDED; MISMATCH for another subject; UNKNOWN."""
+        """Use a token up in one step: ACQUIRED once, then SUCCEEDED; MISMATCH for another subject; else UNKNOWN."""
         background, dedup = self._dedup.get()
         return background.run(lambda: dedup.tokens.consume(token, subject), self._dedup.per_process.seconds)
 

@@ -77,7 +77,7 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
 def test_what_is_no_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "gate.sock"
     path.write_text("precious")
-    with pytest.raises(ConfigError, match="is no socket"), bound(path):
+    with pytest.raises(ConfigError, match="is not a socket"), bound(path):
         pass
     assert path.read_text() == "precious"
 

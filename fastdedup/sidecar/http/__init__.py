@@ -1,1 +1,1 @@
-"""The sidecar's HTTP side."""
+"""The sidecar over HTTP."""

@@ -1,6 +1,6 @@
-"""HTTP's side of the sidecar: an ASGI application. Main path: `HttpApp.__call__` → `http_verbs.claim`.
+"""The sidecar's ASGI application. Main path: `HttpApp.quick` → `Quick.answered` for claims, else `HttpApp.__call__`.
 
-There is no framework in between: its router alone would cost more than a claim.
+It uses no framework, whose router alone would cost more than a claim.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class HttpApp:
         return RequestProblem(problems.METHOD, f"allowed here: {allow}", headers=[(b"allow", allow.encode())])
 
     async def _tell(self, scope: Any, client: HttpClient, send: Send, answer: HttpAnswer) -> None:
-        """Send an answer; where nobody is there to take it, take back what it would have given."""
+        """Send an answer. Where the client has gone, the claims that the answer gives are released."""
         headers, body = _text(answer)
         if scope["method"] == "HEAD":
             body = b""
@@ -102,7 +102,10 @@ class HttpApp:
         connection.respond(_head(answer.status, headers), body, answer.held, close=CLOSE in headers)
 
     def quick(self, connection: HttpProtocol, scope: Any, body: bytes) -> bool:
-        """Answer a request without a task, if it is a claim of the plainest kind; False where it is not."""
+        """Answer a claim without a task; return False where it waits or names its owner, and for other requests.
+
+        A task and its futures would add 68 % to a claim's instructions.
+        """
         if scope["path"] != QUICK_PATH or scope["method"] != "POST":
             return False
         since = perf_counter()
@@ -123,7 +126,7 @@ class HttpApp:
 
 
 class Quick(Asked):
-    """A claim that is answered as soon as its verdict comes."""
+    """A claim without a task, which is answered as soon as its verdict comes."""
 
     __slots__ = ("_acquired", "_connection", "_counters", "_since")
 
@@ -143,7 +146,7 @@ class Quick(Asked):
         self._since = since
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
-        """Tell the client."""
+        """Answer with the verdict."""
         self._counters.judged(dedup, verdict, self._since)
         if verdict.outcome is _ACQUIRED:
             head, body = self._acquired.text(verdict, op.owner)
@@ -152,12 +155,12 @@ class Quick(Asked):
             _hand(self._connection, told(dedup, op, verdict))
 
     def failed(self, fault: Exception) -> None:
-        """Tell the client."""
+        """Answer with the problem."""
         count_failure(self._counters, self._dedup, fault, self._since)
         _hand(self._connection, problem(fault))
 
     def done(self) -> bool:
-        """As a future. Where the client hung up, the engine releases the claim."""
+        """True once nobody waits, also where the client hung up; the engine then releases the claim."""
         return self._op is None or self._connection.gone
 
 
@@ -182,7 +185,7 @@ def _text(answer: HttpAnswer) -> tuple[Headers, bytes]:
 
 
 class HttpClient:
-    """Who sent a request, for as long as it takes to answer it."""
+    """The client that sent a request."""
 
     __slots__ = ("_receive", "_scope", "connection")
 
@@ -195,8 +198,8 @@ class HttpClient:
         """Return the request's body, of at most `most` bytes.
 
         Raises:
-            RequestProblem: too large, or not JSON as its headers say.
-            Gone: the client hung up before its end.
+            RequestProblem: the body is too large, or its headers say that it is not JSON.
+            Gone: the client hung up before the body's end.
         """
         check_headers(self._scope["headers"], most)
         message = await self._receive()
@@ -213,7 +216,7 @@ class HttpClient:
         return body
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what the work returns; where the client goes before, cancel it and raise Gone."""
+        """Return what `work` returns. Where the client hangs up first, cancel it and raise Gone."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(work, name="fastdedup-request")
         watch = loop.create_task(self._until_gone(), name="fastdedup-watch")
@@ -240,23 +243,29 @@ def _kind(answer: HttpAnswer) -> tuple[bytes, bytes]:
 
 
 def _query(query: bytes, model: Any) -> Any:
-    """Read and check a query, as strictly as a body."""
+    """Parse a query, and check it as strictly as a body."""
     try:
         pairs = parse_qsl(
             query.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS
         )
     except ValueError:
-        raise RequestProblem(problems.INVALID, "a query is at most 16 parameters of UTF-8") from None
+        raise RequestProblem(
+            problems.INVALID, "a query must be UTF-8 text with at most 16 parameters"
+        ) from None
     if len(dict(pairs)) < len(pairs):
-        raise RequestProblem(problems.INVALID, "a parameter is given twice")
+        raise RequestProblem(problems.INVALID, "a parameter is given twice: give it once")
     return model.model_validate(dict(pairs))
 
 
-# What a body's headers say about it
+# Checks of a body's headers
 
 
 def check_headers(headers: Headers, most: int) -> None:
-    """Raise a RequestProblem where a body is not what is taken."""
+    """Check the headers of a body.
+
+    Raises:
+        RequestProblem: the body is too large, compressed, or not JSON.
+    """
     for name, value in headers:
         if name in _CHECKS:
             _CHECKS[name](value, most)
@@ -272,7 +281,7 @@ def _check_type(value: bytes, most: int) -> None:
 
 def _check_encoding(value: bytes, most: int) -> None:
     if value.strip().lower() not in (b"identity", b""):
-        raise RequestProblem(problems.MEDIA, "compressed bodies are not taken")
+        raise RequestProblem(problems.MEDIA, "the body is compressed: send it without content-encoding")
 
 
 def _check_length(value: bytes, most: int) -> None:
@@ -288,5 +297,5 @@ _CHECKS: dict[bytes, Callable[[bytes, int], None]] = {
 
 
 def _too_large(most: int) -> RequestProblem:
-    """The rest of it is not read."""
+    """Return the problem of a body that is too large; the connection closes, as the body's rest is not read."""
     return RequestProblem(problems.TOO_LARGE, f"a body takes at most {most} bytes", headers=[CLOSE])

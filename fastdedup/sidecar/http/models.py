@@ -1,7 +1,7 @@
-"""What the HTTP wire carries, as pydantic models: bodies are parsed and checked by them in one step.
+"""The bodies of requests and answers, as pydantic models. A request's model parses and checks it in one step.
 
-Times are whole milliseconds. The answers' models describe and document; answers are written by hand,
-and `tests/sidecar/test_openapi.py` holds them to these models.
+Times are whole milliseconds. The models of answers are for the OpenAPI document: the code writes answers by hand, and
+`tests/sidecar/test_openapi.py` holds them to these models.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MAX_FENCE = 2**53 - 1
 
 
 def _whole(value: object) -> object:
-    """JSON knows one kind of number: 5.0 is as whole as 5."""
+    """Return a float without fraction as an int: JSON has one kind of number, in which 5.0 is 5."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

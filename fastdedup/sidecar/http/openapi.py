@@ -33,7 +33,7 @@ _RETRY_AFTER = {
 
 
 def document(routes: Iterable[HttpRoute], limits: Limits) -> dict[str, Any]:
-    """Return the document: OpenAPI 3.1."""
+    """Return the document, in OpenAPI 3.1."""
     schemas: dict[str, Any] = {}
     paths: dict[str, Any] = {}
     for route in routes:
@@ -69,7 +69,7 @@ def _parameters(model: type[BaseModel]) -> Iterable[dict[str, Any]]:
     schema = model.model_json_schema()
     for name, about in schema["properties"].items():
         required = name in schema["required"]
-        # A query has no null: what is missing is missing.
+        # A query has no null: a parameter is there or is missing.
         shape = about if required else about["anyOf"][0]
         yield {"name": name, "in": "query", "required": required, "schema": shape}
 
@@ -99,7 +99,7 @@ def _problems_of(route: HttpRoute) -> list[ProblemType]:
 def _describe(
     responses: dict[str, Any], problem: ProblemType, route: HttpRoute, schemas: dict[str, Any]
 ) -> None:
-    """Add a problem; several may share a status."""
+    """Add a problem to the responses; several problems may share a status."""
     shaped = problem in problems.OF_CLAIM
     schema = _schema(route.shaped if shaped else models.Problem, schemas, "serialization")
     response = responses.setdefault(str(problem.status), {"description": "", "content": {}})
@@ -112,7 +112,7 @@ def _describe(
 
 
 def _schema(model: Any, schemas: dict[str, Any], mode: JsonSchemaMode) -> dict[str, Any]:
-    """Return a model's schema; what it refers to goes among the document's own."""
+    """Return a model's schema; add the schemas that it refers to to those of the document."""
     schema = TypeAdapter(model).json_schema(ref_template=_REF, mode=mode, schema_generator=_Plain)
     schemas.update(schema.pop("$defs", {}))
     title = schema.get("title")
@@ -123,8 +123,8 @@ def _schema(model: Any, schemas: dict[str, Any], mode: JsonSchemaMode) -> dict[s
 
 
 class _Plain(GenerateJsonSchema):
-    """Without a title for each field, which only repeats its name."""
+    """Makes schemas without a title for each field, which would only repeat the field's name."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """Never."""
+        """Return False (pydantic calls this)."""
         return False

@@ -1,6 +1,6 @@
-"""What goes wrong, as application/problem+json (RFC 9457). To add a problem: a line in `PROBLEMS`.
+"""The sidecar's problems, as application/problem+json (RFC 9457). To add a problem: a constant below.
 
-A `type` is a relative reference that stays as it is for ever; a page stands behind each.
+A problem's `type` is a relative reference that never changes; the sidecar serves a page under it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MAX_FAULTS = 20
 _MAX_LISTED = 2000
 _MAX_NAME = 100
 _RETRY_MS = 1000
-"""When nothing better is known."""
+"""The Retry-After, in ms, of an error that has none of its own."""
 
 
 _problem = partial(ProblemType, base="/problems/")
-"""A kind of problem, its type an address of the sidecar's own."""
+"""Make a kind of problem, whose type is an address of the sidecar."""
 
-BAD_REQUEST = _problem("bad-request", 400, "The request is no HTTP", "Send HTTP/1.1, without an upgrade.")
-MALFORMED = _problem("malformed-json", 400, "The body is no JSON", "Send one JSON value, in UTF-8.")
+BAD_REQUEST = _problem("bad-request", 400, "The request is not HTTP", "Send HTTP/1.1, without an upgrade.")
+MALFORMED = _problem("malformed-json", 400, "The body is not JSON", "Send one JSON value, in UTF-8.")
 NOT_FOUND = _problem("not-found", 404, "No such address", "GET /openapi.json lists what there is.")
 UNKNOWN_TOKEN = _problem(
     "unknown-token",
@@ -109,10 +109,10 @@ OF_OUTCOME = {
     Outcome.MISMATCH: MISMATCH,
     Outcome.UNKNOWN: UNKNOWN_TOKEN,
 }
-"""The outcomes of a claim that leave nothing to do."""
+"""The problems of a claim that was not won, by its outcome."""
 
 OF_CLAIM = (*OF_OUTCOME.values(), TOKEN_USED)
-"""Problems that are an outcome: they carry the claim's answer, too."""
+"""The problems that are an outcome: they carry the claim's answer as well."""
 
 _OF_ERROR: list[tuple[type[DedupError], ProblemType]] = [
     (UnavailableError, UNAVAILABLE),
@@ -122,12 +122,12 @@ _OF_ERROR: list[tuple[type[DedupError], ProblemType]] = [
     (InvalidKeyError, INVALID),
     (ResultError, INVALID),
     (ConfigError, INVALID),
-    (UsageError, UNAVAILABLE),  # the gate is closed: the sidecar is going
+    (UsageError, UNAVAILABLE),  # the `Dedup` is closed: the sidecar is stopping
 ]
 
 
 class RequestProblem(Exception):
-    """A request that is turned down before the gate is asked; `headers` belong to the answer."""
+    """A request that is refused before the store is asked; `headers` go into the answer."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class RequestProblem(Exception):
 
 
 def problem_of(fault: Exception) -> tuple[dict[str, Any], int | None]:
-    """Return the problem that an exception is, and when another try makes sense, in ms."""
+    """Return the problem for an exception, and after how many ms another try makes sense."""
     if isinstance(fault, RequestProblem):
         return fault.facts, None
     if isinstance(fault, ValidationError):
@@ -159,9 +159,9 @@ def _retry_ms(fault: Exception) -> int:
 
 
 def _invalid(fault: ValidationError) -> dict[str, Any]:
-    """Never with the input: it may be a secret."""
+    """Return the problem for a body that a model refuses. It never shows the input, which may be a secret."""
     if fault.error_count() > _MAX_LISTED:
-        return INVALID.facts(f"{fault.error_count()} things are wrong with it")
+        return INVALID.facts(f"the request has {fault.error_count()} faults")
     faults = fault.errors(include_url=False, include_context=False, include_input=False)
     if faults[0]["type"] == "json_invalid":
         return MALFORMED.facts(faults[0]["msg"])
@@ -174,5 +174,5 @@ def _invalid(fault: ValidationError) -> dict[str, Any]:
 
 
 def retry_after(ms: int) -> bytes:
-    """Return the value of a Retry-After header: whole seconds, rounded up, at least one."""
+    """Return the value of a Retry-After header: whole seconds, rounded up, at least 1."""
     return b"%d" % max(1, -(-ms // 1000))

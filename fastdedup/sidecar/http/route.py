@@ -1,4 +1,4 @@
-"""One kind of request: its address, its models, its handler, and the problems that it may meet."""
+"""A kind of request: its address, its models, its handler, and its problems."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .verbs import Handler
 
 @dataclass(frozen=True, slots=True)
 class HttpRoute:
-    """One kind of request.
+    """A kind of request.
 
     Attributes:
-        asks: the model of its body, or of its query; a list stands for a batch of such.
-        answers: the models of its good answers, by status; text where it is None.
-        problems: what may go wrong beside what may with every request.
-        shaped: problems that carry the members of this model, too.
+        asks: the model of its body or of its query; a list for a batch.
+        answers: the models of its successful answers, by status; None stands for text.
+        problems: its problems beside those that every request may have.
+        shaped: the model of its problems that carry the claim's answer.
     """
 
     method: str
@@ -36,11 +36,11 @@ class HttpRoute:
     shaped: type[BaseModel] = models.Problem
 
     def body(self, most: int) -> Any:
-        """Return the type of its body: of a batch at most `most` operations."""
+        """Return the type of its body; a batch has at most `most` operations."""
         return Annotated[self.asks, Field(max_length=most)] if self.asks is models.Items else self.asks
 
     def parser(self, most: int) -> Callable[[bytes], Any] | None:
-        """Return what parses and checks its body in one step; None where it has none."""
+        """Return the function that parses and checks its body, or None where it has no body."""
         if self.method != "POST":
             return None
         check = TypeAdapter(self.body(most)).validator.validate_json

@@ -1,4 +1,4 @@
-"""Which request is answered by which function: the table behind both the application and `/openapi.json`."""
+"""The table of requests and their handlers, for the application and for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _TEXT = b"text/plain; charset=utf-8"
 _METRICS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
-# What is no verb
+# Requests that are no operations
 
 
 async def health(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
-    """`GET /healthz`: the process."""
+    """`GET /healthz`: the process lives."""
     return HttpAnswer(200, {"status": "ok", "version": __version__})
 
 
 async def ready(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
-    """`GET /readyz`: the store. It is asked: in an idle sidecar nobody else would notice that it is gone."""
+    """`GET /readyz`: the store answers. It is asked, as an idle sidecar would not notice that it has gone."""
     root = namespaces.root
     able, answered = True, True
     try:
@@ -47,19 +47,19 @@ async def ready(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer
 
 
 async def metrics(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
-    """`GET /metrics`: in Prometheus' format."""
+    """`GET /metrics`: the counters in Prometheus' format."""
     if namespaces.render_metrics is None:
         raise RequestProblem(problems.NOT_FOUND, "this sidecar shows no metrics")
     return RawAnswer(_METRICS, namespaces.render_metrics())
 
 
 async def document(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
-    """`GET /openapi.json`: this table."""
+    """`GET /openapi.json`: this table as an OpenAPI document."""
     return HttpAnswer(200, openapi.document(ROUTES, namespaces.limits))
 
 
 async def about(problem: ProblemType, namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
-    """`GET /problems/…`: the page that a problem's type leads to."""
+    """`GET /problems/…`: the page under a problem's type."""
     return RawAnswer(_TEXT, f"{problem.status} {problem.title}\n\n{problem.about}\n".encode())
 
 

@@ -1,1 +1,1 @@
-"""The sidecar's side of the Redis protocol."""
+"""The sidecar over the Redis protocol (RESP)."""

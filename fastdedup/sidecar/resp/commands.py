@@ -1,7 +1,7 @@
 """The RESP commands. To add one: write a function, and name it in `COMMANDS`.
 
-A command that has to wait returns `connection.spawn(work, scope, verb)`: what the coroutine returns or
-raises is the reply.
+A command that has to wait returns `connection.spawn(work, dedup, verb)`: the reply is what the coroutine `work`
+returns or raises.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RENEW = frozenset({"NS", "FENCE", "TOKEN"})
 
 
 class Claiming(Asked):
-    """A claim's place in the order of replies, and where its verdict goes."""
+    """A claim under way, and its place in the order of replies."""
 
     __slots__ = ("_at", "_connection", "_ephemeral", "reply")
 
@@ -48,11 +48,11 @@ class Claiming(Asked):
         self._ephemeral = ephemeral
 
     def done(self) -> bool:
-        """As a future. A client that has gone is a caller that was cancelled: its claim is released."""
+        """True once nobody waits, also where the client has gone; the engine then releases the claim."""
         return self._connection.gone or self._op is None
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
-        """Write the verdict."""
+        """Reply with the verdict."""
         connection = self._connection
         connection.judged(dedup, verdict, self._at)
         if verdict.outcome is _ACQUIRED:
@@ -64,14 +64,18 @@ class Claiming(Asked):
         connection.answer(self, verdict_reply(verdict, op.owner, connection.resp3))
 
     def failed(self, fault: Exception) -> None:
-        """Write the error."""
+        """Reply with the error."""
         reply = error_reply(fault)
         self._connection.counters.answered(self._dedup, "claim", reply, self._at)
         self._connection.answer(self, reply)
 
 
 def acquired_reply(verdict: Verdict, owner: bytes) -> bytes:
-    """As `verdict_reply`, in RESP2, for a drawn owner. Fresh claims of a batch share a verdict, so its text too."""
+    """Return what `verdict_reply` returns, for a claim that a drawn owner has won, in RESP2.
+
+    Fresh claims of a batch share a verdict, so they share its text. That saves 16 % of a claim's instructions, and
+    27 % of a pipelined claim's.
+    """
     tail = verdict.value
     if tail is None:
         tail = verdict.value = b"\r\n:%d\r\n:%d\r\n:%d\r\n$-1\r\n:%d\r\n" % (
@@ -102,7 +106,7 @@ def verdict_reply(verdict: Verdict, owner: bytes, resp3: bool) -> bytes:
 
 
 def _verdict_reply2(verdict: Verdict, owner: bytes) -> bytes:
-    """In RESP2: one format at a third of the cost, as in a storm nearly every reply is such."""
+    """Return `verdict_reply` in RESP2 by one format: it saves a duplicate 7 % of its instructions."""
     text, payload = owner_text(owner).encode(), verdict.payload
     return b"%b$%d\r\n%b\r\n:%d\r\n:%d\r\n:%d\r\n%b:%d\r\n" % (
         _HEADS[verdict.outcome],
@@ -122,6 +126,7 @@ def _verdict_reply2(verdict: Verdict, owner: bytes) -> bytes:
 def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlace:
     """`FD.CLAIM key [NS n] [FP hex] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`. The main path."""
     if len(command) == 2:
+        # The options of a bare claim are not looked for: that saves 17 % of its instructions.
         dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False
         terms = dedup.claim_terms
     else:
@@ -147,7 +152,7 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
 async def _claim_slowly(
     connection: RespConnection, dedup: Dedup, key: bytes, options: CommandOptions
 ) -> bytes:
-    """With an owner of the client's, or waiting."""
+    """Return the reply to a claim that waits, or whose owner the client names."""
     answer = await dedup.claim(
         text_of("the key", key),
         fingerprint=options.fp,
@@ -222,7 +227,7 @@ def renew(connection: RespConnection, command: list[bytes]) -> Slot:
 def _held(
     connection: RespConnection, command: list[bytes], options: CommandOptions
 ) -> tuple[Dedup, bytes, bytes]:
-    """Return the gate, the store key and the owner field of what a client says it holds."""
+    """Return the `Dedup`, the store key and the owner field for the key and the owner that a client names."""
     dedup = connection.namespaces.dedup(options.ns)
     key, owner = text_of("the key", command[1]), text_of("the owner", command[2])
     return dedup, *held(dedup, key, owner, token=options.token)
@@ -239,7 +244,7 @@ async def _change(connection: RespConnection, dedup: Dedup, op: SettleOp | Relea
 
 
 def issue(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.ISSUE [SUBJECT s] [TTL ms] [NS n]`: the token."""
+    """`FD.ISSUE [SUBJECT s] [TTL ms] [NS n]`: the reply is the token."""
     options = read_options(command, 1, frozenset({"SUBJECT", "TTL", "NS"}))
     dedup = connection.namespaces.dedup(options.ns)
 
@@ -250,7 +255,7 @@ def issue(connection: RespConnection, command: list[bytes]) -> Slot:
 
 
 def consume(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.CONSUME token [SUBJECT s] [NS n]`: the outcome."""
+    """`FD.CONSUME token [SUBJECT s] [NS n]`: the reply is the outcome."""
     _wants(command, 2)
     options = read_options(command, 2, frozenset({"SUBJECT", "NS"}))
     dedup = connection.namespaces.dedup(options.ns)
@@ -265,7 +270,7 @@ def consume(connection: RespConnection, command: list[bytes]) -> Slot:
 
 
 def get(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.GET key [NS n]`: the record as JSON, or null."""
+    """`FD.GET key [NS n]`: the reply is the record as JSON, or null."""
     _wants(command, 2)
     dedup = connection.namespaces.dedup(read_options(command, 2, frozenset({"NS"})).ns)
 
@@ -277,7 +282,7 @@ def get(connection: RespConnection, command: list[bytes]) -> Slot:
 
 
 def forget(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.FORGET key [NS n]`: 1 where there was a record."""
+    """`FD.FORGET key [NS n]`: the reply is 1 where there was a record, else 0."""
     _wants(command, 2)
     dedup = connection.namespaces.dedup(read_options(command, 2, frozenset({"NS"})).ns)
 
@@ -287,7 +292,7 @@ def forget(connection: RespConnection, command: list[bytes]) -> Slot:
     return connection.spawn(work(), dedup, "forget")
 
 
-# What real clients say before their first command
+# Commands that real clients send before their first own command
 
 
 def ping(connection: RespConnection, command: list[bytes]) -> bytes:
@@ -296,7 +301,10 @@ def ping(connection: RespConnection, command: list[bytes]) -> bytes:
 
 
 def hello(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`HELLO [2|3] [AUTH user password] [SETNAME name]`: who may connect is the socket's matter."""
+    """`HELLO [2|3] [AUTH user password] [SETNAME name]`.
+
+    A password is not checked: the socket's rights decide who may connect.
+    """
     if len(command) > 1:
         if command[1] not in (b"2", b"3"):
             return error("NOPROTO", "unsupported protocol version")
@@ -314,7 +322,7 @@ def hello(connection: RespConnection, command: list[bytes]) -> bytes:
 
 
 def info(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`INFO [section]`: what clients look for before they call a server ready."""
+    """`INFO [section]`: the lines that clients read before they call a server ready."""
     lines = ["# Server", "redis_version:7.0.0", f"fastdedup_version:{__version__}", "redis_mode:standalone"]
     lines += ["# Persistence", "loading:0", "# Replication", "role:master"]
     return encode("\r\n".join(lines) + "\r\n")
@@ -331,20 +339,20 @@ def client(connection: RespConnection, command: list[bytes]) -> bytes:
 
 
 def select(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`SELECT 0`: there is one database."""
+    """`SELECT 0`: there is one database only."""
     if command[1:] != [b"0"]:
-        return error("ERR", "there is one database, 0; use NS for namespaces")
+        return error("ERR", "there is one database only, 0: name a namespace by NS instead")
     return _OK
 
 
 def leave(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`QUIT`."""
+    """`QUIT`: close the connection after the replies."""
     connection.hang_up_after_replies()
     return _OK
 
 
 def constant(reply: bytes, connection: RespConnection, command: list[bytes]) -> bytes:
-    """Answer always the same."""
+    """Return the same reply to every call."""
     return reply
 
 

@@ -1,7 +1,7 @@
-"""The Redis protocol's side of the sidecar: one object a connection. Main path: `data_received` → `commands.py`.
+"""A RESP connection of the sidecar. Main path: `RespConnection.data_received` → `commands.py`.
 
-Commands of a connection run concurrently and are answered in order. A client that does not read its
-replies is not read from, and closed after a while: nothing is buffered without end.
+The commands of a connection run concurrently and are answered in order. While a client does not read its replies,
+the connection does not read its commands, and closes after a while: nothing is buffered without end.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import select
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from functools import partial
 from time import perf_counter
 from typing import Any, Protocol, cast
@@ -21,7 +21,7 @@ from ..namespaces import Namespaces
 from .frames import FrameError, Frames, error
 
 Key = tuple[Dedup, bytes, bytes]
-"""A held claim: whose, its store key, its owner field."""
+"""A claim that a client holds: its `Dedup`, its store key, its owner field."""
 
 _SHUTTING_DOWN = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
 
@@ -30,11 +30,11 @@ class ReplyPlace(Protocol):
     """A command's place in the order of replies."""
 
     reply: bytes | None
-    """None until there is one."""
+    """None until the command is answered."""
 
 
 class Slot:
-    """A place, and nothing else."""
+    """A command's place in the order of replies, without anything else."""
 
     __slots__ = ("reply",)
 
@@ -50,35 +50,34 @@ class RespConnection(asyncio.Protocol):
     """Answers the commands of one client.
 
     Args:
-        namespaces: those of the sidecar.
+        namespaces: the sidecar's namespaces.
         connections: every connection of the server; this one adds and removes itself.
         commands: the functions that answer commands, by the command's name (`commands.COMMANDS`).
     """
 
-    def __init__(
-        self, namespaces: Namespaces, connections: set[Any], commands: Mapping[bytes, Command]
-    ) -> None:
+    def __init__(self, namespaces: Namespaces, connections: set[Any], commands: dict[bytes, Command]) -> None:
         limits = namespaces.limits
         self.namespaces = namespaces
         self.loop = asyncio.get_running_loop()
         self.resp3 = False
         self.counters = namespaces.counters
         self.judged = namespaces.counters.judged
-        self.at = 0.0  # when its last bytes were read
+        self.at = 0.0  # when the latest bytes were read
         self._commands = commands
         self._connections = connections
         self._limits = limits
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
-        # Mutable: replies still to come, in order; work under way, and what of it has not begun; claims to
-        # free when the client goes.
+        # Mutable: the unanswered commands, in order; the tasks under way, and the coroutines whose task has not
+        # begun; the claims to release when the client goes.
         self._slots: deque[ReplyPlace] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unbegun: set[Coroutine[Any, Any, bytes]] = set()
         self.ephemeral: set[Key] = set()
-        # Mutable: operations of batches beyond one a command; what to do when the client goes.
+        # Mutable: operations under way beyond one for each command (FD.RUN has many); callbacks for the client's end.
         self.extra = 0
         self.on_gone: list[Callable[[], None]] = []
-        # Mutable: is the connection open for commands; reads and writes paused; the timer of what is due.
+        # Mutable: has the client gone; are further commands refused; is a flush due; does the connection read; does
+        # the client; the timer of the deadline, whether that is the short one, and whether a command came since.
         self.gone = False
         self._draining = False
         self._flushing = False
@@ -92,14 +91,16 @@ class RespConnection(asyncio.Protocol):
     # The transport's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own only look like one
+        """Begin (asyncio calls this)."""
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transports do not inherit from asyncio's
         self._transport.set_write_buffer_limits(high=self._limits.unread)
         self._connections.add(self)
         self._watch()
 
     def data_received(self, data: bytes) -> None:
-        """Run the commands that are complete."""
+        """Run the commands that have arrived whole (asyncio calls this)."""
         self.at = perf_counter()
         try:
             commands = self._frames.feed(data)
@@ -119,16 +120,16 @@ class RespConnection(asyncio.Protocol):
             self._watch()
 
     def eof_received(self) -> bool:
-        """The client will send no more; if it still listens it gets its replies."""
+        """Answer what the client has asked, where it still reads; it sends nothing more (asyncio calls this)."""
         self._draining = True
         if hung_up(self._transport):
-            self.gone = True  # what is acquired from now on nobody will be told of
+            self.gone = True  # nobody reads the replies: claims that are won from now on are released
             return False
         self._flush()
         return bool(self._slots)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Free what was held for this connection alone."""
+        """Release the ephemeral claims of this connection (asyncio calls this)."""
         self.gone = True
         self._connections.discard(self)
         if self._timer is not None:
@@ -142,13 +143,13 @@ class RespConnection(asyncio.Protocol):
             forget()
 
     def pause_writing(self) -> None:
-        """The client does not read: do not read from it."""
+        """Stop reading commands, as the client does not read replies (asyncio calls this)."""
         self._writing = False
         self._pause()
         self._watch()
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Read commands again, as the client reads replies (asyncio calls this)."""
         self._writing = True
         self._resume()
         self._watch()
@@ -156,14 +157,14 @@ class RespConnection(asyncio.Protocol):
     # The server's calls
 
     def shutdown(self) -> None:
-        """Take no more commands, answer those under way, close."""
+        """Refuse further commands, answer those under way, then close."""
         self._draining = True
         self._flush()
 
     # The commands' calls
 
     def answer(self, slot: ReplyPlace, reply: bytes) -> None:
-        """Give a command its reply. Those of one turn of the loop go out as one write."""
+        """Give a command its reply. The replies of one turn of the loop go out in one write."""
         slot.reply = reply
         slots = self._slots
         if self._flushing or not slots or slots[0] is not slot:
@@ -175,13 +176,13 @@ class RespConnection(asyncio.Protocol):
             self.loop.call_soon(self._flush)
 
     def push(self, message: bytes) -> bool:
-        """Send what nobody asked for just now; False where the client does not read."""
+        """Send a message that is no reply; return False where the client does not read."""
         if self._writing and not self.gone:
             self._transport.write(message)
         return self._writing
 
     def spawn(self, work: Coroutine[Any, Any, bytes], dedup: Dedup, verb: str) -> Slot:
-        """Run a command that has to wait; what it returns or raises is the reply. `verb` is for the metrics."""
+        """Run a command that has to wait; the reply is what `work` returns or raises. `verb` is for the metrics."""
         slot = Slot()
         self._unbegun.add(work)
         task = self.loop.create_task(self._answer_with(slot, work, dedup, verb), name="fastdedup-command")
@@ -193,7 +194,7 @@ class RespConnection(asyncio.Protocol):
         self._tasks.discard(task)
         if (
             work in self._unbegun
-        ):  # cancelled before its first step, it would be complained of as never awaited
+        ):  # cancelled before its first step: Python would warn that it was never awaited
             self._unbegun.discard(work)
             work.close()
 
@@ -239,24 +240,24 @@ class RespConnection(asyncio.Protocol):
             self._resume()
 
     def hang_up_after_replies(self) -> None:
-        """Close once everything asked so far is answered (QUIT)."""
+        """Close once every command so far is answered (QUIT)."""
         self._draining = True
 
     def _hang_up(self, farewell: bytes) -> None:
-        """The stream cannot be told apart any more: say why, and close."""
+        """Reply with the reason and close: the rest of the stream cannot be cut into commands."""
         self._slots.append(Slot(farewell))
         self._draining = True
         self._flush()
 
     def hold(self, key: Key) -> None:
-        """Free this claim when the client goes."""
+        """Release this claim when the client goes."""
         if self.gone:
             key[0].release_later(key[1], key[2])
         else:
             self.ephemeral.add(key)
 
     def let_go(self, dedup: Dedup, wire: bytes, owner: bytes) -> None:
-        """It is settled."""
+        """Forget a claim that is settled."""
         self.ephemeral.discard((dedup, wire, owner))
 
     # Flow and deadlines
@@ -277,11 +278,11 @@ class RespConnection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _watch(self) -> None:
-        """Set the timer for what must happen next: the rest of a command, a read by the client, any command."""
+        """Set the timer for what must happen next: the rest of a command, a read by the client, or a command."""
         hurried = self._frames.unfinished or not self._writing
         if self._timer is not None:
             if hurried and self._hurried:
-                return  # it has been waited for already
+                return  # the deadline runs since it was first due
             self._timer.cancel()
         self._hurried = hurried
         self._used = False
@@ -299,7 +300,7 @@ class RespConnection(asyncio.Protocol):
 
 
 def hung_up(transport: asyncio.Transport) -> bool:
-    """True where the other side has closed its end for reading as well (poll's POLLHUP, on Unix sockets)."""
+    """Return True where the other side does not read any more either (poll's POLLHUP, on Unix sockets)."""
     sock = transport.get_extra_info("socket")
     if sock is None or sock.fileno() < 0:
         return False

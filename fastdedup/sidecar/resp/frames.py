@@ -1,8 +1,8 @@
 """Cuts a RESP stream into commands, and writes replies.
 
-By hand, not by hiredis: its reader allocates what a header announces (gigabytes for `*400000000`) and
-does not say where in the stream it stands, so that its input would have to be walked over first anyway.
-That walk is all there is to parsing a command, an array of bulk strings.
+hiredis is not used: its reader allocates what a header announces (gigabytes for `*400000000`), and does not tell its
+position in the stream. So the input would have to be checked before hiredis reads it, and that check does all that
+parsing takes, as a command is an array of bulk strings.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ...stores.sidecar.wire import MAX_ARGUMENTS
 _SIZES = [b"$%d" % size for size in range(512)]
 _COUNTS = {b"*%d" % count: count for count in range(1, MAX_ARGUMENTS + 1)}
 _BATCH = b"FD.RUN"
-"""Takes up to MAX_ARGUMENTS, whatever the limit for others is."""
+"""The command that takes up to MAX_ARGUMENTS; the limit of a connection holds for the others."""
 
 
 class FrameError(Exception):
-    """The stream is no RESP, or goes beyond the limits; it cannot be told apart any more.
+    """The stream is not RESP, or exceeds the limits. The rest of it cannot be cut into commands.
 
     Attributes:
-        before: the commands that were whole before that.
+        before: the whole commands that came before the fault.
     """
 
     def __init__(self, message: str) -> None:
@@ -30,7 +30,7 @@ class FrameError(Exception):
 
 
 class _Unfinished(Exception):
-    """From `at` on at least `need` bytes belong to an argument."""
+    """An argument has not arrived whole: it takes at least `need` bytes from `at` on."""
 
     def __init__(self, at: int, need: int) -> None:
         self.at = at
@@ -38,11 +38,11 @@ class _Unfinished(Exception):
 
 
 class Frames:
-    """Feed it bytes, take commands: lists of bytes.
+    """Cuts bytes into commands, which are lists of bytes.
 
     Args:
-        max_bytes: of one command, headers included.
-        max_arguments: of one command, its name included; FD.RUN, a batch, has a limit of its own.
+        max_bytes: the bytes that one command may take, headers included.
+        max_arguments: the arguments that one command may have, its name included; FD.RUN has a limit of its own.
     """
 
     __slots__ = ("_broken", "_count", "_held", "_max_arguments", "_max_bytes", "_need", "_parts", "_passed")
@@ -50,8 +50,8 @@ class Frames:
     def __init__(self, *, max_bytes: int, max_arguments: int) -> None:
         self._max_bytes = max_bytes
         self._max_arguments = max_arguments
-        # Mutable, of an unfinished command: its arguments announced (0: not yet) and whole, the bytes that
-        # these took; of the argument after them its bytes so far, and at least how many there will be.
+        # Mutable, of a command that has not arrived whole: how many arguments it announces (0: unknown), those that
+        # are whole, their bytes; of the next argument the bytes so far, and the least number of them.
         self._count = 0
         self._parts: list[bytes] = []
         self._passed = 0
@@ -65,10 +65,10 @@ class Frames:
         return self._need > 0 and not self._broken
 
     def feed(self, data: bytes) -> list[list[bytes]]:
-        """Return the commands that are complete now; none any more once it has raised.
+        """Return the commands that are whole now; an empty list once it has raised.
 
         Raises:
-            FrameError: a header announces more than the limits allow, or is none.
+            FrameError: a header announces more than the limits allow, or is malformed.
         """
         commands: list[list[bytes]] = []
         at = 0
@@ -78,7 +78,7 @@ class Frames:
                     return commands
                 self._held += data
                 if len(self._held) < self._need:
-                    return commands  # not parsed again for each piece of a large value
+                    return commands  # a large value is not parsed again for each piece of it
                 data = bytes(self._held)
                 self._held.clear()
                 self._need = 0
@@ -102,13 +102,14 @@ class Frames:
         return commands
 
     def _plain(self, data: bytes) -> tuple[list[list[bytes]], int]:
-        """Return the whole commands of short arguments without line ends, and where the first other one starts.
+        """Return the whole commands whose arguments are short and have no line ends, up to the first other command.
 
-        Nearly all there are. Five times as fast as looking for each header: all is cut at once.
+        Returns its position as well. Nearly every command is such: cutting all at once saves 21 % of a claim's
+        instructions, and 35 % of a pipelined claim's.
         """
         commands: list[list[bytes]] = []
         if len(data) > self._max_bytes:
-            return commands, 0  # one of them may be too long
+            return commands, 0  # a command may be too long
         parts = data.split(b"\r\n")
         at = 0
         most = self._max_arguments
@@ -129,12 +130,12 @@ class Frames:
         return commands, len(data) if at == last and not parts[last] else sum(map(len, parts[:at])) + 2 * at
 
     def _command(self, data: bytes, at: int) -> tuple[list[bytes], int]:
-        """Return the command that starts, or goes on, at `at`, and where it ends."""
+        """Return the command that starts or continues at `at`, and the position of its end."""
         start = at - self._passed
         if not self._count:
             self._count, at = self._number(data, at, 42, max(MAX_ARGUMENTS, self._max_arguments))
             if not self._count:
-                raise FrameError("a command has a name")
+                raise FrameError("a command must have a name: it announces 0 arguments")
         count, parts = self._count, self._parts
         while len(parts) < count:
             self._passed = at - start
@@ -145,19 +146,19 @@ class Frames:
             if len(data) < ends + 2:
                 raise _Unfinished(at, ends + 2 - at)
             if data[ends : ends + 2] != b"\r\n":
-                raise FrameError("a bulk string is longer than its header says")
+                raise FrameError("a bulk string does not end where its header says")
             parts.append(data[begins:ends])
             at = ends + 2
             if count > self._max_arguments and parts[0] != _BATCH:
-                raise FrameError(f"a command takes at most {self._max_arguments} arguments, not {count}")
+                raise FrameError(_too_many(self._max_arguments, "arguments", count))
         self._count, self._parts, self._passed = 0, [], 0
         return parts, at
 
     def _number(self, data: bytes, at: int, kind: int, most: int) -> tuple[int, int]:
-        """Return the number of the header at `at`, and where that ends. `kind` is its first byte: 42 `*`, 36 `$`."""
+        """Return the number in the header at `at`, and where the header ends. `kind`: its first byte, `*` or `$`."""
         line = data.find(b"\r\n", at, at + 13)
         if at < len(data) and data[at] != kind:
-            raise FrameError("a command is an array of bulk strings")
+            raise FrameError("a command must be an array of bulk strings")
         if line < 0:
             begun = data[at + 1 : at + 13].removesuffix(b"\r")
             if len(begun) > 10 or (begun and not begun.isdigit()):
@@ -169,8 +170,12 @@ class Frames:
         number = int(digits)
         if number > most:
             what = "arguments" if kind == 42 else "bytes"
-            raise FrameError(f"a command takes at most {most} {what}, this one announces {number}")
+            raise FrameError(_too_many(most, what, number))
         return number, line + 2
+
+
+def _too_many(most: int, what: str, given: int) -> str:
+    return f"a command takes at most {most} {what}, this one announces {given}"
 
 
 def simple(text: str) -> bytes:
@@ -179,7 +184,7 @@ def simple(text: str) -> bytes:
 
 
 def error(code: str, message: str) -> bytes:
-    """Encode an error: `-CODE message`, on one line."""
+    """Encode an error as one line: `-CODE message`."""
     text = " ".join(message.split())
     return b"-%b %b\r\n" % (code.encode(), text.encode(errors="replace"))
 
@@ -190,7 +195,7 @@ def bulk(data: bytes) -> bytes:
 
 
 def encode(value: Any, resp3: bool = False) -> bytes:
-    """Encode a reply: None, bool, int, str, bytes, list or (RESP3: as such, RESP2: flat) dict."""
+    """Encode a reply: None, bool, int, str, bytes, list, or dict (flat in RESP2)."""
     if value is None:
         return b"_\r\n" if resp3 else b"$-1\r\n"
     if value is True or value is False:

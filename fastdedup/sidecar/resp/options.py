@@ -11,7 +11,7 @@ _MAX_MS = 10 * 365 * 86_400_000
 
 
 class CommandOptions:
-    """What was given; None or False where it was not. Times in ms."""
+    """The options that a command has; None or False stands for an option that it does not have. Times in ms."""
 
     __slots__ = ("ephemeral", "fence", "fp", "lease", "ns", "owner", "subject", "token", "ttl", "wait")
 
@@ -32,7 +32,7 @@ def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> C
     """Read the options from `command[start:]`.
 
     Raises:
-        ConfigError: an option that is unknown, not allowed here, given twice, without value, or of a wrong kind.
+        ConfigError: an option is unknown, not allowed here, given twice, without value, or of a wrong kind.
     """
     options = CommandOptions()
     seen: set[str] = set()
@@ -43,14 +43,14 @@ def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> C
             listed = ", ".join(sorted(allowed)) or "no options"
             raise ConfigError(f"unknown option '{name}' for {_name_of(command)}; it takes {listed}")
         if name in seen:
-            raise ConfigError(f"{name} is given twice")
+            raise ConfigError(f"{name} is given twice: give it once")
         seen.add(name)
         if name in _FLAGS:
             setattr(options, name.lower(), True)
             at += 1
             continue
         if at + 1 == len(command):
-            raise ConfigError(f"{name} wants a value")
+            raise ConfigError(f"{name} must be followed by a value")
         setattr(options, name.lower(), _value(name, command[at + 1]))
         at += 2
     return options
@@ -68,10 +68,10 @@ def _value(name: str, data: bytes) -> object:
 
 
 def number_of(name: str, data: bytes, least: int = 0) -> int:
-    """Read a whole number: of milliseconds, or a fence.
+    """Return a whole number: milliseconds, or a fence.
 
     Raises:
-        ConfigError: none, or out of bounds.
+        ConfigError: it is not a whole number, or is out of bounds.
     """
     if (
         not data.isdigit()
@@ -79,21 +79,21 @@ def number_of(name: str, data: bytes, least: int = 0) -> int:
         or not least <= int(data) <= (_MAX_MS if name != "FENCE" else 2**53)
     ):
         raise ConfigError(
-            f"{name} is a whole number of milliseconds from {least} to ten years, not {_shown(data)}"
+            f"{name} must be a whole number of milliseconds from {least} to ten years, got {_shown(data)}"
         )
     return int(data)
 
 
 def text_of(name: str, data: bytes) -> str:
-    """Read UTF-8.
+    """Return text from UTF-8.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not UTF-8.
     """
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"{name} is UTF-8 text, not {_shown(data)}") from None
+        raise ConfigError(f"{name} must be UTF-8 text, got {_shown(data)}") from None
 
 
 def _name_of(command: list[bytes]) -> str:

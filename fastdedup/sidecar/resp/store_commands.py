@@ -1,7 +1,7 @@
-"""The commands of a `sidecar://` store: a batch of operations of another process's gate, and news of freed keys.
+"""The commands of a `sidecar://` store: FD.RUN, a batch of operations, and FD.LISTEN, news of freed keys.
 
-What travels stands in `stores/sidecar/wire.py`. Each operation is executed by itself, under the policy of the
-namespace that its key is in; in the engine it joins what other clients ask for.
+`stores/sidecar/wire.py` describes the bytes. The sidecar executes each operation by itself, under the policy of its
+key's namespace; the engine batches it with the operations of other clients.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .frames import encode as encode_value
 _VERBS = {verb.value.encode(): verb for verb in Verb}
 _MARKS = b"=#?!&%@$"
 _LOOK_AGAIN = 0.05
-"""Seconds between two looks whether a client reads again."""
+"""Seconds between two checks whether a client reads again."""
 
 
 class Run(Slot):
-    """An FD.RUN under way: its place in the order of replies, and the answers that it has."""
+    """An FD.RUN under way: its place in the order of replies, and its answers so far."""
 
     __slots__ = ("_answers", "_connection", "_dedups", "_left", "_since", "_verb")
 
@@ -47,7 +47,7 @@ class Run(Slot):
         connection.extra += size - 1
 
     def put(self, place: int, answer: Reply) -> None:
-        """Take the answer to one operation; the last one is followed by the reply."""
+        """Take the answer to one operation; after the last answer, reply."""
         self._answers[place] = answer
         self._left -= 1
         if not self._left:
@@ -66,7 +66,7 @@ class Run(Slot):
             cells[-1] += count * took
 
     def fail(self, fault: Exception) -> None:
-        """The batch has met a fault, not an outage: there is no telling its operations apart."""
+        """Reply with an error for the whole batch: a fault, unlike an outage, is not one operation's."""
         if self.reply is None:
             self._end(error_reply(fault))
 
@@ -77,10 +77,13 @@ class Run(Slot):
 
 
 class Place:
-    """Stands where the engine expects a future, and passes on the reply to one operation.
+    """One operation of an FD.RUN, in the place of the future that the engine expects.
 
-    Never done before: an operation of a client that has gone is not taken back, as it may have sent it
-    again over another connection. It names its owner, so that this is safe; whoever died loses its lease.
+    A future would cost 24 % more instructions for each operation.
+
+    `done` is always False: the operation of a client that has gone is not taken back, as the client may have sent it
+    again over another connection. That is safe, as each operation names its owner. A client that died loses its
+    lease.
     """
 
     __slots__ = ("_dedup", "_op", "_place", "_run")
@@ -92,11 +95,11 @@ class Place:
         self._op = op
 
     def done(self) -> bool:
-        """As a future."""
+        """Return False: the operation is never taken back."""
         return False
 
     def set_result(self, reply: Reply) -> None:
-        """Answer."""
+        """Take the store's reply (the engine calls this)."""
         if isinstance(reply, UnavailableError):
             self.set_exception(reply)
             return
@@ -107,7 +110,7 @@ class Place:
         self._run.put(self._place, UNSURE if unsure else reply)
 
     def set_exception(self, fault: Exception) -> None:
-        """Ask the policy, and answer."""
+        """Take the engine's exception: the policy answers, or its exception is the answer."""
         reply: Reply
         try:
             if not isinstance(fault, UnavailableError):
@@ -122,7 +125,7 @@ class Place:
 
 
 def outcome_of(answer: Reply) -> str:
-    """Return what an answer says, in a word, for the metrics."""
+    """Return an answer's outcome as one word, for the metrics."""
     if type(answer) is Verdict:
         return answer.outcome
     code = answer.code if type(answer) is Moved else answer
@@ -132,12 +135,12 @@ def outcome_of(answer: Reply) -> str:
 
 
 def run(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.RUN verb count key... args...`. See `wire.py`."""
+    """`FD.RUN verb count key... args...`. See `stores/sidecar/wire.py`."""
     verb = _VERBS.get(command[1]) if len(command) > 3 else None
     count = int(command[2]) if verb and command[2].isdigit() and len(command[2]) < 5 else 0
     if verb is None or not 0 < count <= min(MAX_OPERATIONS, len(command) - 3):
         raise ConfigError(
-            f"FD.RUN takes a verb, a count of 1 to {MAX_OPERATIONS}, as many keys, and arguments"
+            f"FD.RUN takes a verb, a count of 1 to {MAX_OPERATIONS}, that many keys, and arguments"
         )
     ops = unpack(verb, command[3 : 3 + count], command[3 + count :])
     dedups = dedups_of(connection.namespaces, ops)
@@ -155,10 +158,10 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
 
 
 def dedups_of(namespaces: Namespaces, ops: Sequence[Op]) -> list[Dedup]:
-    """Return the gate of each operation's namespace, which stands in its key.
+    """Return the `Dedup` of each operation's namespace, which its key begins with.
 
     Raises:
-        ConfigError: a key that no gate makes, or a namespace too many.
+        ConfigError: a key names no namespace, or clients have named too many namespaces.
     """
     dedup, heads = dedup_of(namespaces, ops[0].wire)
     dedups: list[Dedup] = []
@@ -170,15 +173,15 @@ def dedups_of(namespaces: Namespaces, ops: Sequence[Op]) -> list[Dedup]:
 
 
 def dedup_of(namespaces: Namespaces, wire: bytes) -> tuple[Dedup, tuple[bytes, ...]]:
-    """Return the gate of a key's namespace, and how all of its keys begin. Raises as `scopes_of`."""
+    """Return the `Dedup` of a key's namespace, and the beginnings of its keys. Raises what `dedups_of` raises."""
     namespace = names_of(wire)[0]
     if not namespace:
-        raise ConfigError("FD.RUN: a key that is none of a namespace's")
+        raise ConfigError("FD.RUN: a key must begin with a namespace")
     return namespaces.dedup(namespace), tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS)
 
 
 def store(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`FD.STORE protocol`: what a store says first. Returns the protocol, and the bytes that a command may take."""
+    """`FD.STORE protocol`, a store's first command; the reply: the protocol, and a command's limit in bytes."""
     if command[1:] != [b"%d" % PROTOCOL]:
         raise ConfigError(
             f"this sidecar speaks protocol {PROTOCOL} with stores: use the same fastdedup on both sides"
@@ -187,7 +190,7 @@ def store(connection: RespConnection, command: list[bytes]) -> bytes:
 
 
 def listen(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.LISTEN`: from the reply on, `["freed", store key]` for each, `["freed", null]` where news was missed."""
+    """`FD.LISTEN`: after the reply, push `["freed", store key]` for each freed key, or null where news was missed."""
 
     async def work() -> bytes:
         ear = Ear(connection)
@@ -198,27 +201,27 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
 
 
 class Subscriber(Protocol):
-    """A connection, as far as news of it are concerned."""
+    """A connection that news are pushed to."""
 
     loop: asyncio.AbstractEventLoop
     gone: bool
 
     def push(self, message: bytes) -> bool:
-        """Send what was not asked for; False where it cannot be sent."""
+        """Send a message that is no reply; return False where the client does not read."""
 
 
 class Ear:
-    """Tells a client which keys were freed; one that does not read is told later that it missed some."""
+    """Tells a client which keys were freed, or that it missed some while it did not read."""
 
     __slots__ = ("_connection", "_missed")
 
     def __init__(self, connection: Subscriber) -> None:
         self._connection = connection
-        # Mutable: the look that is due at whether the client reads again.
+        # Mutable: the timer of the next check whether the client reads again.
         self._missed: Any = None
 
     def hear(self, wire: bytes | None) -> None:
-        """A key was freed; None: any may have been."""
+        """Tell the client of a freed key; None means that any key may have been freed."""
         if self._missed is not None:
             return
         if not self._connection.push(encode_value([b"freed", wire])):

@@ -1,1 +1,1 @@
-"""The sidecar as a process: its configuration, socket, log, metrics and life."""
+"""The sidecar as a process: its configuration, socket, log, metrics, start and stop."""

@@ -1,4 +1,4 @@
-"""The sidecar's socket: never taken from a live sidecar, never open to everybody."""
+"""The sidecar's socket. It is never taken from a live sidecar, and never open to everybody."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _CREDENTIALS = struct.Struct("3i")
 
 @contextlib.contextmanager
 def bound(path: Path, mode: int = 0o660) -> Iterator[socket.socket]:
-    """Yield a listening Unix socket at `path`; it is removed at the end.
+    """Yield a listening Unix socket at `path`; remove it at the end.
 
-    The lock beside it decides between two sidecars that start at once; the probe sees one that holds no
-    lock of ours. asyncio would replace a live socket without a word.
+    The lock file beside it decides between two sidecars that start at once; the probe finds a server that holds no
+    lock of ours. asyncio would silently replace a live socket.
 
     Raises:
-        ConfigError: a sidecar serves there already, or something else stands in the way.
+        ConfigError: a sidecar serves `path` already, or another file is there.
     """
     path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
     with _locked(path):
@@ -40,7 +40,7 @@ def bound(path: Path, mode: int = 0o660) -> Iterator[socket.socket]:
                 yield listener
             finally:
                 with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_ino == own:  # not one that somebody else put there since
+                    if path.stat().st_ino == own:  # another process may have put its own there since
                         path.unlink()
         finally:
             listener.close()
@@ -50,22 +50,24 @@ def inherited() -> socket.socket | None:
     """Return the socket that systemd listens on for us (sd_listen_fds(3)), or None.
 
     Raises:
-        ConfigError: it passed more than one, or no stream socket.
+        ConfigError: it passed more than one socket, or one that is not a stream socket.
     """
     if os.environ.get("LISTEN_PID") != str(os.getpid()):
         return None
     if os.environ.get("LISTEN_FDS") != "1":
-        raise ConfigError(f"systemd passed {os.environ.get('LISTEN_FDS')} sockets; fastdedup serves one")
+        raise ConfigError(f"systemd passed {os.environ.get('LISTEN_FDS')} sockets, fastdedup serves one")
     listener = socket.socket(fileno=_SYSTEMD_FIRST)
     if listener.type != socket.SOCK_STREAM:
-        raise ConfigError("systemd passed no stream socket: use ListenStream= in the socket unit")
+        raise ConfigError(
+            "systemd passed a socket that is not a stream socket: use ListenStream= in the socket unit"
+        )
     for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
         os.environ.pop(name, None)
     return listener
 
 
 def peer_of(connection: socket.socket) -> tuple[int, int, int] | None:
-    """Return the process, user and group at the other end (SO_PEERCRED); None where the system does not say."""
+    """Return the process, user and group of the client (SO_PEERCRED), or None where the system does not tell them."""
     if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None
     pid, uid, gid = _CREDENTIALS.unpack(
@@ -88,13 +90,13 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _clear(path: Path) -> None:
-    """Remove a socket that nobody serves any more."""
+    """Remove the socket of a sidecar that has ended."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(kind):
-        raise ConfigError(f"{path} exists and is no socket: choose another path, or remove it")
+        raise ConfigError(f"{path} exists and is not a socket: choose another --socket, or remove it")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
@@ -108,7 +110,7 @@ def _clear(path: Path) -> None:
 
 
 def _bind(listener: socket.socket, path: Path, mode: int) -> None:
-    """Nobody may connect between bind and chmod: the socket is born without rights."""
+    """Bind the socket without any rights, so that nobody connects before chmod."""
     former = os.umask(0o777)
     try:
         listener.bind(str(path))

@@ -1,7 +1,7 @@
-"""The sidecar's log: one line an event, for people or as JSON. No token, and no key unless asked, is in clear.
+"""The sidecar's log: one line for each event, as text or as JSON. It never shows a token, and a key only on request.
 
-stdlib logging underneath: `log.warning("what happened", extra=facts(key=value))`. Events of the gate come
-through `EventLog`, which counts what an outage says 100,000 times a second and logs it once.
+It uses the standard library: `log.warning("what happened", extra=facts(key=value))`. Events of the gate come through
+`EventLog`: an outage makes 100,000 a second, which it counts and logs once.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ _LEVELS: dict[type, int] = {BreakerClosed: logging.INFO, Replayed: logging.INFO}
 _LOGGERS = ("fastdedup", "uvicorn", "asyncio")
 _SECRET = ("key", "owner", "ours", "theirs")
 _BURST = 20
-"""Lines a second of one kind of event; the rest of that second is one more line with their number."""
+"""The lines in a second of one kind of event; one more line tells how many were left out."""
 
 Kind = tuple[type, str, bool]
-"""Of events that are counted together: type, namespace, and whether the policy answered."""
+"""What events have in common that are counted together: type, namespace, whether the policy answered."""
 
 
 def facts(**values: Any) -> dict[str, Any]:
-    """Return `extra` for a log call: what the line says beside its event."""
+    """Return `extra` for a log call: the line's facts beside its event."""
     return {"facts": values}
 
 
 def set_up(level: str, format: str, stream: TextIO | None = None) -> Callable[[], None]:
-    """Send the logs of fastdedup, uvicorn and asyncio to `stream` (stderr); return what undoes that."""
+    """Send the logs of fastdedup, uvicorn and asyncio to `stream`, stderr by default; return what undoes that."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if format == "json" else Readable())
     handler.addFilter(Throttle())
@@ -58,10 +58,10 @@ def set_up(level: str, format: str, stream: TextIO | None = None) -> Callable[[]
 
 
 class Lines(logging.Formatter):
-    """What the formats have in common. Of an exception its type and where: its text may hold a key."""
+    """The base of both formats. It shows an exception's type and place only, as its text may hold a key."""
 
     def values(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Return what the line says, in order."""
+        """Return the line's facts, in order."""
         when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         values = {
             "at": when.replace("+00:00", "Z"),
@@ -78,7 +78,7 @@ class Lines(logging.Formatter):
 
 
 class JsonLines(Lines):
-    """A JSON object a line."""
+    """Formats a line as a JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -86,7 +86,7 @@ class JsonLines(Lines):
 
 
 class Readable(Lines):
-    """`time level event key=value …`."""
+    """Formats a line as `time level event key=value …`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""
@@ -102,15 +102,15 @@ def _shown(value: Any) -> str:
 
 
 class Throttle(logging.Filter):
-    """At most `_BURST` lines a second of one kind, as of refused connections; the next one says how many were not."""
+    """Lets at most `_BURST` lines of one kind pass in a second; the next line tells how many were left out."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Mutable, by message before formatting: the second that it counts, lines in it, lines left out.
+        # Mutable, by message before formatting: the second, the lines in it, the lines left out.
         self._counts: dict[str, list[int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let the line pass or not."""
+        """Return True where the line may pass (logging calls this)."""
         count = self._counts.setdefault(f"{record.name} {record.msg}"[:80], [0, 0, 0])
         second = int(record.created)
         if count[0] != second:
@@ -128,16 +128,16 @@ class Throttle(logging.Filter):
 
 
 class EventLog:
-    """An `on_event` that logs: each kind and namespace at once, then once a second with the number of more.
+    """An `on_event` that logs: the first event of a kind and namespace at once, then a line a second with a count.
 
     Args:
-        keys: show keys in clear; owners, with which one could settle, never are.
+        keys: show keys as they are. Owners are never shown, as an owner may settle a claim.
     """
 
     def __init__(self, *, keys: bool = False) -> None:
         self._keys = keys
         self._salt = secrets.token_bytes(16)
-        # Mutable, by kind while its second lasts: how often it came.
+        # Mutable: how often each kind came in its second.
         self._seen: dict[Kind, int] = {}
 
     def __call__(self, event: Event) -> None:
@@ -152,7 +152,7 @@ class EventLog:
             log.log(level, name_of(type(event)), extra=self._facts(event))
 
     def flush(self) -> None:
-        """Log what was only counted so far."""
+        """Log the events that were only counted so far."""
         for kind in list(self._seen):
             self._tell(kind)
 
@@ -161,7 +161,7 @@ class EventLog:
         asyncio.get_running_loop().call_later(1.0, self._tell, kind)
 
     def _tell(self, kind: Kind) -> None:
-        """A second is over: say how often it came beyond what was logged."""
+        """Log how often a kind came in its second beyond the lines that were logged."""
         more = self._seen.pop(kind, 0) - _allowed(kind)
         if more <= 0:
             return
@@ -170,7 +170,7 @@ class EventLog:
         if what is Degraded:
             said["answered"] = answered
         log.warning("%s, more in the last second", name_of(what), extra=facts(**said, count=more))
-        self._begin(kind, _allowed(kind))  # it goes on: the next line in a second, not now
+        self._begin(kind, _allowed(kind))  # it goes on: the next line comes in a second
 
     def _facts(self, event: Event) -> dict[str, Any]:
         said = asdict(event)
@@ -180,12 +180,12 @@ class EventLog:
         return facts(**said)
 
     def _digest(self, text: str) -> str:
-        """The same for the same text in this run; of no use to who guesses."""
+        """Return a digest that is the same for the same text in this run. Its secret protects it from guesses."""
         return blake2b(text.encode(errors="replace"), digest_size=6, key=self._salt).hexdigest()
 
 
 def _allowed(kind: Kind) -> int:
-    """Return how many lines a second: of an outage one, of what is an accident of a key some."""
+    """Return how many lines a second a kind may have: one in an outage, `_BURST` for events of a single key."""
     return 1 if kind[0] is Degraded else _BURST
 
 

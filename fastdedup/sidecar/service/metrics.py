@@ -1,7 +1,7 @@
 """`/metrics`: the sidecar's counters in Prometheus' format.
 
-Labels are bounded: namespaces by `Limits.namespaces`, all others by what fastdedup knows. To add a figure: count it
-in `Counters`, name it in `Collector.collect`.
+Labels are bounded: namespaces by `Limits.namespaces`, all others by fastdedup's own names. To add a figure: count it
+in `Counters`, and name it in `Collector.collect`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Exposition:
 
 
 class Collector(BaseCollector):
-    """Turns `Metrics`, and what the gate is up to just now, into metric families."""
+    """Turns `Counters`, and the present state of the gate, into metric families."""
 
     def __init__(self, namespaces: Namespaces) -> None:
         self._counters = namespaces.counters
@@ -101,7 +101,7 @@ class Collector(BaseCollector):
 
 
 def journal_lines(namespaces: Namespaces) -> dict[str, int]:
-    """Return how much is to be put into the store; each journal once, under the first namespace that uses it."""
+    """Return how many records each journal has for the store, under the first namespace that uses the journal."""
     found: dict[int, tuple[str, int]] = {}
     for dedup in namespaces.dedups():
         policy = dedup.settings.on_unavailable
@@ -111,13 +111,13 @@ def journal_lines(namespaces: Namespaces) -> dict[str, int]:
 
 
 def wire_of(connection: object) -> str:
-    """Return which language a connection speaks; it has said nothing yet where that is unknown."""
+    """Return the protocol of a connection, or "unknown" where it has not sent anything yet."""
     name = type(connection).__name__
     return "resp" if name == "RespConnection" else "unknown" if name == "Sniffer" else "http"
 
 
 def _buckets(bounds: tuple[float, ...], cells: list[Any]) -> list[tuple[str, float]]:
-    """Return Prometheus' buckets: each counts all that is up to its bound."""
+    """Return Prometheus' buckets: each counts everything up to its bound."""
     total, buckets = 0.0, []
     for bound, count in zip((*map(str, bounds), "+Inf"), cells, strict=True):
         total += count

@@ -1,7 +1,7 @@
-"""Puts a sidecar together and runs it. Main path: `run` → `Sidecar.main`.
+"""Builds a sidecar and runs it. Main path: `run` → `Sidecar.main`.
 
-On SIGTERM or SIGINT it stops accepting, answers what was accepted on both wires, brings the journal into the
-store if that is there, and ends. A second signal ends it at once.
+On SIGTERM or SIGINT it stops accepting connections, answers the requests under way, writes the journal into the store
+if that answers, and ends. A second signal ends it at once.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from .server import Allowed, SidecarServer
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_CALL = 0.02
-"""Seconds in which those who had connected before the socket went are accepted, and what they had sent is read."""
+"""Seconds for clients that connected before the socket was removed: they are accepted, and their requests read."""
 
 
 def run(config: Config, *, on_listening: Callable[[str], None] = lambda where: None) -> int:
     """Serve until a signal; return the exit code.
 
     Args:
-        config: what it was told.
+        config: its settings.
         on_listening: called with the socket's path once connections are accepted.
 
     Raises:
@@ -57,7 +57,7 @@ def run(config: Config, *, on_listening: Callable[[str], None] = lambda where: N
 
 @contextlib.contextmanager
 def listening(config: Config) -> Iterator[socket.socket]:
-    """Yield systemd's socket where it passed one, else one of our own."""
+    """Yield the socket that systemd passed, else a socket of our own."""
     passed = inherited()
     if passed is not None:
         with passed:
@@ -67,13 +67,13 @@ def listening(config: Config) -> Iterator[socket.socket]:
         try:
             make_private(config.socket)
             own = stack.enter_context(bound(config.socket))
-        except OSError as error:  # the folder cannot be made, or written to
+        except OSError as error:  # the folder cannot be made, or cannot be written to
             raise ConfigError(f"cannot listen at {config.socket}: {error.strerror}") from None
         yield own
 
 
 class Sidecar:
-    """One sidecar's life."""
+    """A sidecar, from its start to its end."""
 
     def __init__(self, config: Config, listener: socket.socket, on_listening: Callable[[str], None]) -> None:
         self._config = config
@@ -83,15 +83,15 @@ class Sidecar:
         self._own = self._path == config.socket
         self._counters = Counters()
         self._events = EventLog(keys=config.log_keys)
-        # Mutable: the server once there is one; the task to cancel for a stop at once; the
-        # signals that asked for it; when it shall have ended.
+        # Mutable: the server, once it is made; the task to cancel for a stop at once; the signals that came; the
+        # end of the time to stop.
         self._server: Server | None = None
         self._task: asyncio.Task[Any] | None = None
         self._told: list[signal.Signals] = []
         self._until = 0.0
 
     async def main(self) -> int:
-        """Serve until told to stop; return the exit code: 0, or 128 and the signal where work was cut off."""
+        """Serve until a signal; return the exit code: 0, or 128 plus the signal where work was cut off."""
         self._task = asyncio.current_task()
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
@@ -116,8 +116,8 @@ class Sidecar:
         if self._told:
             server.should_exit = True
         gc.collect()
-        gc.freeze()  # what was made until now stays: the collector need not look at it again
-        # What a claim takes is freed by counting references; a look for cycles at every 700 objects is waste.
+        gc.freeze()  # the objects so far stay: the collector need not look at them again
+        # A claim's objects are freed by their reference counts; a search for cycles at every 700 objects is waste.
         gc.set_threshold(20_000, 20, 50)
         await server.serve(sockets=[self._listener])
         left = server.abandon()
@@ -126,7 +126,7 @@ class Sidecar:
         log.info("stopped", extra=facts(connections_cut=left))
 
     async def _bring_home(self, namespaces: Namespaces) -> None:
-        """Wait for a store that is away while there is grace left: what was answered here is lost otherwise."""
+        """Wait within `grace` for a store that does not answer: else what the policy answered is lost."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._until):
                 while any(journal_lines(namespaces).values()):  # noqa: ASYNC110 -- journals have no event
@@ -164,11 +164,11 @@ class Sidecar:
 
 
 class Server(SidecarServer):
-    """A `SidecarServer` whose signals are the sidecar's, and which says when it accepts.
+    """A `SidecarServer` that leaves signals to the sidecar, and tells when it accepts connections.
 
     Args:
-        on_started: called then.
-        path: of its socket, where that is its own.
+        on_started: called when it accepts connections.
+        path: the path of its socket, unless that is systemd's.
     """
 
     def __init__(
@@ -186,18 +186,18 @@ class Server(SidecarServer):
         self._path = path
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """Leave signals alone: uvicorn would raise them again before the gate is closed."""
+        """Leave signals alone: uvicorn would raise them again before the gate closes."""
         return contextlib.nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept."""
+        """Begin to accept connections (uvicorn calls this)."""
         await super().startup(sockets)
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody connect any more, accept who has, and go on as uvicorn does.
+        """Remove the socket, accept the clients that have connected, and go on as uvicorn does.
 
-        Those who connect to systemd's socket meanwhile wait in it for the next sidecar.
+        Clients that connect to systemd's socket meanwhile wait in it for the next sidecar.
         """
         if self._path is not None:
             self._path.unlink(missing_ok=True)
@@ -205,13 +205,13 @@ class Server(SidecarServer):
         await super().shutdown(sockets)
 
     def refusal(self, transport: asyncio.Transport) -> str:
-        """As the server's, and counted."""
+        """Return why a connection is refused, and count it."""
         why = super().refusal(transport)
         self.namespaces.counters.connections_refused += bool(why)
         return why
 
     def abandon(self) -> int:
-        """Cut the connections whose work did not end in time; return how many."""
+        """Abort the connections whose work has not ended in time; return their number."""
         left = list(self.connections)
         for connection in left:
             transport = getattr(connection, "_transport", None) or getattr(connection, "transport", None)
@@ -221,7 +221,7 @@ class Server(SidecarServer):
 
 
 def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Event], None]) -> Namespaces:
-    """Return the gate that a configuration describes, not yet open."""
+    """Return the namespaces that a configuration describes; their connection is not open yet."""
     root = Dedup(
         config.url,
         namespace=config.namespace,
@@ -242,7 +242,7 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
 def make_server(
     config: Config, namespaces: Namespaces, on_started: Callable[[], None], path: Path | None = None
 ) -> Server:
-    """Return the server for a gate, with both wires."""
+    """Return the server of these namespaces, for both wires."""
     app, allowed = HttpApp(namespaces), allow_list(config)
     server = Server(namespaces, app, allowed=allowed, grace=config.grace, on_started=on_started, path=path)
     namespaces.counters.connections = lambda: server.connections
@@ -250,7 +250,10 @@ def make_server(
 
 
 def allow_list(config: Config) -> Allowed:
-    """Return who may connect: those listed, and who runs the sidecar. Without lists, whoever may open the socket."""
+    """Return the check of who may connect: the listed users and groups, and the sidecar's own user.
+
+    Without lists, everybody who may open the socket.
+    """
     uids, gids = {*config.allow_uids, os.getuid()}, set(config.allow_gids)
 
     def allowed(peer: tuple[int, int, int] | None) -> bool:
@@ -262,7 +265,7 @@ def allow_list(config: Config) -> Allowed:
 
 
 def notify(state: str) -> None:
-    """Tell systemd (sd_notify(3)); it asks for that by $NOTIFY_SOCKET. That it is not there harms nothing."""
+    """Tell systemd of a state (sd_notify(3)), where it has set $NOTIFY_SOCKET."""
     where = os.environ.get("NOTIFY_SOCKET", "")
     if not where:
         return

@@ -1,7 +1,7 @@
-"""The sidecar's life: one socket, two languages on it, told apart by the first byte. Main path: `serve`.
+"""The sidecar's server: one socket, two protocols, told apart by the first byte. Main path: `Sniffer.data_received`.
 
-uvicorn keeps the life cycle (signals, draining, HTTP by httptools); `Sniffer`, which it takes for its
-HTTP protocol, looks at the first byte of a connection and hands `*` over to RESP.
+uvicorn keeps the life cycle (draining, HTTP by httptools). It takes `Sniffer` for its HTTP protocol; that reads the
+first byte of a connection, and hands the connection over to RESP where it is `*`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,20 @@ Allowed = Callable[[tuple[int, int, int] | None], bool]
 
 
 class Sniffer(asyncio.Protocol):
-    """A connection whose language is not known yet."""
+    """A connection that has not sent anything yet."""
 
     def __init__(self, server: SidecarServer, http: Callable[[], HttpProtocol]) -> None:
         self._server = server
         self._http = http
-        # Mutable: the connection, and the timer that ends it if it says nothing.
+        # Mutable: the connection, and the timer that closes it if it sends nothing.
         self._transport: asyncio.Transport
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Let in who may come in (asyncio calls this)."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own only look like one
+        """Accept a client that may connect (asyncio calls this)."""
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transports do not inherit from asyncio's
         refusal = self._server.refusal(self._transport)
         if refusal:
             log.warning("refused a connection: %s", refusal)
@@ -50,7 +52,7 @@ class Sniffer(asyncio.Protocol):
         )
 
     def data_received(self, data: bytes) -> None:
-        """Hand over to the language that the first byte speaks (asyncio calls this)."""
+        """Hand over to the protocol of the first byte (asyncio calls this)."""
         self._leave()
         speaks_resp = data[:1] == b"*"
         server = self._server
@@ -62,7 +64,7 @@ class Sniffer(asyncio.Protocol):
         protocol.data_received(data)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It said nothing (asyncio calls this)."""
+        """End without having read anything (asyncio calls this)."""
         self._leave()
 
     def shutdown(self) -> None:
@@ -79,9 +81,10 @@ class SidecarServer(uvicorn.Server):
     """uvicorn on a socket that it did not bind, with `Sniffer` in front.
 
     Args:
+        namespaces: the sidecar's namespaces.
         app: the ASGI application for HTTP.
-        allowed: may the process with this (pid, uid, gid) connect? None for peers that cannot be asked.
-        grace: seconds that work under way has when the server is told to stop.
+        allowed: returns whether the process with this (pid, uid, gid) may connect; None stands for an unknown one.
+        grace: seconds for the requests under way when the server stops.
     """
 
     def __init__(
@@ -106,11 +109,11 @@ class SidecarServer(uvicorn.Server):
 
     @property
     def connections(self) -> set[Any]:
-        """Every connection, whatever it speaks; each has `shutdown()`."""
+        """Every connection, of any protocol; each has `shutdown()`."""
         return self.server_state.connections
 
     def refusal(self, transport: asyncio.Transport) -> str:
-        """Return why a connection is refused; empty where it is not."""
+        """Return why a connection is refused; the empty text where it is accepted."""
         if len(self.connections) >= self.namespaces.limits.connections:
             return f"{len(self.connections)} connections are open, the limit"
         peer: socket.socket | None = transport.get_extra_info("socket")

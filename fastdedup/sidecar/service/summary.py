@@ -1,4 +1,4 @@
-"""What the sidecar says about itself, in words for people."""
+"""Texts about a sidecar's configuration, for people."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
 
 def greeting(config: Config, path: str) -> str:
-    """Return where it serves, with what store, and two lines to paste."""
+    """Return the lines that `fastdedup serve` prints: socket, store, and two commands to paste."""
     kept = ", in this process: gone when it ends" if config.url.startswith("memory:") else ""
     return "\n".join(
         [
@@ -26,7 +26,7 @@ def greeting(config: Config, path: str) -> str:
 
 
 def summary(config: Config) -> Iterator[str]:
-    """Yield what a configuration comes to, a line for each idea."""
+    """Yield lines that describe a configuration."""
     yield f"store      {without_secrets(config.url)}, timeout {_time(config.timeout)}"
     yield f"socket     {config.socket}"
     who = [f"uid {uid}" for uid in config.allow_uids] + [f"gid {gid}" for gid in config.allow_gids]

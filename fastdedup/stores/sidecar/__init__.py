@@ -1,4 +1,4 @@
-"""The sidecar store: the gate of another process on this host, over its Unix socket; `wire.py` is what both speak."""
+"""The sidecar store: asks a sidecar on this host, over its Unix socket. `wire.py` describes what both send."""
 
 from .store import SidecarStore
 

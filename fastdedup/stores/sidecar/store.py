@@ -1,4 +1,4 @@
-"""The store behind `sidecar://`: batches go to the sidecar as `FD.RUN`, over one connection of `stores/redis`."""
+"""The store of `sidecar://` URLs. It sends batches to the sidecar as `FD.RUN`, over `stores/redis`'s connections."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .wire import PROTOCOL, UNSURE, read
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"
 _LONGEST_PATH = 107
-"""What the system's socket addresses hold."""
+"""The bytes that a path may have in the system's socket addresses."""
 _DEFAULT_FRAME = 1024 * 1024
 _LATE = "it did not answer in time"
 
@@ -31,12 +31,11 @@ _LATE = "it did not answer in time"
 class SidecarStore:
     """A sidecar on this host. Guarantees: see `Store`.
 
-    Its answers are as good as those of the store that it serves; where that is unavailable, the
-    sidecar's policy for the namespace answers (`degraded`), or nobody. Only where the sidecar itself is
-    unavailable does this gate's own policy.
+    The answers are those of the sidecar's store. While that is unavailable, the sidecar's policy for the namespace
+    answers (`degraded`) or raises. The policy of this process is asked only while the sidecar itself is unavailable.
 
     Args:
-        timeout: seconds for connecting and shaking hands.
+        timeout: seconds for connecting and for the handshake.
     """
 
     degrades: Literal[True] = True
@@ -47,16 +46,18 @@ class SidecarStore:
         self._timeout = timeout
         self._line = Reconnector(self._dial)
         self._listener = SidecarListener(self._dial, timeout)
-        # Mutable: how many bytes one command may take, as the sidecar last said.
+        # Mutable: how many bytes a command may take, as the sidecar has told last.
         self._frame = _DEFAULT_FRAME
 
     async def open(self) -> None:
-        """Connect once, to find mistakes early. A sidecar that is not there now is the policy's matter."""
+        """Connect once, to find mistakes early. That the sidecar does not answer is no mistake, but an outage."""
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self._line.connected()
         except PermissionError:
-            raise ConfigError(f"this user may not connect to {self.name}: see its socket's group") from None
+            raise ConfigError(
+                f"this user may not connect to {self.name}: add it to the socket's group"
+            ) from None
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             fault = self._fault(error)
             if not isinstance(fault, UnavailableError):
@@ -68,10 +69,10 @@ class SidecarStore:
         await self._line.aclose()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Send the batch; again, once, when the connection breaks.
+        """Send the batch, and send it once more where the connection breaks.
 
-        Every operation names its owner, so repeating one that took effect is answered as the first time.
-        FORGET names none: repeated, it might remove the record of the next owner.
+        An operation names its owner, so a second one gets the same answer as the first. FORGET is not sent twice: it
+        has no owner, and might remove the record of the next one.
         """
         try:
             try:
@@ -84,7 +85,7 @@ class SidecarStore:
             raise self._fault(error) from None
 
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        """Send a batch over the connection, if it stands. Anything but a plain answer goes the long way."""
+        """Send a batch over the open connection. Without one, or on any fault, `run` is the way."""
         link = self._line.link
         if link is None or verb is Verb.FORGET:
             return False
@@ -102,11 +103,11 @@ class SidecarStore:
         return True
 
     def abandon(self) -> None:
-        """Drop the connection: the replies behind one that is late are as late."""
+        """Drop the connection: all replies behind a late one are late as well."""
         self._line.abort(_LATE)
 
     async def probe(self, wire: bytes) -> None:
-        """Ask whether the sidecar is there. What it can do is its own breaker's matter."""
+        """Ask whether the sidecar answers. Whether its store answers is for its own breaker."""
         try:
             async with asyncio.timeout(self._timeout):
                 reply = await (self._line.link or await self._line.connected()).send(pack("PING"))
@@ -116,7 +117,7 @@ class SidecarStore:
             raise self._fault(reply)
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """Have the sidecar tell, over a connection of its own."""
+        """Have the sidecar tell of freed keys, over a connection of its own."""
         try:
             async with asyncio.timeout(self._timeout):
                 await self._listener.start(on_freed)
@@ -134,14 +135,14 @@ class SidecarStore:
                 await link.send_many(b"".join([parcel.packed for parcel in sent]), len(sent)) if sent else []
             )
         except asyncio.CancelledError:
-            link.abort(_LATE)  # the replies behind this one are as late
+            link.abort(_LATE)  # the replies behind this one are late as well
             raise
         if any(is_leaving(reply) for reply in replies):
-            link.abort("it is shutting down")
+            link.abort("the sidecar is shutting down")
         return self._answers(parcels, replies)
 
     def _cut(self, verb: Verb, ops: Sequence[Op]) -> list[RunCall]:
-        """Return commands that the sidecar takes; nearly always one."""
+        """Return the commands for a batch: nearly always one, more where a command would be too large."""
         packed = pack("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *FACES[verb].pack(ops))
         if len(packed) <= self._frame:
             return [RunCall(ops, packed)]
@@ -167,7 +168,7 @@ class SidecarStore:
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(self._timeout):
             transport, _ = await loop.create_unix_connection(asyncio.Protocol, self._path)
-        # `RedisConnection` takes over the socket of whoever has connected it.
+        # `RedisConnection` takes over the socket of a connected connection.
         link = RedisConnection(
             cast(Any, SimpleNamespace(_reader=None, _writer=SimpleNamespace(transport=transport))), on_push
         )
@@ -202,7 +203,7 @@ class SidecarStore:
 
 
 class RunCall:
-    """Operations of one verb that one command takes; `packed` is empty where it would be too large."""
+    """Operations of one verb for one command; `packed` is empty where the command would be too large."""
 
     __slots__ = ("ops", "packed")
 
@@ -212,7 +213,7 @@ class RunCall:
 
 
 class SidecarListener(Listener):
-    """Hears of freed keys from a sidecar instead of Redis."""
+    """Hears of freed keys from a sidecar, instead of from Redis."""
 
     async def _subscribe(self, on_freed: Callable[[bytes | None], None]) -> RedisConnection:
         def on_push(message: Any) -> None:
@@ -233,15 +234,15 @@ class SidecarListener(Listener):
 
 
 def answers_of(parcel: RunCall, reply: Any) -> list[Reply]:
-    """Return what a reply to FD.RUN says, or raise what it is instead.
+    """Return the answers in a reply to FD.RUN.
 
     Raises:
-        ConnectionError: it was not executed, or that is unknown: to be sent again.
-        hiredis.ReplyError: the sidecar refuses.
-        hiredis.ProtocolError: that is no reply of a sidecar.
+        ConnectionError: the batch was not executed, or this is unknown: it may be sent again.
+        hiredis.ReplyError: the sidecar has refused the batch.
+        hiredis.ProtocolError: the reply is not a sidecar's.
     """
     if is_leaving(reply):
-        raise ConnectionError("it is shutting down")
+        raise ConnectionError("the sidecar is shutting down")
     releases = [] if parcel.ops[0].verb is not Verb.RELEASE else cast("Sequence[ReleaseOp]", parcel.ops)
     if isinstance(reply, ConnectionError) and parcel.ops[0].verb in (Verb.RELEASE, Verb.TRANSITION):
         for each in parcel.ops:
@@ -261,7 +262,7 @@ def answers_of(parcel: RunCall, reply: Any) -> list[Reply]:
 
 
 def is_leaving(reply: Any) -> bool:
-    """True where the sidecar takes no more commands over this connection."""
+    """Return True where the sidecar refuses further commands over this connection."""
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNAVAILABLE")
 
 
@@ -269,7 +270,7 @@ def path_of(url: str) -> str:
     """Return the socket's path in a sidecar:// URL.
 
     Raises:
-        ConfigError: it cannot be used; the message shows how one looks.
+        ConfigError: the URL cannot be used; the message shows its form.
     """
     parts = urlsplit(url)
     path = unquote(parts.path)
@@ -282,14 +283,14 @@ def path_of(url: str) -> str:
         or "\0" in path
     ):
         raise ConfigError(
-            f"write {_FORM}: three slashes, the socket's absolute path, and no options; not {url!r}"
+            f"write {_FORM} (three slashes, the socket's absolute path, no options), got {url!r}"
         )
     if len(os.fsencode(path)) > _LONGEST_PATH:
-        raise ConfigError(f"the path of a socket has at most {_LONGEST_PATH} bytes: {path}")
+        raise ConfigError(f"the path of a socket must have at most {_LONGEST_PATH} bytes, got {path}")
     return path
 
 
 def in_words(error: OSError) -> str:
-    """Return what happened on the way."""
+    """Return a connection's error in words."""
     text = str(error).replace("Redis", "it")
     return text or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)

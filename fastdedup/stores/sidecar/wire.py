@@ -1,11 +1,11 @@
-"""What a store and the sidecar say to each other: `FD.RUN`, one batch of operations of one verb.
+"""The protocol between a store and the sidecar: `FD.RUN`, a batch of operations of one verb.
 
     FD.RUN verb count key... args...
 
-The arguments are those of the verb's script (`lua/<verb>.lua`), packed by the same code; `unpack.py` reads them.
-The reply is an array of runs: how many operations in a row it answers, its kind, its fields. A batch of
-fresh claims, or of settled ones, is a single run. Unlike a script's reply it tells what only a gate with a
-policy can say: that an answer is degraded, or that one operation of the batch has none.
+The arguments are those of the verb's script (`lua/<verb>.lua`), packed by the same code; `unpack.py` reads them. The
+reply is an array of runs. A run has the number of operations that it answers, its kind, and its fields: the answer
+to a batch of fresh claims, or of settled ones, is a single run. Unlike a script's reply it also tells what a policy
+adds: that an answer is degraded, or that an operation has no answer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ...model import Outcome
 from ...protocol.operations import Adopted, Code, Moved, Reply, Stored, Verdict
 
 PROTOCOL = 1
-"""Said by the client in its `FD.STORE`; a sidecar that does not know it refuses."""
+"""The number that the client sends in `FD.STORE`; a sidecar of another protocol refuses it."""
 MAX_OPERATIONS = 256
-"""In one FD.RUN."""
+"""The operations that one FD.RUN may have."""
 MAX_ARGUMENTS = 3 + 7 * MAX_OPERATIONS
-"""Of one FD.RUN: a key and at most six arguments for each operation."""
+"""The arguments that one FD.RUN may have: a key and at most six arguments for each operation."""
 
 
 _DEGRADED, _SHORT, _STALE, _TOKEN = 1, 2, 4, 8
@@ -34,7 +34,7 @@ _VERDICT, _CODE, _MOVED, _STORED, _ADOPTED, _UNAVAILABLE, _TOO_LARGE, _UNSURE = 
 
 
 class Unsure:
-    """LOST, of a release that the sidecar had to send twice: the first time may have freed the key."""
+    """The answer LOST to a release that the sidecar sent twice: the first one may have freed the key."""
 
 
 UNSURE: Any = Unsure()
@@ -126,14 +126,14 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, bytes]]] = {
 
 
 def read(reply: list[Any]) -> list[Reply]:
-    """Return the answers that a reply to FD.RUN holds. What is no such reply raises whatever it comes to."""
+    """Return the answers in a reply to FD.RUN. A malformed reply raises any error."""
     answers: list[Reply] = []
     at = 0
     while at < len(reply):
         count, kind = reply[at], reply[at + 1]
         size, make = _READERS[kind]
         fields = reply[at + 2 : at + 2 + size]
-        # An error is raised, and collects the traceback of its raiser: one instance each.
+        # An error that is raised collects a traceback, so each operation gets an instance of its own.
         shared = kind not in (_UNAVAILABLE, _TOO_LARGE)
         answers += [make(fields)] * count if shared else [make(fields) for _ in range(count)]
         at += 2 + size
