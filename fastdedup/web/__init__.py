@@ -1,1 +1,1 @@
-"""What HTTP asks of an idempotency key, whatever carries it: keys, rules, problems, stored responses. No I/O."""
+"""The rules of idempotency keys over HTTP, for every framework: keys, rules, problems, stored responses. No I/O."""

@@ -1,4 +1,4 @@
-"""What a request is told that shall not, or not again, run; and what becomes of a response."""
+"""The answers to requests that do not run their handler, and what a response does to its claim."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from .response import DEGRADED, REPLAYED, Response
 from .rules import Rule
 
 _STREAMS = (b"text/event-stream", b"application/x-ndjson", b"multipart/x-mixed-replace")
-"""Content types that are sent on as they come: to hold them back until they end would break them."""
+"""The content types of streams. They are passed on as they come: holding them back would break them."""
 
 
 class AnsweredClaim(Protocol):
-    """What a response needs to know of a claim: the members that `Claim` has in `fastdedup` and `fastdedup.sync`."""
+    """The members of a claim that an answer depends on; `Claim` has them in `fastdedup` and in `fastdedup.sync`."""
 
     @property
     def outcome(self) -> Outcome:
@@ -51,7 +51,7 @@ class AnsweredClaim(Protocol):
 
 
 class Settling(Enum):
-    """What a response makes of the claim."""
+    """What a response does to its claim."""
 
     COMPLETE = "complete"
     FAIL = "fail"
@@ -59,25 +59,25 @@ class Settling(Enum):
 
 
 def settling_of(rule: Rule, response: Response) -> Settling:
-    """Return what a response makes of the claim: a kept 4xx is a failure, and kept as long as one."""
+    """Return what a response does to its claim. A kept 4xx is a failure, and is kept for as long as one."""
     if not rule.keeps(response.status) or not (response.whole or rule.unstored == "refuse"):
         return Settling.RELEASE
     return Settling.COMPLETE if response.status < 400 else Settling.FAIL
 
 
 def storable(rule: Rule, response: Response) -> Response:
-    """Return what is stored of a response."""
+    """Return the part of a response that is stored."""
     headers = rule.stored_headers(response.headers)
     return Response(response.status, headers, response.body, response.whole, response.request)
 
 
 def streams(content_type: bytes | None) -> bool:
-    """Return whether a response of that type is passed on as it comes."""
+    """Return whether a response of this content type is passed on as it comes."""
     return content_type is not None and content_type.lower().startswith(_STREAMS)
 
 
 def answer(claim: AnsweredClaim, rule: Rule, docs: str | None) -> Response:
-    """Return what a request is told whose claim is not acquired."""
+    """Return the answer to a request whose claim was not acquired."""
     match claim.outcome:
         case Outcome.SUCCEEDED:
             response = replay(claim.result, docs)
@@ -94,9 +94,9 @@ def answer(claim: AnsweredClaim, rule: Rule, docs: str | None) -> Response:
 
 
 def replay(stored: Response | None, docs: str | None) -> Response:
-    """Return the first response again; where that was not kept whole, say what it was.
+    """Return the stored response; where its body was not kept, a problem that names its status.
 
-    None is what a handler leaves that completes its claim by hand, or a token that was merely consumed.
+    `stored` is None where a handler has completed its claim itself, or a token was only consumed.
     """
     if stored is None:
         return respond(NOT_STORED, docs=docs).marked(REPLAYED)
@@ -108,11 +108,11 @@ def replay(stored: Response | None, docs: str | None) -> Response:
 
 
 REFUSALS = (KeyMissing, BadKey, RequestTooLarge, UnavailableError)
-"""What ends a request before its handler runs."""
+"""The errors that end a request before its handler runs."""
 
 
 def refusal(error: Exception, rule: Rule, docs: str | None) -> Response:
-    """Return what a request is told for one of `REFUSALS`."""
+    """Return the answer for one of `REFUSALS`."""
     match error:
         case KeyMissing():
             return respond(KEY_MISSING, docs=docs)

@@ -1,4 +1,4 @@
-"""One-time forms: what a person is told whose form shall not, or not again, be acted upon."""
+"""One-time forms: the messages for people whose form is not acted upon."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .response import Response
 
 FIELD = "one_time_token"
 HEADER = "X-One-Time-Token"
-"""For forms that a script sends."""
+"""The header for forms that a script sends."""
 NOBODY = ("nobody",)
-"""The subject of a person without a name. None would match any token: nobody must not redeem somebody's."""
+"""The subject of a person without a name. None would match every token, also another person's."""
 WAIT = 10.0
-"""Seconds that a second click waits for the page of the first."""
+"""Seconds that a second click waits for the first click's page."""
 _BUSY_RETRY = 2.0
 _STYLE = (
     "body{font:17px/1.6 system-ui,sans-serif;max-width:34rem;margin:15vh auto;padding:0 1.5rem;"
@@ -36,13 +36,13 @@ class Refusal(StrEnum):
     EXPIRED = "expired"
     """Its token was never issued, or expired before the form was sent."""
     FOREIGN = "foreign"
-    """Its token was issued to somebody else, or before they signed out."""
+    """Its token was issued to another person, or before they signed out."""
     CHANGED = "changed"
     """Its token was used before, with other contents."""
     BUSY = "busy"
-    """It was sent before, and is still being worked on."""
+    """It was sent before, and that request still runs."""
     UNAVAILABLE = "unavailable"
-    """Whether it was sent before cannot be told at the moment. Nothing was done."""
+    """The store does not answer, so whether it was sent before is unknown. Nothing was done."""
 
 
 _PAGES = {
@@ -87,9 +87,9 @@ class FormRefused(Exception):
 
     Attributes:
         reason: a `Refusal`.
-        status: the HTTP status that fits.
-        title, message: what to tell a person.
-        retry_after: seconds after which the same form may be sent again; None where it never may.
+        status: the HTTP status.
+        title, message: the text for a person.
+        retry_after: seconds after which the same form may be sent again, or None.
     """
 
     def __init__(self, reason: Refusal, *, retry_after: float | None = None) -> None:
@@ -99,7 +99,7 @@ class FormRefused(Exception):
         super().__init__(f"{reason}: {self.title}")
 
     def response(self, request: Request) -> Response:
-        """Return a page that says so, and leads back to the form; to other clients than browsers a problem."""
+        """Return a page with the message and a link back to the form; for clients other than browsers, a problem."""
         if "text/html" not in (request.header("accept") or ""):
             problem = ProblemType(f"form-{self.reason}", self.status, self.title, self.message)
             return respond(problem, retry_after=self.retry_after)
@@ -119,28 +119,28 @@ class FormRefused(Exception):
 
 
 def refusal_of(outcome: Outcome) -> FormRefused:
-    """Return the refusal for a token's outcome that leaves nothing to do and nothing to replay."""
+    """Return the refusal for the outcome of a token that was neither acquired nor can be replayed."""
     reason = _OF_OUTCOME[outcome]
     return FormRefused(reason, retry_after=_BUSY_RETRY if reason is Refusal.BUSY else None)
 
 
 def unavailable(error: UnavailableError) -> FormRefused:
-    """Return the refusal while the store does not answer and the policy does not either."""
+    """Return the refusal for an outage: neither the store nor the policy answers."""
     return FormRefused(Refusal.UNAVAILABLE, retry_after=error.retry_after)
 
 
 def check_contents(stored: Response | None, mark: bytes) -> None:
-    """Raise FormRefused where a used token comes again with other contents than those that were acted upon."""
+    """Raise FormRefused where a used token comes again with other contents."""
     if stored is not None and stored.request and stored.request != mark:
         raise FormRefused(Refusal.CHANGED)
 
 
 def _origin(request: Request) -> str:
-    """Where the form was: the page that it came from if it is one of ours, else the address it was sent to."""
+    """Return the form's address: the page that it came from if that is ours, else the address it was sent to."""
     referer = _split(request.header("referer") or "")
     ours = referer.netloc and referer.netloc == request.header("host")
     path = referer.path if ours else quote(request.path, errors="replace")
-    # Two slashes at its start would lead to another server.
+    # Two slashes at the start would lead to another server.
     return "/" + path.lstrip("/\\") + (f"?{referer.query}" if ours and referer.query else "")
 
 

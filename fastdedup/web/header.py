@@ -8,17 +8,17 @@ from collections.abc import Sequence
 DRAFT = "draft-ietf-httpapi-idempotency-key-header-07"
 NAME = "Idempotency-Key"
 MAX_KEY = 255
-"""Characters, as Stripe has it."""
+"""The characters that a key may have; Stripe's limit."""
 _MAX_FIELD = 2048
 
-# RFC 8941, sections 3.3 and 3.1.2. No two alternatives begin alike: matching takes linear time.
+# RFC 8941, sections 3.3 and 3.1.2. No two alternatives begin alike, so matching takes linear time.
 _STRING = r'"((?:[ !#-\[\]-~]|\\["\\])*)"'
 _TOKEN = r"[A-Za-z*][!#$%&'*+.^_`|~0-9A-Za-z:/-]*"
 _VALUE = rf"{_STRING}|-?[0-9]{{1,15}}(?:\.[0-9]{{1,3}})?|{_TOKEN}|:[A-Za-z0-9+/=]*:|\?[01]"
 _PARAMETERS = rf"(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:{_VALUE}))?)*"
 _ITEM = re.compile(rf" *{_STRING}{_PARAMETERS} *")
 _BARE = re.compile(r"[ \t]*([!#-+\--:<-\[\]-~]+)[ \t]*")
-"""Without quotes: what most clients send today. No comma: that is how proxies join two headers."""
+"""A key without quotes, which most clients send. It has no comma, by which proxies join two headers."""
 
 
 class BadKey(ValueError):
@@ -26,27 +26,28 @@ class BadKey(ValueError):
 
 
 class KeyMissing(ValueError):
-    """The request has none, and the operation requires one."""
+    """The request has no key, and the operation requires one."""
 
 
 def parse(fields: Sequence[bytes]) -> str | None:
-    """Return the key, or None where there is no such header. `"abc"` and `abc` are the same key.
+    """Return the key, or None without such a header. `"abc"` and `abc` are the same key.
 
     Args:
         fields: the value of each Idempotency-Key line of the request.
 
     Raises:
-        BadKey: more than one line (draft: clients MUST NOT), no String, empty, or over 255 characters.
+        BadKey: the request has more than one header (draft: clients MUST NOT), or the key is malformed, empty, or
+            over 255 characters.
     """
     if not fields:
         return None
     if len(fields) > 1:
-        raise BadKey(f"the request has {len(fields)} Idempotency-Key headers; send one")
+        raise BadKey(f"the request has {len(fields)} Idempotency-Key headers: send one")
     if len(fields[0]) > _MAX_FIELD:
-        raise BadKey(f"the header takes {len(fields[0])} bytes; a key has at most {MAX_KEY} characters")
+        raise BadKey(f"the header has {len(fields[0])} bytes: a key must have at most {MAX_KEY} characters")
     key = _value_of(fields[0].decode("latin-1"))
     if not 0 < len(key) <= MAX_KEY:
-        raise BadKey(f"a key has 1 to {MAX_KEY} characters, this one has {len(key)}")
+        raise BadKey(f"a key must have 1 to {MAX_KEY} characters, this one has {len(key)}")
     return key
 
 

@@ -1,4 +1,4 @@
-"""The published policy: what a server says of its idempotency keys (draft, sections 2.3 and 2.5: it MUST)."""
+"""The published policy: a server's rules for idempotency keys (draft, sections 2.3 and 2.5: it MUST publish them)."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class PublishedPolicy:
     """Describes the rules to the authors of clients, as JSON and as a page.
 
     Args:
-        rules: what holds.
-        settings: the gate's, for the times that no rule names.
-        docs: where it is published: a path of this server, or a URL of other documentation; None: nowhere.
+        rules: the rules that hold.
+        settings: the settings of the `Dedup`, for times that no rule names.
+        docs: the address of the policy: a path of this server, a URL of other documentation, or None.
 
     Raises:
-        ConfigError: `docs` is neither.
+        ConfigError: `docs` is neither a path nor a URL.
     """
 
     def __init__(self, rules: Sequence[Rule], settings: Settings, docs: str | None) -> None:
         if docs is not None and not (docs.startswith(("/", "https://", "http://")) and docs.isascii()):
-            raise ConfigError(f"docs is a path such as /idempotency, or a URL; not {docs!r}")
+            raise ConfigError(f"docs must be a path such as /idempotency, or a URL, got {docs!r}")
         if docs is not None and any(char in docs for char in '<>" \r\n'):
-            raise ConfigError(f"docs stands in a Link header: {docs!r} cannot")
+            raise ConfigError(f"docs must fit into a Link header, got {docs!r}")
         self.docs = docs
         self.path = docs if docs is not None and docs.startswith("/") else None
         self.facts: dict[str, Any] = {
@@ -62,7 +62,7 @@ class PublishedPolicy:
         }
 
     def page(self, accept: str | None) -> Response:
-        """Return it as HTML to a browser, as JSON to all others."""
+        """Return the policy: HTML for a browser, JSON for other clients."""
         html = accept is not None and "text/html" in accept
         body = _page(self.facts).encode() if html else orjson.dumps(self.facts, option=orjson.OPT_INDENT_2)
         kind = b"text/html; charset=utf-8" if html else b"application/json"
@@ -94,7 +94,7 @@ def _operation(rule: Rule, settings: Settings) -> dict[str, Any]:
 
 
 def statuses(rule: Rule) -> list[str]:
-    """Return the statuses that are replayed, as ranges: `["200-399", "400", "402", …]`."""
+    """Return the statuses that a rule keeps and replays, as ranges: `["200-399", "400", "402", …]`."""
     ranges = []
     runs = groupby(enumerate(filter(rule.keeps, _STATUSES)), lambda pair: pair[1] - pair[0])
     for _, run in runs:

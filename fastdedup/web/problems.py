@@ -1,6 +1,6 @@
-"""What goes wrong, as application/problem+json (RFC 9457). To add a problem: a line in `PROBLEMS`' file.
+"""Problems as application/problem+json (RFC 9457). To add a problem: a constant below.
 
-A `type` stays as it is for ever, and is not resolved: the page that explains it is linked (`rel="describedby"`).
+A `type` never changes, and is not an address: a link (`rel="describedby"`) leads to the page that explains it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TYPE = "urn:fastdedup:problem:"
 
 @dataclass(frozen=True, slots=True)
 class ProblemType:
-    """One kind of problem. `about` says to a client's author what happened, and what to do about it."""
+    """A kind of problem. `about` tells a client's author what happened and what to do."""
 
     name: str
     status: int
@@ -28,7 +28,7 @@ class ProblemType:
 
     @property
     def type(self) -> str:
-        """Its URI."""
+        """The URI of this type."""
         return self.base + self.name
 
     def facts(self, detail: str | None = None, **more: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def respond(
     location: bytes | None = None,
     **more: Any,
 ) -> Response:
-    """Return the response for a problem; `retry_after` in seconds, `docs` the address of the published policy."""
+    """Return the response for a problem. `retry_after` is in seconds; `docs` is the address of the policy."""
     body = orjson.dumps(problem.facts(detail or problem.about, **more))
     headers = [(b"content-type", b"application/problem+json"), (b"content-length", b"%d" % len(body))]
     if retry_after is not None:
@@ -117,5 +117,5 @@ def respond(
 
 
 def whole_seconds(seconds: float) -> bytes:
-    """Return the value of a Retry-After header: whole seconds, rounded up, at least one."""
+    """Return the value of a Retry-After header: whole seconds, rounded up, at least 1."""
     return b"%d" % max(1, math.ceil(seconds))

@@ -1,4 +1,4 @@
-"""A request, as principal and fingerprint functions see it; and the fingerprint that is taken by default."""
+"""A request, as principal and fingerprint functions see it, and the default fingerprint."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _BOUNDARY = re.compile(rb'boundary=(?:"([^"]+)"|([^";,\s]+))', re.IGNORECASE)
 
 
 class RequestTooLarge(ValueError):
-    """The body exceeds what is kept to tell requests apart."""
+    """The request's body exceeds `max_request`."""
 
 
 @dataclass(slots=True)
 class Request:
-    """One request with its whole body."""
+    """A request with its whole body."""
 
     method: str
     path: str
@@ -28,35 +28,35 @@ class Request:
     headers: Headers
     body: bytes
     source: MutableMapping[str, Any]
-    """The ASGI scope or WSGI environ: what middleware outside of this one has put there (`scope["user"]`)."""
+    """The ASGI scope or WSGI environ, with what outer middleware has put there (`scope["user"]`)."""
 
     def header(self, name: str) -> str | None:
-        """Return the first header of that name."""
+        """Return the first header of this name, or None."""
         wanted = name.lower().encode()
         return next((value.decode("latin-1") for key, value in self.headers if key == wanted), None)
 
 
 Principal = Callable[[Request], str | None] | Callable[[Request], Awaitable[str | None]]
-"""Names the caller whom a key belongs to (a tenant, an account), so that none sees another's result.
+"""A function that names the caller whom a key belongs to (a tenant, an account), whose results only they see.
 
-Name it wholly: where each tenant has users 1, 2, 3 of its own, the tenant as well. A digest of it is kept."""
+The name must be unique: where each tenant has its own users 1, 2, 3, it names the tenant too. A digest is kept."""
 Fingerprint = Callable[[Request], bytes]
 
 
 def everyone(request: Request) -> None:
-    """All callers share their keys: right where there is only one, or where keys cannot be guessed."""
+    """Let all callers share their keys: right where there is only one caller, or keys cannot be guessed."""
 
 
 def by_header(name: str) -> Callable[[Request], str | None]:
     """Tell callers apart by a header such as X-Api-Key; its digest is kept, as it may be a secret.
 
-    Take what stays the same from a request to its retry: an access token that is refreshed in between
-    makes another caller, and the retry would run again.
+    Take a header that a retry has as well: after an access token was refreshed, the retry would be another caller's,
+    and run again.
     """
     if not isinstance(name, str) or not name.isascii() or not name:
-        raise ConfigError(f"by_header() takes the name of a header, not {name!r}")
-    if "_" in name:  # servers drop such headers, or take them for those with hyphens
-        raise ConfigError(f"by_header() takes a header's name as it is sent, with hyphens; not {name!r}")
+        raise ConfigError(f"by_header() takes the name of a header, got {name!r}")
+    if "_" in name:  # servers drop such headers, or confuse them with those with hyphens
+        raise ConfigError(f"by_header() takes a header's name as it is sent, with hyphens, got {name!r}")
 
     def principal(request: Request) -> str | None:
         value = request.header(name)
@@ -66,9 +66,9 @@ def by_header(name: str) -> Callable[[Request], str | None]:
 
 
 def request_fingerprint(request: Request) -> bytes:
-    """Digest method, path, query and body.
+    """Return a digest of method, path, query and body.
 
-    The boundary of a multipart body is left out: clients draw a new one when they encode a form again.
+    A multipart body's boundary is left out, as clients draw a new one when they encode a form again.
     """
     body = request.body
     parts = (request.method.encode(), request.path.encode("utf-8", "surrogateescape"), request.query)

@@ -1,4 +1,4 @@
-"""A response as it is stored and replayed: status, headers and body, byte for byte."""
+"""A response, as it is stored and replayed: status, headers and body, byte for byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from ..errors import ForeignRecordError
 
 Headers = Sequence[tuple[bytes, bytes]]
-"""Names in lower case, in the order in which they were sent."""
+"""Headers in the order in which they were sent, their names in lower case."""
 
 REPLAYED = (b"idempotency-replayed", b"true")
 DEGRADED = (b"idempotency-degraded", b"true")
@@ -20,59 +20,63 @@ _FORMAT = 1
 _OF_ONE_CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
-"""RFC 9110, section 7.6.1: of the connection that they came over, never of the response."""
+"""The headers of a connection, which are no part of a response (RFC 9110, section 7.6.1)."""
 
 
 @dataclass(slots=True)
 class Response:
-    """A whole response; or, where `whole` is false, only what it was: its body was not kept."""
+    """A response. Where `whole` is False, its body was not kept."""
 
     status: int
     headers: Headers
     body: bytes
     whole: bool = True
     request: bytes = field(default=b"", compare=False)
-    """The fingerprint of the request that it answers, where a record does not hold that itself (a token's)."""
+    """The fingerprint of its request, for records that do not hold it themselves (a token's)."""
 
     def header(self, name: bytes) -> bytes | None:
-        """Return the first header of that lower-case name."""
+        """Return the first header of this lower-case name, or None."""
         return next((value for key, value in self.headers if key == name), None)
 
     def marked(self, *marks: tuple[bytes, bytes]) -> Response:
-        """Return it with these headers as well."""
+        """Return the response with these headers added."""
         return Response(self.status, [*self.headers, *marks], self.body, self.whole, self.request)
 
 
 class HeaderFilter:
-    """Which headers of a response are stored: those to keep (None: all), less those to drop and a connection's."""
+    """The headers that are stored: those to keep (None: all), less those to drop, less a connection's."""
 
     def __init__(self, keep: Collection[str] | None, drop: Collection[str]) -> None:
         self._keep = None if keep is None else frozenset(name.lower().encode() for name in keep)
         self._drop = _OF_ONE_CONNECTION.union(name.lower().encode() for name in drop)
 
     def __call__(self, headers: Headers) -> Headers:
-        """Return those that are stored, their names in lower case."""
+        """Return the headers that are stored, their names in lower case."""
         keep, drop = self._keep, self._drop
         lower = [(name.lower(), value) for name, value in headers]
         return [pair for pair in lower if pair[0] not in drop and (keep is None or pair[0] in keep)]
 
 
 class ResponseCodec:
-    """A line of JSON, which `fastdedup inspect` and people can read, then the body's own bytes."""
+    """Encodes a response as a line of JSON, which people and `fastdedup inspect` can read, and the body's bytes."""
 
     def dumps(self, value: Any) -> bytes:
-        """Encode a Response; TypeError for anything else."""
+        """Encode a Response.
+
+        Raises:
+            TypeError: the value is not a Response.
+        """
         if not isinstance(value, Response):
-            raise TypeError("a Response is wanted: these records belong to the HTTP integration")
+            raise TypeError("the value must be a Response: these records belong to the HTTP integration")
         headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in value.headers]
         head = (_FORMAT, value.status, value.whole, headers, value.request.hex())
         return orjson.dumps(head) + b"\n" + value.body
 
     def loads(self, data: bytes) -> Response:
-        """Decode.
+        """Return the Response.
 
         Raises:
-            ForeignRecordError: it was stored by other code under the same namespace, or by another version.
+            ForeignRecordError: other code, or another version, has stored the record under the same namespace.
         """
         head, _, body = data.partition(b"\n")
         try:
@@ -83,6 +87,6 @@ class ResponseCodec:
             return Response(status, decoded, body, whole, bytes.fromhex(request))
         except (ValueError, TypeError, AttributeError):
             raise ForeignRecordError(
-                "a stored response was not written by this version of fastdedup's HTTP integration; give that "
-                "a namespace of its own"
+                "a stored response was not written by this version of fastdedup's HTTP integration: give the "
+                "integration a namespace of its own"
             ) from None

@@ -80,7 +80,7 @@ def test_a_truncated_head_is_refused() -> None:
 
 @pytest.mark.parametrize("value", [{"a": 1}, b"bytes", "text", 7])
 def test_only_responses_are_stored(value: Any) -> None:
-    with pytest.raises(TypeError, match="a Response is wanted"):
+    with pytest.raises(TypeError, match="must be a Response"):
         CODEC.dumps(value)
 
 

@@ -71,12 +71,12 @@ def test_a_setting_that_cannot_be_used_is_told_by_its_name(setting: str, value: 
 
 @pytest.mark.parametrize("path", ["/a/*/b", "/{a/b", "/a}", "/{}", "/{a/b}", "/**", "/{a}*}"])
 def test_a_path_that_is_no_pattern_is_told(path: str) -> None:
-    with pytest.raises(ConfigError, match="stands for a segment"):
+    with pytest.raises(ConfigError, match="must be a whole segment"):
         table(path)
 
 
 def test_an_unknown_setting_is_told_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"unknown setting 'waits'; there are .*wait"):
+    with pytest.raises(ConfigError, match=r"unknown setting 'waits': use one of .*wait"):
         make_rules(["/"], {"principal": everyone, "waits": 1})
     with pytest.raises(ConfigError, match="stored_headers"):
         make_rules(["/"], {"principal": everyone, "stored_headers": None})
@@ -237,7 +237,7 @@ def test_below_a_pattern_the_route_counts_below_a_star_the_path() -> None:
 
 @pytest.mark.parametrize("principal", [7, b"ann", True, ["ann"]])
 def test_a_principal_that_is_no_text_is_a_mistake_of_the_program(principal: Any) -> None:
-    with pytest.raises(ConfigError, match="a principal is text"):
+    with pytest.raises(ConfigError, match="a principal must be text"):
         EVERY.scope_key("POST", "/", principal, "k")
 
 
