@@ -1,1 +1,1 @@
-"""The gate in web frameworks, one file each; what they share and does no I/O is in `fastdedup.web`."""
+"""fastdedup in web frameworks, a file for each. The rules that they share, without I/O, are in `fastdedup.web`."""

@@ -33,7 +33,7 @@ class IdempotencyMiddleware:
 
     Args:
         app: the application.
-        dedup: the gate.
+        dedup: a `Dedup`.
         routes: paths and `Route`s; every path by default.
         docs: where the policy is published: a path such as `/idempotency`, which is then served here, or a URL
             of your own. Every error links to it.
@@ -53,7 +53,7 @@ class IdempotencyMiddleware:
         **settings: Unpack[RouteSettings],
     ) -> None:
         if not isinstance(dedup, Dedup):
-            raise ConfigError(f"ASGI takes a fastdedup.Dedup, not {dedup!r}")
+            raise ConfigError(f"ASGI takes a fastdedup.Dedup, got {dedup!r}")
         self.app = app
         self._lifespan = Lifespan(dedup)
         rules = make_rules(routes, dict(settings))
@@ -76,7 +76,7 @@ class IdempotencyMiddleware:
         return await self._guarded(guard, scope, receive, send)
 
     def _docs(self, scope: Scope) -> str | None:
-        """Where clients find the policy: a path of this application's is below where that is mounted."""
+        """Return the policy's address: a path of this application's is below its mount."""
         if self._policy.path is None:
             return self._policy.docs
         return quote(scope.get("root_path", ""), errors="replace") + self._policy.path
@@ -91,7 +91,7 @@ class IdempotencyMiddleware:
             if key is not None:
                 body = await exchange.body()
                 if body is None:
-                    return None  # the client left before it had sent the request: nothing has happened
+                    return None  # the client left before it sent the whole request: nothing has happened
                 await self._lifespan.ready()
                 request = request_of(scope, body)
                 principal = guard.rule.principal(request)
@@ -100,7 +100,7 @@ class IdempotencyMiddleware:
                 claim = await guard.claim(request, principal, key)
         except REFUSALS as error:
             return await exchange.answer(refusal(error, guard.rule, docs))
-        if claim is None:  # outside of the `try`: what the application raises is its own
+        if claim is None:  # outside of the `try`: the application's exceptions are its own
             return await self.app(scope, receive, send)
         if not claim.acquired:
             return await exchange.answer(answer(claim, guard.rule, docs))
@@ -109,7 +109,7 @@ class IdempotencyMiddleware:
 
 
 def route_path(scope: Scope) -> str:
-    """Return the path below where the application is mounted."""
+    """Return the path below the application's mount."""
     path: str = scope["path"]
     root: str = scope.get("root_path", "").rstrip("/")
     below = path.removeprefix(root)
@@ -124,7 +124,7 @@ def request_of(scope: Scope, body: bytes) -> Request:
 
 
 def claim_of(scope: Scope) -> Claim | None:
-    """Return the claim under which a request runs, from its scope (`request.scope`): its fence, whether it is lost.
+    """Return the claim under which a request runs, by its scope (`request.scope`), with its `fence` and `lost`.
 
     None where the request came without a key.
     """

@@ -1,4 +1,4 @@
-"""One request and its response, between an ASGI server and an application: read, held back, settled, sent on."""
+"""A request and its response, between an ASGI server and an application: the response settles the claim."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from .lifespan import ASGIApp, Message, Receive, Scope, Send
 from .settling import HeldClaim, Marks, settle
 
 _GRACE = 0.1
-"""Seconds in which an application that was told to stop does so, before it is cancelled."""
+"""Seconds in which an application that was told to stop may do so, before it is cancelled."""
 _GONE = {"type": "http.disconnect"}
 _CLIENT_GONE = 499
-"""What nginx logs for a client that left."""
+"""The status that nginx logs for a client that left."""
 _UNSUPPORTED = frozenset(("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"))
-"""Ways to send a response that would go past what is captured here."""
+"""Extensions of ASGI that would send a response past the capture."""
 
 
 class AsgiExchange:
-    """Stands in for the server towards the application: `receive` and `send` are what that is given.
+    """Takes the server's place for the application, which gets its `receive` and `send`.
 
-    The request's body is kept, up to a limit, so that it can be digested before or after the application
-    reads it. From `hold` on the response is held back until it is whole and stored: nobody sees a result
-    that a retry would not see again.
+    It keeps the request's body, up to a limit, so that the body can be digested before or after the application reads
+    it. From `hold` on it holds the response back until that is whole and stored, so that nobody sees a result that a
+    retry would not get.
 
     Args:
-        limit: bytes of the request's body to keep.
+        limit: how many bytes of the request's body it keeps.
     """
 
     def __init__(self, receive: Receive, send: Send, limit: int) -> None:
@@ -67,10 +67,10 @@ class AsgiExchange:
     # The request
 
     async def body(self) -> bytes | None:
-        """Return the whole body, read or not; None where the client left before it came.
+        """Return the whole body, or None where the client left before it came.
 
         Raises:
-            RequestTooLarge: it exceeds the limit.
+            RequestTooLarge: the body exceeds the limit.
         """
         while not (self._ended or self._gone) and self._size <= self._limit:
             await self._pull()
@@ -86,17 +86,17 @@ class AsgiExchange:
         chunk = message.get("body", b"")
         self._size += len(chunk)
         self._ended = not message.get("more_body", False)
-        if chunk or self._ended:  # of empty ones there may be any number
+        if chunk or self._ended:  # there may be any number of empty pieces
             self._chunks.append(chunk)
 
     async def receive(self) -> Message:
-        """Give the application the body, then nothing but the end of the connection, when it may know of that."""
+        """Give the application the body, and later the end of the connection, once it may know of that."""
         while self._delivered == len(self._chunks) and not (self._ended or self._gone):
             await self._pull()
         if self._delivered < len(self._chunks):
             return self._next_chunk()
         if self._held is not None and not (self._passing and self._watcher is None):
-            # That the client left is not the handler's concern where it finishes.
+            # A handler that finishes in any case is not told that the client left.
             await self._news_of_the_end()
         if not (self._gone or self._stopping):
             if self._watcher is None:
@@ -114,7 +114,7 @@ class AsgiExchange:
     def _next_chunk(self) -> Message:
         chunk = self._chunks[self._delivered]
         if self._size > self._limit:
-            self._chunks[self._delivered] = b""  # beyond what is kept
+            self._chunks[self._delivered] = b""  # beyond the limit
         self._delivered += 1
         more = not self._ended or self._delivered < len(self._chunks)
         return {"type": "http.request", "body": chunk, "more_body": more}
@@ -122,16 +122,16 @@ class AsgiExchange:
     # The application
 
     async def answer(self, response: Response) -> None:
-        """Send a response in the application's stead."""
+        """Send a response in the application's place."""
         await self._send(
             {"type": "http.response.start", "status": response.status, "headers": list(response.headers)}
         )
         await self._send({"type": "http.response.body", "body": response.body})
 
     def hold(self, held: HeldClaim) -> None:
-        """Settle this claim by the response. Should its lease be lost, the handler is cancelled."""
+        """Settle this claim by the response. Where the lease is lost, the handler is cancelled."""
         self._held = held
-        held.claim.bind_body(self)  # whom it cancels and uncancels
+        held.claim.bind_body(self)  # the task that it cancels and uncancels
         if held.rule.on_disconnect == "cancel":
             self._watcher = asyncio.ensure_future(self._watch())
 
@@ -144,10 +144,9 @@ class AsgiExchange:
             self.cancel()
 
     def cancel(self) -> None:
-        """Stop the handler: tell one that listens for the end of the connection, and cancel one that does not.
+        """Stop the handler: tell it of the connection's end where it listens for that, else cancel it.
 
-        Django waits for its view in a way that leaves the view running when it is cancelled itself; told that the
-        client is gone, it cancels the view.
+        A cancelled Django leaves its view running, but it cancels the view when it hears that the client is gone.
         """
         self._stopping = True
         self._news.set()
@@ -161,7 +160,7 @@ class AsgiExchange:
             self._cancelled = self._task is not None and self._task.cancel()
 
     def uncancel(self) -> int:
-        """Take a cancellation by `cancel` back; returns how many others there are."""
+        """Take back a cancellation by `cancel`; return how many others there are."""
         if self._task is None:
             return 0
         cancelled, self._cancelled = self._cancelled, False
@@ -173,10 +172,10 @@ class AsgiExchange:
         return self._held is not None
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
-        """Run the application; what it does not settle by a response is released.
+        """Run the application; release the claim unless a response settles it.
 
         Raises:
-            BaseException: whatever the application raises, and its cancellation unless that was for the claim.
+            BaseException: the application's exception, and its cancellation unless that was for the claim.
         """
         try:
             try:
@@ -198,32 +197,34 @@ class AsgiExchange:
         if held is None:
             return
         if not self._settled and self._passing and not self._stopping:
-            # A stream whose client left: it is what the first request got.
+            # A stream whose client left: the part that was sent counts as the response.
             await self._settle(held, self._response(whole=False))
         if self._settled:
             held.claim.unbind()
             return
         try:
             await held.claim.leave(None, release=True)
-        except ClaimLostError:  # the application has swallowed its cancellation, and answered nothing
+        except ClaimLostError:  # the application has swallowed its cancellation, and has not answered
             await self._refuse_lost(held)
         else:
             if self._gone and self._stopping:
                 await self._answer_nobody()
 
     async def _answer_nobody(self) -> None:
-        """The client is gone; middleware outside (Starlette's BaseHTTPMiddleware) takes none at all for a mistake."""
+        """Answer a client that is gone: outer middleware (Starlette's BaseHTTPMiddleware) requires some response."""
         if not self._passing:
             with suppress(OSError):
                 await self.answer(Response(_CLIENT_GONE, (), b""))
 
     async def _broke_off(self, error: BaseException) -> bool:
-        """Release. Returns whether the error was of the gate's own making, and is dealt with."""
+        """Release the claim. Return whether the error was fastdedup's own, and is dealt with."""
         held = self._held
         if held is None:
             return False
         if self._torn and not (self._settled or self._stopping) and isinstance(error, Exception):
-            await self._settle(held, self._response(whole=False))  # it is what the first request got
+            await self._settle(
+                held, self._response(whole=False)
+            )  # the part that was sent counts as the response
             held.claim.unbind()
             return False
         try:
@@ -239,7 +240,7 @@ class AsgiExchange:
     # The response
 
     async def send(self, message: Message) -> None:
-        """Take a message of the application's."""
+        """Take a message from the application."""
         held = self._held
         if held is None or self._over:
             await self._send(message)
@@ -273,14 +274,14 @@ class AsgiExchange:
         await self._send_on(message)
 
     async def _pass_on(self) -> None:
-        """From here on the response goes through as it comes: it is a stream, or too large to be kept."""
+        """Let the response through as it comes: it is a stream, or too large to be kept."""
         assert self._start is not None
         self._passing = True
         marks = [UNSTORED, DEGRADED] if self._held and self._held.claim.degraded else [UNSTORED]
         await self._send_on({**self._start, "headers": [*self._start["headers"], *marks]})
 
     async def _send_on(self, message: Message) -> None:
-        """Send. When the client is gone a handler need not break off for that; a stream must, it may be endless."""
+        """Send a message. Where the client is gone a handler goes on, but a stream must end: it may be endless."""
         if self._gone and not self._passing:
             return
         try:
@@ -307,7 +308,7 @@ class AsgiExchange:
         self._news.set()
 
     def _response(self, *, whole: bool = True) -> Response:
-        """What is stored of the response."""
+        """Return the part of the response that is stored."""
         assert self._start is not None
         assert self._held is not None
         headers = self._held.rule.stored_headers(self._start["headers"])
@@ -323,12 +324,14 @@ class AsgiExchange:
     async def _settle(self, held: HeldClaim, response: Response) -> Marks | None:
         self._settled = True
         if not held.claim.lost:
-            held.claim.bind_body(None)  # the work is done: whether the lease is lost now, the store says
+            held.claim.bind_body(
+                None
+            )  # the work is done: only the store can tell now whether the lease is lost
         return await settle(held, response)
 
 
 def supported(scope: Scope, claim: Any) -> Scope:
-    """Return the scope for the application: with the claim, without what would bypass the capture."""
+    """Return the scope for the application: with the claim, and without extensions that would bypass the capture."""
     extensions = scope.get("extensions")
     scope = {**scope, "fastdedup.claim": claim}
     if extensions:

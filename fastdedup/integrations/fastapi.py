@@ -1,7 +1,7 @@
 """FastAPI: `Claimed` and `OneTimeToken`, dependencies that let a handler run once and replay its response.
 
-`Idempotency(app, dedup)` goes with them, once for an application: it captures responses, and describes header
-and problems in the OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `AsgiExchange.hold`.
+Each application has one `Idempotency(app, dedup)`: it captures responses, and describes header and problems in the
+OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `AsgiExchange.hold`.
 """
 
 # No `from __future__ import annotations` here: FastAPI reads the annotations of dependencies made in a function.
@@ -41,28 +41,28 @@ __all__ = ["UUID", "Claimed", "FormRefused", "Idempotency", "OneTimeToken", "Ref
 
 _SLOT = "fastdedup.slot"
 Chooser = Callable[[Request], Dedup]
-"""Chooses a gate for a request; for applications that have several."""
+"""A function that chooses a `Dedup` for a request, for applications with several."""
 
 
-async def everyone() -> None:  # async: FastAPI calls any other in a thread
-    """A principal or subject that tells nobody apart: all callers share their keys or tokens."""
+async def everyone() -> None:  # async, as FastAPI calls other functions in a thread
+    """Let all callers share their keys or tokens: a principal, or a subject."""
 
 
 class Idempotency:
-    """Gives an application's `Claimed` and `OneTimeToken` their gate. Make it once for each application.
+    """Gives an application's `Claimed` and `OneTimeToken` their `Dedup`. Make one for each application.
 
-    Opens `dedup` with the application, and closes it, unless somebody else has. Add middleware that compresses
-    after it: what was added last stands outermost, and what is stored then suits every client.
+    It opens `dedup` with the application and closes it, unless it was open before. Add middleware that compresses
+    after it: what is added last is outermost, so the stored response suits every client.
 
     Args:
         app: the application.
-        dedup: the gate.
-        docs: where clients read of it: a link in every error; the application's own `/docs` by default.
-        max_request: bytes of a request's body at most, of those that are claimed; it is held in memory. Less
-            may be said of one operation, not more.
+        dedup: a `Dedup`.
+        docs: the address of the documentation, which every error links to; by default the application's `/docs`.
+        max_request: the longest body of a claimed request, in bytes; it is held in memory. An operation may have a
+            lower limit.
 
     Raises:
-        ConfigError: the application has one already.
+        ConfigError: the application has an `Idempotency` already.
     """
 
     def __init__(
@@ -72,10 +72,10 @@ class Idempotency:
             getattr(middleware.cls, "__name__", "") == _Capture.__name__ for middleware in app.user_middleware
         ):
             raise ConfigError(
-                "this application has an Idempotency(...) already; Claimed(dedup=...) names others"
+                "this application has an Idempotency(...) already: name another Dedup by Claimed(dedup=...)"
             )
         if not isinstance(dedup, Dedup):
-            raise ConfigError(f"Idempotency(app, dedup) takes a fastdedup.Dedup, not {dedup!r}")
+            raise ConfigError(f"Idempotency(app, dedup) takes a fastdedup.Dedup, got {dedup!r}")
         self.app = app
         self.dedup = dedup
         self.docs = docs or app.docs_url
@@ -87,7 +87,7 @@ class Idempotency:
         describe(app, dedup.settings)
 
     def docs_at(self, request: Request) -> str | None:
-        """Return where clients read of it: a path of this application's is below where that is mounted."""
+        """Return the documentation's address: a path of this application's is below its mount."""
         if self.docs is None or not self.docs.startswith("/"):
             return self.docs
         return quote(request.scope.get("root_path", ""), errors="replace") + self.docs
@@ -129,9 +129,9 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         @app.post("/orders")
         async def order(body: Order, claim: Annotated[Claim, Claimed(principal=current_account)]): ...
 
-    The handler's response settles the claim, and is replayed to duplicates; missing and malformed keys,
-    duplicates in flight, other payloads and outages are answered before it runs. Without a key, where that
-    is not `required`, the claim is None.
+    The handler's response settles the claim, and is replayed to duplicates. Missing and malformed keys, duplicates of
+    a running request, other payloads and outages are answered before it runs. A request without a key has the claim
+    None, unless a key is `required`.
 
     A dependency with `yield` ends after the response is stored and sent: what commits a transaction there can
     fail when the response says that all is well. Give that one `Depends(..., scope="function")`.
@@ -140,7 +140,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         principal: a dependency that names the caller whom keys belong to (text, a number, a UUID, or None for
             anybody): best the one that authenticates. `everyone` where all callers may share their keys. Make
             it `async def` even if it awaits nothing: FastAPI runs any other in a thread, for each request.
-        dedup: another gate than the application's, or a function that chooses one for a request.
+        dedup: another `Dedup` than the application's, or a function that chooses one for a request.
         settings: see `fastdedup.web.rules.Rule`.
 
     Raises:
@@ -224,7 +224,7 @@ def OneTimeToken(  # noqa: N802
             token = one_time_token or (await request.form()).get(field)
             if not isinstance(token, str) or not token:
                 raise FormRefused(Refusal.MISSING)
-            contents = guard.rule.mark(request_of(request.scope, body))  # first: it may raise
+            contents = guard.rule.mark(request_of(request.scope, body))  # first, as it may raise
             await idempotency.lifespan.ready()
             name = _name(who)
             subject_name = NOBODY if name is None else name
@@ -250,11 +250,11 @@ def OneTimeToken(  # noqa: N802
 
 
 def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], Guard]:
-    """Return what finds the guard of a route; made once for each gate and route, which are few."""
+    """Return a function that finds the guard of a route; guards are made once for each `Dedup` and route."""
     guards: dict[tuple[Dedup, str], Guard] = {}
     if "methods" in settings:
         raise ConfigError("methods= is for the middleware: a dependency goes with its own operation")
-    make_rules(["/"], {"principal": everybody, **settings})  # mistakes are told where they are made
+    make_rules(["/"], {"principal": everybody, **settings})  # so that mistakes show here
 
     def rule_at(dedup: Dedup, request: Request) -> Guard:
         path = _route_path(request)
@@ -277,7 +277,7 @@ def _check_callable(what: str, dependency: Any) -> None:
 
 
 def _route_path(request: Request) -> str:
-    """The path as it was declared, with the prefixes of all routers that the route stands in."""
+    """Return the path as it was declared, with the prefixes of all its routers."""
     # Newer versions of FastAPI keep routers nested, and a route then knows no more than its own router's part.
     whole = request.scope.get("fastapi", {}).get("effective_route_context")
     return str((request.scope["route"] if whole is None else whole).path)
@@ -299,7 +299,7 @@ def _slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
     if slot is None:
         raise ConfigError("Claimed() and OneTimeToken() need Idempotency(app, dedup) on their application")
     if request.scope["app"] is not slot[0].app:
-        raise ConfigError("a mounted application needs an Idempotency(...) of its own, over the same gate")
+        raise ConfigError("a mounted application needs an Idempotency(...) of its own, with the same Dedup")
     return slot  # type: ignore[no-any-return]
 
 

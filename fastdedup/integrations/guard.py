@@ -12,14 +12,16 @@ from .settling import HEAD_ROOM
 
 
 class Guard:
-    """A route's rule, and the gates that have its settings: for keys, and for tokens."""
+    """A route's rule, and the two `Dedup`s with its settings: for keys and for tokens."""
 
     __slots__ = ("dedup", "forms", "rule")
 
     def __init__(self, dedup: Dedup, rule: Rule) -> None:
         self.rule = rule
         self.dedup = self._with_settings(dedup, "http")
-        self.forms = self._with_settings(dedup, None)  # where the application issues its tokens
+        self.forms = self._with_settings(
+            dedup, None
+        )  # the namespace in which the application issues its tokens
 
     def _with_settings(self, dedup: Dedup, name: str | None) -> Dedup:
         rule = self.rule
@@ -33,11 +35,11 @@ class Guard:
         )
 
     def check(self, key: str | None) -> None:
-        """Check a request's key, or its lack of one.
+        """Check a request's key; None stands for a request without a key.
 
         Raises:
-            KeyMissing: it needs one.
-            BadKey: it is not of the published format.
+            KeyMissing: the rule requires a key.
+            BadKey: the key does not have the published format.
         """
         if key is not None:
             self.rule.check_key(key)
@@ -45,7 +47,7 @@ class Guard:
             raise KeyMissing
 
     async def claim(self, request: Request, principal: str | None, key: str) -> Claim:
-        """Claim a key for its caller, method and route. Raises as `Dedup.claim`."""
+        """Claim a key for its caller, method and route. Raises what `Dedup.claim` raises."""
         name = self.rule.scope_key(request.method, request.path, principal, key)
         rule = self.rule
         return await self.dedup.claim(name, fingerprint=rule.mark(request), wait=rule.wait, renew=rule.renew)

@@ -1,4 +1,4 @@
-"""Opens a gate with the application, or when first used; and closes it, where it was opened here."""
+"""Opens a `Dedup` with the application or at its first use, and closes it where it was opened here."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ ASGIApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 class Lifespan:
-    """Whether the gate is open, for an application that may have opened it already, or has no lifespan at all."""
+    """Keeps a `Dedup` open for an application that may have opened it itself, or that has no lifespan."""
 
     def __init__(self, dedup: Dedup) -> None:
         self._dedup = dedup
-        # Mutable: opened here; one opens at a time.
+        # Mutable: was it opened here; the lock under which it is opened.
         self._ours = False
         self._lock = asyncio.Lock()
 
@@ -30,7 +30,7 @@ class Lifespan:
 
         Raises:
             ConfigError: the store can never be used as it is set up.
-            UsageError: it was closed.
+            UsageError: it is closed.
         """
         if not self._dedup.is_open:
             async with self._lock:
@@ -39,9 +39,9 @@ class Lifespan:
                     self._ours = True
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the application's lifespan through; the gate is open before the first request.
+        """Pass the application's lifespan through, and open the `Dedup` before the first request.
 
-        Only once the application has started: what it does then may be to open the gate itself.
+        It opens after the application's own start, which may open the `Dedup` itself.
         """
         heard = False
 

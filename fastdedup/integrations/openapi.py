@@ -1,4 +1,4 @@
-"""What an OpenAPI document says of operations that are claimed: their header, their field, their problems."""
+"""Completes an OpenAPI document for claimed operations: their header, their form field, their problems."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 MARK = "x-fastdedup"
-"""Marks a header parameter in the schema, with what is known of it."""
+"""The key of a header parameter's schema under which its facts are."""
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _OF_CLAIMS = [
     problems.KEY_MISSING,
@@ -39,7 +39,7 @@ _SCHEMA = {
 
 
 def describe(app: FastAPI, settings: Settings) -> None:
-    """Complete the application's OpenAPI document whenever that is made."""
+    """Have the application's OpenAPI document completed whenever it is made."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _add_refusals(operation: dict[str, Any]) -> None:
 
 
 def _add_field(operation: dict[str, Any], field: str) -> None:
-    """Beside what the handler reads of the form, whatever describes that."""
+    """Add the token's field to the form's schema, beside the fields that the handler reads."""
     token = {"type": "object", "properties": {field: {"type": "string", "title": "One-time token"}}}
     body = operation.setdefault("requestBody", {"content": {}})
     forms = [kind for kind in _FORMS if kind in body["content"]] or _FORMS[:1]

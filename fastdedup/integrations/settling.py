@@ -1,4 +1,4 @@
-"""What a response makes of the claim under which it was made: recorded, or released. For every integration."""
+"""Settles a claim by the response of its handler: the response is recorded, or the key released."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from ..web.response import DEGRADED, UNSTORED, Response
 from ..web.rules import Rule
 
 HOLD = 1.0
-"""Seconds for which a response waits to be stored while the store is unavailable. Then it is sent, marked, and
-storing it goes on."""
+"""Seconds that a response waits to be stored while the store is unavailable. Then it is sent with a mark, and storing
+goes on."""
 HEAD_ROOM = 64 * 1024
-"""Bytes that a response's status and headers may take in the store beside its body."""
+"""The bytes that a stored response's status and headers may have beside its body."""
 Marks = list[tuple[bytes, bytes]]
-"""Headers that say how a response stands."""
+"""Headers that mark a response: degraded, or not stored."""
 
 
 @dataclass(slots=True)
 class HeldClaim:
-    """The claim that a request holds, and by which rule it is settled."""
+    """The claim that a request holds, and the rule that settles it."""
 
     claim: Claim
     rule: Rule
     dedup: Dedup
     docs: str | None
     mark: bytes = b""
-    """The request's fingerprint, where the record does not hold it."""
+    """The request's fingerprint, where the record does not have it."""
 
 
 async def settle(held: HeldClaim, response: Response, *, undone: bool = False) -> Marks | None:
-    """Settle by what is to be stored of a response; returns its marks, or None where the claim was lost.
+    """Settle a claim by a response; return the response's marks, or None where the claim was lost.
 
     Args:
         held: the claim.
-        response: with the headers that are stored.
-        undone: the handler has said that nothing was done: release, whatever the response is.
+        response: the response, with the headers that are stored.
+        undone: True where the handler has said that nothing was done: release the claim.
     """
     marks = [DEGRADED] if held.claim.degraded else []
     how = Settling.RELEASE if undone else settling_of(held.rule, response)
@@ -55,7 +55,7 @@ async def settle(held: HeldClaim, response: Response, *, undone: bool = False) -
     except UnavailableError:
         held.dedup.keep(record(held.claim, how, response))
         marks.append(UNSTORED)
-    except UsageError as error:  # the handler has settled it itself, or the gate was closed
+    except UsageError as error:  # the handler has settled it itself, or the `Dedup` was closed
         log.warning("%s: this response is not stored: %s", held.claim.key, error)
         marks.append(UNSTORED)
     except asyncio.CancelledError:
@@ -65,16 +65,16 @@ async def settle(held: HeldClaim, response: Response, *, undone: bool = False) -
 
 
 async def record(claim: Claim, how: Settling, response: Response, *, within: float | None = None) -> None:
-    """Store a response as the claim's outcome. Raises as `Claim.complete`."""
+    """Store a response as the claim's outcome. Raises what `Claim.complete` raises."""
     settle = claim.complete if how is Settling.COMPLETE else claim.fail
     try:
         await settle(response, within=within)
-    except ResultTooLargeError:  # by its headers
+    except ResultTooLargeError:  # its headers are too large
         await settle(Response(response.status, (), b"", False, response.request), within=within)
 
 
 async def release(claim: Claim) -> None:
-    """Free the key; should that fail, it is free when the lease ends."""
+    """Free the key. Where that fails, the key is free when the lease ends."""
     try:
         await claim.release()
     except UsageError:

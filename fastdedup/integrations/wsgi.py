@@ -26,10 +26,10 @@ _CLAIM = "fastdedup.claim"
 
 
 class WsgiGuard:
-    """A route's rule, and the gate that has its settings.
+    """A route's rule, and the `Dedup` with its settings.
 
     Raises:
-        ConfigError: the rule asks for what WSGI does not have.
+        ConfigError: the rule needs something that WSGI does not have.
     """
 
     __slots__ = ("_dedup", "rule")
@@ -51,14 +51,14 @@ class WsgiGuard:
         )
 
     def key_of(self, environ: WSGIEnvironment) -> str | None:
-        """Return a request's key, or None where it has none and needs none.
+        """Return a request's key, or None for a request without a key.
 
         Raises:
-            KeyMissing: it needs one.
-            BadKey: it cannot be read, or is not of the published format.
+            KeyMissing: the rule requires a key.
+            BadKey: the key is malformed, or does not have the published format.
         """
         field = environ.get("HTTP_IDEMPOTENCY_KEY")
-        # What is no latin-1 no server has sent; escaped it is malformed, and not some other key.
+        # No server sends text beyond latin-1; escaped it is malformed, and not another key.
         key = None if field is None else parse([field.encode("latin-1", "backslashreplace")])
         if key is not None:
             self.rule.check_key(key)
@@ -67,7 +67,7 @@ class WsgiGuard:
         return key
 
     def claim(self, request: Request, key: str) -> Claim:
-        """Claim a key for its caller, method and route; renewed, if the rule says so. Raises as `Dedup.claim`."""
+        """Claim a key for its caller, method and route. Raises what `Dedup.claim` raises."""
         rule = self.rule
         name = rule.scope_key(request.method, request.path, self._principal(request), key)
         return self._dedup.claim(name, fingerprint=rule.mark(request), wait=rule.wait, renew=rule.renew)
@@ -95,7 +95,7 @@ class IdempotencyMiddleware:
 
     Args:
         app: the application.
-        dedup: the gate of synchronous code.
+        dedup: a `Dedup` of `fastdedup.sync`.
         routes: paths and `Route`s; every path by default.
         docs: where the policy is published: a path such as `/idempotency`, which is then served here, or a URL
             of your own. Every error links to it.
@@ -116,7 +116,7 @@ class IdempotencyMiddleware:
         **settings: Unpack[RouteSettings],
     ) -> None:
         if not isinstance(dedup, Dedup):
-            raise ConfigError(f"WSGI takes a gate from fastdedup.sync, not {dedup!r}")
+            raise ConfigError(f"WSGI takes a fastdedup.sync.Dedup, got {dedup!r}")
         self.app = app
         rules = make_rules(routes, dict(settings))
         self._table = RouteTable(rules, lambda rule: WsgiGuard(dedup, rule))
@@ -134,7 +134,7 @@ class IdempotencyMiddleware:
         return self._guarded(guard, environ, start_response)
 
     def _docs(self, environ: WSGIEnvironment) -> str | None:
-        """Where clients find the policy: a path of this application's is below where that is mounted."""
+        """Return the policy's address: a path of this application's is below its mount."""
         if self._policy.path is None:
             return self._policy.docs
         return quote(environ.get("SCRIPT_NAME", ""), encoding="latin-1") + self._policy.path
@@ -151,7 +151,7 @@ class IdempotencyMiddleware:
                 claim = guard.claim(request_of(environ, body), key)
         except (*REFUSALS, BadBody) as error:
             return send(start_response, _refusal(error, guard.rule, docs))
-        if claim is None:  # outside of the `try`: what the application raises is its own
+        if claim is None:  # outside of the `try`: the application's exceptions are its own
             return self.app(environ, start_response)
         if not claim.acquired:
             return send(start_response, answer(claim, guard.rule, docs))
@@ -161,7 +161,7 @@ class IdempotencyMiddleware:
 
 
 def claim_of(environ: WSGIEnvironment) -> Claim | None:
-    """Return the claim under which a request runs: its fence, and whether it is lost.
+    """Return the claim under which a request runs, with its `fence` and `lost`.
 
     None where the request came without a key. In Flask `claim_of(request.environ)`, in Django
     `claim_of(request.META)`.

@@ -1,4 +1,4 @@
-"""A response on its way from a WSGI application to its server: held back, settled, sent on."""
+"""A response between a WSGI application and its server: it is held back, settles the claim, and is sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None,
 
 @dataclass(frozen=True, slots=True)
 class WsgiHeldClaim:
-    """The claim that an exchange holds, and by which rule it is settled."""
+    """The claim that an exchange holds, and the rule that settles it."""
 
     claim: Claim
     rule: Rule
@@ -34,10 +34,10 @@ class WsgiHeldClaim:
 
 
 class WsgiExchange:
-    """Stands in for the server towards the application: `start_response` is what that is given.
+    """Takes the server's place for the application, which gets its `start_response`.
 
-    The response is held back until it is whole and stored: nobody sees a result that a retry would not see
-    again. A stream, and what is too large to be kept, goes through as it comes.
+    A response is held back until it is whole and stored, so that nobody sees a result that a retry would not get. A
+    stream, and a response that is too large to be kept, goes through as it comes.
     """
 
     def __init__(self, start_response: StartResponse, held: WsgiHeldClaim) -> None:
@@ -56,15 +56,15 @@ class WsgiExchange:
     # The application
 
     def run(self, app: WSGIApplication, environ: WSGIEnvironment) -> Iterable[bytes]:
-        """Run the application, and return what the server shall send; what is not settled by then is released.
+        """Run the application, and return the body for the server; release the claim unless it is settled or streams.
 
         Raises:
-            BaseException: whatever the application raises, but for a ClaimLostError of this claim.
+            BaseException: the application's exception, except a ClaimLostError of this claim.
         """
         try:
             self._source = app(environ, self.start_response)
             chunks = iter(self._source)
-            # A stream is not asked for its first bytes before the server wants them.
+            # A stream is not read before the server reads it.
             whole = self._through is None and all(map(self._hold, chunks))
             return self._whole() if whole else Stream(self, chunks, self._taken())
         except BaseException as error:
@@ -83,7 +83,7 @@ class WsgiExchange:
             source.close()
 
     def broke_off(self, error: BaseException) -> bool:
-        """Release. Returns whether the error is the application's way to say that the claim is lost."""
+        """Release the claim. Return whether the error is the application's ClaimLostError for this claim."""
         claim = self._held.claim
         if not self._settled:
             self._settled = True
@@ -98,10 +98,10 @@ class WsgiExchange:
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None, /
     ) -> Write:
-        """Take status and headers; with `exc_info` instead of those, and the body, that were held back so far.
+        """Take status and headers; with `exc_info`, they replace the response that was held back so far.
 
         Raises:
-            BaseException: that of `exc_info`, where the response is on its way already.
+            BaseException: the one of `exc_info`, where the response is on its way already.
         """
         if self._status and exc_info is None:
             raise AssertionError("start_response() was called twice, and without exc_info")
@@ -117,18 +117,18 @@ class WsgiExchange:
         return self._write
 
     def ended(self) -> None:
-        """A stream is over: by itself, or as its client left, which is what the first request got."""
+        """Settle at the end of a stream: its own end, or that of its client."""
         if not self._settled:
             self._settle(self._response(b"", whole=False))
 
     def _write(self, data: bytes) -> None:
-        """The callable for applications that return no iterable."""
+        """Write a piece of the body, for applications that return no iterable."""
         self._hold(data)
         if self._through is not None:
             self._through(self._taken())
 
     def _hold(self, chunk: bytes) -> bool:
-        """Take a piece of the body. Returns whether the response is held back still."""
+        """Take a piece of the body. Return whether the response is still held back."""
         if not self._status:
             raise AssertionError("the application gave a body before it called start_response()")
         self._chunks.append(chunk)
@@ -138,14 +138,14 @@ class WsgiExchange:
         return self._through is None
 
     def _taken(self) -> bytes:
-        """Return the body so far, which is then another's to keep."""
+        """Return the body so far, and forget it."""
         body = b"".join(self._chunks)
         self._chunks.clear()
         self._size = 0
         return body
 
     def _pass_on(self) -> None:
-        """From here on the response goes through as it comes: it is a stream, or too large to be kept."""
+        """Let the response through as it comes: it is a stream, or too large to be kept."""
         self._through = self._server(self._status, [*self._headers, *self._marks_of_stream()])
 
     def _marks_of_stream(self) -> list[tuple[str, str]]:
@@ -161,7 +161,7 @@ class WsgiExchange:
         else:
             self._server(self._status, [*self._headers, *native(marks)])
             body = [response.body]
-        # Closed by the server, when it has sent it: some applications go on working there.
+        # The server closes it when the body is sent: some applications go on working there.
         return Closing(body, self.close) if hasattr(self._source, "close") else body
 
     def _response(self, body: bytes, *, whole: bool = True) -> Response:
@@ -175,7 +175,7 @@ class WsgiExchange:
     # The claim
 
     def _settle(self, response: Response) -> list[tuple[bytes, bytes]] | None:
-        """Settle by a response; returns how it is to be marked, or None where the claim was lost."""
+        """Settle by a response; return the response's marks, or None where the claim was lost."""
         self._settled = True
         held = self._held
         how = settling_of(held.rule, response)
@@ -185,7 +185,7 @@ class WsgiExchange:
             log.warning("%s: another request took over while this one ran", held.claim.key)
             return None
         except DedupError as error:
-            # The handler has run: its client learns what it did, stored or not.
+            # The handler has run: its client gets the response, stored or not.
             log.warning("%s was not settled: %s", held.claim.key, error)
             stored = how is Settling.RELEASE
         marks = [DEGRADED] if held.claim.degraded else []
@@ -200,7 +200,7 @@ class WsgiExchange:
 
 
 class Closing:
-    """A whole body, and what to close when it is sent."""
+    """A whole body, which closes the application's iterable when it is sent."""
 
     def __init__(self, body: list[bytes], close: Callable[[], None]) -> None:
         self._body = body
@@ -210,11 +210,11 @@ class Closing:
         return iter(self._body)
 
     def __len__(self) -> int:
-        return len(self._body)  # one: servers then know the length of the response
+        return len(self._body)  # one piece, so that servers know the length of the response
 
 
 class Stream:
-    """A body that goes through as it comes; its claim is settled at its end."""
+    """A body that goes through as it comes, and settles its claim at its end."""
 
     def __init__(self, exchange: WsgiExchange, chunks: Iterator[bytes], first: bytes) -> None:
         self._exchange = exchange
@@ -234,7 +234,7 @@ class Stream:
             raise
 
     def close(self) -> None:
-        """Close the application's iterable; the server has sent all, or given up."""
+        """Close the application's iterable, as the server has sent the body or given up."""
         try:
             self._exchange.close()
         finally:
@@ -242,12 +242,12 @@ class Stream:
 
 
 def send(start_response: StartResponse, response: Response, *, body: bool = True) -> list[bytes]:
-    """Send a response in the application's stead."""
+    """Send a response in the application's place."""
     status = response.status
     start_response(f"{status} {_PHRASES.get(status, 'Unknown')}", native(response.headers))
     return [response.body] if body else []
 
 
 def native(headers: Headers) -> list[tuple[str, str]]:
-    """Return headers as WSGI has them."""
+    """Return headers in WSGI's form."""
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]

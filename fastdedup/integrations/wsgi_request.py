@@ -1,4 +1,4 @@
-"""A request as a WSGI server hands it over: its path, its headers, and its body, which is put back once read."""
+"""Reads a WSGI request: its path, its headers, and its body, which is put back after reading."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _BAD_BODY = ProblemType(
 
 
 class BadBody(ValueError):
-    """The body cannot be read; its text says why. An ASGI server answers that itself."""
+    """The body cannot be read; the text says why. An ASGI server answers such a request itself."""
 
     def response(self, docs: str | None) -> Response:
-        """Return what the client is told."""
+        """Return the answer for the client."""
         return respond(_BAD_BODY, f"{self}; nothing was processed", docs=docs)
 
 
 def route_path(environ: WSGIEnvironment) -> str:
-    """Return the path below where the application is mounted, as text."""
+    """Return the path below the application's mount, as text."""
     return _text(environ.get("PATH_INFO", "")) or "/"
 
 
@@ -51,8 +51,8 @@ def read_body(environ: WSGIEnvironment, limit: int) -> bytes:
     """Return the whole body, and put it back for the application to read.
 
     Raises:
-        RequestTooLarge: it exceeds the limit. Of one that says so at its start nothing is read.
-        BadBody: its length is no number, or it ended before that.
+        RequestTooLarge: the body exceeds the limit; where its header says so, nothing is read.
+        BadBody: its length is not a number, or it ended early.
     """
     length = _length(environ)
     if length is not None and length > limit:
@@ -65,32 +65,32 @@ def read_body(environ: WSGIEnvironment, limit: int) -> bytes:
     environ["wsgi.input"] = BytesIO(body)
     environ["wsgi.input_terminated"] = True
     environ["CONTENT_LENGTH"] = str(len(body))
-    environ.pop("HTTP_TRANSFER_ENCODING", None)  # it is in chunks no more
+    environ.pop("HTTP_TRANSFER_ENCODING", None)  # it is not in chunks any more
     return body
 
 
 def supported(environ: WSGIEnvironment) -> None:
-    """Take away what would bypass the capture: a server's file wrapper, which need not be iterable."""
+    """Remove the server's file wrapper, which would bypass the capture."""
     if "wsgi.file_wrapper" in environ:
         environ["wsgi.file_wrapper"] = FileWrapper
 
 
 def _length(environ: WSGIEnvironment) -> int | None:
-    """Return how long the body is; None where it must be read to its end to know."""
+    """Return the body's length, or None where only its end tells it."""
     length = environ.get("CONTENT_LENGTH")
     chunked = "chunked" in environ.get("HTTP_TRANSFER_ENCODING", "").lower()
-    if length and chunked:  # RFC 9112, section 6.3: whoever reads the other one sees another request
-        raise BadBody("Content-Length beside Transfer-Encoding")
+    if length and chunked:  # RFC 9112, section 6.3: a reader of the other header would see another request
+        raise BadBody("Content-Length and Transfer-Encoding must not be sent together")
     if length:
         if _LENGTH.fullmatch(length) is None:
-            raise BadBody("Content-Length is no number")
+            raise BadBody("Content-Length must be a number")
         return int(length)
-    # A server that does not say that its input ends may block a read beyond the body, which then is empty.
+    # Without a length the body is empty, unless the server says that its input ends: a read might block.
     return None if chunked or environ.get("wsgi.input_terminated") else 0
 
 
 def _read(stream: InputStream, most: int) -> bytes:
-    """A read may give less than what it was asked for, and nothing at the end only."""
+    """Read until the limit or the end: a read may return fewer bytes than asked for."""
     chunks = []
     while most > 0 and (chunk := stream.read(most)):
         chunks.append(chunk)
@@ -99,7 +99,7 @@ def _read(stream: InputStream, most: int) -> bytes:
 
 
 def _text(path: str) -> str:
-    """WSGI hands bytes over as latin-1; a path is UTF-8."""
+    """Return a path as text: WSGI has its bytes as latin-1, but it is UTF-8."""
     return path if path.isascii() else _raw(path).decode("utf-8", "surrogateescape")
 
 

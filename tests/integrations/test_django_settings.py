@@ -46,7 +46,7 @@ def test_a_gate_that_cannot_be_made_is_told_at_the_start(given: Any, told: str) 
         ([], "is a dictionary"),
         ({"principal": "no.such.function"}, "principal cannot be imported"),
         ({"principal": "fastdedup.web.request.everyone", "wiat": 1.0}, "unknown setting 'wiat'"),
-        ({"principal": "fastdedup.web.request.everyone", "docs": "here"}, "docs is a path"),
+        ({"principal": "fastdedup.web.request.everyone", "docs": "here"}, "docs must be a path"),
         ({"field": ""}, "field"),
     ],
 )

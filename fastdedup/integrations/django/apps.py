@@ -11,7 +11,7 @@ from .config import gate, http
 
 
 class FastdedupConfig(AppConfig):
-    """Makes the gate when Django starts, so that mistakes show then. It is opened when first used."""
+    """Makes the `Dedup` when Django starts, so that mistakes show then. It opens when it is first used."""
 
     name = "fastdedup.integrations.django"
     label = "fastdedup"

@@ -1,7 +1,7 @@
-"""How one flow serves sync and async views: it is written as a coroutine, over one of two bridges.
+"""Lets one coroutine serve sync and async views, over one of two bridges.
 
-Over `BLOCKING` nothing in it ever suspends, so `drive` runs it to its end in one go, without an event loop.
-Over `AWAITING` it is awaited, and blocks no loop: the gate lives in a background thread (`fastdedup.sync`).
+Over `BLOCKING` it never suspends, so `drive` runs it to its end without an event loop. Over `AWAITING` it is awaited
+and blocks no loop, as the `Dedup` is in a background thread (`fastdedup.sync`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Discard = Callable[[T], None]
 
 
 class Bridge(Protocol):
-    """What a flow does beyond itself."""
+    """The steps of a flow that differ between sync and async views."""
 
     async def run(
         self,
@@ -31,16 +31,16 @@ class Bridge(Protocol):
         seconds: float,
         discard: Discard[T] | None = None,
     ) -> T:
-        """Do something with the gate, in its thread."""
+        """Do something with the `Dedup`, in its thread."""
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call a function of the application's, sync or async, which may use its database."""
+        """Call a function of the application, sync or async, which may use the database."""
 
     async def view(self, view: Callable[[], Any]) -> Any:
-        """Run a view, or what else returns a response; of this bridge's kind."""
+        """Run a view of this bridge's kind, or another function that returns a response."""
 
     async def finish(self, work: Coroutine[Any, Any, T], unsent: Callable[[T], Awaitable[None]]) -> T:
-        """Do some work to its end, even if the client leaves; then its result goes to `unsent`."""
+        """Do some work to its end. Where the client leaves meanwhile, the result goes to `unsent`."""
 
 
 class Blocking:
@@ -57,16 +57,16 @@ class Blocking:
         return background.run(make, seconds, discard)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call it here; what it returns is awaited in a loop of its own."""
+        """Call the function here; await its result in a loop of its own."""
         value = function(*args)
         return async_to_sync(_awaited)(value) if isawaitable(value) else value
 
     async def view(self, view: Callable[[], Any]) -> Any:
-        """Run it here."""
+        """Run the view here."""
         return view()
 
     async def finish(self, work: Coroutine[Any, Any, T], unsent: Callable[[T], Awaitable[None]]) -> T:
-        """A thread is not interrupted by a client that leaves."""
+        """Do the work here: a client that leaves does not interrupt a thread."""
         return await work
 
 
@@ -84,18 +84,18 @@ class Awaiting:
         return await background.arun(make, seconds, discard)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Call it in the thread that Django keeps for what is synchronous."""
+        """Call a sync function in the thread that Django keeps for synchronous code."""
         if iscoroutinefunction(function):
             return await function(*args)
         value = await sync_to_async(function)(*args)
         return await value if isawaitable(value) else value
 
     async def view(self, view: Callable[[], Any]) -> Any:
-        """Await it."""
+        """Await the view."""
         return await view()
 
     async def finish(self, work: Coroutine[Any, Any, T], unsent: Callable[[T], Awaitable[None]]) -> T:
-        """Django cancels a request whose client has left: that is put off until the work is done."""
+        """Do the work, and delay the cancellation by which Django ends a request whose client has left."""
         task = asyncio.ensure_future(work)
         try:
             return await asyncio.shield(task)
@@ -121,7 +121,7 @@ def drive(flow: Coroutine[Any, Any, T]) -> T:
 
 
 async def _done(task: asyncio.Task[Any]) -> None:
-    """Wait for a task, whoever cancels that."""
+    """Wait for a task, also through cancellations."""
     while not task.done():
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait([task])

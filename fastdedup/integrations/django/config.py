@@ -1,4 +1,4 @@
-"""`settings.FASTDEDUP` and `settings.FASTDEDUP_HTTP`: the process's one gate, and the rules for HTTP.
+"""`settings.FASTDEDUP` and `settings.FASTDEDUP_HTTP`: the process's `Dedup`, and the rules for HTTP.
 
 Main path: `gate`. To add a setting for HTTP: a line in `Http`, and one in `http`.
 """
@@ -28,14 +28,14 @@ _FUNCTIONS = ("principal", "subject", "fingerprint", "keep")
 
 @dataclass(frozen=True)
 class Http:
-    """What `settings.FASTDEDUP_HTTP` says."""
+    """The contents of `settings.FASTDEDUP_HTTP`."""
 
     routes: Any
     docs: str | None
     subject: Callable[[Any], Any] | None
     field: str
     shared: dict[str, Any]
-    """What holds for all routes; see `Rule`."""
+    """The settings of all routes; see `Rule`."""
 
     def rules(self) -> list[Rule]:
         """Return the middleware's rules.
@@ -47,25 +47,25 @@ class Http:
 
 
 _lock = threading.Lock()
-# Mutable: the gate, and whether it was made here, of keyword arguments.
+# Mutable: the `Dedup`, and whether it was made here, from keyword arguments.
 _dedup: Dedup | None = None
 _ours = False
 
 
 def gate() -> Dedup:
-    """Return this process's gate, that `settings.FASTDEDUP` describes.
+    """Return this process's `Dedup`, which `settings.FASTDEDUP` describes.
 
     Raises:
-        ImproperlyConfigured: there is no such setting, or it cannot be used.
+        ImproperlyConfigured: the setting is missing or cannot be used.
     """
     return _dedup if _dedup is not None else _make_once()
 
 
 def http() -> Http:
-    """Return what `settings.FASTDEDUP_HTTP` says; nothing, where there is none.
+    """Return the contents of `settings.FASTDEDUP_HTTP`, empty where it is missing.
 
     Raises:
-        ImproperlyConfigured: it is no dictionary, or names a function that cannot be imported.
+        ImproperlyConfigured: it is not a dictionary, or names a function that cannot be imported.
     """
     given = getattr(settings, "FASTDEDUP_HTTP", {})
     if not isinstance(given, dict):
@@ -79,10 +79,10 @@ def http() -> Http:
 
 
 def function(named: Any, what: str) -> Any:
-    """Return a function, which may be named by its dotted path.
+    """Return a function that is given itself or by its dotted path.
 
     Raises:
-        ImproperlyConfigured: there is none of that name.
+        ImproperlyConfigured: the path names no function.
     """
     if not isinstance(named, str):
         return named
@@ -124,7 +124,7 @@ def _made_of(given: Any) -> Dedup:
 
 
 def _changed(*, setting: str, **_: Any) -> None:
-    """A test overrides the setting: the next call makes another gate."""
+    """Forget the `Dedup` where a test overrides the setting: the next call makes another one."""
     global _dedup
     if setting == "FASTDEDUP":
         with _lock:

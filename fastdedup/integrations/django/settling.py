@@ -1,4 +1,4 @@
-"""What becomes of a claim, in the gate's thread: it is renewed, and settled by a response. No Django here."""
+"""Claims in the background thread: they are renewed there, and settled by a response. No Django here."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from .config import gate
 
 @dataclass(slots=True)
 class Hold:
-    """A claim that a request holds, and where its gate lives."""
+    """A claim that a request holds, and its `BackgroundDedup`."""
 
     background: BackgroundDedup
     held: HeldClaim
     seconds: float
-    """That an operation of the gate takes at the most."""
+    """The longest that an operation takes, in seconds."""
     public: SyncClaim
     """The claim as a view sees it."""
     undone: bool = False
-    """The view has said that nothing was done."""
+    """True where the view has said that nothing was done."""
     invalid: bool = False
-    """A form of the view's had errors, so nothing was done unless the view redirects."""
+    """True where a form had errors: nothing was done, unless the view redirects."""
 
     @property
     def rule(self) -> Rule:
-        """By which it is settled."""
+        """The rule that settles it."""
         return self.held.rule
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimAndHold:
-    """The answer to a claim: a `hold` where it was acquired."""
+    """The answer to a claim, and its `hold` where it was acquired."""
 
     claim: Claim
     hold: Hold | None
@@ -54,25 +54,25 @@ Ask = Callable[[Guard], Awaitable[Claim]]
 
 
 class Guards:
-    """The guard of a rule, of the process's present gate."""
+    """Finds the guard of a rule, for the process's present `Dedup`."""
 
     __slots__ = ("_bound", "docs", "rule")
 
     def __init__(self, rule: Rule, docs: str | None) -> None:
         self.rule = rule
         self.docs = docs
-        # Mutable: the guard, and of which gate it is; tests have several.
+        # Mutable: the guard, and its `Dedup`; tests have several.
         self._bound: tuple[object, Bound[Guard]] | None = None
 
     def bound(self) -> Bound[Guard]:
-        """Return where the guard is found. Raises as `gate`."""
+        """Return the guard's `Bound`. Raises what `gate` raises."""
         dedup = gate()
         if self._bound is None or self._bound[0] is not dedup:
             self._bound = (dedup, dedup.bind(lambda one: Guard(one, self.rule)))
         return self._bound[1]
 
     async def ask(self, bridge: Bridge, ask: Ask, *, form: bool = False, mark: bytes = b"") -> ClaimAndHold:
-        """Claim a key, or redeem a token. Raises as that does."""
+        """Claim a key, or redeem a token. Raises what that raises."""
         bound = self.bound()
         background, guard = bound.get()
         dedup = guard.forms if form else guard.dedup
@@ -91,19 +91,19 @@ class Guards:
 
 
 async def settle(bridge: Bridge, hold: Hold, response: Response) -> Marks | None:
-    """Settle by a response; returns how it is to be marked, or None where the claim was lost."""
+    """Settle by a response; return the response's marks, or None where the claim was lost."""
     undone = hold.undone or (hold.invalid and not 300 <= response.status < 400)
     try:
         return await bridge.run(
             hold.background, lambda: _settle(hold.held, response, undone), hold.seconds + HOLD
         )
-    except DedupError as error:  # the gate's thread is stuck or dead; what was done was done
+    except DedupError as error:  # the background thread is stuck or dead; the view has run
         log.error("%s: this response is not stored: %s", hold.held.claim.key, error)
         return [UNSTORED]
 
 
 async def give_back(bridge: Bridge, hold: Hold) -> None:
-    """Release: the view has failed, and a retry runs again."""
+    """Release the claim, as the view has failed: a retry runs again."""
     await bridge.run(hold.background, lambda: _give_back(hold.held), hold.seconds)
 
 

@@ -1,4 +1,4 @@
-"""The one-time tokens of forms: whom they are issued to, and which one a form that is rendered gets.
+"""The one-time tokens of forms: the subject of a token, and the token of a form that is rendered.
 
 Main path: `token_for`, which the template tag and `OneTimeFormMixin` call.
 """
@@ -25,25 +25,25 @@ from .convert import SOURCE
 __all__ = ["by_header", "by_user", "everyone", "session_subject"]
 
 Subject = Callable[[HttpRequest], Any]
-"""Names whom a token is issued to: text, a number, a UUID, or None for anybody. Sync or async."""
+"""A function, sync or async, that names whom a token is issued to: text, a number, a UUID, or None for everybody."""
 _FORM = "_fastdedup_form"
 _SESSION_ID = "_fastdedup"
 
 
 @dataclasses.dataclass(slots=True)
 class Form:
-    """What is known of one request's form."""
+    """The state of one request's form."""
 
     subject: Subject
     field: str
     token: str = ""
-    """The one that it was sent with."""
+    """The token that the form was sent with."""
     again: bool = False
-    """That token stays good, and is rendered again: a new one would make a second order of a resubmission."""
+    """True where that token stays good and is rendered again: with a new one, sending again would order twice."""
     data: QueryDict | None = None
-    """What it said, where it was refused."""
+    """The form's contents, where it was refused."""
     prepared: list[str] = dataclasses.field(default_factory=list)
-    """Tokens issued beforehand."""
+    """The tokens that were issued before rendering."""
 
 
 def form_of(request: HttpRequest) -> Form:
@@ -72,7 +72,7 @@ def session_subject(request: HttpRequest) -> str:
         raise ImproperlyConfigured(
             "one-time tokens need django.contrib.sessions' SessionMiddleware, or a subject= of your own"
         )
-    user = _user_of(request)  # first: it may end the session
+    user = _user_of(request)  # first, as it may end the session
     session = request.session
     name = session.get(_SESSION_ID)  # reading it loads it: a key that has expired is not one any more
     if isinstance(session, signed_cookies.SessionStore):
@@ -96,7 +96,7 @@ def issue_token(request: HttpRequest, ttl: float | None = None) -> str:
 
     Args:
         request: of the page that shows the form.
-        ttl: seconds in which the form can be sent; the gate's `token_ttl` by default.
+        ttl: seconds in which the form can be sent; by default the `Dedup`'s `token_ttl`.
 
     Raises:
         UnavailableError: the store does not answer, and the policy does not either.
@@ -107,8 +107,8 @@ def issue_token(request: HttpRequest, ttl: float | None = None) -> str:
 async def aissue_token(request: HttpRequest, ttl: float | None = None) -> str:
     """Do as `issue_token`, from an async view; the next form rendered for this request shows this token.
 
-    A template is rendered in the event loop's thread. Without this, `{% one_time_token %}` blocks it while the
-    gate answers, usually for less than a millisecond, and cannot read a session or user from the database.
+    A template is rendered in the event loop's thread. Without this, `{% one_time_token %}` blocks the loop for an
+    answer of the store, usually for less than a millisecond, and cannot read a session or user from the database.
     """
     token = await _issue(AWAITING, request, ttl)
     form_of(request).prepared.append(token)

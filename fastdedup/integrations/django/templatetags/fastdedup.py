@@ -23,7 +23,7 @@ def one_time_token(context: template.Context, ttl: float | None = None) -> SafeS
 
     Args:
         context: has the `request`.
-        ttl: seconds in which the form can be sent; the gate's `token_ttl` by default.
+        ttl: seconds in which the form can be sent; by default the `Dedup`'s `token_ttl`.
     """
     request = _request(context)
     return format_html(
@@ -35,7 +35,7 @@ def one_time_token(context: template.Context, ttl: float | None = None) -> SafeS
 
 @register.simple_tag(takes_context=True)
 def one_time_notice(context: template.Context) -> SafeString:
-    """Render why the form that came was not acted upon; nothing, where there is no such thing."""
+    """Render why the form was not acted upon, or nothing where it was."""
     refused = getattr(_request(context), "form_refused", None)
     if refused is None:
         return SafeString()
