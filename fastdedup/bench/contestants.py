@@ -1,4 +1,4 @@
-"""Who plays on any Redis: redis-py, the baseline, and ours. A further one is as short, and a line in a table."""
+"""The contestants that play on any Redis: redis-py, which is the baseline, and fastdedup."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -23,7 +23,7 @@ def result_of(key: str) -> str:
 
 
 def as_expected(key: str, first: bool, result: Any) -> bool:
-    """Whether a claim amid a storm got what it must: a hot key is settled and has its first result."""
+    """Return whether a claim in a storm got the right answer: a hot key is settled and has its first result."""
     return not first and bool(result == result_of(key)) if key[-1] == HOT else first
 
 

@@ -1,10 +1,9 @@
-"""A flash sale through the public API alone: many hasty buyers, little stock, one gate.
+"""A flash sale through the public API only: many hasty buyers, little stock, one `Dedup`.
 
 Every buyer is given an order form with a one-time token, clicks "buy" several times at once under one
 idempotency key, and afterwards sends the used form again under a fresh key. Some forms are also sent by a
 thief, and some thieves make a token up. `Shop.buy` is the main path: the order handler that a web
-framework would call. `run_sale` runs the sale and checks what the gate promised; showing the report is the
-caller's business.
+framework would call. `run_sale` runs the sale and checks fastdedup's promises; the caller shows the report.
 """
 
 import asyncio
@@ -41,7 +40,7 @@ class Report:
     refused_foreign: int  # the form belongs to another buyer
     refused_unknown: int  # no such form was ever issued
     claims: int
-    operations: int  # claims, settlements, tokens issued and tokens consumed
+    operations: int  # claims, settlements, issued tokens and consumed tokens
     seconds: float
     p50_ms: float  # of the claims that do not wait for another click's answer
     p99_ms: float
@@ -65,21 +64,21 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What the order handler answers, in the terms of HTTP."""
+    """An answer of the order handler, in the terms of HTTP."""
 
     status: int
     body: Any = None
 
 
 class Shop:
-    """A shop without a single check for duplicates of its own: it leans on the gate, as its users would."""
+    """A shop without checks for duplicates of its own: it relies on fastdedup, as a user's shop would."""
 
     def __init__(self, dedup: Dedup, stock: int) -> None:
         self._dedup = dedup
         # The side effects, which must not happen twice.
         self.stock = stock
         self.orders: Counter[str] = Counter()  # units sold to each buyer
-        # The books, kept to check the gate afterwards.
+        # The books, which the checks at the end read.
         self.first_replies: defaultdict[str, list[Reply]] = defaultdict(list)  # by key: made, not replayed
         self.accepted: Counter[str] = Counter()  # by token: how often it was let through
         self.refused: Counter[Outcome] = Counter()
@@ -188,7 +187,7 @@ class Crowd:
 
 
 def sale_dedup(url: str, prefix: str = "demo") -> Dedup:
-    """A gate for one run: a namespace of its own, so that reruns start afresh, and nothing kept for long."""
+    """Return a `Dedup` for one run, with a namespace of its own, so that each run starts afresh, and short times."""
     return Dedup(
         url,
         namespace=f"{prefix}-{secrets.token_hex(4)}",
@@ -208,7 +207,7 @@ async def run_sale(
     stock: int = 100,
     on_visit: Callable[[], object] = lambda: None,
 ) -> Report:
-    """Run the sale on an open `gate` and check it; `on_visit` is called after each buyer's visit.
+    """Run the sale on an open `Dedup` and check it; `on_visit` is called after each buyer's visit.
 
     Raises the `DedupError` that stopped the sale, if one did; broken promises are in the report.
     """
@@ -241,7 +240,7 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def make_report(shop: Shop, crowd: Crowd, *, buyers: int, clicks: int, stock: int, seconds: float) -> Report:
-    """Return what the books of a sale say, and which promises they show to be broken."""
+    """Return the report of a sale by its books, with the promises that were broken."""
     latencies = sorted(shop.latencies)
     return Report(
         buyers=buyers,

@@ -1,7 +1,7 @@
 """The flash sale of `fastdedup.demo.sale` through a sidecar: shop processes that share nothing but its socket.
 
-Each click of a buyer goes to another process; most speak the Redis protocol by plain redis-py, one speaks HTTP.
-None of them has the library. `sell` is the main path; the books of all are put together and checked as one shop's.
+Each click of a buyer goes to another process; most speak the Redis protocol by plain redis-py, one speaks HTTP. They
+do not use the library. `sell` is the main path; the books of all processes are checked together, as one shop's.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ def _run(jobs: list[Job], stock: int) -> tuple[list[Books], float]:
 
 def _put_together(books: list[Books], tokens: list[str], clicks: int) -> tuple[Shop, Crowd]:
     """Enter all books into those of one shop and its crowd."""
-    shop = Shop(cast(Any, None), 0)  # the gate was the sidecar's
+    shop = Shop(cast(Any, None), 0)  # the sidecar had the `Dedup`
     crowd = Crowd(shop, clicks)
     crowd.tokens = tokens
     first: defaultdict[str, list[Any]] = defaultdict(list)

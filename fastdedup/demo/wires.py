@@ -1,4 +1,4 @@
-"""The least of a client for each wire, as any language would write it: the demo's, and an example."""
+"""The smallest client for each wire, as it may be written in any language: the demo uses them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..sidecar.client import UnixConnection
 
 
 class WireAnswer(NamedTuple):
-    """What a claimant is told: `value` is the result or the error of who was first."""
+    """The answer to a claim; `value` is the first claimant's result or error."""
 
     outcome: Outcome
     owner: str
@@ -23,14 +23,14 @@ class WireAnswer(NamedTuple):
 
 
 class Wire(Protocol):
-    """A connection to a sidecar. Results are JSON on both wires, so that either reads what the other wrote."""
+    """A connection to a sidecar. Results are JSON on both wires, so that each reads the other's."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def claim(self, key: str, mark: str, wait: float) -> WireAnswer:
-        """Ask to be the first; `wait` is in seconds."""
+        """Claim a key; `wait` is in seconds."""
         ...
 
     def settle(self, key: str, owner: str, value: Any, *, succeeded: bool) -> None:
@@ -47,7 +47,7 @@ class Wire(Protocol):
 
 
 class RespWire:
-    """By the Redis protocol: any Redis client will do."""
+    """The client over the Redis protocol: any Redis client can be used."""
 
     def __init__(self, path: Path) -> None:
         self._redis: Any = redis.Redis(unix_socket_path=str(path))
@@ -80,7 +80,7 @@ class RespWire:
 
 
 class HttpWire:
-    """By HTTP, over one connection that is kept alive."""
+    """The client over HTTP, on one connection that is kept alive."""
 
     def __init__(self, path: Path) -> None:
         self._http = UnixConnection(path)

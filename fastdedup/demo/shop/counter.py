@@ -29,7 +29,7 @@ async def _asked(shop: WebShop, word: str) -> str:
 
 @router.get("/stats")
 async def stats(shop: OurShop) -> dict[str, Any]:
-    """What was sold, by the shop's own ledger, and what the gate did, by all workers' counts."""
+    """Return the sales by the shop's own ledger, and fastdedup's answers by all workers' counts."""
     shop.publish()
     count = shop.ledger.count()
     return {

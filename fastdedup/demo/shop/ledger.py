@@ -1,6 +1,6 @@
 """The effect that must happen once: orders and stock in the shop's own database.
 
-It knows nothing of fastdedup, so what it counts proves what the gate did. SQLite, shared by all workers; no
+It does not use fastdedup, so its counts prove fastdedup's effect. SQLite, shared by all workers; no
 operation takes longer than a file write, so they are called straight from the event loop.
 """
 

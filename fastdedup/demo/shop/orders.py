@@ -56,7 +56,7 @@ async def opened(shop: OurShop) -> None:
 
 
 def visitors_dedup(request: Request) -> Dedup:
-    """The gate under the policy for outages that the visitor has chosen."""
+    """Return the `Dedup` with the policy for outages that the visitor has chosen."""
     return shop_of(request).dedup_for(request)
 
 

@@ -1,4 +1,4 @@
-"""What the routes share: the gate's two scopes, the ledger, the figures, the line to the parent."""
+"""The state that the routes share: two `Dedup`s, the ledger, the figures, the connection to the parent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .settings import ShopSettings
 from .stats import Tally
 
 OUTAGE = "outage"
-"""The cookie that says what shall happen when Redis is down: "refuse" or "local"."""
+"""The cookie with the visitor's choice for a Redis that is down: "refuse" or "local"."""
 _TICK = 0.25
 _HEADERS = {
     # Not no-store: going back shall show the form that was sent, token and all, so that it can be sent again.
@@ -50,7 +50,7 @@ class WebShop:
             token_ttl=settings.token_ttl,
             on_event=self.tally.on_event,
         )
-        # One name, so one set of records; what differs is what happens when Redis is down.
+        # Both have one namespace, so one set of records; they differ in their policy for outages.
         self._dedups = {
             "refuse": self.dedup.scoped("sale", on_unavailable=Reject()),
             "local": self.dedup.scoped("sale", on_unavailable=LocalLRU()),
@@ -62,7 +62,7 @@ class WebShop:
         return self.settings.opens_at - time.time()
 
     def dedup_for(self, request: Request) -> Dedup:
-        """The gate under the policy that this visitor has chosen."""
+        """Return the `Dedup` with the policy that this visitor has chosen."""
         return self._dedups[outage_of(request)]
 
     def session(self, request: Request) -> Session | None:
@@ -78,8 +78,8 @@ class WebShop:
     async def form(self, session: Session | None) -> str:
         """Return a token for a fresh form.
 
-        By the scope that goes on locally, whatever the visitor has chosen: while Redis is down the token is this
-        worker's, and once Redis is back it is put there, so that the form can be sent.
+        The `Dedup` that goes on locally issues it, whatever the visitor has chosen: while Redis is down the token is
+        in this worker, and once Redis is back the token is put there, so that the form can be sent.
         """
         return "" if session is None else await self._dedups["local"].tokens.issue(subject=session.subject)
 

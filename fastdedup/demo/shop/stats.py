@@ -40,7 +40,7 @@ class Tally:
     def __init__(self, folder: Path, number: int) -> None:
         self._path = folder / f"stats-{number}.json"
         self._number = number
-        # Mutable: what was counted; seconds of the latest answers; what the gate said, and what was written last.
+        # Mutable: the counts; the seconds of the latest answers; the latest events; what was written last.
         self._counts: Counter[str] = Counter()
         self._seconds: deque[float] = deque(maxlen=_SAMPLE)
         self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES)
@@ -56,7 +56,7 @@ class Tally:
             self._counts["refused"] += 1
 
     def on_event(self, event: Event) -> None:
-        """The gate said something."""
+        """Count an event of the `Dedup`."""
         if isinstance(event, Replayed):
             self._counts["adopted"] += event.adopted
         elif isinstance(event, Conflict):

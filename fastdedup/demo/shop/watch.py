@@ -10,7 +10,7 @@ from .stats import Tally
 
 _ORDERS = {"/orders", "/api/orders"}
 PAYING = "paying"
-"""In `request.state`: seconds that the handler spent on the payment, which is none of the gate's time."""
+"""In `request.state`: the seconds of the payment, which are no time of fastdedup's."""
 
 
 class Watch:
