@@ -214,7 +214,7 @@ class LoopThread:
     def _check_caller(self) -> None:
         if threading.get_ident() == self._thread.ident:
             raise UsageError(
-                "this was called in fastdedup's background thread (by on_event=, for example), where it would wait for "
+                "this was called in fastdedup's background thread (by on_event=, say), where it would wait for "
                 "itself: call it in another thread"
             )
 

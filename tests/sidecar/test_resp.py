@@ -162,7 +162,7 @@ def test_a_record_can_be_seen_and_forgotten(client: redis.Redis) -> None:
         (("FD.CLAIM", "k", "LEASE"), "LEASE must be followed by a value"),
         (("FD.CLAIM", "k", "LEASE", "0"), "LEASE must be a whole number of milliseconds from 1"),
         (("FD.CLAIM", "k", "LEASE", "1", "lease", "2"), "LEASE is given twice"),
-        (("FD.CLAIM", "k", "WAIT", "soon"), "WAIT is a whole number"),
+        (("FD.CLAIM", "k", "WAIT", "soon"), "WAIT must be a whole number"),
         (("FD.CLAIM", "k", "FP", "xyz"), "FP must be 32 hexadecimal digits"),
         (("FD.CLAIM", "k", "OWNER", ""), "an owner takes 1 to 63 bytes"),
         (("FD.CLAIM", "k", "NS", "no spaces"), "a namespace is 1 to 64"),
@@ -282,7 +282,7 @@ def pack(*parts: str) -> bytes:
         (b"*1\r\n*1\r\n*1\r\n", b"array of bulk strings"),
         (b"*-1\r\n", b"at most ten digits"),
         (b"*0\r\n", b"a command must have a name"),
-        (b"*1\r\n$4\r\nPINGPONG\r\n", b"longer than its header says"),
+        (b"*1\r\n$4\r\nPINGPONG\r\n", b"does not end where its header says"),
         (b"*1\r\n$4294967296\r\n", b"at most 1048576 bytes"),
     ],
 )

@@ -139,11 +139,11 @@ def test_the_private_directory_is_refused_where_it_is_not_private(
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     make_private(path)
     path.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="not a private directory"):
+    with pytest.raises(ConfigError, match="must be a private directory"):
         make_private(path)
     path.parent.rmdir()
     path.parent.symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="not a private directory"):
+    with pytest.raises(ConfigError, match="must be a private directory"):
         make_private(path)
     make_private(tmp_path / "elsewhere" / "x.sock")  # not its business
 
