@@ -138,8 +138,8 @@ def demo(
     is new in every run, and what the run leaves in the store expires within a minute. With --web it serves a
     shop that you can look at, crowd and break.
     """
-    gate = sale_dedup(url, namespace)
-    report = _run(_sale(gate, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))
+    dedup = sale_dedup(url, namespace)
+    report = _run(_sale(dedup, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))
     if not as_json:
         Console().print(_sale_table(report, title=f"Flash sale on {_without_secrets(url)}"))
     again = sidecar_sale(url, namespace, buyers, clicks, stock) if sidecar_wanted(sidecar) else None
@@ -154,7 +154,7 @@ def demo(
         raise SystemExit(1)
 
 
-async def _sale(gate: Dedup, *, buyers: int, clicks: int, stock: int, quiet: bool) -> Report:
+async def _sale(dedup: Dedup, *, buyers: int, clicks: int, stock: int, quiet: bool) -> Report:
     progress = Progress(
         TextColumn("Selling"),
         BarColumn(),
@@ -166,9 +166,9 @@ async def _sale(gate: Dedup, *, buyers: int, clicks: int, stock: int, quiet: boo
     )
     with progress:
         task = progress.add_task("sale", total=buyers)
-        async with gate:
+        async with dedup:
             return await run_sale(
-                gate, buyers=buyers, clicks=clicks, stock=stock, on_visit=lambda: progress.advance(task)
+                dedup, buyers=buyers, clicks=clicks, stock=stock, on_visit=lambda: progress.advance(task)
             )
 
 
@@ -334,14 +334,14 @@ def _response_facts(data: bytes) -> dict[str, Any]:
     return {"status": response.status, "headers": headers, "body": body}
 
 
-async def _get(gate: Dedup, key: str) -> Record | None:
-    async with gate:
-        return await gate.get(key)
+async def _get(dedup: Dedup, key: str) -> Record | None:
+    async with dedup:
+        return await dedup.get(key)
 
 
-async def _forget(gate: Dedup, key: str) -> bool:
-    async with gate:
-        return await gate.forget(key)
+async def _forget(dedup: Dedup, key: str) -> bool:
+    async with dedup:
+        return await dedup.forget(key)
 
 
 def _record_facts(record: Record) -> dict[str, Any]:
