@@ -41,7 +41,7 @@ def _by_outcome() -> defaultdict[str, Cells]:
 
 
 class Counters:
-    """Counts what one sidecar does: its answers, its batches, and the events of its gate."""
+    """Counts what one sidecar does: its answers, its batches, and the events of its `Dedup`s."""
 
     def __init__(self) -> None:
         # Mutable: operations by namespace and verb; the same cells of claims by `Dedup`, which saves that lookup.
@@ -55,7 +55,7 @@ class Counters:
         # Mutable: batches by size, and the sum of sizes.
         self.batches = [0] * (len(SIZES) + 1)
         self.batched = 0
-        # Mutable: events of the gate; connections and requests that were refused.
+        # Mutable: events; connections and requests that were refused.
         self.degraded: Counter[tuple[str, str, str]] = Counter()
         self.conflicts: Counter[str] = Counter({"ours": 0, "theirs": 0})
         self.shortfalls: Counter[str] = Counter()

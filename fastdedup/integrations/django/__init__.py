@@ -6,8 +6,8 @@
 `FASTDEDUP` has the arguments of `fastdedup.sync.Dedup`, or is one, or the dotted path of either; `gate()` returns
 it. A form can be sent for `token_ttl` seconds after it was rendered, five minutes by default.
 
-It is the synchronous gate for async views, too: Django runs those in several event loops, a gate lives in one, so
-it has a thread of its own; awaiting it blocks nobody.
+Async views use it as well: Django runs them in several event loops, but a `Dedup` is bound to one, so it has a thread
+of its own; awaiting it blocks no loop.
 
 `FASTDEDUP_HTTP` has what the middleware and all decorated views share: see `IdempotencyMiddleware`, and for forms
 `subject` and `field`.

@@ -36,7 +36,7 @@ class Exposition:
 
 
 class Collector(BaseCollector):
-    """Turns `Counters`, and the present state of the gate, into metric families."""
+    """Turns `Counters`, and the present state of the engine and the journals, into metric families."""
 
     def __init__(self, namespaces: Namespaces) -> None:
         self._counters = namespaces.counters

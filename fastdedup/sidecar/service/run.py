@@ -186,7 +186,7 @@ class Server(SidecarServer):
         self._path = path
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """Leave signals alone: uvicorn would raise them again before the gate closes."""
+        """Leave signals alone: uvicorn would raise them again before the `Dedup` closes."""
         return contextlib.nullcontext()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
