@@ -7,15 +7,32 @@ import contextlib
 import random
 from collections.abc import Coroutine
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from . import codec
-from .answer import Answer
-from .checks import milliseconds
+from .checks import check_seconds, milliseconds
 from .compiled import mypyc_attr
-from .errors import ClaimLostError, DedupError, UnavailableError, UsageError, foreign
-from .protocol.operations import Code, Op, ReleaseOp, RenewOp, SettleOp
+from .errors import (
+    ClaimLostError,
+    DedupError,
+    FailedError,
+    InProgressError,
+    InvalidKeyError,
+    MismatchError,
+    ResultError,
+    ResultTooLargeError,
+    UnavailableError,
+    UsageError,
+)
+from .gate.namespace import Namespace
+from .model import Outcome
+from .protocol.operations import ClaimOp, Code, Op, ReleaseOp, RenewOp, SettleOp, Verdict
+from .protocol.owners import owner_text
 
+_ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
+_SUCCEEDED = Outcome.SUCCEEDED
+_SHAREABLE = (str, int, float, bool)
+"""Decoded once for all who ask; what could be changed by one caller is decoded for each."""
 _LOST = "lost"
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.4
@@ -32,8 +49,15 @@ class Body(Protocol):
         """Take that back; returns how many others have cancelled it."""
 
 
+class Stoppable(Protocol):
+    """What keeps a lease alive, as far as a claim concerns it."""
+
+    def stop(self) -> None:
+        """Renew no more."""
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Claim(Answer):
+class Claim:
     """The answer to a claim, and while `acquired`, the right to settle it.
 
     Settle it once, with `complete`, `fail` or `release`. Each of these raises ClaimLostError where
@@ -42,18 +66,155 @@ class Claim(Answer):
     settled already, or belongs to another event loop. `complete` and `fail` are tried again until the
     lease ends before they give up: the effect has happened, and its result must not be lost to a
     blip. `within` seconds end that sooner.
+
+    A claim has no truth value: ask `claim.acquired`.
     """
 
-    __slots__ = ("_body", "_ends", "_stopped_body")
-    # What most claims never need is not set for all of them: `bind_body` adds whose body it guards.
+    __slots__ = (
+        "_body",
+        "_call",
+        "_ends",
+        "_lost",
+        "_namespace",
+        "_renewal",
+        "_settled",
+        "_settling",
+        "_stopped_body",
+        "_unsure",
+        "_verdict",
+    )
+    # What most claims never need is not set for all of them: `_bind_body` adds whose body it guards.
 
     _ends: float
     """When the lease ends, in the loop's time, once somebody has asked or renewed."""
+
+    def __init__(self, namespace: Namespace, call: ClaimOp, verdict: Verdict) -> None:
+        self._namespace = namespace
+        self._call = call
+        self._verdict = verdict
+        # Mutable: how it was settled; whether the lease is known to be lost; whether completing or failing was
+        # tried (the effect has happened, so leaving never frees the key); who renews; whether a release got no
+        # reply, and may have taken effect.
+        self._settled: str | None = None
+        self._lost = False
+        self._settling = False
+        self._renewal: Stoppable | None = None
+        self._unsure = False
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a claim has no truth value: a duplicate's is a claim too; ask claim.acquired")
+
+    def __repr__(self) -> str:
+        return f"<Claim {self.key!r} {self.outcome} fence={self.fence} attempt={self.attempt}>"
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the claimant found."""
+        return self._verdict.outcome
+
+    @property
+    def acquired(self) -> bool:
+        """True for the claimant that shall do the work."""
+        return self._verdict.outcome is _ACQUIRED
+
+    @property
+    def key(self) -> str:
+        """The idempotency key; for a token a digest of it."""
+        return self._call.key
+
+    @property
+    def owner(self) -> str:
+        """This claimant's own name, never another's. Whoever knows it can settle the claim."""
+        return owner_text(self._call.owner)
+
+    @property
+    def fence(self) -> int:
+        """The present owner's fence, which rises from owner to owner of a key; 0 where it is not known.
+
+        Hand it to what you write to, which can then refuse an owner that was overtaken. It is the server's time
+        in microseconds, and never below the latest time that this client has seen from the store. What stays
+        open: a key that has expired or was forgotten leaves no memory, so after the server's clock was set
+        back, a client that never saw the later time may be given a lower fence for that key.
+        """
+        return self._verdict.fence
+
+    @property
+    def attempt(self) -> int:
+        """How often the key was acquired: 1 for the first, more after takeovers and releases."""
+        return self._verdict.attempt
+
+    @property
+    def result(self) -> Any:
+        """The first result where the outcome is SUCCEEDED; a fresh copy each time."""
+        verdict = self._verdict
+        if verdict.outcome is not _SUCCEEDED or not verdict.payload:
+            return None
+        if verdict.value is not None:
+            return verdict.value
+        value = codec.decode(self._namespace.settings.codec, verdict.payload)
+        if type(value) in _SHAREABLE:
+            verdict.value = value
+        return value
+
+    @property
+    def error(self) -> Any:
+        """The recorded error where the outcome is FAILED; a fresh copy each time."""
+        if self.outcome is not Outcome.FAILED:
+            return None
+        return codec.decode(self._namespace.settings.codec, self._verdict.payload)
+
+    @property
+    def lease(self) -> float | None:
+        """Seconds that this claim's lease had left when it was answered; None unless acquired."""
+        return self._verdict.left_ms / 1000 if self.acquired else None
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds until the present owner's lease ends at the latest; None unless IN_PROGRESS."""
+        return self._verdict.left_ms / 1000 if self.outcome is Outcome.IN_PROGRESS else None
+
+    @property
+    def degraded(self) -> bool:
+        """True where the fallback policy answered instead of the store."""
+        return self._verdict.degraded
+
+    @property
+    def confirmed(self) -> bool:
+        """False where it was acquired and too few replicas had that in time (`replicas=`)."""
+        return not self._verdict.short
 
     @property
     def lost(self) -> bool:
         """True once the lease is known to be lost."""
         return self._lost
+
+    def replay(self) -> Any:
+        """Return the result of a success, for a duplicate that wants what the first call returned.
+
+        Raises:
+            FailedError: the first run ended in a failure that was recorded; `error` is what it recorded.
+            InProgressError: another owner is at work; `retry_after` says how long at most.
+            MismatchError: the key is known with another fingerprint, or the token with another subject.
+            InvalidKeyError: the token was never issued, or has expired.
+            UsageError: this claim is acquired: there is nothing to replay, do the work.
+        """
+        match self.outcome:
+            case Outcome.SUCCEEDED:
+                return self.result
+            case Outcome.FAILED:
+                error = self.error
+                raise FailedError(f"the first run of {self.key!r} failed: {error!r}", error=error)
+            case Outcome.IN_PROGRESS:
+                after = self.retry_after or 0.0
+                raise InProgressError(f"{self.key!r} is in progress elsewhere", retry_after=after)
+            case Outcome.MISMATCH:
+                raise MismatchError(f"{self.key!r} was used before with another fingerprint")
+            case Outcome.UNKNOWN:
+                raise InvalidKeyError(f"{self.key!r} was never issued, or has expired")
+            case _:
+                raise UsageError(
+                    f"this claim of {self.key!r} is acquired, there is nothing to replay: do the work and complete it"
+                )
 
     async def complete(
         self, result: Any = None, ttl: float | None = None, *, within: float | None = None
@@ -66,7 +227,8 @@ class Claim(Answer):
             ResultError: the codec cannot encode the result.
             ResultTooLargeError: it is larger than `max_result`; the claim stays live.
         """
-        await self._finish("completed", self._settle(self._outcome_op(result, ttl, succeeded=True), within))
+        until = settle_until(within)
+        await self._finish("completed", self._settle(self._outcome_op(result, ttl, succeeded=True), until))
 
     async def fail(self, error: Any = None, ttl: float | None = None, *, within: float | None = None) -> None:
         """Record a failure for good: every duplicate gets `error` for `ttl` seconds (`failure_ttl` by default).
@@ -76,7 +238,8 @@ class Claim(Answer):
         """
         if isinstance(error, BaseException):
             error = {"type": type(error).__name__, "message": str(error)}
-        await self._finish("failed", self._settle(self._outcome_op(error, ttl, succeeded=False), within))
+        until = settle_until(within)
+        await self._finish("failed", self._settle(self._outcome_op(error, ttl, succeeded=False), until))
 
     async def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""
@@ -103,8 +266,8 @@ class Claim(Answer):
 
     def _outcome_op(self, value: Any, ttl: float | None, *, succeeded: bool) -> SettleOp:
         self._check_live()
-        self.settling = True
-        settings = self._scope.settings
+        self._settling = True
+        settings = self._namespace.settings
         if ttl is None:
             # A claim's own ttl is what its terms keep beyond the lease.
             terms = self._call.terms
@@ -138,7 +301,7 @@ class Claim(Answer):
             raise
         except asyncio.CancelledError:
             # Of a release no more is asked; a result whose recording was given up may be recorded again.
-            if self.settling:
+            if self._settling:
                 self._settled = None
             raise
         except BaseException:
@@ -148,17 +311,16 @@ class Claim(Answer):
             if self._settled is not None and self._renewal is not None:
                 self._renewal.stop()
 
-    async def _settle(self, op: SettleOp, within: float | None) -> None:
-        """Until the lease ends: by the claim's own clock, which started before the store's."""
+    async def _settle(self, op: SettleOp, until: float | None) -> None:
+        """Try until the lease ends, by the claim's own clock, which started before the store's; or `until`."""
         pause = _FIRST_PAUSE
-        began = monotonic()
         while True:
             try:
                 return await self._act(op)
             except UnavailableError:
                 left = self._lease_left()
-                if within is not None:
-                    left = min(left, began + within - monotonic())
+                if until is not None:
+                    left = min(left, until - monotonic())
                 if left <= 0:
                     raise
             await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))
@@ -172,14 +334,21 @@ class Claim(Answer):
         return self._ends - now
 
     async def _act(self, op: Op) -> None:
-        code = await self._scope.run(op, degraded=self.degraded)
-        if code == Code.FOREIGN:
-            raise foreign(self.key)
-        if code == Code.LOST and isinstance(op, ReleaseOp) and op.unsure and self._lease_left() > 0:
-            return  # within its lease nobody takes a key that was not freed: it was, by the first sending
-        if code != Code.OK:
+        code = await self._namespace.ask.run(op, degraded=self.degraded)
+        if code == Code.OK:
+            return
+        if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:
+            if self._lease_left() > 0:
+                # Within its lease nobody takes a key that was not freed: the first sending did it, and a settled
+                # record has expired since.
+                return
             self._lost = True
-            raise self._lost_error()
+            raise ClaimLostError(
+                f"whether {self.key!r} was settled is not known: the reply was lost, and by now its lease has "
+                f"ended (fence {self.fence})"
+            )
+        self._lost = True
+        raise self._lost_error()
 
     def _lost_error(self) -> ClaimLostError:
         return ClaimLostError(
@@ -189,30 +358,30 @@ class Claim(Answer):
 
     # The `async with` body
 
-    def bind_body(self, body: Body | None) -> None:
+    def _bind_body(self, body: Body | None) -> None:
         """Remember whom to cancel should the lease be lost."""
         self._body: Body | None = body
         self._stopped_body = False
 
-    def lose(self) -> None:
+    def _lose(self) -> None:
         """The lease could not be renewed: stop the body before another owner starts."""
         self._lost = True
-        self._scope.lease_lost(self)
+        self._namespace.lease_lost(self.key, self.owner, self.fence)
         body = getattr(self, "_body", None)
         if body is not None:
             self._stopped_body = True
             body.cancel()
 
-    def unbind(self) -> None:
+    def _unbind(self) -> None:
         """The body is over: cancel nobody, and renew no more."""
         self._body = None
         if self._renewal is not None:
             self._renewal.stop()
 
-    async def leave(self, error: BaseException | None, *, release: bool = False) -> None:
+    async def _leave(self, error: BaseException | None, *, release: bool = False) -> None:
         """Settle on the way out of `async with`, shielded from cancellation; see `Dedup.claim`."""
         body = self._body
-        self.unbind()
+        self._unbind()
         if not self.acquired:
             return
         if self._stopped_body and body is not None:
@@ -220,17 +389,61 @@ class Claim(Answer):
             if not outside and (error is None or isinstance(error, asyncio.CancelledError)):
                 raise ClaimLostError(f"the lease of {self.key!r} was lost while its body ran") from None
             return
-        if self._settled is not None or (error is not None and self.settling):
+        if self._settled is not None:
+            return
+        if error is not None and self._settling:
+            if isinstance(error, ResultError | ResultTooLargeError):
+                await self._fail_for_its_result(error)
             return
         if self._lost:
             if error is None:
                 raise self._lost_error()
             return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.
-        settling = self._scope.keep(self.complete() if error is None and not release else self.release())
+        settling = self._namespace.connection.keep(
+            self.complete() if error is None and not release else self.release()
+        )
         if error is None:
             await asyncio.shield(settling)
             return
         # The body's own error matters more than that of freeing the key; the lease ends by itself.
         with contextlib.suppress(DedupError):
             await asyncio.shield(settling)
+
+    async def _fail_for_its_result(self, error: BaseException) -> None:
+        """Record that the result cannot be stored: the effect has happened, and must not run again for its sake."""
+        failure = {"type": type(error).__name__, "message": "the result cannot be stored"}
+        settling = self._namespace.connection.keep(self.fail(failure))
+        with contextlib.suppress(DedupError):
+            await asyncio.shield(settling)
+
+    # For the library's own integrations
+
+    @property
+    def _hold(self) -> tuple[bytes, bytes]:
+        """The store key and the owner field: what settling takes, for whoever keeps no claim object."""
+        return self._call.wire, self._call.owner
+
+    @property
+    def _first_hand(self) -> bool:
+        """True where this call acquired the key, False where its owner held it before."""
+        return self._verdict.fresh
+
+
+class RenewedClaim(Claim):
+    """A claim that can be referred to weakly: those that nobody renews are spared what that takes."""
+
+    __slots__ = ("__weakref__",)
+
+    def _renewed_by(self, renewal: Stoppable) -> None:
+        """Remember what to stop when the claim is settled."""
+        self._renewal = renewal
+
+
+def settle_until(within: Any) -> float | None:
+    """Return when to give up settling, by time.monotonic(), where it ends before the lease does.
+
+    Raises:
+        ConfigError: `within` is not a time in seconds.
+    """
+    return None if within is None else monotonic() + check_seconds(within, "within", least=0.0)

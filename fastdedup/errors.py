@@ -38,11 +38,14 @@ class UnavailableError(DedupError):
 
     Attributes:
         retry_after: seconds after which another try makes sense (HTTP `Retry-After`).
+        owner: of a claim, the owner's text: who claims again with `owner=error.owner` gets its own claim
+            back, where that had taken effect. None for anything else.
     """
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+        self.owner: str | None = None
 
 
 class ShortfallError(UnavailableError):

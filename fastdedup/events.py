@@ -94,7 +94,26 @@ class Replayed:
     """Of these, how many had another owner by then: each is a `Conflict` of its own."""
 
 
-Event = Degraded | LeaseLost | BreakerOpened | BreakerClosed | Shortfall | Conflict | Unreplayed | Replayed
+@dataclass(frozen=True, slots=True)
+class UndoOverflow:
+    """Too many claims were given up at once: this key may stay held, with nobody at work, until its lease ends."""
+
+    namespace: str
+    key: str
+    """The key, or "#" and its digest where that is all that is known."""
+
+
+Event = (
+    Degraded
+    | LeaseLost
+    | BreakerOpened
+    | BreakerClosed
+    | Shortfall
+    | Conflict
+    | Unreplayed
+    | Replayed
+    | UndoOverflow
+)
 OnEvent = Callable[[Event], None]
 
 

@@ -1,34 +1,34 @@
-"""`Dedup`: the gate. The main path is `Dedup.claim` → `ClaimCall.__await__` → `Engine.submit` → the store."""
+"""`Dedup`: the gate. The main path is `Dedup.claim` → `ClaimCall.__await__` → `Ask.begin_claim` → the engine."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from time import monotonic
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from . import codec as codecs
 from .checks import check_seconds
 from .claim import Claim
-from .claims.call import ClaimCall
-from .codec import Codec, JSONCodec, check_size
+from .claims.call import ClaimCall, KnownCall
+from .claims.many import ClaimList, ListedClaim
+from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
 from .engine.engine import OnBatch
-from .errors import ConfigError, InvalidKeyError, foreign
+from .errors import ConfigError, InvalidKeyError, UsageError, foreign
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
 from .gate.connection import Connection
-from .gate.namespace import Scope
+from .gate.namespace import Namespace
 from .gate.settings import Settings
 from .keys import digest
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import BreakerState, Record, State
 from .once import once
-from .protocol.keyspace import READABLE_BYTES, Keyspace, Kind
+from .protocol.keyspace import READABLE_BYTES
 from .protocol.operations import Code, ForgetOp, Mode, ReadOp, Stored
 from .protocol.owners import draw_owner, owner_field, owner_text
 from .stores.base import Store
@@ -48,7 +48,7 @@ _STATES = {
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Dedup(Scope):
+class Dedup:
     """The gate in front of a side effect: `claim` answers "are you the first?", once, for each key.
 
     Open it once in each event loop (`async with dedup:` or `await dedup.open()`), and share it.
@@ -103,9 +103,9 @@ class Dedup(Scope):
         on_event: OnEvent | None = None,
     ) -> None:
         if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
-            raise ConfigError(f"codec has dumps() and loads(), as an object; {codec!r} has not")
+            raise ConfigError(f"codec must be an object with dumps() and loads(), got {codec!r}")
         if on_event is not None and not callable(on_event):
-            raise ConfigError(f"on_event is called with each event; {on_event!r} cannot be")
+            raise ConfigError(f"on_event must be a function that takes an event, got {on_event!r}")
         policy = Reject() if on_unavailable is None else on_unavailable
         settings = Settings(
             namespace=namespace,
@@ -118,7 +118,7 @@ class Dedup(Scope):
             codec=JSONCodec() if codec is None else codec,
             readable_keys=readable_keys,
         )
-        core = Connection(
+        connection = Connection(
             url,
             timeout=timeout,
             max_pending=max_pending,
@@ -128,32 +128,30 @@ class Dedup(Scope):
             on_event=on_event,
             namespace=namespace,
         )
-        self._set_up(core, settings)
-
-    def _set_up(self, core: Connection, settings: Settings) -> None:
-        super().__init__(core, settings)
-        self._claims = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys)
-        self._locks = Keyspace(settings.namespace, Kind.LOCK, readable=settings.readable_keys)
-        self.tokens = Tokens(self)
+        self._namespace = Namespace(connection, settings)
+        self._tokens = Tokens(self._namespace)
 
     def __repr__(self) -> str:
-        return f"<Dedup namespace={self.settings.namespace!r} {self._policy!r}>"
+        settings = self._namespace.settings
+        return f"<Dedup namespace={settings.namespace!r} {settings.on_unavailable!r}>"
 
     # Life
 
     async def open(self) -> Self:
         """Open in the running event loop. A store that is merely down is the policy's matter, not an error.
 
+        After `aclose` it can be opened again, also in another event loop: `memory://` then begins empty.
+
         Raises:
             ConfigError: the store can never be used as it is set up: too old, a wrong password.
-            UsageError: open already, or closed.
+            UsageError: open already.
         """
-        await self._core.open()
+        await self._namespace.connection.open()
         return self
 
     async def aclose(self) -> None:
         """Answer what was accepted, then close, with all scopes. Closing twice is fine."""
-        await self._core.aclose()
+        await self._namespace.connection.aclose()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -166,29 +164,47 @@ class Dedup(Scope):
     ) -> None:
         await self.aclose()
 
+    def __enter__(self) -> NoReturn:
+        raise UsageError(
+            "this is the asyncio gate: write `async with dedup:`; for `with`, `from fastdedup.sync import Dedup`"
+        )
+
+    def __exit__(self, *error: object) -> None:
+        """Never reached: `with` is refused on entry."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this gate's namespace, checked; times in seconds."""
+        return self._namespace.settings
+
+    @property
+    def tokens(self) -> Tokens:
+        """One-time tokens: `issue`, `consume`, `redeem`. See `Tokens`."""
+        return self._tokens
+
     @property
     def is_open(self) -> bool:
-        """True between `open` and `aclose`, for who shares a gate and may be the first to use it."""
-        return self._core.engine is not None
+        """True between `open` and `aclose`, for whoever shares a gate and may be the first to use it."""
+        return self._namespace.connection.engine is not None
 
     @property
     def pending(self) -> int:
         """Operations waiting or under way, of all scopes."""
-        return 0 if self._core.engine is None else self._core.engine.pending
+        return 0 if self._namespace.connection.engine is None else self._namespace.connection.engine.pending
 
     @property
     def in_flight(self) -> int:
         """Batches under way, of all scopes."""
-        return 0 if self._core.engine is None else self._core.engine.in_flight
+        return 0 if self._namespace.connection.engine is None else self._namespace.connection.engine.in_flight
 
     def on_batch(self, callback: OnBatch) -> None:
         """Call `callback` with the size of each batch that starts; say so before opening. For metrics."""
-        self._core.on_batch = callback
+        self._namespace.connection.on_batch = callback
 
     @property
     def breaker(self) -> BreakerState:
         """OPEN while the store does not answer and is not asked; PARTLY_OPEN where some nodes of a Cluster do not."""
-        return self._core.breaker
+        return self._namespace.connection.breaker
 
     def scoped(
         self,
@@ -217,14 +233,16 @@ class Dedup(Scope):
             "max_result": max_result,
         }
         changes: dict[str, Any] = {option: value for option, value in given.items() if value is not None}
-        namespace = self.settings.namespace if name is None else f"{self.settings.namespace}:{name}"
-        return self.with_settings(replace(self.settings, namespace=namespace, **changes))
+        settings = self._namespace.settings
+        namespace = settings.namespace if name is None else f"{settings.namespace}:{name}"
+        return self._with(replace(settings, namespace=namespace, **changes))
 
-    def with_settings(self, settings: Settings) -> Dedup:
-        """Return a gate with these settings over the same connection; `scoped` is the way for users."""
-        scope = type(self).__new__(type(self))
-        scope._set_up(self._core, settings)
-        return scope
+    def _with(self, settings: Settings) -> Self:
+        """Return a gate with these settings over the same connection."""
+        dedup = type(self).__new__(type(self))
+        dedup._namespace = self._namespace.with_settings(settings)
+        dedup._tokens = Tokens(dedup._namespace)
+        return dedup
 
     # Claims
 
@@ -246,9 +264,11 @@ class Dedup(Scope):
 
         Args:
             key: 1 to 1024 bytes of UTF-8 text.
-            fingerprint: what is asked under this key: 16 bytes as of `fingerprint()`, or a value to digest.
+            fingerprint: what is asked under this key: what `fingerprint()` returned, or a value to digest.
                 Another one under the same key is a MISMATCH.
             owner: your own name for this claimant, kept over retries and restarts; drawn at random by default.
+                A claim that was given up without an answer is taken back by itself, but not one with a name of
+                your own: the same name gets it back.
             lease: seconds until another may take over.
             ttl: seconds that a success is remembered.
             wait: seconds to wait for a present owner to settle, so that the answer is its result.
@@ -257,32 +277,27 @@ class Dedup(Scope):
 
         Raises:
             InvalidKeyError: the key or owner cannot be used.
-            ConfigError: a time is none, or the fingerprint's value cannot be digested.
-            UnavailableError: (on await) the store did not answer and the policy does not either.
+            ConfigError: a time is not valid, or the fingerprint's value cannot be digested.
+            UnavailableError: (on await) the store did not answer and the policy does not either; claim again
+                with `owner=error.owner` to get this very claim back, where it had taken effect.
             ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
             UsageError: (on await) not open, closed, or another event loop.
         """
         mark = None if fingerprint is None else digest(fingerprint)
-        if wait:
-            check_seconds(wait, "wait", least=0.0)
-        if self._known and isinstance(key, str):  # empty but in a storm
-            known = self._known.get(key)
-            if (
-                known is not None
-                # Of another fingerprint only the store can judge, which knows the record's own.
-                and known.mark == mark
-                and monotonic() < known.until
-                and owner is None
-                and lease is None
-                and ttl is None
-                and self._core.engine is not None
-            ):
+        namespace = self._namespace
+        if namespace.recent and owner is None and lease is None and ttl is None:  # empty but in a storm
+            known = self._told_recently(key, mark)
+            if known is not None:
+                if wait:
+                    check_seconds(wait, "wait", least=0.0)
                 return known
         call = ClaimCall(
-            self,
+            namespace,
             key,
-            self._claims.wire(key),
-            self.claim_terms if lease is None and ttl is None else self.terms(Mode.CLAIM, lease, ttl),
+            namespace.claims.wire(key),
+            namespace.claim_terms
+            if lease is None and ttl is None
+            else namespace.terms(Mode.CLAIM, lease, ttl),
             draw_owner() if owner is None else owner_field(owner),
             mark,
         )
@@ -291,6 +306,20 @@ class Dedup(Scope):
         if wait or renew:
             call.set_patience(wait, renew)
         return call
+
+    def _told_recently(self, key: str, mark: bytes | None) -> KnownCall | None:
+        """Return the answer of a success that the store told a moment ago."""
+        namespace = self._namespace
+        known = namespace.recent.get(key) if isinstance(key, str) else None
+        if (
+            known is None
+            # Of another fingerprint only the store can judge, which knows the record's own.
+            or known.mark != mark
+            or monotonic() >= known.until
+            or namespace.connection.engine is None
+        ):
+            return None
+        return cast(KnownCall, known.answer)
 
     async def claim_many(
         self,
@@ -305,7 +334,8 @@ class Dedup(Scope):
     ) -> list[Claim]:
         """Claim many keys at once, each on its own; the answers stand in the order of the keys.
 
-        Where one cannot be answered its error is raised, and those that were acquired are released.
+        It costs half of what the same claims cost one by one. A key that stands in the list twice is acquired
+        once. Where one cannot be answered its error is raised, and those that were acquired are released.
         Arguments and errors as for `claim`; `fingerprints` gives one for each key.
         """
         if isinstance(keys, str | bytes):
@@ -315,16 +345,32 @@ class Dedup(Scope):
         marks = [None] * len(keys) if fingerprints is None else fingerprints
         if len(marks) != len(keys):
             raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
-        options: dict[str, Any] = {"owner": owner, "lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
-        calls = [self.claim(key, fingerprint=mark, **options) for key, mark in zip(keys, marks, strict=True)]
-        tasks = [asyncio.ensure_future(call) for call in calls]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.shield(self.keep(_release_all(tasks, owner is not None)))
-            raise
+        namespace = self._namespace
+        namespace.connection.running_engine()
+        terms = (
+            namespace.claim_terms
+            if lease is None and ttl is None
+            else namespace.terms(Mode.CLAIM, lease, ttl)
+        )
+        name = None if owner is None else owner_field(owner)
+        claims = ClaimList(namespace, terms, wait=wait, renew=renew, named=owner is not None)
+        wire = namespace.claims.wire
+        listed = [
+            ListedClaim(
+                claims,
+                key,
+                wire(key),
+                draw_owner() if name is None else name,
+                None if mark is None else digest(mark),
+            )
+            for key, mark in zip(keys, marks, strict=True)
+        ]
+        if namespace.recent and owner is None and lease is None and ttl is None:
+            for each in listed:
+                known = self._told_recently(each.key, each.fingerprint)
+                if known is not None:
+                    each.answer, each.at = known.verdict, 0.0
+        return await claims.claim(listed)
 
     def lock(
         self, key: str, *, lease: float | None = None, wait: float = 0.0, renew: bool = False
@@ -334,12 +380,13 @@ class Dedup(Scope):
         Raises InProgressError on entry where it is still held after `wait` seconds, ClaimLostError on
         leaving where another holder took over meanwhile. Hand `lock.fence` to what you write to.
         """
-        seconds = self.settings.lease if lease is None else lease
+        namespace = self._namespace
+        seconds = namespace.settings.lease if lease is None else lease
         call = ClaimCall(
-            self,
+            namespace,
             key,
-            self._locks.wire(key),
-            self.terms(Mode.CLAIM, seconds, seconds),
+            namespace.locks.wire(key),
+            namespace.terms(Mode.CLAIM, seconds, seconds),
             draw_owner(),
             None,
         )
@@ -359,7 +406,7 @@ class Dedup(Scope):
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
         """Decorate an async function to run once per key; later calls return the first result. See `once.py`."""
         return once(
-            self,
+            self.claim,
             key,
             fingerprint=fingerprint,
             fail_on=fail_on,
@@ -370,22 +417,13 @@ class Dedup(Scope):
         self, name: str, *, initial: str, transitions: Transitions, ttl: float = 30 * 86_400.0
     ) -> StateMachine:
         """Define a state machine whose instances live in the store. See `StateMachine`."""
-        return StateMachine(self, name, initial=initial, transitions=transitions, ttl=ttl)
-
-    def claim_wire(self, key: bytes) -> bytes:
-        """Return the store key of a claim by its key's UTF-8; for who keeps no text of it."""
-        return self._claims.wire_of(key)
-
-    def check_result(self, payload: bytes) -> None:
-        """Raise ResultTooLargeError where a result as bytes exceeds `max_result`."""
-        check_size(payload, self.settings.max_result)
+        return StateMachine(self._namespace, name, initial=initial, transitions=transitions, ttl=ttl)
 
     # Inspection and administration
 
     async def get(self, key: str) -> Record | None:
         """Return what the store holds under `key`, or None. For inspection: to decide, claim."""
-        wire = self._claims.wire(key)
-        reply = await self.run(ReadOp(wire))
+        reply = await self._namespace.ask.run(ReadOp(self._namespace.claims.wire(key)))
         if reply == Code.ABSENT:
             return None
         if not isinstance(reply, Stored) or reply.state not in _STATES:
@@ -394,18 +432,15 @@ class Dedup(Scope):
 
     async def forget(self, key: str) -> bool:
         """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
-        wire = self._claims.wire(key)
+        wire = self._namespace.claims.wire(key)
         try:
-            reply = await self.run(ForgetOp(wire))
+            return await self._namespace.ask.run(ForgetOp(wire)) == Code.OK
         finally:
-            self._known.drop(key)  # also where the answer is lost: it may have taken effect
-        if reply == Code.FOREIGN:
-            raise foreign(key)
-        return reply == Code.OK
+            self._namespace.recent.pop(key, None)  # also where the answer is lost: it may have taken effect
 
     def _record(self, key: str, stored: Stored) -> Record:
         state = _STATES[stored.state]
-        value = codecs.decode(self.settings.codec, stored.payload)
+        value = codecs.decode(self._namespace.settings.codec, stored.payload)
         return Record(
             key=key,
             state=state,
@@ -418,16 +453,3 @@ class Dedup(Scope):
             result=value if state is State.SUCCEEDED else None,
             error=value if state is State.FAILED else None,
         )
-
-
-async def _release_all(tasks: Sequence[asyncio.Task[Claim]], named: bool) -> None:
-    """Free what was acquired on behalf of a caller who does not get to know of it."""
-    answers = await asyncio.gather(*tasks, return_exceptions=True)
-    # A claim that the same named owner held before is that earlier call's to settle. An owner drawn
-    # for this call held nothing before: told so, it lost the first reply.
-    claims = [
-        answer
-        for answer in answers
-        if isinstance(answer, Claim) and answer.acquired and (answer.first_hand or not named)
-    ]
-    await asyncio.gather(*[claim.release() for claim in claims], return_exceptions=True)

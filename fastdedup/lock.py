@@ -66,7 +66,7 @@ class LockCall:
             raise InProgressError(
                 f"the lock {claim.key!r} is held by another owner", retry_after=claim.retry_after or 0.0
             )
-        claim.bind_body(asyncio.current_task())
+        claim._bind_body(asyncio.current_task())
         self._held = claim
         return Lock(claim)
 
@@ -78,4 +78,4 @@ class LockCall:
     ) -> None:
         claim, self._held = self._held, None
         assert claim is not None
-        await claim.leave(error, release=True)
+        await claim._leave(error, release=True)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 from .checks import check_count, milliseconds
 from .errors import ConfigError, UnavailableError, foreign
+from .gate.namespace import Namespace
 from .model import Transition, TransitionOutcome
-from .protocol.keyspace import Keyspace, Kind
+from .protocol.keyspace import Kind
 from .protocol.operations import Code, Moved, ReadOp, Stored, TransitionOp
 from .protocol.owners import draw_owner
-
-if TYPE_CHECKING:
-    from .gate.namespace import Scope
 
 Transitions = Mapping[str, Iterable[str]]
 
@@ -38,16 +35,14 @@ class StateMachine:
     """
 
     def __init__(
-        self, scope: Scope, name: str, *, initial: str, transitions: Transitions, ttl: float
+        self, namespace: Namespace, name: str, *, initial: str, transitions: Transitions, ttl: float
     ) -> None:
         moves = read_definition(name, initial, transitions)
         self.name = name
         self.initial = initial
         self.states = frozenset(moves)
-        self._scope = scope
-        self._keyspace = Keyspace(
-            scope.settings.namespace, Kind.MACHINE, readable=scope.settings.readable_keys
-        )
+        self._namespace = namespace
+        self._keyspace = namespace.keyspace(Kind.MACHINE)
         self._keep_ms = milliseconds(ttl, "ttl")
         self._sources = {
             to: frozenset(state for state, targets in moves.items() if to in targets) for to in moves
@@ -83,7 +78,7 @@ class StateMachine:
             change=draw_owner()[1:],
             keep_ms=self._keep_ms,
         )
-        moved = await self._scope.run(op)
+        moved = await self._namespace.ask.run(op)
         if not isinstance(moved, Moved) or moved.code is Code.FOREIGN:
             raise foreign(id)
         if op.unsure and moved.code is not Code.OK:
@@ -96,7 +91,7 @@ class StateMachine:
 
     async def get(self, id: str) -> tuple[str, int]:
         """Return the state and version of an instance: (`initial`, 0) where nothing is remembered."""
-        reply = await self._scope.run(ReadOp(self._wire(id)))
+        reply = await self._namespace.ask.run(ReadOp(self._wire(id)))
         if reply == Code.ABSENT:
             return self.initial, 0
         if not isinstance(reply, Stored) or reply.state != "M":

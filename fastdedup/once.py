@@ -5,29 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
-from .claim import Claim
-from .errors import (
-    ConfigError,
-    DedupError,
-    FailedError,
-    InProgressError,
-    MismatchError,
-    ResultError,
-    ResultTooLargeError,
-)
-from .model import Outcome
-
-if TYPE_CHECKING:
-    from .gateway import Dedup
+from .claims.call import ClaimCall
+from .errors import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
 def once(
-    dedup: Dedup,
+    claim: Callable[..., ClaimCall],
     key: Callable[..., str],
     *,
     fingerprint: Callable[..., Any] | None,
@@ -55,37 +43,17 @@ def once(
         @functools.wraps(function)
         async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
             mark = None if fingerprint is None else fingerprint(*args, **kwargs)
-            async with dedup.claim(key(*args, **kwargs), fingerprint=mark, **options) as claim:
-                if not claim.acquired:
-                    return replay(claim)  # type: ignore[no-any-return]
+            async with claim(key(*args, **kwargs), fingerprint=mark, **options) as first:
+                if not first.acquired:
+                    return first.replay()  # type: ignore[no-any-return]
                 try:
                     result = await function(*args, **kwargs)
                 except fail_on as error:
-                    await claim.fail(error)
+                    await first.fail(error)
                     raise
-                try:
-                    await claim.complete(result)
-                except (ResultError, ResultTooLargeError) as error:
-                    # The effect has happened: a retry must not run it again for want of its result.
-                    await claim.fail({"type": type(error).__name__, "message": "the result cannot be stored"})
-                    raise
+                await first.complete(result)  # where that cannot be stored, leaving records it as a failure
                 return result
 
         return wrapper
 
     return decorate
-
-
-def replay(claim: Claim) -> Any:
-    """Return the first result, or raise what the outcome means for a caller who wants one."""
-    match claim.outcome:
-        case Outcome.SUCCEEDED:
-            return claim.result
-        case Outcome.FAILED:
-            raise FailedError(f"the first run of {claim.key!r} failed: {claim.error!r}", error=claim.error)
-        case Outcome.IN_PROGRESS:
-            after = claim.retry_after or 0.0
-            raise InProgressError(f"{claim.key!r} is in progress elsewhere", retry_after=after)
-        case Outcome.MISMATCH:
-            raise MismatchError(f"{claim.key!r} was used before with another fingerprint")
-    raise DedupError(f"unexpected outcome {claim.outcome}")

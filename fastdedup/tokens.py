@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import secrets
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .checks import milliseconds
 from .claims.call import ClaimCall
 from .errors import ForeignRecordError, InvalidKeyError
+from .gate.namespace import Namespace
 from .keys import fingerprint
 from .model import Outcome
-from .protocol.keyspace import Keyspace, Kind
+from .protocol.keyspace import Kind
 from .protocol.operations import Code, IssueOp, Mode
-from .protocol.owners import draw_owner
-
-if TYPE_CHECKING:
-    from .gate.namespace import Scope
+from .protocol.owners import draw_owner, owner_field
 
 _BYTES = 24
 """192 random bits: 32 characters."""
 _MAX_TEXT = 256
+_NOBODY = blake2b(b"", digest_size=16, person=b"no subject").digest()
+"""The fingerprint of whoever names no subject; `fingerprint()` returns it for nothing."""
 
 
 class Tokens:
@@ -30,9 +30,9 @@ class Tokens:
     fingerprint: so it has leases, takeover after a crash, and replay like any other claim.
     """
 
-    def __init__(self, scope: Scope) -> None:
-        self._scope = scope
-        self._keyspace = Keyspace(scope.settings.namespace, Kind.TOKEN)
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._keyspace = namespace.keyspace(Kind.TOKEN)
 
     async def issue(self, subject: Any = None, ttl: float | None = None) -> str:
         """Return a new token: URL-safe text of 192 random bits.
@@ -43,20 +43,35 @@ class Tokens:
             ttl: seconds in which it can be redeemed (`token_ttl` by default).
         """
         token = secrets.token_urlsafe(_BYTES)
-        ttl_ms = milliseconds(self._scope.settings.token_ttl if ttl is None else ttl, "ttl")
-        op = IssueOp(self._keyspace.wire_digest(token.encode()), draw_owner(), self._mark(subject), ttl_ms)
-        if await self._scope.run(op) != Code.OK:
+        ttl_ms = milliseconds(self._namespace.settings.token_ttl if ttl is None else ttl, "ttl")
+        op = IssueOp(
+            self._keyspace.wire_digest(token.encode()),
+            draw_owner(),
+            None if subject is None else fingerprint(subject),
+            ttl_ms,
+        )
+        if await self._namespace.ask.run(op) != Code.OK:
             raise ForeignRecordError(
                 "the store holds a foreign value under a fresh token's key; issue another"
             )
         return token
 
-    async def consume(self, token: str, subject: Any = None) -> Outcome:
+    async def consume(self, token: str, subject: Any = None, *, owner: str | None = None) -> Outcome:
         """Use a token up in one step: ACQUIRED once, then SUCCEEDED; MISMATCH for another subject; UNKNOWN.
 
         For an effect that may fail half-way, `redeem`: a consumed token is gone even if what follows is not done.
+
+        Args:
+            token: what `issue` returned, as the client sent it.
+            subject: for whom or what it was issued. A token that was issued for a subject is a MISMATCH to
+                everybody else, and to a caller that names no subject.
+            owner: your own name for this use: the same one again gets ACQUIRED again, after a lost reply.
+
+        Raises:
+            UnavailableError: neither the store nor the policy answered. A use that nobody was told of is taken
+                back as soon as the store answers; with `owner=` it is left to the same name, to ask again.
         """
-        claim = await self._call(token, subject, Mode.CONSUME, None, None)
+        claim = await self._call(token, subject, Mode.CONSUME, None, None, owner)
         return claim.outcome
 
     def wire(self, token: str) -> bytes:
@@ -68,6 +83,7 @@ class Tokens:
         token: str,
         subject: Any = None,
         *,
+        owner: str | None = None,
         lease: float | None = None,
         ttl: float | None = None,
         wait: float = 0.0,
@@ -79,26 +95,39 @@ class Tokens:
         and released, or whose redeemer crashed, can be redeemed again by its subject for `ttl` seconds
         more, whatever was left of its `token_ttl`: its form was sent in time.
         """
-        call = self._call(token, subject, Mode.REDEEM, lease, ttl)
+        call = self._call(token, subject, Mode.REDEEM, lease, ttl, owner)
         call.set_patience(wait, renew)
         return call
 
     def _call(
-        self, token: str, subject: Any, mode: Mode, lease: float | None, ttl: float | None
+        self,
+        token: str,
+        subject: Any,
+        mode: Mode,
+        lease: float | None,
+        ttl: float | None,
+        owner: str | None,
     ) -> ClaimCall:
         secret = token_bytes(token)
-        return ClaimCall(
-            self._scope,
+        call = ClaimCall(
+            self._namespace,
             # A token is a secret: its claim is called by a digest, which may stand in logs.
             "token:" + blake2b(secret, digest_size=8).hexdigest(),
             self._keyspace.wire_digest(secret),
-            self._scope.terms(mode, lease, ttl),
-            draw_owner(),
-            self._mark(subject),
+            self._namespace.terms(mode, lease, ttl),
+            draw_owner() if owner is None else owner_field(owner),
+            subject_mark(subject),
         )
+        call.named = owner is not None
+        return call
 
-    def _mark(self, subject: Any) -> bytes | None:
-        return None if subject is None else fingerprint(subject)
+
+def subject_mark(subject: Any) -> bytes:
+    """Return the fingerprint that a token of this subject is asked for with.
+
+    Who names no subject has one of its own: to a token that was issued for somebody it is a MISMATCH.
+    """
+    return _NOBODY if subject is None else fingerprint(subject)
 
 
 def token_bytes(token: str) -> bytes:

@@ -397,12 +397,12 @@ async def test_a_gate_that_is_not_open_says_how_to_open_it(ask: str) -> None:
 
 
 @pytest.mark.parametrize("ask", ASK)
-async def test_a_closed_gate_says_to_make_a_new_one(ask: str) -> None:
+async def test_a_closed_gate_says_to_open_it_again(ask: str) -> None:
     """Nothing reaches the store any more."""
     store = Recorder()
     async with Dedup(store) as dedup:
         pass
-    with pytest.raises(UsageError, match=r"is closed; make a new one"):
+    with pytest.raises(UsageError, match=r"is closed; open it again first"):
         await ASK[ask](dedup)
     assert store.reached == []
 
@@ -445,12 +445,11 @@ async def test_a_gate_is_opened_once() -> None:
         assert (await dedup.claim("k")).acquired
 
 
-async def test_a_closed_gate_is_not_opened_again() -> None:
-    """Its connection is gone for good."""
+async def test_a_closed_gate_opens_again_and_begins_empty() -> None:
     async with Dedup() as dedup:
-        pass
-    with pytest.raises(UsageError, match="closed; make a new one"):
-        await dedup.open()
+        await (await dedup.claim("k")).complete()
+    async with dedup:
+        assert (await dedup.claim("k")).acquired
 
 
 async def test_closing_twice_or_unopened_is_fine(backend: Backend) -> None:
@@ -565,8 +564,8 @@ async def test_a_call_whose_claim_others_followed_leaves_the_books_in_order() ->
         await asyncio.gather(call, dedup.claim("k"))
         with pytest.raises(UsageError, match=AGAIN):
             await call
-        assert dedup._core.engine is not None
-        assert dedup._core.engine.pending == 0
+        assert dedup._namespace.connection.engine is not None
+        assert dedup._namespace.connection.engine.pending == 0
 
 
 async def test_after_an_outage_a_retry_is_another_call() -> None:

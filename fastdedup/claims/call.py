@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Coroutine, Generator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 from ..checks import check_seconds
-from ..claim import Claim
-from ..errors import DedupError, ShortfallError, UnavailableError, UsageError, foreign
-from ..gate.renewal import RenewedClaim
+from ..claim import Claim, RenewedClaim
+from ..errors import UnavailableError, UsageError
+from ..gate.namespace import Namespace
+from ..gate.renewal import Renewal
 from ..model import Outcome
-from ..protocol.operations import ClaimOp, Reply, Terms, Verdict, with_fingerprint
-
-if TYPE_CHECKING:
-    from ..gate.namespace import Scope
+from ..protocol.operations import ClaimOp, Terms, Verdict, with_fingerprint
+from .waiting import wait_for_verdict
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED = Outcome.SUCCEEDED
@@ -26,10 +26,10 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     """A claim not yet made: `await` it for a `Claim`, or `async with` it to have it settled.
 
     Nothing is sent before. It is a coroutine to `asyncio.create_task`, `gather` and `TaskGroup`,
-    without costing one.
+    without costing one; like a coroutine it warns where it was never awaited.
     """
 
-    __slots__ = ("_entered", "_generator", "_scope", "_task", "_used", "renew", "wait")
+    __slots__ = ("_entered", "_generator", "_namespace", "_task", "_used", "renew", "wait")
     __name__ = "ClaimCall"  # shown for a task that runs one
 
     _task: object
@@ -37,7 +37,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     def __init__(
         self,
-        scope: Scope,
+        namespace: Namespace,
         key: str,
         wire: bytes,
         terms: Terms,
@@ -45,6 +45,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         fingerprint: bytes | None,
     ) -> None:
         # Not by ClaimOp.__init__: a call less, see Engine.claim.
+        self._used = False
         self.wire = wire
         self.terms = terms
         self.owner = owner
@@ -52,15 +53,18 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
         self.followers = None
         self.named = False
-        self._scope = scope
+        self._namespace = namespace
         self.key = key
         self.wait = 0.0
         self.renew = False
-        self._used = False
 
     def set_patience(self, wait: Any, renew: Any) -> None:
         """Set how long to wait, in seconds, and whether to renew; apart, as most claims do neither."""
-        self.wait = check_seconds(wait, "wait", least=0.0)
+        try:
+            self.wait = check_seconds(wait, "wait", least=0.0)
+        except BaseException:
+            self._used = True  # it never got to its caller, who could await it
+            raise
         self.renew = bool(renew)
 
     def __await__(self) -> Generator[Any, Any, Claim]:
@@ -68,43 +72,88 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         if self._used:
             raise UsageError(f"this claim of {self.key!r} was awaited before; call claim() for another one")
         self._used = True
-        scope = self._scope
+        ask = self._namespace.ask
         if self.wait > 0.0:
-            patient = scope.claim_patiently(self)
+            patient = wait_for_verdict(self._namespace, self, self.wait)
             return self._answered((yield from patient.__await__()))
         try:
-            reply = yield from scope.start_claim(self)
-            if type(reply) is not Verdict:
-                raise odd_reply(reply, self.key)
+            reply = yield from ask.begin_claim(self)
         except UnavailableError as error:
-            reply = verdict_of(scope.fall_back(self, error), self.key)
+            return self._answered(ask.claim_verdict(self, error))
         except asyncio.CancelledError:
-            scope.disown(self)
+            ask.abandon(self)
             raise
+        if type(reply) is not Verdict or reply.short:
+            reply = ask.claim_verdict(self, reply)
         return self._answered(reply)
 
-    def _answered(self, reply: Verdict) -> Claim:
-        claim = RenewedClaim(self._scope, self, reply) if self.renew else Claim(self._scope, self, reply)
-        if reply.outcome is _ACQUIRED:
-            if reply.short:
-                self._check_confirmed(claim)
-            if self.renew and isinstance(claim, RenewedClaim):
-                claim.keep_renewing()
-        elif reply.outcome is _SUCCEEDED:
-            self._scope.learn(claim, self, reply)
+    def _answered(self, verdict: Verdict) -> Claim:
+        outcome = verdict.outcome
+        if self.renew and outcome is _ACQUIRED:
+            return self._renewed(verdict)
+        claim = Claim(self._namespace, self, verdict)
+        if outcome is _SUCCEEDED and (age := self._namespace.recent_for(self, verdict)) > 0.0:
+            self._namespace.learn(self, KnownCall(claim), verdict, age)
         return claim
 
-    def _check_confirmed(self, claim: Claim) -> None:
-        try:
-            self._scope.fell_short(self)
-        except ShortfallError:
-            if claim.first_hand and not self.terms.consumes:
-                self._scope.keep(claim.release())  # nobody is told that it is theirs
-            raise
+    def _renewed(self, verdict: Verdict) -> Claim:
+        claim = RenewedClaim(self._namespace, self, verdict)
+        lease = self.terms.lease_ms / 1000
+        queue = self._namespace.connection.renewals(lease)
+        # Counted from when it was sent: from then on the store's clock may have run. The policy's own from now.
+        began = queue.loop.time() if verdict.degraded else getattr(self, "at", queue.loop.time())
+        claim._renewed_by(Renewal(claim, lease, queue, began))
+        return claim
+
+    def __bool__(self) -> NoReturn:
+        self._used = True
+        raise TypeError(
+            "a claim that is not awaited has no truth value: write `claim = await dedup.claim(key)`, "
+            "then ask claim.acquired"
+        )
+
+    # What only the claim has: touched on the call, it says what is missing
+
+    @property
+    def acquired(self) -> NoReturn:
+        """Not before it is awaited."""
+        self._not_made("acquired")
+
+    @property
+    def outcome(self) -> NoReturn:
+        """Not before it is awaited."""
+        self._not_made("outcome")
+
+    @property
+    def result(self) -> NoReturn:
+        """Not before it is awaited."""
+        self._not_made("result")
+
+    @property
+    def replay(self) -> NoReturn:
+        """Not before it is awaited."""
+        self._not_made("replay")
+
+    @property
+    def complete(self) -> NoReturn:
+        """Not before it is awaited."""
+        self._not_made("complete")
+
+    def _not_made(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"this claim is not made yet, so it has no {name!r}: "
+            "write `claim = await dedup.claim(key)` or `async with dedup.claim(key) as claim:`"
+        )
+
+    def __del__(self) -> None:
+        if not getattr(self, "_used", True):
+            warnings.warn(
+                f"the claim of {self.key!r} was never awaited", RuntimeWarning, stacklevel=1, source=self
+            )
 
     async def __aenter__(self) -> Claim:
         self._entered = claim = await self
-        claim.bind_body(asyncio.current_task())
+        claim._bind_body(asyncio.current_task())
         return claim
 
     async def __aexit__(
@@ -113,7 +162,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._entered.leave(error)
+        await self._entered._leave(error)
 
     # The rest of a coroutine's interface, for create_task.
 
@@ -129,6 +178,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     def throw(self, *error: Any) -> Any:
         """Raise inside; asyncio's tasks call this to cancel."""
         generator = self._started()
+        self._used = True  # also where that has not begun, and never will
         try:
             return generator.throw(*error)
         except BaseException:
@@ -148,21 +198,25 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     def close(self) -> None:
         """Give up."""
+        self._used = True
         if hasattr(self, "_generator"):
             self._generator.close()
 
 
 class KnownCall(ClaimCall):
-    """A claim whose answer is known, and shared by all who ask: see `known.py`."""
+    """A claim whose answer is known, and shared by all who ask: see `gate/recent.py`."""
 
-    __slots__ = ("_claim", "mark", "size", "until")
+    __slots__ = ("_claim",)
 
-    def __init__(self, claim: Claim, until: float, fingerprint: bytes | None, size: int) -> None:
+    def __init__(self, claim: Claim) -> None:
+        self._used = True
+        self.wait = 0.0
         self._claim = claim
-        self.mark = fingerprint
-        self.until = until
-        """When it must be asked anew, by time.monotonic()."""
-        self.size = size
+
+    @property
+    def verdict(self) -> Verdict:
+        """The store's answer."""
+        return self._claim._verdict
 
     def __await__(self) -> Generator[Any, Any, Claim]:
         yield from ()  # makes this a generator, the cheapest iterator that can return a value
@@ -173,11 +227,11 @@ class KnownCall(ClaimCall):
         raise StopIteration(self._claim)
 
     def throw(self, *error: Any) -> Any:
-        """Nothing is under way that could be cancelled."""
+        """Raise what is thrown: nothing is under way that could be cancelled."""
         raise error[0]
 
     def close(self) -> None:
-        """Nothing to give up."""
+        """Give up: there is nothing to give up."""
 
     async def __aenter__(self) -> Claim:
         return self._claim
@@ -188,16 +242,4 @@ class KnownCall(ClaimCall):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Nothing to settle."""
-
-
-def verdict_of(reply: Reply, key: str) -> Verdict:
-    """Return the verdict on a claim, or raise what the reply is instead."""
-    if type(reply) is not Verdict:
-        raise odd_reply(reply, key)
-    return reply
-
-
-def odd_reply(reply: Reply, key: str) -> DedupError:
-    """The error for a reply to a claim that is no verdict."""
-    return reply if isinstance(reply, UnavailableError) else foreign(key)
+        """Settle nothing: it was settled before."""

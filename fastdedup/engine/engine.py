@@ -1,9 +1,9 @@
 """Gathers the concurrent operations of one event loop into batches: the main path of every claim.
 
 `submit` puts an operation into the lane of its verb; at the end of the loop's current turn `_flush`
-takes batches from the lanes in turn, while fewer than `max_in_flight` are under way. So a lone
-caller waits for nobody, and under load a batch gathers what arrives while others are in flight.
-There is no timer and no task per operation: batches have one timer for all.
+takes batches from the lanes in turn, while fewer than `max_in_flight` are under way. So a single call
+is sent at once, and under load a batch gathers what arrives while others are under way.
+There is no timer and no task per operation: one timer serves all batches.
 
 Concurrent claims for one key with equal terms become one operation: the first leads, the others
 follow and are answered from its reply, as if they had come right behind it.
@@ -28,11 +28,17 @@ from .health import OnChange, StoreHealth
 from .queue import OperationQueue
 
 _GRACE = 0.05
-"""Seconds that a batch gets on top where the loop itself was blocked past the deadline."""
+"""Seconds that a batch gets on top, once, where the loop was blocked: the replies may lie in the socket."""
+_BLOCKED = 0.02
+"""Seconds by which the loop is late before that counts as blocked."""
+_ONE_POLL = 0.001
+"""Seconds in which the loop looks at its sockets once more, before a batch is given up."""
 
-
-_OPEN = BreakerState.OPEN
+_OPEN = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
+_CLAIM = Verb.CLAIM
 OnBatch = Callable[[int], None]
+OnGivenUp = Callable[[ClaimOp], None]
+"""Called with each claim that was sent and whose reply did not come: its record may hold the key for nobody."""
 
 
 class Engine:
@@ -47,6 +53,7 @@ class Engine:
         probe_wire: a store key that nobody uses, to ask by whether the store is back.
         on_breaker: called when the breaker has opened or closed.
         on_batch: called with the number of operations of each batch that starts.
+        on_given_up: see `OnGivenUp`.
     """
 
     def __init__(
@@ -61,6 +68,7 @@ class Engine:
         probe_wire: bytes = b"fastdedup:~probe",
         on_breaker: OnChange | None = None,
         on_batch: OnBatch | None = None,
+        on_given_up: OnGivenUp | None = None,
     ) -> None:
         self._store = store
         self._direct = store if isinstance(store, DirectStore) else None
@@ -69,20 +77,24 @@ class Engine:
         self._max_pending = max_pending
         self._on_breaker = on_breaker
         self._on_batch = on_batch
-        self._guard = StoreHealth(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
-        # 0 once closed, and while the breaker is open: one comparison refuses all.
+        self._on_given_up = on_given_up
+        self._health = StoreHealth(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
+        # Mutable: how much may be pending; 0 once closed and while the breaker is open, so that one comparison
+        # refuses all.
         self._room = max_pending
         self._loop = asyncio.get_running_loop()
         self._thread_id = get_ident()
         # Mutable: what waits; how much waits or is under way; the batches under way.
-        self._lanes = OperationQueue(max_batch=max_batch, max_bytes=max_bytes, retire=self._retire)
-        self._claims = self._lanes.claims
+        self._queue = OperationQueue(max_batch=max_batch, max_bytes=max_bytes, retire=self._retire)
+        self._claims = self._queue.claims
         self._pending = 0
         self._batches: set[Batch] = set()
         self._flushing = False
+        self._troubled = False
         self._closed = False
         self._now = 0.0
         self._due = 0.0
+        self._excused = False
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
         # Mutable: the claim that leads each key, and how many claims of a caller-chosen owner are open.
@@ -108,7 +120,7 @@ class Engine:
     @property
     def breaker(self) -> BreakerState:
         """OPEN while the store does not answer and is asked by probes alone."""
-        return self._guard.state
+        return self._health.state
 
     def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
         """Accept an operation; the future gets its reply. `future` as for `claim`.
@@ -122,24 +134,33 @@ class Engine:
         return self._enqueue(op, future)
 
     def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
-        """Accept a claim with an owner drawn by the library: led by an equal one that is under way.
+        """Accept a claim. One whose owner was drawn here is led by an equal one that is under way.
 
         `future`: what takes the reply; whatever has a future's done, set_result and set_exception.
         """
-        # Written out flat, as is `_deliver`: each call that this path does not make is worth 2 % of a claim.
+        # Written out flat, as is `_deliver_claims`: each call that this path does not make is worth 2 % of a claim.
         if self._pending >= self._room or get_ident() != self._thread_id:
             self._refuse()
         if not self._flushing:
             self._flush_soon()  # first: in another event loop it raises, and nothing may be left behind
-        leader = self._leaders.setdefault(op.wire, op)
         taker: asyncio.Future[Reply] = self._loop.create_future() if future is None else future
         op.future = taker
+        if op.named or not op.terms.shared:
+            return self._claim_alone(op)
+        leader = self._leaders.setdefault(op.wire, op)
         if leader is not op:
             return self._follow(leader, op)
         self._pending += 1
         op.at = self._now
         self._claims.append(op)
         return taker
+
+    def _claim_alone(self, op: ClaimOp) -> asyncio.Future[Reply]:
+        """Accept a claim that stands for itself: of a caller-chosen owner, or of a token."""
+        self._put(op)
+        if op.named:
+            self._count(op)
+        return op.future
 
     def _follow(self, leader: ClaimOp, op: ClaimOp) -> asyncio.Future[Reply]:
         if leader.terms is not op.terms or leader.fingerprint != op.fingerprint:
@@ -152,27 +173,17 @@ class Engine:
         leader.followers.append(op)
         return op.future
 
-    def claim_named(self, op: ClaimOp) -> asyncio.Future[Reply]:
-        """Accept a claim with an owner of the caller's: it stands for itself."""
-        future = self.submit(op)
-        op.counted = True
-        self._named[op.wire, op.owner] += 1
-        # Counted until its caller is about to resume: callbacks run in order, so of two claims that
-        # one batch answered, the first still sees the second here when it resumes to be cancelled.
-        future.add_done_callback(lambda _: self._uncount(op))
-        return future
-
     def disown(self, op: ClaimOp) -> None:
-        """Take back a claim whose caller was cancelled after the answer had come: release it."""
+        """Release a claim whose caller was cancelled after the answer had come."""
         future = op.future
         if future.done() and not future.cancelled() and future.exception() is None:
             self._release_unwanted(op, future.result())
 
     async def drain(self) -> None:
-        """Refuse new operations, answer the accepted ones: at most one deadline long."""
+        """Refuse new operations and answer the accepted ones, for one deadline at most."""
         self._closed = True
         self._room = 0
-        await self._guard.aclose()
+        await self._health.aclose()
         if self._pending or self._batches:
             self._drained = self._loop.create_future()
             await self._drained
@@ -182,7 +193,7 @@ class Engine:
             self._timer = None
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: what waits and what is under way is the parent's; refuse all else."""
+        """Refuse all in a forked child: what waits and what is under way belongs to the parent."""
         self._room = self._thread_id = 0
 
     def _refuse(self) -> NoReturn:
@@ -190,9 +201,11 @@ class Engine:
             raise UsageError("this Dedup is closed; open a new one")
         if get_ident() != self._thread_id:
             raise wrong_loop()
-        if self._guard.state is _OPEN:
-            raise self._guard.error()
-        raise UnavailableError(f"{self._pending} operations are pending, the limit; the store is too slow")
+        if self._health.state is _OPEN:
+            raise self._health.error()
+        raise UnavailableError(
+            f"{self._pending} operations are pending, which is the limit (max_pending): the store is too slow"
+        )
 
     def _enqueue(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
         taker: asyncio.Future[Reply] = self._loop.create_future() if future is None else future
@@ -205,10 +218,10 @@ class Engine:
             self._flush_soon()
         self._pending += 1
         op.at = self._now
-        self._lanes.put(op)
+        self._queue.put(op)
 
     def _flush_soon(self) -> None:
-        """At the end of this turn of the loop; all that comes until then shares one look at the clock."""
+        """Flush at the end of this turn of the loop; all that comes until then shares one look at the clock."""
         if asyncio.get_running_loop() is not self._loop:
             raise wrong_loop()
         self._flushing = True
@@ -220,13 +233,18 @@ class Engine:
     def _flush(self) -> None:
         if not self._thread_id:
             return  # in a forked child that goes on in its parent's loop
-        self._flushing = False
-        if self._guard.state is _OPEN:
-            self._refuse_waiting()
-        while (free := self._max_in_flight - len(self._batches)) > 0 and (
-            ops := self._lanes.next_batch(free)
-        ):
-            self._start(Batch(ops, ops[0].at + self._timeout))
+        earliest = 0.0
+        if self._flushing:
+            self._flushing = False
+            now = self._loop.time()
+            if now - self._now > _BLOCKED:
+                earliest = now + _GRACE  # the loop was blocked since: what was accepted then leaves only now
+        queue, claims = self._queue, self._claims
+        while (claims or queue.others) and (free := self._max_in_flight - len(self._batches)) > 0:
+            ops = queue.next_batch(free) if queue.others else queue.take_claims(free)
+            if not ops:
+                break
+            self._start(Batch(ops, max(ops[0].at + self._timeout, earliest)))
         if self._timer is None:
             self._set_timer()
         if self._drained is not None and not self._pending and not self._batches and not self._drained.done():
@@ -289,46 +307,61 @@ class Engine:
 
     def _end(self, batch: Batch, outcome: Sequence[Reply] | BaseException) -> None:
         self._batches.discard(batch)
-        if not isinstance(outcome, BaseException) and len(outcome) != len(batch.ops):
-            outcome = ConfigError(f"the store gave {len(outcome)} replies to {len(batch.ops)} operations")
+        ops = batch.ops
         if isinstance(outcome, BaseException):
-            self._fail(batch.ops, outcome)
-            if isinstance(outcome, UnavailableError) and not self._closed:
-                self._guard.failed(outcome)
+            self._batch_failed(ops, outcome)
+        elif len(outcome) != len(ops):
+            self._batch_failed(
+                ops, ConfigError(f"the store gave {len(outcome)} replies to {len(ops)} operations")
+            )
         else:
-            self._deliver(batch.ops, outcome)
-            if self._guard.troubled:
-                self._guard.answered()
-        self._flush()
+            self._pending -= len(ops)
+            if batch.verb is _CLAIM:
+                self._deliver_claims(cast("Sequence[ClaimOp]", ops), outcome)
+            else:
+                self._deliver(ops, outcome)
+            if self._troubled:
+                self._troubled = False
+                self._health.answered()
+        if self._claims or self._queue.others or self._drained is not None or self._timer is None:
+            self._flush()
 
-    def _deliver(self, batch: Sequence[Op], replies: Sequence[Reply]) -> None:
-        self._pending -= len(batch)
-        if batch[0].verb is Verb.CLAIM:
-            self._deliver_claims(cast("Sequence[ClaimOp]", batch), replies)
-            return
-        for op, reply in zip(batch, replies, strict=True):
+    def _batch_failed(self, ops: Sequence[Op], error: BaseException) -> None:
+        self._pending -= len(ops)
+        for op in ops:
+            self._fail(op, error, sent=True)
+        if isinstance(error, UnavailableError) and not self._closed:
+            self._troubled = True
+            self._health.failed(error)
+
+    def _deliver(self, ops: Sequence[Op], replies: Sequence[Reply]) -> None:
+        for op, reply in zip(ops, replies, strict=True):
+            if hasattr(op, "witness"):
+                reply = op.witness(op, reply)
             if not op.future.done():
                 op.future.set_result(reply)
 
-    def _deliver_claims(self, batch: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
+    def _deliver_claims(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
         leaders = self._leaders
-        for op, reply in zip(batch, replies, strict=True):
+        for op, reply in zip(ops, replies, strict=True):
             leader = leaders.pop(op.wire, None)
             if leader is not op and leader is not None:
                 leaders[op.wire] = leader  # a claim beside the one that leads: of other terms, or named
-            if op.followers is None and not op.future.done():
+            if type(reply) is UnavailableError:
+                self._fail(op, reply, sent=True)
+            elif op.followers is None and not op.future.done():
                 op.future.set_result(reply)
             else:
                 self._claim_done(op, reply)
 
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
-        """Deliver a claim that others follow or witness, or whose caller is gone."""
+        """Deliver a claim that others follow, that has a witness, or whose caller is gone."""
         if not op.future.done():
             if hasattr(op, "witness"):
                 reply = op.witness(op, reply)
             op.future.set_result(reply)
         elif self._release_unwanted(op, reply):
-            # The release overtakes: one of these may be the first.
+            # The release overtakes the others: one of these may be the first.
             self._promote(op)
         followers, op.followers = op.followers, None
         if not followers:
@@ -343,6 +376,13 @@ class Engine:
         if self._leaders.get(op.wire) is op:
             del self._leaders[op.wire]
 
+    def _count(self, op: ClaimOp) -> None:
+        op.counted = True
+        self._named[op.wire, op.owner] += 1
+        # Counted until its caller is about to resume: callbacks run in order, so of two claims that
+        # one batch answered, the first still sees the second here when it resumes to be cancelled.
+        op.future.add_done_callback(lambda _: self._uncount(op))
+
     def _uncount(self, op: ClaimOp) -> None:
         op.counted = False
         name = (op.wire, op.owner)
@@ -351,32 +391,36 @@ class Engine:
             del self._named[name]
 
     def _release_unwanted(self, op: ClaimOp, reply: Reply) -> bool:
-        """Free a claim that was acquired for a caller who is gone.
+        """Free a claim that was acquired for a caller who is gone; a consumed token is issued again.
 
         Not where the same named owner holds it by an earlier claim, or has another under way.
         """
         if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
             return False
         others = self._named.get((op.wire, op.owner), 0) - getattr(op, "counted", False)
-        kept = op.named and (not reply.fresh or others > 0)
-        if kept or op.terms.consumes:
+        if op.named and (not reply.fresh or others > 0):
             return False
-        self._enqueue(ReleaseOp(op.wire, op.owner, reply.fence)).add_done_callback(_swallow)
+        release = ReleaseOp(op.wire, op.owner, reply.fence, consumed=op.terms.consumes)
+        self._enqueue(release).add_done_callback(partial(self._released, op))
         return True
 
-    def _fail(self, batch: Sequence[Op], error: BaseException) -> None:
-        self._pending -= len(batch)
-        for op in batch:
-            self._fail_one(op, error)
+    def _released(self, op: ClaimOp, future: asyncio.Future[Reply]) -> None:
+        """The release of an unwanted claim has ended: where it was not answered, it is still to be done."""
+        unanswered = future.cancelled() or isinstance(future.exception(), UnavailableError)
+        if unanswered and self._on_given_up is not None and self._thread_id:
+            self._on_given_up(op)
 
-    def _fail_one(self, op: Op, error: BaseException) -> None:
+    def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
+        if sent and op.verb is _CLAIM and self._on_given_up is not None and self._thread_id:
+            self._on_given_up(cast(ClaimOp, op))  # before its caller hears of it, and may ask again
         if not op.future.done():
             op.future.set_exception(_copy(error))
-        if op.verb is not Verb.CLAIM:
+        if op.verb is not _CLAIM:
             return
         claim = cast(ClaimOp, op)
         self._forget_claim(claim)
-        for follower in claim.followers or ():
+        followers, claim.followers = claim.followers, None
+        for follower in followers or ():
             self._pending -= 1
             if not follower.future.done():
                 follower.future.set_exception(_copy(error))
@@ -385,7 +429,7 @@ class Engine:
 
     def _set_timer(self) -> None:
         due = [batch.deadline for batch in self._batches]
-        oldest = self._lanes.oldest()
+        oldest = self._queue.oldest()
         if oldest is not None:
             due.append(oldest + self._timeout)
         if due:
@@ -397,14 +441,18 @@ class Engine:
             return
         self._timer = None
         now = self._loop.time()
-        if now - self._due > _GRACE:
-            # The loop itself was blocked, by a callback of the user's: the replies may lie in the socket.
-            self._due = now + _GRACE
-            self._timer = self._loop.call_at(self._due, self._on_timer)
+        if not self._excused:
+            # The replies may lie in the socket: it is looked at before anything is given up. Where the loop was
+            # blocked, by a callback of the user's, what was to be sent may not even have left.
+            self._excused = True
+            self._timer = self._loop.call_at(
+                now + (_GRACE if now - self._due > _BLOCKED else _ONE_POLL), self._on_timer
+            )
             return
-        for op in self._lanes.overdue(now - self._timeout):
+        self._excused = False
+        for op in self._queue.overdue(now - self._timeout):
             self._pending -= 1
-            self._fail_one(op, UnavailableError(f"the store was busy for {self._timeout:g} s"))
+            self._fail(op, UnavailableError(f"the store was busy for {self._timeout:g} s"), sent=False)
         self._give_up([batch for batch in self._batches if batch.deadline <= now])
         self._flush()
 
@@ -426,14 +474,16 @@ class Engine:
     def _breaker_changed(self, reason: str, lasted: float) -> None:
         closed = not reason
         self._room = self._max_pending if closed and not self._closed else 0
+        if not closed:
+            self._refuse_waiting()
         if self._on_breaker is not None:
             self._on_breaker(reason, lasted)
 
     def _refuse_waiting(self) -> None:
-        """What waited for a batch when the breaker opened; also a release on behalf of a cancelled caller."""
-        for op in self._lanes.overdue(inf):
+        """Refuse what waited for a batch when the breaker opened."""
+        for op in self._queue.overdue(inf):
             self._pending -= 1
-            self._fail_one(op, self._guard.error())
+            self._fail(op, self._health.error(), sent=False)
 
 
 class Batch:
@@ -474,8 +524,3 @@ def _copy(error: BaseException) -> BaseException:
     if isinstance(error, UnavailableError):
         return UnavailableError(*error.args, retry_after=error.retry_after)
     return error
-
-
-def _swallow(future: asyncio.Future[Reply]) -> None:
-    if not future.cancelled():
-        future.exception()

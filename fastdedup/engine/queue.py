@@ -1,4 +1,4 @@
-"""What waits to be sent, in a lane for each verb: decides what goes into the next batch, sends nothing itself."""
+"""The operations that wait to be sent, in a lane for each verb: decides what the next batch holds, sends nothing."""
 
 from __future__ import annotations
 
@@ -34,10 +34,14 @@ class OperationQueue:
         self._lanes: dict[Verb, deque[Op]] = {verb: deque() for verb in (*_URGENT, *_IN_TURN)}
         self._turns = deque(_IN_TURN)
         self.claims = self._lanes[Verb.CLAIM]
-        """The claims' own lane: their path appends to it without a call."""
+        """The claims' own lane: the claim's path appends to it without a call."""
+        self.others = 0
+        """How many operations wait in the other lanes."""
 
     def put(self, op: Op) -> None:
         """Let an operation wait its turn."""
+        if op.verb is not Verb.CLAIM:
+            self.others += 1
         self._lanes[op.verb].append(op)
 
     def next_batch(self, free: int) -> list[Op]:
@@ -61,31 +65,35 @@ class OperationQueue:
         """Take out, one by one, what was accepted at `before` or earlier."""
         for lane in self._lanes.values():
             while lane and lane[0].at <= before:
+                self.others -= lane is not self.claims
                 yield lane.popleft()
 
     def _take(self, lane: deque[Op], free: int) -> list[Op]:
         if lane is self.claims:
-            return self._take_claims(free)
+            return self.take_claims(free)
         batch: list[Op] = []
         weight = 0
         while lane and len(batch) < self._max_batch and weight < self._max_bytes:
             op = lane.popleft()
             weight += op.weight
             batch.append(op)
+        self.others -= len(batch)
         return batch
 
-    def _take_claims(self, free: int) -> list[Op]:
-        """Nobody waits for a claim that was cancelled before it went out. All else is an order."""
+    def take_claims(self, free: int) -> list[Op]:
+        """Take the next batch of claims; `free` as for `next_batch`.
+
+        What waits is spread over the free batches: the store then works on one while the loop reads another's
+        answers. A claim that was cancelled before it went out is dropped: nobody waits for it.
+        """
         lane = self.claims
-        taken = [lane.popleft() for _ in range(self._share(len(lane), free))]
+        waiting = len(lane)
+        size = min(waiting, self._max_batch, max(_MIN_BATCH, -(-waiting // free)))
+        taken = [lane.popleft() for _ in range(size)]
         batch = [op for op in taken if not op.future.done()]
-        if len(batch) != len(taken):
+        if len(batch) != size:
             for op in taken:
                 if op.future.done():
                     self._retire(cast(ClaimOp, op))
-            return batch or (self._take_claims(free) if lane else [])
+            return batch or (self.take_claims(free) if lane else [])
         return batch
-
-    def _share(self, waiting: int, free: int) -> int:
-        """What waits is spread over the free slots: the store works on one batch, the loop on another's answers."""
-        return min(waiting, self._max_batch, max(_MIN_BATCH, -(-waiting // free)))

@@ -67,10 +67,6 @@ class ShardedEngine:
         """As `Engine.claim`."""
         return self._engine(op.wire).claim(op, future)
 
-    def claim_named(self, op: ClaimOp) -> asyncio.Future[Reply]:
-        """As `Engine.claim_named`."""
-        return self._engine(op.wire).claim_named(op)
-
     def disown(self, op: ClaimOp) -> None:
         """As `Engine.disown`. Not for a claim that was never accepted, or whose part is out of reach by now."""
         if hasattr(op, "future"):

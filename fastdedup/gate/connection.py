@@ -1,4 +1,4 @@
-"""What all scopes of one `Dedup` share: the store, the engine that feeds it, and who waits."""
+"""What all namespaces of one `Dedup` share: the store, the engine that feeds it, and those who wait for keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, emit
 from ..fallback.base import JournalledPolicy
 from ..fallback.reconcile import Reconciler
 from ..model import BreakerState
-from ..protocol.operations import Op, Reply
+from ..protocol.operations import ClaimOp, Op, Reply
 from ..stores import make_store
 from ..stores.base import DegradingStore, ShardedStore, Store
-from .recent import KnownDuplicates
+from ..stores.memory import MemoryStore
+from .recent import RecentSuccesses
 from .renewal import RenewalQueue
+from .undo import UndoList
 from .wakeups import Wakeups
 
 T = TypeVar("T")
@@ -29,7 +31,11 @@ _LEASES = 64
 
 
 class Connection:
-    """One store connection, opened in one event loop."""
+    """One store, open in one event loop at a time.
+
+    Raises:
+        ConfigError: a setting is not valid; the message names it.
+    """
 
     def __init__(
         self,
@@ -53,25 +59,35 @@ class Connection:
         if on_shortfall not in ("report", "raise"):
             raise ConfigError(f"on_shortfall is 'report' or 'raise', not {on_shortfall!r}")
         self.raises_shortfall = on_shortfall == "raise"
+        self._url = store if isinstance(store, str) else None
         self.store = self._store_of(store)
         self.behind_a_policy = isinstance(self.store, DegradingStore)
-        self.waiters = Wakeups()
         off = known_duplicates is False
-        self.known_age = 0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)
-        # Mutable: None before open() and after aclose(); work that goes on when its caller is cancelled.
+        self.recent = RecentSuccesses(
+            0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)
+        )
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Begin as new: what belongs to an event loop is made when that opens the connection."""
+        # Mutable: the engine, None before open() and after aclose(); also while closing, as what was answered
+        # too late for its caller is released by it.
         self.engine: Engine | ShardedEngine | None = None
         self.last_engine: Engine | ShardedEngine | None = None
-        """Also while closing: what was answered too late for its caller is released by it."""
+        self.wakeups = Wakeups()
+        self.undo = UndoList(self._submit, self.report)
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
-        self._known: dict[str, KnownDuplicates] = {}
+        # Mutable: work that goes on when its caller is cancelled; what brings journals home; renewals by lease.
         self._kept: set[asyncio.Task[Any]] = set()
         self._reconcilers: dict[int, Reconciler] = {}
         self._renewals: dict[float, RenewalQueue] = {}
 
     def _store_of(self, store: str | Store) -> Store:
         if store is None or isinstance(store, bytes | int | float | list | tuple | dict):
-            raise ConfigError(f"a URL such as redis://localhost:6379/0 is wanted, not {store!r}")
+            raise ConfigError(
+                f"the URL must be text such as redis://localhost:6379/0, got {type(store).__name__}"
+            )
         if isinstance(store, str):
             return make_store(store, self.timeout, self.replicas)
         if self.replicas:
@@ -81,16 +97,18 @@ class Connection:
         return store
 
     async def open(self) -> None:
-        """Open the store in the running event loop.
+        """Open the store in the running event loop; again after closing, also in another loop.
 
         Raises:
-            UsageError: open already, or closed.
+            UsageError: open already in a loop that still runs, or closing.
             ConfigError: the store can never be used as it is set up.
         """
-        if self._closed:
-            raise UsageError("this Dedup is closed; make a new one")
-        if self.engine is not None:
+        if self.engine is not None and not self.engine.loop.is_closed():
             raise UsageError("this Dedup is open already; open it once, at start-up, and share it")
+        if self._closing is not None and not self._closing.done():
+            raise UsageError("this Dedup is being closed; await aclose() before you open it again")
+        if self.last_engine is not None:
+            self._start_over()
         store = self.store
         if isinstance(store, ShardedStore):
             self.engine = ShardedEngine(store, self._make_engine)
@@ -102,6 +120,14 @@ class Connection:
         except BaseException:
             self.engine = None
             raise
+
+    def _start_over(self) -> None:
+        """Begin as new, after closing or where the former loop is gone. What `memory://` remembers is kept."""
+        if self._url is not None and not isinstance(self.store, MemoryStore):
+            self.store = make_store(self._url, self.timeout, self.replicas)
+        self.wakeups.close()
+        self.recent.clear()
+        self._set_up()
 
     async def aclose(self) -> None:
         """Answer what was accepted, then close. Closing twice is fine."""
@@ -119,6 +145,7 @@ class Connection:
         # What must end even when its caller is gone still needs the engine.
         if self._kept:
             await asyncio.wait(self._kept, timeout=self.timeout)
+        await self.undo.finish(self.timeout)
         for reconciler in self._reconcilers.values():
             await reconciler.finish(self.timeout)
         self._closed = True
@@ -130,7 +157,8 @@ class Connection:
         for renewals in self._renewals.values():
             renewals.close()
         await self.store.aclose()
-        self.waiters.freed(None)
+        self.recent.clear()
+        self.wakeups.freed(None)
 
     @property
     def breaker(self) -> BreakerState:
@@ -142,6 +170,7 @@ class Connection:
 
         def on_breaker(reason: str, lasted: float) -> None:
             self.report(BreakerOpened(name, reason) if reason else BreakerClosed(name, lasted))
+            self.undo.store_is_back()
             for reconciler in self._reconcilers.values():
                 reconciler.store_is_back()
 
@@ -152,6 +181,7 @@ class Connection:
             probe_wire=self._probe_wire,
             on_breaker=on_breaker,
             on_batch=self.on_batch,
+            on_given_up=self.undo.add,
         )
 
     def report(self, event: Event) -> None:
@@ -162,23 +192,28 @@ class Connection:
         """A policy has answered: what it made is brought into the store as soon as that takes it."""
         reconciler = self._reconcilers.get(id(policy))
         if reconciler is None:
-            reconciler = Reconciler(policy, self._submit, self.report, lambda: self.waiters.freed(None))
+            reconciler = Reconciler(policy, self._submit, self.report, lambda: self.wakeups.freed(None))
             self._reconcilers[id(policy)] = reconciler
         if self._closing is None:
             reconciler.wake()
 
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
-        """See `Scope.overhear`."""
-        await self.store.listen(self.waiters.freed)
-        self.waiters.overheard_by.add(on_freed)
-        return partial(self.waiters.overheard_by.discard, on_freed)
+        """Call `on_freed` for all that wakes a waiter, as `Store.listen` does; return what ends that.
+
+        Raises:
+            UnavailableError: the store cannot be listened to just now.
+        """
+        await self.store.listen(self.wakeups.freed)
+        self.wakeups.overheard_by.add(on_freed)
+        return partial(self.wakeups.overheard_by.discard, on_freed)
 
     def _submit(self, op: Op) -> asyncio.Future[Reply]:
         return self.running_engine().submit(op)
 
-    def known_of(self, namespace: str) -> KnownDuplicates:
-        """Return what is known in a namespace, whichever scope learned it."""
-        return self._known.setdefault(namespace, KnownDuplicates(self.known_age))
+    def disown(self, op: ClaimOp) -> None:
+        """Release a claim whose caller was cancelled, also while closing."""
+        if self.last_engine is not None:
+            self.last_engine.disown(op)
 
     def running_engine(self) -> Engine | ShardedEngine:
         """Return the engine, in the event loop that it belongs to.
@@ -196,7 +231,7 @@ class Connection:
     def not_open(self) -> UsageError:
         """The error for a call before opening or after closing."""
         if self._closed:
-            return UsageError("this Dedup is closed; make a new one and open it")
+            return UsageError("this Dedup is closed; open it again first")
         return UsageError("this Dedup is not open: use `async with dedup:` or `await dedup.open()` first")
 
     def renewals(self, lease: float) -> RenewalQueue:

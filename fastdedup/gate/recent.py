@@ -1,4 +1,4 @@
-"""Known duplicates: a success that the store has just told is told again from memory, for a moment.
+"""Recent successes: a success that the store has just told is told again from memory, for a moment.
 
 In a storm nearly every claim is for a key that is settled already. What this trades: when *another*
 process forgets a key, this one may go on answering its old result for `age` seconds. Everything
@@ -8,44 +8,120 @@ else holds: an answer is never kept past the record's own expiry, only a success
 
 from __future__ import annotations
 
+import asyncio
+from heapq import heappop, heappush
+from itertools import count
 from time import monotonic
-
-from ..claim import Claim
-from ..claims.call import KnownCall
+from weakref import WeakSet
 
 MAX_ENTRIES = 10_000
+"""Successes that one gate keeps, over all its namespaces."""
 MAX_BYTES = 16 * 1024 * 1024
+"""Bytes of results that the whole process keeps, over all gates."""
 
 
-class KnownDuplicates(dict[str, KnownCall]):
-    """Successes of one namespace, learned in the last `age` seconds; bounded, the oldest go first.
+class RecentSuccess:
+    """A success that was told, and the finished answer that all who ask for it share.
 
-    By the key's text, not the store's key, and with a finished answer that all callers share: so a
-    known duplicate costs neither a hash nor an object. An age of 0 learns nothing.
+    Attributes:
+        answer: what `Dedup.claim` returns for it.
+        mark: the fingerprint that it was asked with.
+        until: when it must be asked anew, by time.monotonic().
+        size: bytes of its result.
     """
 
-    __slots__ = ("_age", "_bytes")
+    __slots__ = ("answer", "key", "mark", "size", "until")
+
+    def __init__(self, key: str, answer: object, mark: bytes | None, size: int, until: float) -> None:
+        self.key = key
+        self.answer = answer
+        self.mark = mark
+        self.size = size
+        self.until = until
+
+
+Table = dict[str, RecentSuccess]
+"""The recent successes of one namespace, by the key's text: a hit costs neither a hash nor an object."""
+
+
+class RecentSuccesses:
+    """Successes learned in the last `age` seconds; bounded, those that expire next go first.
+
+    An age of 0 learns nothing.
+    """
 
     def __init__(self, age: float) -> None:
-        super().__init__()
         self._age = age
-        self._bytes = 0
+        # Mutable: one table a namespace; what was learned, a heap by expiry; how many bytes; the next sweep.
+        self._tables: dict[str, Table] = {}
+        self._learned: list[tuple[float, int, Table, RecentSuccess]] = []
+        self._number = count()
+        self.bytes = 0
+        self._sweep: asyncio.TimerHandle | None = None
+        _ALL.add(self)
 
-    def learn(self, claim: Claim, fingerprint: bytes | None, size: int, left: float) -> None:
-        """Keep a success of `size` bytes that the store has told, and that its record keeps for `left` seconds."""
-        now = monotonic()
+    def __len__(self) -> int:
+        return len(self._learned)
+
+    def table(self, namespace: str) -> Table:
+        """Return the successes of a namespace, whichever gate learned them."""
+        return self._tables.setdefault(namespace, {})
+
+    def age_for(self, table: Table, key: str, size: int, left: float) -> float:
+        """Return for how many seconds to keep a success; 0 where it is not kept, or known already.
+
+        `size`: bytes of its result; `left`: seconds that its record has left in the store.
+        """
         age = min(self._age, left)
-        former = self.get(claim.key)
-        if age <= 0 or size > MAX_BYTES // 16 or (former is not None and now < former.until):
-            return
-        self.drop(claim.key)
-        self[claim.key] = KnownCall(claim, now + age, fingerprint, size)
-        self._bytes += size
-        while len(self) > MAX_ENTRIES or self._bytes > MAX_BYTES:
-            self.drop(next(iter(self)))
+        if age <= 0 or size > MAX_BYTES // 16:
+            return 0.0
+        former = table.get(key)
+        return 0.0 if former is not None and monotonic() < former.until else age
 
-    def drop(self, key: str) -> None:
-        """Forget one key."""
-        known = self.pop(key, None)
-        if known is not None:
-            self._bytes -= known.size
+    def learn(
+        self, table: Table, key: str, answer: object, mark: bytes | None, size: int, age: float
+    ) -> None:
+        """Keep a success of `size` bytes for `age` seconds, as `age_for` said."""
+        now = monotonic()
+        self._drop_expired(now)
+        success = RecentSuccess(key, answer, mark, size, now + age)
+        table[key] = success
+        heappush(self._learned, (success.until, next(self._number), table, success))
+        self.bytes += size
+        while len(self._learned) > MAX_ENTRIES or (self._learned and bytes_held() > MAX_BYTES):
+            self._drop_first()
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(self._age, self._sweep_now)
+
+    def clear(self) -> None:
+        """Forget everything: the gate is closed."""
+        while self._learned:
+            self._drop_first()
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+
+    def _sweep_now(self) -> None:
+        """Drop what has expired, also where nobody asks for it."""
+        self._sweep = None
+        self._drop_expired(monotonic())
+        if self._learned:
+            self._sweep = asyncio.get_running_loop().call_later(self._age, self._sweep_now)
+
+    def _drop_expired(self, now: float) -> None:
+        while self._learned and self._learned[0][0] <= now:
+            self._drop_first()
+
+    def _drop_first(self) -> None:
+        _, _, table, success = heappop(self._learned)
+        self.bytes -= success.size
+        if table.get(success.key) is success:
+            del table[success.key]
+
+
+_ALL: WeakSet[RecentSuccesses] = WeakSet()
+
+
+def bytes_held() -> int:
+    """Return how many bytes of results the gates of this process hold."""
+    return sum(each.bytes for each in _ALL)

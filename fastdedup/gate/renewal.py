@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from typing import Protocol
 
-from ..claim import Claim
 from ..errors import DedupError, UnavailableError
 
 
-class RenewedClaim(Claim):
-    """A claim that can be referred to weakly: those that nobody renews are spared what that takes."""
+class Renewable(Protocol):
+    """A claim, as far as its renewal concerns it."""
 
-    __slots__ = ("__weakref__",)
+    _settling: bool
 
-    def keep_renewing(self) -> None:
-        """Renew at a third of the lease until settled, lost, or no longer referred to."""
-        lease = self._call.terms.lease_ms / 1000
-        self._renewal = Renewal(self, lease, self._scope.renewals(lease))
+    async def renew(self) -> None:
+        """Start the lease anew."""
+
+    def _lose(self) -> None:
+        """The lease could not be renewed."""
 
 
 class Renewal:
@@ -28,12 +29,13 @@ class Renewal:
 
     __slots__ = ("_claim", "_lease", "_loop", "_queue", "_task", "began")
 
-    def __init__(self, claim: RenewedClaim, lease: float, queue: RenewalQueue) -> None:
+    def __init__(self, claim: Renewable, lease: float, queue: RenewalQueue, began: float) -> None:
         self._claim = weakref.ref(claim)
         self._lease = lease
         self._loop = queue.loop
         self._queue = queue
-        self.began = queue.loop.time()
+        self.began = began
+        """When the lease began, in the loop's time: when the claim was sent, not when its answer was read."""
         # Mutable: most claims are settled before the first third is over, and never need a task.
         self._task: asyncio.Task[None] | None = None
         queue.add(self)
@@ -63,11 +65,11 @@ class Renewal:
                     await claim.renew()
             except (UnavailableError, TimeoutError):
                 if self._loop.time() >= ends:
-                    return claim.lose()
+                    return claim._lose()
                 pause = self._lease / 10
             except DedupError:
                 # Lost, or the store holds something else by now. Settled or being settled: no concern of ours.
-                return None if claim.settling else claim.lose()
+                return None if claim._settling else claim._lose()
             else:
                 pause = self._lease / 3
                 ends = started + self._lease

@@ -31,6 +31,11 @@ class Wakeups:
                 del self._count[wire]
                 self._freed.pop(wire, None)
 
+    def close(self) -> None:
+        """Wake nobody any more: the event loop of those who wait is gone."""
+        self._freed.clear()
+        self.overheard_by.clear()
+
     def freed(self, wire: bytes | None) -> None:
         """Wake who waits for this key; None: everybody, as news may have been missed."""
         for future in list(self._freed.values()) if wire is None else (self._freed.get(wire),):

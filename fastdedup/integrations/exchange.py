@@ -131,7 +131,7 @@ class AsgiExchange:
     def hold(self, held: HeldClaim) -> None:
         """Settle this claim by the response. Where the lease is lost, the handler is cancelled."""
         self._held = held
-        held.claim.bind_body(self)  # the task that it cancels and uncancels
+        held.claim._bind_body(self)  # the task that it cancels and uncancels
         if held.rule.on_disconnect == "cancel":
             self._watcher = asyncio.ensure_future(self._watch())
 
@@ -200,10 +200,10 @@ class AsgiExchange:
             # A stream whose client left: the part that was sent counts as the response.
             await self._settle(held, self._response(whole=False))
         if self._settled:
-            held.claim.unbind()
+            held.claim._unbind()
             return
         try:
-            await held.claim.leave(None, release=True)
+            await held.claim._leave(None, release=True)
         except ClaimLostError:  # the application has swallowed its cancellation, and has not answered
             await self._refuse_lost(held)
         else:
@@ -222,13 +222,11 @@ class AsgiExchange:
         if held is None:
             return False
         if self._torn and not (self._settled or self._stopping) and isinstance(error, Exception):
-            await self._settle(
-                held, self._response(whole=False)
-            )  # the part that was sent counts as the response
-            held.claim.unbind()
+            await self._settle(held, self._response(whole=False))  # the part that was sent is the response
+            held.claim._unbind()
             return False
         try:
-            await held.claim.leave(error)
+            await held.claim._leave(error)
         except ClaimLostError:
             await self._refuse_lost(held)
             return True
@@ -324,9 +322,7 @@ class AsgiExchange:
     async def _settle(self, held: HeldClaim, response: Response) -> Marks | None:
         self._settled = True
         if not held.claim.lost:
-            held.claim.bind_body(
-                None
-            )  # the work is done: only the store can tell now whether the lease is lost
+            held.claim._bind_body(None)  # the work is done: only the store knows now
         return await settle(held, response)
 
 

@@ -53,13 +53,13 @@ async def settle(held: HeldClaim, response: Response, *, undone: bool = False) -
         log.warning("%s: another request took over while this one ran", held.claim.key)
         return None
     except UnavailableError:
-        held.dedup.keep(record(held.claim, how, response))
+        held.dedup._namespace.connection.keep(record(held.claim, how, response))
         marks.append(UNSTORED)
     except UsageError as error:  # the handler has settled it itself, or the `Dedup` was closed
         log.warning("%s: this response is not stored: %s", held.claim.key, error)
         marks.append(UNSTORED)
     except asyncio.CancelledError:
-        held.dedup.keep(record(held.claim, how, response))  # the effect has happened
+        held.dedup._namespace.connection.keep(record(held.claim, how, response))  # the effect has happened
         raise
     return marks
 

@@ -88,7 +88,7 @@ class WsgiExchange:
         if not self._settled:
             self._settled = True
             try:
-                claim.leave(error)
+                claim._leave(error)
             except DedupError as another:
                 log.warning("%s was not released: %s", claim.key, another)
         return isinstance(error, ClaimLostError) and claim.lost
@@ -194,7 +194,7 @@ class WsgiExchange:
     def _settled_in_time(self, how: Settling, response: Response) -> bool:
         held = self._held
         if how is Settling.RELEASE:
-            held.claim.leave(None, release=True)
+            held.claim._leave(None, release=True)
             return True
         return held.claim.settle_within(HOLD, lambda claim: record(claim, how, storable(held.rule, response)))
 

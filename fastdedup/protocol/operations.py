@@ -87,11 +87,18 @@ class Op:
     """One operation on one key. `future` is the engine's; a store leaves it alone."""
 
     verb: ClassVar[Verb]
-    __slots__ = ("at", "future", "wire")
+    __slots__ = ("at", "future", "wire", "witness")
 
     wire: bytes
     at: float
+    """When the engine accepted it, in the loop's time."""
     future: asyncio.Future[Any]
+    witness: Callable[[Op, Reply], Reply]
+    """Called with the store's reply before anything else can happen; may change it. Set by `let_witness`."""
+
+    def let_witness(self, witness: Callable[[Op, Reply], Reply]) -> None:
+        """Have the engine call `witness` when the store has answered, before the caller goes on."""
+        self.witness = witness
 
     @property
     def weight(self) -> int:
@@ -103,12 +110,10 @@ class ClaimOp(Op):
     """Claim, redeem or consume a key."""
 
     verb = Verb.CLAIM
-    __slots__ = ("counted", "fingerprint", "followers", "key", "named", "owner", "tail", "terms", "witness")
+    __slots__ = ("counted", "fingerprint", "followers", "key", "named", "owner", "tail", "terms")
 
     key: str
     """What the caller calls it."""
-    witness: Callable[[ClaimOp, Reply], Reply]
-    """Called with the reply before anything else can happen, and may change it; set by `let_witness` alone."""
 
     def __init__(self, wire: bytes, terms: Terms, owner: bytes, fingerprint: bytes | None) -> None:
         self.wire = wire
@@ -121,8 +126,8 @@ class ClaimOp(Op):
         self.named = False
         self.counted = False
 
-    def let_witness(self, witness: Callable[[ClaimOp, Reply], Reply]) -> None:
-        """Have the engine call `witness` when the store has answered, before the claimant goes on."""
+    def let_witness(self, witness: Callable[[Op, Reply], Reply]) -> None:
+        """As `Op.let_witness`."""
         self.witness = witness
         self.followers = []  # so that the engine takes the way on which it looks closer
 
@@ -131,7 +136,7 @@ class SettleOp(Op):
     """Complete or fail a claim."""
 
     verb = Verb.SETTLE
-    __slots__ = ("fence", "keep_ms", "owner", "payload", "succeeded")
+    __slots__ = ("fence", "keep_ms", "owner", "payload", "succeeded", "unsure")
 
     def __init__(
         self, wire: bytes, owner: bytes, fence: int, *, succeeded: bool, keep_ms: int, payload: bytes
@@ -142,6 +147,8 @@ class SettleOp(Op):
         self.succeeded = succeeded
         self.keep_ms = keep_ms
         self.payload = payload
+        self.unsure = False
+        """It was sent and got no reply: it may have been recorded, and its record have expired since."""
 
     @property
     def weight(self) -> int:
@@ -153,12 +160,14 @@ class ReleaseOp(Op):
     """Free a claim."""
 
     verb = Verb.RELEASE
-    __slots__ = ("fence", "owner", "unsure")
+    __slots__ = ("consumed", "fence", "owner", "unsure")
 
-    def __init__(self, wire: bytes, owner: bytes, fence: int) -> None:
+    def __init__(self, wire: bytes, owner: bytes, fence: int, *, consumed: bool = False) -> None:
         self.wire = wire
         self.owner = owner
         self.fence = fence
+        self.consumed = consumed
+        """Also where this owner consumed the token in one step: the token is issued again."""
         self.unsure = False
         """It was sent and got no reply: then it may have freed the key, and another owner may have it."""
 

@@ -82,6 +82,6 @@ class Namespaces:
         return self._add(text, replace(self.root.settings, namespace=text))
 
     def _add(self, name: str, settings: Settings) -> Dedup:
-        dedup = self.root.with_settings(settings)
+        dedup = self.root._with(settings)
         self._dedups[name] = self._dedups[name.encode()] = dedup
         return dedup

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import orjson
 
-from ..errors import UnavailableError, foreign
+from ..codec import check_size
+from ..errors import UnavailableError
 from ..gateway import Dedup
 from ..model import Outcome, Record
-from ..protocol.keyspace import names_of
 from ..protocol.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..protocol.owners import owner_field
 
@@ -23,48 +22,6 @@ def seconds(ms: int | None) -> float | None:
 
 
 # Claims
-
-
-def start(dedup: Dedup, op: ClaimOp) -> asyncio.Future[Reply]:
-    """Send a claim to the engine. Where the engine refuses it, the future that is returned fails."""
-    try:
-        return dedup.start_claim(op)
-    except UnavailableError as fault:
-        refused: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        refused.set_exception(fault)
-        return refused
-
-
-async def verdict_on(dedup: Dedup, op: ClaimOp, future: asyncio.Future[Reply]) -> Verdict:
-    """Return the verdict on a claim that was sent; where the store does not answer, the policy's verdict.
-
-    Raises:
-        UnavailableError: the policy does not answer either, or too few replicas confirmed the claim and
-            `on_shortfall` is "raise".
-        ForeignRecordError: the key holds what fastdedup did not write.
-    """
-    try:
-        reply = await future
-        if isinstance(reply, UnavailableError):
-            raise reply
-    except UnavailableError as fault:
-        reply = dedup.fall_back(op, fault)
-    if type(reply) is not Verdict:
-        raise foreign(names_of(op.wire)[1])
-    if reply.short and reply.outcome is _ACQUIRED:
-        _fell_short(dedup, op, reply)
-    return reply
-
-
-def _fell_short(dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
-    try:
-        dedup.fell_short(op)
-    except UnavailableError:
-        if verdict.fresh and not op.terms.consumes:
-            dedup.release_later(
-                op.wire, op.owner
-            )  # the claimant gets the error, so nobody knows of the claim
-        raise
 
 
 class Asked:
@@ -93,7 +50,7 @@ class Asked:
         """Send the claim to the engine."""
         assert self._op is not None
         try:
-            self._dedup.start_claim(self._op, self)
+            self._dedup._namespace.ask.begin_claim(self._op, self)
         except UnavailableError as fault:
             self.set_exception(fault)
 
@@ -110,37 +67,36 @@ class Asked:
         return self._error
 
     def set_result(self, reply: Reply) -> None:
-        """Take the store's reply (the engine calls this)."""
-        op = self._op
-        assert op is not None
-        if type(reply) is not Verdict:
-            self.set_exception(reply if isinstance(reply, Exception) else foreign(names_of(op.wire)[1]))
-            return
-        self._op = None  # the operation refers to this object: a cycle would be left to the garbage collector
-        if reply.short and reply.outcome is _ACQUIRED:
-            try:
-                _fell_short(self._dedup, op, reply)
-            except UnavailableError as fault:
-                self.failed(fault)
-                return
-        try:
-            self.answered(self._dedup, op, reply)
-        except Exception as fault:  # noqa: BLE001 -- the engine has others to tell
-            self.failed(fault)
+        """Take the store's reply."""
+        if type(reply) is Verdict and not reply.short:
+            self._hand_on(reply)
+        else:
+            self._judge(reply)
 
     def set_exception(self, fault: BaseException) -> None:
-        """Take the engine's exception: ask the policy, and take its reply or its exception."""
-        op, self._error = self._op, fault
+        """Take what came in the reply's place."""
+        self._error = fault
+        self._judge(fault)
+
+    def _judge(self, answer: Reply | BaseException) -> None:
+        op = self._op
         assert op is not None
         try:
-            if not isinstance(fault, UnavailableError):
-                raise fault
-            reply = self._dedup.fall_back(op, fault)
+            verdict = self._dedup._namespace.ask.claim_verdict(op, answer)
         except Exception as final:  # noqa: BLE001 -- whatever it is, the client is told
             self._op = None
             self.failed(final)
         else:
-            self.set_result(reply)
+            self._hand_on(verdict)
+
+    def _hand_on(self, verdict: Verdict) -> None:
+        op = self._op
+        assert op is not None
+        self._op = None  # it knows us: two that know each other are left to the garbage collector
+        try:
+            self.answered(self._dedup, op, verdict)
+        except Exception as fault:  # noqa: BLE001 -- the engine has others to tell
+            self.failed(fault)
 
 
 # Settling
@@ -161,8 +117,8 @@ def settling(
     Raises:
         ResultTooLargeError: the payload is larger than the namespace allows.
     """
-    dedup.check_result(payload)
-    keep_ms = ttl or dedup.keep_ms(succeeded=succeeded)
+    check_size(payload, dedup.settings.max_result)
+    keep_ms = ttl or dedup._namespace.keep_ms(succeeded=succeeded)
     return SettleOp(wire, owner, fence or 0, succeeded=succeeded, keep_ms=keep_ms, payload=payload)
 
 
@@ -173,7 +129,7 @@ def releasing(wire: bytes, owner: bytes, fence: int | None) -> ReleaseOp:
 
 def renewing(dedup: Dedup, wire: bytes, owner: bytes, fence: int | None, lease: int | None) -> RenewOp:
     """Return the operation that starts a lease anew; `lease` None stands for the namespace's lease."""
-    terms = dedup.terms_ms(lease, None)
+    terms = dedup._namespace.terms_ms(lease, None)
     return RenewOp(wire, owner, fence or 0, terms.lease_ms, terms.keep_ms)
 
 
@@ -183,7 +139,7 @@ def held(dedup: Dedup, key: str, owner: str, *, token: bool) -> tuple[bytes, byt
     Raises:
         InvalidKeyError: no claim can have this key or this owner.
     """
-    wire = dedup.tokens.wire(key) if token else dedup.claim_wire(key.encode())
+    wire = dedup.tokens.wire(key) if token else dedup._namespace.claims.wire_of(key.encode())
     return wire, owner_field(owner)
 
 

@@ -53,6 +53,10 @@ class Entry:
         self.token = False
 
 
+class NoRoomError(UnavailableError):
+    """There is no room for a record. Nothing was changed, so nothing is to be taken back."""
+
+
 class MemoryStore:
     """Guarantees: see `Store`. Bounded by count and bytes: full, it refuses rather than forget.
 
@@ -97,6 +101,7 @@ class MemoryStore:
         """Forget everything."""
         self._entries.clear()
         self._expiry.clear()
+        self._listeners.clear()
         self._bytes = 0
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
@@ -242,7 +247,7 @@ class MemoryStore:
         while self._bytes + len(op.payload) > self._max_bytes:
             if self._evict():
                 continue
-            raise UnavailableError(f"the local store is full: {self._max_bytes} bytes of results and records")
+            raise NoRoomError(f"the local store is full: {self._max_bytes} bytes of results and records")
         self._bytes += len(op.payload)
         entry.payload = trimmed(op.payload)
         entry.until = now + op.keep_ms
@@ -387,7 +392,7 @@ class MemoryStore:
         while len(self._entries) >= self._maxsize or self._bytes + _OVERHEAD + size > self._max_bytes:
             if self._evict():
                 continue
-            raise UnavailableError(
+            raise NoRoomError(
                 f"the local store is full: {len(self._entries)} unexpired records, {self._bytes} bytes; "
                 "it refuses new keys rather than forget a claim (raise maxsize or lower ttl)"
             )

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Generic, TypeVar
 
+from ..claim import Claim
+from ..claims.call import ClaimCall
 from ..errors import UsageError
 from ..gateway import Dedup
 from .loop import LoopThread, current, leave_behind, starting
@@ -37,6 +39,14 @@ class BackgroundDedup:
             ConfigError: the store can never be used as it is set up.
         """
         return self._thread.run(self._opened_first(make), seconds, discard)
+
+    def make(self, call: ClaimCall, seconds: float, discard: Callable[[Claim], None]) -> Claim:
+        """Run a claim, as `run` does; one that never began there is given up."""
+        try:
+            return self.run(lambda: call, seconds + call.wait, discard)
+        except BaseException:
+            call.close()
+            raise
 
     async def arun(
         self, make: Callable[[], Awaitable[T]], seconds: float, discard: Callable[[T], None] | None = None

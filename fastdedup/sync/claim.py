@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 from ..claim import Claim as AsyncClaim
 from ..errors import UsageError
@@ -37,6 +37,14 @@ class Claim:
 
     def __repr__(self) -> str:
         return repr(self._claim)
+
+    def __bool__(self) -> NoReturn:
+        bool(self._claim)
+        raise AssertionError
+
+    def replay(self) -> Any:
+        """Return the result of a success; raises as `fastdedup.Claim.replay` for every other outcome."""
+        return self._claim.replay()
 
     @property
     def asynchronous(self) -> AsyncClaim:
@@ -138,7 +146,7 @@ class Claim:
 
         async def bounded() -> bool:
             # It does not end with this call, which may be interrupted: the effect has happened.
-            settling = self._background.dedup.keep(settle(self._claim))
+            settling = self._background.dedup._namespace.connection.keep(settle(self._claim))
             done, _ = await asyncio.wait((settling,), timeout=seconds)
             for task in done:
                 task.result()
@@ -160,16 +168,16 @@ class Claim:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.leave(error)
+        self._leave(error)
 
-    def leave(self, error: BaseException | None, *, release: bool = False) -> None:
-        """Settle on the way out of `with`. A child that was forked inside does nothing: the claim is its parent's."""
+    def _leave(self, error: BaseException | None, *, release: bool = False) -> None:
+        """Settle on the way out of `with`. A child that was forked inside does nothing: it is its parent's claim."""
         if not self._background.here:
             return
 
         async def leave() -> None:
-            self._claim.bind_body(None)
-            await self._claim.leave(error, release=release)
+            self._claim._bind_body(None)
+            await self._claim._leave(error, release=release)
 
         self._run(leave, self._seconds)
 
@@ -186,7 +194,7 @@ def take_back(dedup: AsyncDedup) -> Callable[[AsyncClaim], None]:
 
     def release(claim: AsyncClaim) -> None:
         # A claim that the same named owner held before is that earlier call's to settle.
-        if claim.acquired and claim.first_hand:
-            dedup.keep(claim.release())
+        if claim.acquired and claim._first_hand:
+            dedup._namespace.connection.keep(claim.release())
 
     return release

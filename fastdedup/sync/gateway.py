@@ -7,6 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
+from ..checks import check_seconds
 from ..claim import Claim as AsyncClaim
 from ..codec import Codec
 from ..events import OnEvent
@@ -197,9 +198,7 @@ class Dedup:
         call = dedup.claim(
             key, fingerprint=fingerprint, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renew
         )
-        return Claim(
-            background, background.run(lambda: call, self._per_process.seconds + wait, take_back(dedup))
-        )
+        return Claim(background, background.make(call, self._per_process.seconds, take_back(dedup)))
 
     def claim_many(
         self,
@@ -223,7 +222,7 @@ class Dedup:
         options: dict[str, Any] = {"owner": owner, "lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
         claims = background.run(
             lambda: dedup.claim_many(keys, fingerprints=fingerprints, **options),
-            self._per_process.seconds + (wait if isinstance(wait, int | float) else 0.0),
+            self._per_process.seconds + check_seconds(wait, "wait", least=0.0),
             discard,
         )
         return [Claim(background, claim) for claim in claims]
@@ -240,9 +239,7 @@ class Dedup:
         def ask() -> Claim:
             background, dedup = self._dedup.get()
             call = dedup.lock(key, lease=lease, wait=wait, renew=renew).call
-            return Claim(
-                background, background.run(lambda: call, self._per_process.seconds + wait, take_back(dedup))
-            )
+            return Claim(background, background.make(call, self._per_process.seconds, take_back(dedup)))
 
         return LockCall(ask)
 

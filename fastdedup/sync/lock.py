@@ -76,4 +76,4 @@ class LockCall:
     ) -> None:
         claim, self._held = self._held, None
         if claim is not None:
-            claim.leave(error, release=True)
+            claim._leave(error, release=True)

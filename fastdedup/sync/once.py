@@ -7,8 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from ..errors import ConfigError, ResultError, ResultTooLargeError
-from ..once import replay
+from ..errors import ConfigError
 from .claim import Claim
 
 P = ParamSpec("P")
@@ -42,18 +41,13 @@ def once(
             mark = None if fingerprint is None else fingerprint(*args, **kwargs)
             with ask(key(*args, **kwargs), fingerprint=mark, **options) as claim:
                 if not claim.acquired:
-                    return replay(claim.asynchronous)  # type: ignore[no-any-return]
+                    return claim.replay()  # type: ignore[no-any-return]
                 try:
                     result = function(*args, **kwargs)
                 except fail_on as error:
                     claim.fail(error)
                     raise
-                try:
-                    claim.complete(result)
-                except (ResultError, ResultTooLargeError) as error:
-                    # The effect has happened: a retry must not run it again because its result is missing.
-                    claim.fail({"type": type(error).__name__, "message": "the result cannot be stored"})
-                    raise
+                claim.complete(result)  # where that cannot be stored, leaving records it as a failure
                 return result
 
         return wrapper

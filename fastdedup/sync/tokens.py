@@ -21,16 +21,19 @@ class Tokens:
         background, dedup = self._dedup.get()
         return background.run(lambda: dedup.tokens.issue(subject, ttl), self._dedup.per_process.seconds)
 
-    def consume(self, token: str, subject: Any = None) -> Outcome:
-        """Use a token up in one step: ACQUIRED once, then SUCCEEDED; MISMATCH for another subject; else UNKNOWN."""
+    def consume(self, token: str, subject: Any = None, *, owner: str | None = None) -> Outcome:
+        """Use a token up in one step: ACQUIRED once, then SUCCEEDED; MISMATCH for another subject; UNKNOWN."""
         background, dedup = self._dedup.get()
-        return background.run(lambda: dedup.tokens.consume(token, subject), self._dedup.per_process.seconds)
+        return background.run(
+            lambda: dedup.tokens.consume(token, subject, owner=owner), self._dedup.per_process.seconds
+        )
 
     def redeem(
         self,
         token: str,
         subject: Any = None,
         *,
+        owner: str | None = None,
         lease: float | None = None,
         ttl: float | None = None,
         wait: float = 0.0,
@@ -38,7 +41,5 @@ class Tokens:
     ) -> Claim:
         """Claim a token: do the work, then `complete(result)`, and a second click replays that result."""
         background, dedup = self._dedup.get()
-        call = dedup.tokens.redeem(token, subject, lease=lease, ttl=ttl, wait=wait, renew=renew)
-        return Claim(
-            background, background.run(lambda: call, self._dedup.per_process.seconds + wait, take_back(dedup))
-        )
+        call = dedup.tokens.redeem(token, subject, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renew)
+        return Claim(background, background.make(call, self._dedup.per_process.seconds, take_back(dedup)))

@@ -42,7 +42,7 @@ def record(
 
 
 async def adopt(dedup: Dedup, ours: Stored, base: str | None = None) -> Adopted:
-    engine = dedup._core.running_engine()
+    engine = dedup._namespace.connection.running_engine()
     reply = await engine.submit(AdoptOp(WIRE("k"), ours, owner_field(base) if base else None))
     assert isinstance(reply, Adopted)
     return reply
@@ -213,7 +213,7 @@ async def test_a_waiting_claimant_is_told_of_an_adopted_result(backend: Backend)
             return await dedup.claim("k", wait=30.0)
 
         async def adopts() -> None:
-            while (await dedup._core.running_engine().submit(ReadOp(WIRE("k")))).state != "W":
+            while (await dedup._namespace.connection.running_engine().submit(ReadOp(WIRE("k")))).state != "W":
                 pass
             await adopt(dedup, OURS["succeeded"])
 
@@ -224,8 +224,8 @@ async def test_a_waiting_claimant_is_told_of_an_adopted_result(backend: Backend)
 async def test_a_token_is_adopted_with_its_subject(backend: Backend) -> None:
     async with backend.make() as dedup:
         token = await dedup.tokens.issue("user:7")
-        wire = dedup.tokens.redeem(token).wire
-        engine = dedup._core.running_engine()
+        wire = dedup.tokens.wire(token)
+        engine = dedup._namespace.connection.running_engine()
         issued = await engine.submit(ReadOp(wire))
         assert issued.token
         await engine.submit(ForgetOp(wire))
@@ -242,7 +242,7 @@ async def test_a_machine_is_adopted_where_none_stands_or_its_own_last_change(bac
             "o", initial="new", transitions={"new": ("paid",), "paid": ("sent",), "sent": ()}
         )
         wire = orders._wire("1")
-        engine = dedup._core.running_engine()
+        engine = dedup._namespace.connection.running_engine()
         ours = Stored(
             "M",
             owner=b"c" * 10,

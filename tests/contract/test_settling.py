@@ -89,7 +89,7 @@ async def test_a_stale_claim_of_the_same_owner_name_changes_nothing(backend: Bac
         old = await dedup.claim("key", owner="worker")
         await old.release()
         new = await dedup.claim("key", owner="worker")
-        stale = type(old)(old._scope, old._call, old._verdict)
+        stale = type(old)(old._namespace, old._call, old._verdict)
         with pytest.raises(ClaimLostError):
             await stale.complete("old")
         await new.complete("new")
@@ -132,13 +132,16 @@ async def test_settling_again_is_answered_as_the_first_time(backend: Backend) ->
         wire, owner = claim._call.wire, claim._call.owner
         settle = {"succeeded": True, "keep_ms": 1000, "payload": b"1"}
         for _ in range(2):
-            assert await dedup.run(SettleOp(wire, owner, claim.fence, **settle)) is Code.OK
+            assert await dedup._namespace.ask.run(SettleOp(wire, owner, claim.fence, **settle)) is Code.OK
         other_way = {**settle, "succeeded": False}
-        assert await dedup.run(SettleOp(wire, owner, claim.fence, **other_way)) is Code.LOST
+        assert await dedup._namespace.ask.run(SettleOp(wire, owner, claim.fence, **other_way)) is Code.LOST
         freed = await dedup.claim("freed")
         for _ in range(2):
-            assert await dedup.run(ReleaseOp(freed._call.wire, freed._call.owner, freed.fence)) is Code.OK
-        assert await dedup.run(ReleaseOp(wire, owner, claim.fence)) is Code.LOST
+            assert (
+                await dedup._namespace.ask.run(ReleaseOp(freed._call.wire, freed._call.owner, freed.fence))
+                is Code.OK
+            )
+        assert await dedup._namespace.ask.run(ReleaseOp(wire, owner, claim.fence)) is Code.LOST
         assert (await dedup.claim("key")).result == 1
 
 
@@ -146,7 +149,7 @@ async def test_fence_zero_stands_for_any(backend: Backend) -> None:
     """The wire formats settle by owner alone."""
     async with backend.make() as dedup:
         claim = await dedup.claim("key", owner="me")
-        assert await dedup.run(ReleaseOp(claim._call.wire, claim._call.owner, 0)) is Code.OK
+        assert await dedup._namespace.ask.run(ReleaseOp(claim._call.wire, claim._call.owner, 0)) is Code.OK
 
 
 async def test_the_body_of_async_with_settles(backend: Backend) -> None:

@@ -113,8 +113,8 @@ async def test_a_crashed_redeemers_token_is_taken_over_by_its_subject_only(
         first = await dedup.tokens.redeem(token, "user:7", lease=LEASE)
 
         async def taken() -> Any:
-            # A redeemer who names no subject, first: the token stays bound to its own all the same.
-            claim = await dedup.tokens.redeem(token, lease=LEASE)
+            assert (await dedup.tokens.redeem(token, lease=LEASE)).outcome is Outcome.MISMATCH
+            claim = await dedup.tokens.redeem(token, "user:7", lease=LEASE)
             return claim if claim.acquired else None
 
         second = await wait_until(taken, description="the lease ends")

@@ -351,7 +351,7 @@ async def test_the_handler_finds_its_claim_in_the_scope(
         await shop.ann.post("/failing", headers=key("k"))
         await shop.ann.post("/failing")
     claims = [claim_of(scope) for scope in desk.scopes]
-    assert [claim.attempt for claim in claims if claim] == [1, 2]
+    assert [claim.attempt for claim in claims if claim is not None] == [1, 2]
     assert 0 < claims[0].fence < claims[1].fence  # type: ignore[union-attr]
     assert claims[2] is None
 

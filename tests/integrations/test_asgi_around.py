@@ -67,7 +67,7 @@ class Shop:
             self.order.append(f"after: {record.outcome}")
 
         claim = claim_of(request.scope)
-        task = BackgroundTask(after) if claim else None
+        task = BackgroundTask(after) if claim is not None else None
         return JSONResponse({"run": self.runs, "echo": body, "long": "x" * 2000}, 201, background=task)
 
     async def slow(self, request: Request) -> Response:

@@ -88,7 +88,11 @@ class Shop:
 
         @app.post("/orders", status_code=201)
         async def order(body: Order, claim: OnceFor) -> dict[str, Any]:
-            return {**await self.work(), "sku": body.sku, "attempt": claim.attempt if claim else 0}
+            return {
+                **await self.work(),
+                "sku": body.sku,
+                "attempt": claim.attempt if claim is not None else 0,
+            }
 
         @app.post("/sync")
         def in_thread(body: Annotated[dict[str, Any], Body()], claim: OnceFor) -> dict[str, Any]:

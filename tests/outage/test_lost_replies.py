@@ -461,7 +461,7 @@ async def test_a_waiter_gets_the_result_though_its_connections_are_cut(
         owner = await direct.claim("key", lease=60)
         proxy.lose("claim")
         waiting = asyncio.create_task(dedup.claim("key", wait=60))
-        await wait_until(lambda: proxy.seen["claim"] == 2, description="it asked again")
+        await wait_until(lambda: proxy.seen["claim"] >= 2, description="it asked again")
         proxy.cut()
         await owner.complete("done")
         claim = await waiting
@@ -543,7 +543,7 @@ class Race:
 
     async def run(self, dedup: Dedup, name: str, tokens: list[str]) -> None:
         works = [self._work(dedup, key, f"{name}-{key}") for key in self.KEYS]
-        works += [self._consume(dedup, token) for token in tokens]
+        works += [self._consume(dedup, token, n) for n, token in enumerate(tokens)]
         works += [self._move(dedup, order) for order in self.ORDERS]
         self._dice.shuffle(works)
         # A few at a time: so there are many batches to cut.
@@ -574,8 +574,7 @@ class Race:
         self.effects[key].append(owner)
         await until_answered(self._wait_until, lambda: claim.complete(owner))
 
-    async def _consume(self, dedup: Dedup, token: str) -> None:
-        subject = None
+    async def _consume(self, dedup: Dedup, token: str, subject: int) -> None:
         outcome = await until_answered(self._wait_until, lambda: dedup.tokens.consume(token, subject))
         self.consumed[token] += outcome is Outcome.ACQUIRED
         assert outcome in {Outcome.ACQUIRED, Outcome.SUCCEEDED}

@@ -411,8 +411,8 @@ async def test_a_gate_used_from_another_threads_loop_says_so_and_is_not_harmed(
         await held.complete("done")
         assert (await dedup.claim("held")).result == "done"
         assert await dedup.get("key") is None
-        assert dedup._core.engine is not None
-        assert dedup._core.engine.pending == 0
+        assert dedup._namespace.connection.engine is not None
+        assert dedup._namespace.connection.engine.pending == 0
 
 
 CLOSED_ELSEWHERE = """
@@ -452,7 +452,7 @@ async def test_a_loop_blocked_for_2_s_uses_the_replies_that_lie_in_the_socket(re
             held = [await dedup.claim(f"{name}-held-{n}") for n in range(5)]
             sent = [asyncio.create_task(dedup.claim(f"{name}-sent-{n}")) for n in range(500)]
             settling = [asyncio.create_task(claim.complete(claim.key)) for claim in held]
-            engine = dedup._core.engine
+            engine = dedup._namespace.connection.engine
             assert engine is not None
             for _ in range(5):
                 await asyncio.sleep(0)
@@ -593,7 +593,7 @@ async def test_thousands_of_callers_cancelled_at_random_moments_leave_nothing_be
         assert not failed, failed[:3]
         assert not crowd.crossed
 
-        core = dedup._core
+        core = dedup._namespace.connection
         engine = core.engine
         assert engine is not None
         await asyncio.gather(*(claim.release() for claim in crowd.held))
@@ -607,7 +607,7 @@ async def test_thousands_of_callers_cancelled_at_random_moments_leave_nothing_be
                     pass
         assert not engine._leaders
         assert not engine._named
-        assert not core.waiters._count
+        assert not core.wakeups._count
 
         def only_the_listener() -> bool:
             left = asyncio.all_tasks() - before
@@ -634,9 +634,9 @@ async def test_a_claim_many_that_is_cancelled_twice_frees_what_it_took(
             while not task.done():
                 task.cancel()
                 await asyncio.sleep(0)
-            engine = dedup._core.engine
+            engine = dedup._namespace.connection.engine
             assert engine is not None
-            core = dedup._core
+            core = dedup._namespace.connection
             await wait_until(lambda: not engine.pending and not core._kept, description="it is tidied up")  # noqa: B023
             claims = await another.claim_many(keys)
             assert {claim.outcome for claim in claims} == {Outcome.ACQUIRED}, f"cancelled after {turns} turns"
@@ -651,8 +651,8 @@ async def test_closing_under_full_load_answers_all_that_was_accepted(redis_url: 
     dedup = await gate(redis_url).open()
     tasks = [asyncio.create_task(dedup.claim(f"key-{n}")) for n in range(2000)]
     await asyncio.sleep(0)
-    assert dedup._core.engine is not None
-    assert dedup._core.engine.pending == 2000
+    assert dedup._namespace.connection.engine is not None
+    assert dedup._namespace.connection.engine.pending == 2000
     late = [asyncio.create_task(dedup.claim(f"late-{n}")) for n in range(100)]
     await dedup.aclose()
     claims = await asyncio.gather(*tasks)
@@ -717,7 +717,7 @@ async def main(url):
 
     tasks = [asyncio.create_task(dedup.claim("held", wait=60)) for _ in range(10)]
     tasks.append(asyncio.create_task(body()))
-    while not dedup._core.waiters._count or await dedup.get("body") is None:
+    while not dedup._namespace.connection.wakeups._count or await dedup.get("body") is None:
         await asyncio.sleep(0)
     print("ready", flush=True)
     sys.stdin.readline()

@@ -58,8 +58,8 @@ async def test_a_frozen_server_is_unavailable_at_the_deadline(
         waited = time.monotonic() - started
         assert {type(answer) for answer in answers} == {UnavailableError}
         assert waited < 2.0, "the queue behind the frozen batches does not wait in turn"
-        assert dedup._core.engine is not None
-        assert dedup._core.engine.pending == 0
+        assert dedup._namespace.connection.engine is not None
+        assert dedup._namespace.connection.engine.pending == 0
         server.thaw()
 
         async def up() -> bool:
@@ -119,7 +119,7 @@ async def test_a_waiter_survives_a_restart(server: RedisServer, wait_until: Wait
     async with Dedup(server.url, timeout=0.5) as dedup:
         await dedup.claim("key", lease=30)
         task = asyncio.create_task(dedup.claim("key", wait=30))
-        await wait_until(lambda: dedup._core.waiters._count, description="it waits")
+        await wait_until(lambda: dedup._namespace.connection.wakeups._count, description="it waits")
         server.kill()
         server.start()  # without its data: the key is free
         try:

@@ -30,6 +30,7 @@ from fastdedup.events import (
     LeaseLost,
     Replayed,
     Shortfall,
+    UndoOverflow,
     Unreplayed,
 )
 from fastdedup.protocol.operations import Op, Reply, Verdict
@@ -68,7 +69,7 @@ def on_event(event: Event) -> None:
         case BreakerClosed():
             assert_type(event.lasted, float)
         case _:
-            assert_type(event, Replayed)
+            assert_type(event, Replayed | UndoOverflow)
 
 
 def settings() -> None:

@@ -225,7 +225,7 @@ class Outages(RuleBasedStateMachine):
 
     async def _consume(self, process: int, token: str) -> None:
         self.tried[token] += 1
-        claim = await self.gates[process].tokens._call(token, None, Mode.CONSUME, None, 20.0)
+        claim = await self.gates[process].tokens._call(token, None, Mode.CONSUME, None, 20.0, None)
         uses = self.ledger.consumed.setdefault(token, [])
         if claim.acquired:
             assert process not in [one for one, _ in uses], f"{claim.key} was used up twice in a process"

@@ -77,13 +77,13 @@ async def test_leases_made_up_for_each_claim_do_not_pile_up() -> None:
         for number in range(500):
             claim = await dedup.claim(f"key-{number}", lease=10 + number / 10, renew=True)
             await claim.complete()
-        assert len(dedup._core._renewals) <= 64
+        assert len(dedup._namespace.connection._renewals) <= 64
 
 
 async def test_closing_leaves_no_renewal_behind() -> None:
     async with Dedup("memory://") as dedup:
         claim = await dedup.claim("key", lease=30.0, renew=True)
-        queue = dedup._core.renewals(30.0)
+        queue = dedup._namespace.connection.renewals(30.0)
         assert queue.waits
     assert not queue.waits
     assert claim.acquired

@@ -11,7 +11,8 @@ import pytest
 from fastdedup import BreakerState, Dedup, LocalLRU, Outcome, Reject, UnavailableError, UsageError
 from fastdedup.engine.shards import ShardedEngine, together
 from fastdedup.model import BreakerState as State
-from fastdedup.protocol.operations import Op, ReadOp, Reply, Verb
+from fastdedup.protocol.operations import ClaimOp, Mode, Op, ReadOp, Reply, Verb, terms
+from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores.base import ShardedStore, Store
 from fastdedup.stores.memory import MemoryStore
 
@@ -67,7 +68,7 @@ async def open_breaker(dedup: Dedup, key: str) -> None:
 
 
 def router_of(dedup: Dedup) -> ShardedEngine:
-    router = dedup._core.running_engine()
+    router = dedup._namespace.connection.running_engine()
     assert isinstance(router, ShardedEngine)
     return router
 
@@ -75,6 +76,11 @@ def router_of(dedup: Dedup) -> ShardedEngine:
 def test_a_store_of_parts_is_recognised() -> None:
     assert isinstance(Parted(), ShardedStore)
     assert not isinstance(MemoryStore(), ShardedStore)
+
+
+def claim_op(key: str) -> ClaimOp:
+    """A claim as the gate makes it."""
+    return ClaimOp(f"fastdedup:={key}".encode(), terms(Mode.CLAIM, 30_000, 60_000, False), draw_owner(), None)
 
 
 @virtual
@@ -210,7 +216,7 @@ async def test_a_cancelled_claim_is_released_where_its_key_is_by_then() -> None:
     """The answer had come, and before its caller resumed, it was cancelled and the key's part changed."""
     store = Parted()
     async with Dedup(store) as dedup:
-        op = dedup.claim("1:k")
+        op = claim_op("1:k")
         await router_of(dedup).claim(op)
         successor = store.parts[1] = Part(11)
         router_of(dedup).disown(op)
@@ -223,7 +229,7 @@ async def test_cancelling_stays_a_cancellation_where_the_key_is_out_of_reach() -
     """Else the task that was cancelled would go on, with an outage of a key it no longer wants."""
     store = Parted()
     async with Dedup(store) as dedup:
-        op = dedup.claim("1:k")
+        op = claim_op("1:k")
         await router_of(dedup).claim(op)
         del store.parts[1]
         router_of(dedup).disown(op)
@@ -232,7 +238,7 @@ async def test_cancelling_stays_a_cancellation_where_the_key_is_out_of_reach() -
 @virtual
 async def test_a_claim_that_was_cancelled_before_any_part_accepted_it_is_nobodys() -> None:
     async with Dedup(Parted()) as dedup:
-        router_of(dedup).disown(dedup.claim("1:k"))
+        router_of(dedup).disown(claim_op("1:k"))
 
 
 @virtual
@@ -240,7 +246,7 @@ async def test_after_closing_no_engine_is_made_for_a_latecomer() -> None:
     """It would probe and hold its store for ever."""
     store = Parted()
     dedup = await Dedup(store).open()
-    op = dedup.claim("1:k")
+    op = claim_op("1:k")
     router = router_of(dedup)
     await router.claim(op)
     await dedup.aclose()

@@ -20,6 +20,7 @@ from ...events import (
     LeaseLost,
     Replayed,
     Shortfall,
+    UndoOverflow,
     Unreplayed,
 )
 
@@ -118,7 +119,7 @@ def _text_of(event: Event) -> str:
             return f"Conflict: two owners of one key. The record that stands is {kept}."
         case Unreplayed(reason=reason):
             return f"Not put into Redis: {reason}."
-        case LeaseLost() | Shortfall():
+        case LeaseLost() | Shortfall() | UndoOverflow():
             return type(event).__name__
         case Degraded():
             return ""

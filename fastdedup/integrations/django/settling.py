@@ -79,7 +79,7 @@ class Guards:
 
         async def claimed() -> Claim:
             claim = await ask(guard)
-            claim.bind_body(None)
+            claim._bind_body(None)
             return claim
 
         seconds = bound.per_process.seconds
@@ -108,7 +108,7 @@ async def give_back(bridge: Bridge, hold: Hold) -> None:
 
 
 async def _give_back(held: HeldClaim) -> None:
-    held.claim.unbind()
+    held.claim._unbind()
     await release(held.claim)
 
 
@@ -117,7 +117,7 @@ async def _settle(held: HeldClaim, response: Response, undone: bool) -> Marks | 
     try:
         marks = await settled(held, stored, undone=undone)
     finally:
-        held.claim.unbind()
+        held.claim._unbind()
     if marks is None or response.whole or undone or UNSTORED in marks:
         return marks
     return [*marks, UNSTORED]

@@ -127,7 +127,7 @@ class BatchRequest:
 
     def _take_back(self) -> None:
         for dedup, wire, owner in self._given():
-            dedup.release_later(wire, owner)
+            dedup._namespace.ask.release_later(wire, owner)
         self._held, self.won = [], []
 
     def _begin(self, ask: Any) -> BatchClaim | Told:
@@ -135,7 +135,9 @@ class BatchRequest:
         try:
             if type(ask) is str:  # the key of a claim without options, see `read`
                 dedup = self._namespaces.root
-                op = ClaimOp(dedup.claim_wire(ask.encode()), dedup.claim_terms, draw_owner(), None)
+                namespace = dedup._namespace
+                wire = namespace.claims.wire_of(ask.encode())
+                op = ClaimOp(wire, namespace.claim_terms, draw_owner(), None)
             elif ask.op != "claim" or ask.owner is not None or ask.wait:
                 return self._later(ask)
             else:

@@ -294,7 +294,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _take_back(self) -> None:
         for dedup, wire, owner in self.handing_over:
-            dedup.release_later(wire, owner)
+            dedup._namespace.ask.release_later(wire, owner)
         self.handing_over = ()
 
     # Bounds

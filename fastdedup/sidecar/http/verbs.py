@@ -33,8 +33,6 @@ from ..verbs import (
     renewing,
     seconds,
     settling,
-    start,
-    verdict_on,
 )
 from . import models, problems
 from .problems import RequestProblem, problem_of
@@ -116,7 +114,7 @@ async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client
         return _waited(dedup, await client.unless_gone(_wait(call)), ask.owner is not None)
     op = claim_op(dedup, ask)
     op.named = ask.owner is not None
-    verdict = await verdict_on(dedup, op, start(dedup, op))
+    verdict = await dedup._namespace.ask.claim(op)
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
 
@@ -125,8 +123,8 @@ def claim_op(dedup: Dedup, ask: models.ClaimRequest) -> ClaimOp:
     mark = None if ask.fingerprint is None else _mark(ask.fingerprint)
     owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
     plain = ask.lease is None and ask.ttl is None
-    terms = dedup.claim_terms if plain else dedup.terms_ms(ask.lease, ask.ttl)
-    return ClaimOp(dedup.claim_wire(ask.key.encode()), terms, owner, mark)
+    terms = dedup._namespace.claim_terms if plain else dedup._namespace.terms_ms(ask.lease, ask.ttl)
+    return ClaimOp(dedup._namespace.claims.wire_of(ask.key.encode()), terms, owner, mark)
 
 
 async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Client) -> HttpAnswer:
@@ -142,7 +140,7 @@ async def redeem(namespaces: Namespaces, ask: models.RedeemRequest, client: Clie
         )
         return _waited(dedup, await client.unless_gone(_wait(call)), False)
     op = _token_op(dedup, ask, Mode.REDEEM, ask.lease, ask.ttl)
-    verdict = await verdict_on(dedup, op, start(dedup, op))
+    verdict = await dedup._namespace.ask.claim(op)
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
 
@@ -183,7 +181,7 @@ async def _wait(call: Awaitable[Claim]) -> Claim:
 
 
 def _waited(dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
-    return claimed(dedup, *answer.hold, named, answer.verdict)
+    return claimed(dedup, *answer._hold, named, answer._verdict)
 
 
 _BUSY = (
@@ -280,7 +278,7 @@ def _held(namespaces: Namespaces, ask: models.HolderRequest) -> tuple[Dedup, byt
 
 
 async def _changed(dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp, facts: dict[str, Any]) -> HttpAnswer:
-    await dedup.change(op)
+    await dedup._namespace.change(op)
     return HttpAnswer(200, facts)
 
 
@@ -309,7 +307,7 @@ async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Cl
     """`POST /v1/tokens/consume`."""
     dedup = namespaces.dedup(ask.namespace)
     op = _token_op(dedup, ask, Mode.CONSUME, None, None)
-    verdict = await verdict_on(dedup, op, start(dedup, op))
+    verdict = await dedup._namespace.ask.claim(op)
     outcome = verdict.outcome
     facts: dict[str, Any] = {"outcome": outcome._value_, "degraded": verdict.degraded}
     if outcome is _ACQUIRED:
@@ -323,7 +321,7 @@ def _token_op(
     dedup: Dedup, ask: models.ConsumeRequest, mode: Mode, lease: int | None, ttl: int | None
 ) -> ClaimOp:
     mark = None if ask.subject is None else digest(ask.subject)
-    terms = dedup.terms(mode, seconds(lease), seconds(ttl))
+    terms = dedup._namespace.terms(mode, seconds(lease), seconds(ttl))
     return ClaimOp(dedup.tokens.wire(ask.token), terms, draw_owner(), mark)
 
 

@@ -128,7 +128,7 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
     if len(command) == 2:
         # The options of a bare claim are not looked for: that saves 17 % of its instructions.
         dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False
-        terms = dedup.claim_terms
+        terms = dedup._namespace.claim_terms
     else:
         _wants(command, 2)
         options = read_options(command, 2, _CLAIM)
@@ -140,10 +140,10 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
         )
         if options.owner is not None or options.wait:
             return connection.spawn(_claim_slowly(connection, dedup, key, options), dedup, "claim")
-        terms = dedup.terms_ms(options.lease, options.ttl)
+        terms = dedup._namespace.terms_ms(options.lease, options.ttl)
     if not key.isascii():
         text_of("the key", key)
-    op = ClaimOp(dedup.claim_wire(key), terms, draw_owner(), mark)
+    op = ClaimOp(dedup._namespace.claims.wire_of(key), terms, draw_owner(), mark)
     claiming = Claiming(connection, dedup, op, ephemeral)
     claiming.begin()
     return claiming
@@ -185,8 +185,8 @@ def redeem(connection: RespConnection, command: list[bytes]) -> Slot:
 
 def _answer(connection: RespConnection, dedup: Dedup, answer: Claim, ephemeral: bool) -> bytes:
     if answer.acquired and ephemeral:
-        connection.hold((dedup, *answer.hold))
-    return verdict_reply(answer.verdict, answer.hold[1], connection.resp3)
+        connection.hold((dedup, *answer._hold))
+    return verdict_reply(answer._verdict, answer._hold[1], connection.resp3)
 
 
 # Settling
@@ -234,7 +234,7 @@ def _held(
 
 
 async def _change(connection: RespConnection, dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp) -> bytes:
-    await dedup.change(op)
+    await dedup._namespace.change(op)
     if not isinstance(op, RenewOp):
         connection.let_go(dedup, op.wire, op.owner)
     return _OK

@@ -137,7 +137,7 @@ class RespConnection(asyncio.Protocol):
         for task in self._tasks:
             task.cancel()
         for dedup, wire, owner in self.ephemeral:
-            dedup.release_later(wire, owner)
+            dedup._namespace.ask.release_later(wire, owner)
         self.ephemeral.clear()
         for forget in self.on_gone:
             forget()
@@ -252,7 +252,7 @@ class RespConnection(asyncio.Protocol):
     def hold(self, key: Key) -> None:
         """Release this claim when the client goes."""
         if self.gone:
-            key[0].release_later(key[1], key[2])
+            key[0]._namespace.ask.release_later(key[1], key[2])
         else:
             self.ephemeral.add(key)
 

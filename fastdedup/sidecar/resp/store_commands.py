@@ -13,10 +13,11 @@ from itertools import groupby
 from time import perf_counter
 from typing import Any, Protocol, cast
 
+from ...codec import check_size
 from ...errors import ConfigError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
 from ...protocol.keyspace import names_of
-from ...protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
+from ...protocol.operations import Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
 from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
 from ..counters import BOUNDS
@@ -99,29 +100,28 @@ class Place:
         return False
 
     def set_result(self, reply: Reply) -> None:
-        """Take the store's reply (the engine calls this)."""
-        if isinstance(reply, UnavailableError):
-            self.set_exception(reply)
-            return
-        op = self._op
-        if type(op) is not ClaimOp:
-            self._dedup.took(op, reply)
-        unsure = reply is Code.LOST and type(op) is ReleaseOp and op.unsure
-        self._run.put(self._place, UNSURE if unsure else reply)
+        """Answer."""
+        self.judge(reply)
 
     def set_exception(self, fault: Exception) -> None:
-        """Take the engine's exception: the policy answers, or its exception is the answer."""
+        """Answer with the policy's reply, or with its refusal."""
+        self.judge(fault)
+
+    def judge(self, answer: Reply | BaseException) -> None:
+        """Answer with the store's reply, or the policy's; what it means is judged by the client's own gate."""
+        namespace, op = self._dedup._namespace, self._op
         reply: Reply
         try:
-            if not isinstance(fault, UnavailableError):
-                raise fault
-            reply = self._dedup.fall_back(self._op, fault)
-        except UnavailableError as refusal:
+            reply = namespace.ask.answer(op, answer)
+        except (UnavailableError, ResultTooLargeError) as refusal:
             reply = refusal
         except Exception as other:  # noqa: BLE001 -- whatever it is, the client is told
             self._run.fail(other)
             return
-        self._run.put(self._place, reply)
+        if op.verb is Verb.FORGET:
+            namespace.forgot(op)
+        unsure = reply is Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure
+        self._run.put(self._place, UNSURE if unsure else reply)
 
 
 def outcome_of(answer: Reply) -> str:
@@ -146,14 +146,13 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
     dedups = dedups_of(connection.namespaces, ops)
     batch = Run(connection, verb, dedups)
     for place, (op, dedup) in enumerate(zip(ops, dedups, strict=True)):
+        taker = Place(batch, place, dedup, op)
         try:
             if verb is Verb.SETTLE:
-                dedup.check_result(cast(SettleOp, op).payload)
-            reply = dedup.hand_in(op, Place(batch, place, dedup, op))
+                check_size(cast(SettleOp, op).payload, dedup.settings.max_result)
+            dedup._namespace.ask.begin(op, taker)
         except (UnavailableError, ResultTooLargeError) as refusal:
-            reply = refusal
-        if reply is not None:
-            batch.put(place, reply)
+            taker.judge(refusal)
     return batch
 
 
@@ -194,7 +193,7 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
 
     async def work() -> bytes:
         ear = Ear(connection)
-        connection.on_gone.append(await connection.namespaces.root.overhear(ear.hear))
+        connection.on_gone.append(await connection.namespaces.root._namespace.connection.overhear(ear.hear))
         return b"+OK\r\n"
 
     return connection.spawn(work(), connection.namespaces.root, "listen")

@@ -134,7 +134,7 @@ def _spelled_out(value: Any) -> Any:
 AnyPolicy = Annotated[PolicyTable, BeforeValidator(_spelled_out)]
 
 
-class Namespace(ConfigTable):
+class NamespaceConfig(ConfigTable):
     """What a namespace may have of its own; what it does not say is the default namespace's."""
 
     lease: Seconds | None = None
@@ -146,7 +146,7 @@ class Namespace(ConfigTable):
 
     def changes(self) -> dict[str, Any]:
         """Return what was given, the policy made."""
-        given = {name: getattr(self, name) for name in Namespace.model_fields}
+        given = {name: getattr(self, name) for name in NamespaceConfig.model_fields}
         changes = {name: value for name, value in given.items() if value is not None}
         if self.on_unavailable is not None:
             changes["on_unavailable"] = self.on_unavailable.make()
@@ -183,7 +183,7 @@ class Config(BaseSettings):
     allow_gids: tuple[Gid, ...] = ()
     """Primary groups whose members may connect."""
     limits: LimitsTable = Field(default_factory=LimitsTable)
-    namespaces: dict[Name, Namespace] = Field(default_factory=dict)
+    namespaces: dict[Name, NamespaceConfig] = Field(default_factory=dict)
 
     lease: Seconds = 30.0
     ttl: Seconds = 86_400.0
@@ -199,7 +199,7 @@ class Config(BaseSettings):
 
     def default_options(self) -> dict[str, Any]:
         """Return the settings of the default namespace, which are those of every namespace without a table."""
-        options = {name: getattr(self, name) for name in Namespace.model_fields}
+        options = {name: getattr(self, name) for name in NamespaceConfig.model_fields}
         options["on_unavailable"] = self.on_unavailable.make()
         own = self.namespaces.get(self.namespace)
         return options | (own.changes() if own else {})

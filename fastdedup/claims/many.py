@@ -1,0 +1,183 @@
+"""Many claims in one call: one future for all of them, and one answer for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..checks import check_seconds
+from ..claim import Claim
+from ..errors import UnavailableError
+from ..gate.namespace import Namespace
+from ..model import Outcome
+from ..protocol.operations import Reply, Terms, Verdict, with_fingerprint
+from .call import ClaimCall
+from .waiting import claim_once, wait_on
+
+_ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
+_IN_PROGRESS = Outcome.IN_PROGRESS
+
+
+class ListedClaim(ClaimCall):
+    """One claim of a list. The engine finds in it what takes the reply: it needs no future of its own."""
+
+    __slots__ = ("_list", "answer")
+
+    def __init__(
+        self, claims: ClaimList, key: str, wire: bytes, owner: bytes, fingerprint: bytes | None
+    ) -> None:
+        # Written out, as in `ClaimCall`.
+        self._used = True
+        self.wire = wire
+        self.terms = claims.terms
+        self.owner = owner
+        self.fingerprint = fingerprint
+        self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
+        self.followers = None
+        self.named = claims.named
+        self.key = key
+        self.wait = 0.0
+        self.renew = claims.renew
+        self._namespace = claims.namespace
+        self._list = claims
+        self.answer: Any = None
+        """The store's reply, or the error in its place; later the verdict. Set before: it was told recently."""
+
+    # What the engine asks of a future
+
+    def done(self) -> bool:
+        """True once it is answered, or nobody waits any more; the engine then releases what it acquires."""
+        return self.answer is not None or self._list.over
+
+    def set_result(self, reply: Reply) -> None:
+        """Take the store's reply."""
+        self.answer = reply
+        self._list.answered()
+
+    def set_exception(self, fault: BaseException) -> None:
+        """Take the error that came in the reply's place."""
+        self.answer = fault
+        self._list.answered()
+
+    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
+        """Call back when the whole list is answered: then its caller is about to resume."""
+        self._list.on_over.append(callback)
+
+
+class ClaimList:
+    """Claims of different keys, made by one call and answered together.
+
+    Args:
+        wait: seconds to wait for present owners.
+        named: the owner is the caller's own.
+    """
+
+    def __init__(self, namespace: Namespace, terms: Terms, *, wait: float, renew: bool, named: bool) -> None:
+        self.namespace = namespace
+        self.terms = terms
+        self.renew = bool(renew)
+        self.named = named
+        self.over = False
+        """True once all are answered, or their caller is gone."""
+        self.on_over: list[Callable[[Any], object]] = []
+        self._wait = check_seconds(wait, "wait", least=0.0)
+        # Mutable: how many answers are missing, and what is done when none is.
+        self._left = 0
+        self._done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def claim(self, claims: Sequence[ListedClaim]) -> list[Claim]:
+        """Make the claims; where one cannot be answered its error is raised, and the others are released."""
+        gives_up = asyncio.get_running_loop().time() + self._wait
+        try:
+            await self._send(claims)
+            verdicts = [self._verdict(claim) for claim in claims]
+            if self._wait and _IN_PROGRESS in [verdict.outcome for verdict in verdicts]:
+                await self._wait_for_others(claims, gives_up)
+            return [claim._answered(claim.answer) for claim in claims]
+        except BaseException:
+            self._end()
+            await asyncio.shield(self.namespace.connection.keep(self._give_back(claims)))
+            raise
+        finally:
+            for claim in claims:
+                claim.future = (
+                    self._done
+                )  # it was the claim itself, which only the garbage collector would part
+
+    def answered(self) -> None:
+        """One more claim has its answer."""
+        self._left -= 1
+        if not self._left and not self._done.done():
+            self._done.set_result(None)
+
+    async def _send(self, claims: Sequence[ListedClaim]) -> None:
+        asked = [claim for claim in claims if claim.answer is None]
+        self._left = len(asked)
+        begin = self.namespace.ask.begin_claim
+        for claim in asked:
+            try:
+                begin(claim, claim)
+            except UnavailableError as fault:
+                claim.future = claim  # type: ignore[assignment] # it has what a future has
+                claim.set_exception(fault)
+        if self._left:
+            await self._done
+        else:
+            await asyncio.sleep(0)  # answered by the policy at once: whoever asks in a loop lets others run
+        self._end()
+
+    def _end(self) -> None:
+        self.over = True
+        callbacks, self.on_over = self.on_over, []
+        for callback in callbacks:
+            callback(None)
+
+    def _verdict(self, claim: ListedClaim) -> Verdict:
+        answer = claim.answer
+        if type(answer) is not Verdict or answer.short:
+            claim.answer = None  # until there is a verdict nothing of it is to be given back
+            claim.answer = answer = self.namespace.ask.claim_verdict(claim, answer)
+        return answer
+
+    async def _wait_for_others(self, claims: Sequence[ListedClaim], gives_up: float) -> None:
+        """Wait for owners elsewhere: for each key once, and never for a claim of this very list."""
+        ours = {claim.wire for claim in claims if claim.answer.outcome is _ACQUIRED}
+        waiting: dict[bytes, ListedClaim] = {}
+        behind: list[ListedClaim] = []
+        for claim in claims:
+            if claim.answer.outcome is not _IN_PROGRESS or claim.wire in ours:
+                continue
+            if waiting.setdefault(claim.wire, claim) is not claim:
+                behind.append(claim)
+        await self._wait_each(list(waiting.values()), gives_up)
+        for claim in behind:
+            claim.answer = await claim_once(self.namespace, claim, claim.terms)
+
+    async def _wait_each(self, claims: Sequence[ListedClaim], gives_up: float) -> None:
+        async def wait(claim: ListedClaim) -> None:
+            claim.answer = await wait_on(self.namespace, claim, gives_up, claim.answer)
+
+        tasks = [asyncio.ensure_future(wait(claim)) for claim in claims]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    async def _give_back(self, claims: Sequence[ListedClaim]) -> None:
+        """Free what was acquired on behalf of a caller who does not get to know of it.
+
+        A claim that the same named owner held before is that earlier call's to settle. An owner drawn for this
+        call held nothing before: told so, it lost the first reply.
+        """
+        acquired = [
+            Claim(self.namespace, claim, claim.answer)
+            for claim in claims
+            if type(claim.answer) is Verdict
+            and claim.answer.outcome is _ACQUIRED
+            and (claim.answer.fresh or not self.named)
+        ]
+        await asyncio.gather(*[claim.release() for claim in acquired], return_exceptions=True)

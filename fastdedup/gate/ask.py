@@ -1,0 +1,224 @@
+"""The one way of an operation from its caller to its verdict: the engine, else the policy; never around the check.
+
+`Ask.begin` sends an operation, `Ask.verdict` judges what came back: a store that did not answer is replaced by the
+policy, too few replicas are reported, a value that fastdedup did not write is an error. Whoever executes an
+operation, a claim, a settling, a token, a lock, a machine, the sidecar, calls these two, or `Ask.run`, which is both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
+from ..events import Degraded, Shortfall, emit
+from ..fallback.base import FallbackPolicy, JournalledPolicy
+from ..fallback.reject import Reject
+from ..protocol.keyspace import names_of
+from ..protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, Verb, Verdict
+from ..protocol.owners import owner_text
+from .connection import Connection
+from .settings import Settings
+
+_FREEING = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
+
+
+class HeldLocally(UnavailableError):
+    """The policy keeps a record of this key that the store does not know yet, so the store is not asked."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this key was used while the store was unavailable, and the store does not know of it yet"
+        )
+
+
+class Ask:
+    """Executes the operations of one namespace: by the store, or where that does not answer, by the policy.
+
+    Raises:
+        ConfigError: `on_unavailable` is not a policy.
+    """
+
+    def __init__(self, connection: Connection, settings: Settings) -> None:
+        policy = settings.on_unavailable
+        if isinstance(policy, type) or not isinstance(policy, FallbackPolicy):
+            raise ConfigError(
+                f"on_unavailable must be a policy such as Reject() or LocalLRU(), got {policy!r}"
+            )
+        self._connection = connection
+        self._namespace = settings.namespace
+        self._policy = policy
+        # `Reject` remembers nothing, so the claim's path does not ask it either.
+        self._remembers = not isinstance(policy, Reject)
+        self._journal = policy if isinstance(policy, JournalledPolicy) else None
+
+    # To the store
+
+    def begin_claim(self, op: ClaimOp, taker: Any = None) -> asyncio.Future[Reply]:
+        """Send a claim; pass what comes of it to `verdict`. Main path of every claim.
+
+        Args:
+            op: the claim.
+            taker: takes the reply in place of a future, with a future's done, set_result and set_exception.
+
+        Raises:
+            UnavailableError: the store is not asked; pass it to `verdict` as well.
+            UsageError: not open, closed, or another event loop.
+        """
+        connection = self._connection
+        engine = connection.engine
+        if engine is None:
+            raise connection.not_open()
+        if self._remembers:
+            self._prepare(op)
+        if op.named:
+            connection.undo.keep(op)  # what its owner asks for again is not taken back
+        return engine.claim(op, taker)
+
+    def begin(self, op: Op, taker: Any = None, *, degraded: bool = False) -> asyncio.Future[Reply]:
+        """Send any operation, which stands for itself; arguments and errors as for `begin_claim`.
+
+        `degraded`: it belongs to a record that the policy made. Where no journal brings that into the store,
+        the policy alone knows it.
+        """
+        engine = self._connection.running_engine()
+        if self._remembers:
+            self._prepare(op)
+        if isinstance(op, ClaimOp):
+            self._connection.undo.keep(op)
+        if degraded and self._journal is None and not self._connection.behind_a_policy:
+            raise HeldLocally
+        return engine.submit(op, taker)
+
+    async def run(self, op: Op, *, degraded: bool = False) -> Reply:
+        """Execute one operation that is not a claim: `begin`, then `verdict`. Errors as theirs."""
+        try:
+            answer = await self.begin(op, degraded=degraded)
+        except UnavailableError as error:
+            return self.verdict(op, error)
+        return self.verdict(op, answer)
+
+    async def claim(self, op: ClaimOp) -> Verdict:
+        """Make a claim: `begin_claim`, then `claim_verdict`. Where its caller is cancelled it is released."""
+        try:
+            answer = await self.begin_claim(op)
+        except UnavailableError as error:
+            return self.claim_verdict(op, error)
+        except asyncio.CancelledError:
+            self.abandon(op)
+            raise
+        return self.claim_verdict(op, answer)
+
+    def abandon(self, op: ClaimOp) -> None:
+        """Release a claim whose caller was cancelled."""
+        self._connection.disown(op)
+
+    def release_later(self, wire: bytes, owner: bytes, fence: int = 0) -> None:
+        """Free a claim whose holder does not get to know of it, as soon as the store takes that."""
+        if self._connection.engine is not None:
+            self._connection.keep(self.run(ReleaseOp(wire, owner, fence)))
+
+    def _prepare(self, op: Op) -> None:
+        """Ask the policy whether it keeps this key, and let it hear of the store's reply."""
+        if self._policy.holds(op.wire):
+            raise HeldLocally
+        if self._journal is not None:
+            op.let_witness(self._heard)
+
+    def _heard(self, op: Op, reply: Reply) -> Reply:
+        """Tell the policy what the store has answered; where it took the key meanwhile, its own answer stands."""
+        assert self._journal is not None
+        self._journal.saw(op, reply)
+        if not self._policy.holds(op.wire):
+            return reply
+        try:
+            return self._ask_policy(op, HeldLocally())
+        except UnavailableError as refusal:
+            return refusal
+
+    # To the verdict
+
+    def verdict(self, op: Op, answer: Reply | BaseException) -> Reply:
+        """Return the verdict on an operation, from the store's reply or from the error that came in its place.
+
+        Raises:
+            UnavailableError: neither the store nor the policy answers; `owner` names a claim's own.
+            ShortfallError: it was done, too few replicas confirmed it, and that shall be an error.
+            ForeignRecordError: the key holds what fastdedup did not write.
+            Exception: any other error that `answer` is.
+        """
+        reply = self.answer(op, answer)
+        if type(reply) is Verdict:
+            if reply.short:
+                self._fell_short(op, fresh=reply.fresh)
+            return reply
+        if type(reply) is Moved:
+            if reply.code is Code.FOREIGN:
+                raise foreign(self._key_of(op))
+            if reply.short:
+                self._fell_short(op)
+            return reply
+        if reply is Code.UNCONFIRMED:
+            self._fell_short(op)
+            return Code.OK
+        if reply is Code.FOREIGN:
+            raise foreign(self._key_of(op))
+        return reply
+
+    def claim_verdict(self, op: ClaimOp, answer: Reply | BaseException) -> Verdict:
+        """As `verdict`, of a claim."""
+        reply = self.verdict(op, answer)
+        if type(reply) is not Verdict:
+            raise foreign(self._key_of(op))
+        return reply
+
+    def answer(self, op: Op, answer: Reply | BaseException) -> Reply:
+        """Return the store's reply, or the policy's where the store gave none: `verdict` before it is judged.
+
+        For the sidecar, whose client judges it there. Raises as `verdict`, but for what that makes of a reply.
+        """
+        if isinstance(answer, UnavailableError):
+            return self._ask_policy(op, answer)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def _ask_policy(self, op: Op, error: UnavailableError) -> Reply:
+        """Let the policy answer, visibly: each answer and each refusal is an event."""
+        connection = self._connection
+        try:
+            reply = self._policy.answer(op, error)
+        except UnavailableError as refusal:
+            self._report_degraded(op, error, answered=False)
+            if type(error) is HeldLocally and op.verb is not Verb.CLAIM and not self._policy.holds(op.wire):
+                return Code.LOST  # the store never knew of this record, and now the policy has lost it too
+            if isinstance(op, ClaimOp):
+                refusal.owner = owner_text(op.owner)
+            raise
+        self._report_degraded(op, error, answered=True)
+        if isinstance(op, ClaimOp) and type(reply) is Verdict and reply.outcome == "acquired":
+            connection.undo.keep(op)
+        if self._journal is not None:
+            connection.reconcile(self._journal)
+        if op.verb in _FREEING:
+            connection.wakeups.freed(op.wire)
+        return reply
+
+    def _report_degraded(self, op: Op, error: UnavailableError, *, answered: bool) -> None:
+        emit(self._connection.on_event, Degraded(self._namespace, op.verb.value, answered, str(error)))
+
+    def _fell_short(self, op: Op, *, fresh: bool = False) -> None:
+        """Say that too few replicas confirmed, or raise; then a claim is released, as nobody is told of it."""
+        connection = self._connection
+        wanted, key = connection.replicas, self._key_of(op)
+        emit(connection.on_event, Shortfall(self._namespace, op.verb.value, key, wanted))
+        if not connection.raises_shortfall:
+            return
+        if fresh and isinstance(op, ClaimOp) and not op.terms.consumes:
+            self.release_later(op.wire, op.owner)
+        raise ShortfallError(
+            f"{op.verb} of {key!r} was done, but fewer than {wanted} replicas confirmed it in time"
+        )
+
+    def _key_of(self, op: Op) -> str:
+        return cast(str, getattr(op, "key", "")) or names_of(op.wire)[1]

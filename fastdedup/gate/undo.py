@@ -1,0 +1,178 @@
+"""Takes back what was given up: a claim whose reply never came may hold its key for nobody.
+
+A claim that timed out, or whose caller was cancelled while the store was silent, may have taken effect all the
+same. The engine names it here; as soon as the store answers, its record is read and, where this owner holds it,
+released with that very fence, so that a repetition never hits the next holding. A token that such a claim consumed
+is issued again. An owner that the caller chose is left alone: the same name gets its own claim back.
+
+Where nothing is found, the key is looked at once more a moment later: a server that was frozen may find the old
+command in its socket only after it has answered the new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from itertools import islice
+
+from ..errors import DedupError, UnavailableError
+from ..events import Event, UndoOverflow
+from ..protocol.keyspace import names_of
+from ..protocol.operations import ClaimOp, Op, ReadOp, ReleaseOp, Reply, Stored
+from ..tasks import stop
+
+MAX_GIVEN_UP = 10_000
+"""Claims remembered at most. The oldest is dropped first, with an event: its key stays held until the lease ends."""
+_BATCH = 256
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.4
+_GROWTH = 1.6
+_SECOND_LOOK = 0.3
+"""Seconds after which a key is looked at again under which nothing was found."""
+
+Submit = Callable[[Op], asyncio.Future[Reply]]
+Holding = tuple[bytes, bytes]
+"""A store key and an owner field."""
+
+
+class GivenUp:
+    """One claim that was given up.
+
+    Attributes:
+        consumed: it consumed a token.
+        again_at: when to look again, in the loop's time, once nothing was found; 0 before.
+    """
+
+    __slots__ = ("again_at", "consumed")
+
+    def __init__(self, consumed: bool) -> None:
+        self.consumed = consumed
+        self.again_at = 0.0
+
+
+class UndoList:
+    """Claims that were given up after they were sent. It keeps a task only while there are any.
+
+    Args:
+        submit: hands an operation to the engine; may raise as that does.
+        report: called with each event.
+    """
+
+    def __init__(self, submit: Submit, report: Callable[[Event], None], most: int = MAX_GIVEN_UP) -> None:
+        self._submit = submit
+        self._report = report
+        self._most = most
+        # Mutable: what was given up, by store key and owner, the oldest first; the pause before the next try, the
+        # timer that ends it, and the try itself.
+        self._given_up: dict[Holding, GivenUp] = {}
+        self._pause = _FIRST_PAUSE
+        self._alarm: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._given_up)
+
+    def add(self, op: ClaimOp) -> None:
+        """Remember a claim that was sent and whose reply did not come."""
+        if op.owner[0] or self._closed:  # a drawn owner's length byte is 0
+            return
+        self._given_up[op.wire, op.owner] = GivenUp(op.terms.consumes)
+        if len(self._given_up) > self._most:
+            wire, _ = oldest = next(iter(self._given_up))
+            del self._given_up[oldest]
+            self._report(UndoOverflow(*names_of(wire)))
+        self._try_later()
+
+    def keep(self, op: ClaimOp) -> None:
+        """Leave a claim alone: its owner was told of it after all, or asks for it again."""
+        if self._given_up:
+            self._given_up.pop((op.wire, op.owner), None)
+
+    def store_is_back(self) -> None:
+        """Try without waiting for the pause to end."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._try_now()
+
+    async def finish(self, timeout: float) -> None:
+        """Try once more, for `timeout` seconds."""
+        self._closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._task is not None:
+            await stop(self._task)
+        try:
+            async with asyncio.timeout(timeout):
+                while self._given_up and await self._round():
+                    pass
+        except TimeoutError:
+            pass
+
+    def _try_later(self) -> None:
+        # A timer, not a task that sleeps: a program that ends without closing leaves no task behind.
+        if self._alarm is None and self._task is None:
+            pause = self._pause * (0.5 + 0.5 * random.random())
+            self._alarm = asyncio.get_running_loop().call_later(pause, self._try_now)
+
+    def _try_now(self) -> None:
+        self._alarm = None
+        self._task = asyncio.get_running_loop().create_task(self._try(), name="fastdedup-undo")
+
+    async def _try(self) -> None:
+        answered = await self._round()
+        self._pause = _FIRST_PAUSE if answered else min(self._pause * _GROWTH, _LONGEST_PAUSE)
+        if answered and self._given_up and not self._due():
+            self._pause = _SECOND_LOOK
+        self._task = None
+        if self._given_up and not self._closed:
+            self._try_later()
+
+    def _due(self) -> list[tuple[Holding, GivenUp]]:
+        """Return the oldest that are to be looked at now; the last time, all of them."""
+        now = asyncio.get_running_loop().time()
+        due = (item for item in self._given_up.items() if self._closed or item[1].again_at <= now)
+        return list(islice(due, _BATCH))
+
+    async def _round(self) -> bool:
+        """Look at the oldest; False where the store did not answer for all of them."""
+        looked_at = self._due()
+        found = await self._ask([ReadOp(wire) for (wire, _), _ in looked_at])
+        held: list[tuple[Holding, ReleaseOp]] = []
+        for (holding, given_up), record in zip(looked_at, found, strict=True):
+            if self._given_up.get(holding) is not given_up:
+                continue  # its owner has asked again meanwhile
+            wire, owner = holding
+            if isinstance(record, Stored) and is_held(record, owner, given_up.consumed):
+                held.append((holding, ReleaseOp(wire, owner, record.fence, consumed=given_up.consumed)))
+            elif not isinstance(record, UnavailableError):
+                self._nothing_found(holding, given_up)
+        answers = await self._ask([release for _, release in held])
+        for (holding, _), answer in zip(held, answers, strict=True):
+            if not isinstance(answer, UnavailableError):
+                self._given_up.pop(holding, None)
+        return not any(isinstance(answer, UnavailableError) for answer in (*found, *answers))
+
+    def _nothing_found(self, holding: Holding, given_up: GivenUp) -> None:
+        if given_up.again_at or self._closed:
+            del self._given_up[holding]
+        else:
+            given_up.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
+
+    async def _ask(self, ops: list[Op] | list[ReleaseOp] | list[ReadOp]) -> list[object]:
+        """Return a reply for each; an operation that the store did not answer has UnavailableError."""
+        futures: list[asyncio.Future[Reply]] = []
+        for op in ops:
+            try:
+                futures.append(self._submit(op))
+            except DedupError:
+                break
+        replies = await asyncio.gather(*futures, return_exceptions=True)
+        rest = len(ops) - len(futures)
+        return [*replies, *[UnavailableError("not asked") for _ in range(rest)]]
+
+
+def is_held(record: Stored, owner: bytes, consumed: bool) -> bool:
+    """True where a record says that this owner holds the key, or consumed the token."""
+    return record.owner == owner and (record.state in "PW" or (consumed and record.state == "S"))
