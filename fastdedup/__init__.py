@@ -15,6 +15,7 @@ from .errors import (
     ResultTooLargeError,
     ShortfallError,
     UnavailableError,
+    UnknownTransitionError,
     UsageError,
 )
 from .fallback import FallbackPolicy, LocalLRU, Reject
@@ -51,6 +52,7 @@ __all__ = [
     "DedupError",
     "UnavailableError",
     "ShortfallError",
+    "UnknownTransitionError",
     "ClaimLostError",
     "InProgressError",
     "MismatchError",

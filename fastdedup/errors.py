@@ -56,6 +56,23 @@ class ShortfallError(UnavailableError):
     """
 
 
+class UnknownTransitionError(UnavailableError):
+    """Whether this call moved the machine is unknown: the reply was lost, and other calls moved it since.
+
+    This call does not move it any more. Read `state` and `version`, and decide again; a transition with
+    `version=` moves from that version only, however often it is called.
+
+    Attributes:
+        state: where the machine stands now.
+        version: how many changes it has had.
+    """
+
+    def __init__(self, message: str, *, state: str, version: int, retry_after: float = 1.0) -> None:
+        super().__init__(message, retry_after=retry_after)
+        self.state = state
+        self.version = version
+
+
 class ClaimLostError(DedupError):
     """This owner no longer holds the key: its lease ended and another owner, or nobody, has it. Nothing changed."""
 

@@ -1,11 +1,11 @@
-"""State machines in the store: an order that is paid once, whoever says so and however often."""
+"""State machines in the store. An order is paid once, however many callers say so and however often."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 from .checks import check_count, milliseconds
-from .errors import ConfigError, UnavailableError, foreign
+from .errors import ConfigError, UnknownTransitionError, foreign
 from .gate.namespace import Namespace
 from .model import Transition, TransitionOutcome
 from .protocol.keyspace import Kind
@@ -24,14 +24,14 @@ MAX_STATE_BYTES = 64
 
 
 class StateMachine:
-    """A checked definition; made by `dedup.machine(...)`. Instances are named by their id.
+    """The definition of a machine, checked; `dedup.machine(...)` makes it. An id names an instance.
 
     Args:
-        transitions: for each state those that may follow it; a final state has none: `"paid": ()`.
-        ttl: seconds after its last change that an instance is remembered; then it is `initial` again.
+        transitions: for each state the states that may follow it; an empty tuple for a final state: `"paid": ()`.
+        ttl: seconds for which an instance is remembered after its last change; then it is `initial` again.
 
     Raises:
-        ConfigError: a state that is not defined, or that nothing leads to; the message names it.
+        ConfigError: a state is not defined, or no transition leads to it; the message names the state.
     """
 
     def __init__(
@@ -51,19 +51,25 @@ class StateMachine:
     async def transition(self, id: str, *, to: str, version: int | None = None) -> Transition:
         """Move an instance to a state, in one atomic step. A new instance starts in `initial`, version 0.
 
+        One call moves an instance at most once, also where its reply is lost and it is sent again. What it did
+        may then be hidden behind the changes of other calls; with `version=` that call can be repeated without
+        harm, as it moves from that version only.
+
         Args:
             id: names the instance.
             to: the wanted state.
-            version: act only on this version, as read before; None for any.
+            version: move only from this version, as `get` or an earlier call returned it; None for any version.
 
         Returns:
-            CHANGED; ALREADY there (a duplicate); ILLEGAL from the present state; STALE: it moved on
-            from `version`. Always with the present state and version.
+            The outcome, with the present state and version. CHANGED: this call moved the instance. ALREADY: it
+            stood in that state before (a duplicate). ILLEGAL: the definition does not allow this move from the
+            present state. STALE: the instance moved on from `version`.
 
         Raises:
-            ConfigError: no such state, or a version that is no whole number.
-            UnavailableError: neither the store nor the policy answered; or the reply was lost, and the
-                machine has moved since, so that nobody can tell whether this call took part in that.
+            ConfigError: the machine has no such state, or the version is not a whole number.
+            UnavailableError: neither the store nor the policy answered.
+            UnknownTransitionError: the reply was lost, and other calls moved the machine since, so that nobody
+                can tell whether this call moved it, too.
         """
         if not isinstance(to, str) or to not in self._sources:
             raise ConfigError(f"{self.name!r} has no state {to!r}; it has {_listed(self.states)}")
@@ -81,16 +87,12 @@ class StateMachine:
         moved = await self._namespace.ask.run(op)
         if not isinstance(moved, Moved) or moved.code is Code.FOREIGN:
             raise foreign(id)
-        if op.unsure and moved.code is not Code.OK:
-            # The record names its last change alone: had ours been followed by another, it would look like this.
-            raise UnavailableError(
-                f"whether {id!r} was moved to {to!r} is unknown: the reply was lost, and it stands at "
-                f"{moved.state!r} (version {moved.version}) by now; pass version= to be told for certain"
-            )
+        if moved.code is Code.UNSURE:
+            raise _unknown(id, to, moved)
         return Transition(_OUTCOMES[moved.code], moved.state, moved.version, moved.degraded, not moved.short)
 
     async def get(self, id: str) -> tuple[str, int]:
-        """Return the state and version of an instance: (`initial`, 0) where nothing is remembered."""
+        """Return the state and version of an instance: (`initial`, 0) where the store has no record of it."""
         reply = await self._namespace.ask.run(ReadOp(self._wire(id)))
         if reply == Code.ABSENT:
             return self.initial, 0
@@ -99,34 +101,41 @@ class StateMachine:
         return reply.payload.decode(), reply.fence
 
     def _wire(self, id: str) -> bytes:
-        # A name holds no "/", so ("a", "b/c") and ("a/b", "c") cannot meet.
+        # A name has no "/", so ("a", "b/c") and ("a/b", "c") are never the same key.
         self._keyspace.wire(id)
         return self._keyspace.wire(f"{self.name}/{id}")
 
 
 def read_definition(name: str, initial: str, transitions: Transitions) -> dict[str, tuple[str, ...]]:
-    """Return each state with those that may follow it.
+    """Return each state with the states that may follow it.
 
     Raises:
-        ConfigError: it cannot be meant so; the message names the state.
+        ConfigError: the definition contradicts itself; the message names the state.
     """
     if not isinstance(name, str) or not name or "/" in name or len(name) > MAX_STATE_BYTES:
         raise ConfigError(
-            f"a machine's name is text of 1 to {MAX_STATE_BYTES} characters without '/', not {name!r}"
+            f"a machine's name must be text of 1 to {MAX_STATE_BYTES} characters without '/', got {name!r}"
         )
     if not isinstance(transitions, Mapping):
-        raise ConfigError(f"transitions maps each state to those that may follow it, not {transitions!r}")
+        raise ConfigError(
+            f"transitions must map each state to the states that may follow it, got {transitions!r}"
+        )
     moves = {state: read_targets(state, targets) for state, targets in transitions.items()}
     states = set(moves)
     if initial not in states:
-        raise ConfigError(f"the initial state {initial!r} is not among the states {_listed(states)}")
+        raise ConfigError(
+            f"the initial state {initial!r} is not one of the states {_listed(states)}: define it"
+        )
     unknown = {target for targets in moves.values() for target in targets} - states
     if unknown:
         raise ConfigError(
-            f"unknown states {_listed(unknown)}: define each, a final one as {sorted(unknown)[0]!r}: ()"
+            f"unknown states {_listed(unknown)}: define each, a final state as {sorted(unknown)[0]!r}: ()"
         )
     if unreachable := states - reachable(initial, moves):
-        raise ConfigError(f"unreachable states {_listed(unreachable)}: nothing leads there from {initial!r}")
+        raise ConfigError(
+            f"unreachable states {_listed(unreachable)}: no transition leads there from {initial!r}; add one, "
+            "or remove the state"
+        )
     return moves
 
 
@@ -138,7 +147,7 @@ def read_targets(state: str, targets: Iterable[str]) -> tuple[str, ...]:
     try:
         followers = tuple(targets)
     except TypeError:
-        raise ConfigError(f"the targets of {state!r} must be a tuple of states, not {targets!r}") from None
+        raise ConfigError(f"the targets of {state!r} must be a tuple of states, got {targets!r}") from None
     for follower in followers:
         check_state(follower)
     return followers
@@ -146,12 +155,12 @@ def read_targets(state: str, targets: Iterable[str]) -> tuple[str, ...]:
 
 def check_state(state: str) -> None:
     """Raise ConfigError unless `state` is text that a record can hold."""
-    # Lone surrogates are lost on the way to UTF-8 and back: no store can hold them.
+    # UTF-8 cannot hold lone surrogates, so no store can.
     size = len(state.encode(errors="ignore")) if isinstance(state, str) else 0
     whole = isinstance(state, str) and state.encode(errors="ignore").decode() == state
     if not whole or not 0 < size <= MAX_STATE_BYTES or "\n" in state:
         raise ConfigError(
-            f"a state is text of 1 to {MAX_STATE_BYTES} bytes without line feeds, not {state!r}"
+            f"a state must be text of 1 to {MAX_STATE_BYTES} bytes without line feeds, got {state!r}"
         )
 
 
@@ -165,6 +174,15 @@ def reachable(initial: str, transitions: Transitions) -> set[str]:
                 found.add(target)
                 ahead.append(target)
     return found
+
+
+def _unknown(id: str, to: str, moved: Moved) -> UnknownTransitionError:
+    return UnknownTransitionError(
+        f"whether this call moved {id!r} to {to!r} is unknown: the reply was lost, and other calls moved it since, "
+        f"to {moved.state!r} (version {moved.version}); pass version= to a call that you may have to repeat",
+        state=moved.state,
+        version=moved.version,
+    )
 
 
 def _listed(states: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ local CHANNEL = 'fastdedup:settled'
 local CLAIMS = 'IPWSFR'
 local OK, REENTERED, TAKEN, IN_PROGRESS, SUCCEEDED, FAILED, MISMATCH = 0, 1, 2, 3, 4, 5, 6
 local UNKNOWN, LOST, FOREIGN, ALREADY, ILLEGAL, STALE, ABSENT = 7, 8, 9, 10, 11, 12, 13
-local OUTRANKED, OVERRULED, UNCONFIRMED = 14, 15, 16
+local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE = 14, 15, 16, 17
 
 local byte, char, sub, floor = string.byte, string.char, string.sub, math.floor
 

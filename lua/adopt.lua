@@ -1,9 +1,11 @@
--- Adopt each record that was made elsewhere, while this store was out of reach, unless one that
+-- Adopt each record that was made elsewhere, while this store was out of reach, unless a record that
 -- outranks it stands there by now. A success outranks all but another success; else what stands does.
+-- An owner and a fence together name one acquisition; the table is in fastdedup/fallback/adoption.py.
 --
 -- KEYS[i]  a record's key
--- ARGV     four per key: keep_ms, left_ms (until the record's deadline), base (the owner field, of a
---          machine the change, that this store last held as far as known; '' for none), record
+-- ARGV     four per key: keep_ms, left_ms (until the record's deadline), base (7 bytes of fence and the
+--          owner field, of a machine its version and change, that this store last held as far as known;
+--          '' where nothing is known), record
 -- returns  {now_us, code, former, ...}: a pair for each key, `former` the record that stood there or '':
 --          OK (adopted, nobody lost), OUTRANKED (ours is lost), OVERRULED (the former is), FOREIGN
 
@@ -13,6 +15,11 @@ local function owner_of(record)
   if sub(record, 2, 2) == 'M' then return sub(record, 10, 19) end
   local last, _, _, code = shape(record)
   return char(code) .. sub(record, 19, last)
+end
+
+-- Seven bytes of fence and the owner, as `base` has them.
+local function holding(record)
+  return sub(record, 3, 9) .. owner_of(record)
 end
 
 -- A number: Lua compares strings by the server's locale.
@@ -31,21 +38,37 @@ local function is_live(record, ends)
   return (state == 'P' or state == 'W') and ends > now_ms
 end
 
+-- A token that was consumed in one step, by an owner that the library drew. Nobody else has that owner,
+-- so a use under another fence is the same use, whose reply was lost.
+local function is_consumed(record)
+  local last, printed, token, code = shape(record)
+  return token and code == 0 and sub(record, 2, 2) == 'S' and #record == last + (printed and 16 or 0)
+end
+
+-- True where both records are of one acquisition, as far as can be told.
+local function is_same(ours, base, former)
+  if holding(former) == holding(ours) then return true end
+  if owner_of(former) ~= owner_of(ours) then return false end
+  if is_settled(former) then return is_consumed(former) and is_consumed(ours) end
+  -- At work or idle under another fence: its owner's own claim, whose reply was lost. Unless this
+  -- store gave ours itself: then it has given the key away once more since.
+  return base ~= holding(ours)
+end
+
 -- Returns the code, and whether to write.
 local function judge(ours, ends, base, former)
-  local owner = owner_of(former)
-  local same = owner == owner_of(ours)
   if sub(former, 2, 2) == 'M' or sub(ours, 2, 2) == 'M' then
-    if same or owner == base then return OK, true end
+    local change = owner_of(former)
+    if change == owner_of(ours) or change == sub(base, 8) then return OK, true end
     return OUTRANKED, false
   end
-  local success = sub(ours, 2, 2) == 'S'
+  local success, same = sub(ours, 2, 2) == 'S', is_same(ours, base, former)
   if is_settled(former) then
     if same then return OK, false end -- it was told the store as well, and the reply was lost
     if success and sub(former, 2, 2) == 'F' then return OVERRULED, true end
     return OUTRANKED, false
   end
-  if same or owner == base then return OK, true end
+  if same or holding(former) == base then return OK, true end
   local matters = is_settled(ours) or is_live(ours, ends)
   if is_live(former, unpack_number(former, 10, 15)) then
     if success then return OVERRULED, true end
@@ -58,10 +81,11 @@ local function judge(ours, ends, base, former)
 end
 
 local function write(key, keep, ends, ours, former)
-  local fence = sub(ours, 3, 9)
-  -- Of a live claim its owner knows the fence; of any other it must not fall.
-  if former and not is_live(ours, ends) and fence_of(former) > fence_of(ours) then fence = sub(former, 3, 9) end
-  local rest = sub(ours, 2, 2) == 'M' and sub(ours, 10) or pack(ends, 6) .. sub(ours, 16)
+  local fence, machine = sub(ours, 3, 9), sub(ours, 2, 2) == 'M'
+  -- The fence says which acquisition a record is of, so it stays. Of a key that is free to claim it must not fall.
+  local free = not (machine or is_settled(ours) or is_live(ours, ends))
+  if former and free and fence_of(former) > fence_of(ours) then fence = sub(former, 3, 9) end
+  local rest = machine and sub(ours, 10) or pack(ends, 6) .. sub(ours, 16)
   redis.call('SET', key, sub(ours, 1, 2) .. fence .. rest, 'PX', keep)
   if former then wake(former, key) end
 end

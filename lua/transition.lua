@@ -2,14 +2,16 @@
 --
 -- KEYS[i]  a machine's key. Its record: format version, M, 7 bytes of version, 10 bytes naming the
 --          last change, the state's name
--- ARGV     six per key: keep_ms, change (10 bytes naming this call), version ('' for any), to,
---          initial, sources (the states that may move to `to`, each between line feeds)
+-- ARGV     seven per key: keep_ms, change (10 bytes naming this call), version ('' for any), to,
+--          initial, sources (the states that may move to `to`, each between line feeds),
+--          again ('1' where this call was sent before and got no reply, else '')
 -- returns  {now_us, code, version, state, ...}: a triple for each key:
---          OK (changed), ALREADY, ILLEGAL, STALE, FOREIGN
+--          OK (changed), ALREADY, ILLEGAL, STALE, FOREIGN, UNSURE (sent again, and the record does not
+--          tell whether this call moved the machine before: nothing was changed)
 
 local reply = { now_us }
 
-local function transition(key, keep, change, expected, to, initial, sources)
+local function transition(key, keep, change, expected, to, initial, sources, again)
   local record = read(key, 'M')
   if record == nil then return FOREIGN, 0, '' end
   local state, version, last = initial, 0, ''
@@ -18,6 +20,9 @@ local function transition(key, keep, change, expected, to, initial, sources)
   end
   if last == change then return OK, version, state end -- the reply to the first try was lost
   expected = tonumber(expected)
+  -- The record names its last change alone, so another change may hide ours. Ours would have been the
+  -- first change of all, or the one that follows the expected version; with none after that it would show.
+  if again == '1' and version > (expected or 0) + 1 then return UNSURE, version, state end
   local behind = expected and version - expected or 0
   -- One version on and in the wanted state: the same message, delivered again.
   if state == to and (behind == 0 or behind == 1) then return ALREADY, version, state end
@@ -29,9 +34,9 @@ local function transition(key, keep, change, expected, to, initial, sources)
 end
 
 for i, key in ipairs(KEYS) do
-  local a = 6 * (i - 1)
+  local a = 7 * (i - 1)
   local code, version, state =
-    transition(key, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], ARGV[a + 6])
+    transition(key, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], ARGV[a + 6], ARGV[a + 7])
   local n = #reply
   reply[n + 1], reply[n + 2], reply[n + 3] = code, version, state
 end

@@ -796,12 +796,12 @@ async def test_a_redis_that_is_young_enough_opens(version: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("transitions", "named"),
     [
-        (None, "not None"),
-        ([("a", ())], "maps each state"),
-        ({"a": (1, "b"), "b": ()}, "not 1"),
-        ({"a": 7}, "must be a tuple of states, not 7"),
+        (None, "got None"),
+        ([("a", ())], "must map each state"),
+        ({"a": (1, "b"), "b": ()}, "got 1"),
+        ({"a": 7}, "must be a tuple of states, got 7"),
         ({"a": None}, "must be a tuple of states"),
-        ({1: ()}, "not 1"),
+        ({1: ()}, "got 1"),
     ],
 )
 def test_a_definition_of_other_types_is_refused(transitions: Any, named: str) -> None:

@@ -1,4 +1,4 @@
-"""Policies for the time in which the store is unavailable. There is none that skips the check."""
+"""Policies for the time in which the store is unavailable. No policy skips the check."""
 
 from .base import FallbackPolicy
 from .local import LocalLRU

@@ -1,34 +1,71 @@
-"""Records on their way between a fallback and the store: compared, removed, and reported."""
+"""Records on their way from a fallback into the store: compared, removed, and reported.
+
+An owner and a fence together name one acquisition of a key (`Holding`). An owner alone does not: two processes may
+use the same name. The store compares our record with the record that stands there, and with the base: the holding
+that the store last had, as far as this process knows. `lua/adopt.lua` and the memory store judge by this table:
+
+    what stands in the store                            what becomes of ours
+    --------------------------------------------------  -----------------------------------------------
+    nothing                                             OK, written
+    a result: same owner, same fence                    OK, not written: the reply to our settling, or to
+                                                        our adoption, was lost
+    a token's use: same drawn owner, another fence      OK, not written: the reply was lost
+    any other result, the same name with another        a success over a failure: OVERRULED, written
+      fence included                                    else OUTRANKED
+    at work or idle: same owner, same fence             OK, written: acquired there, settled here
+    at work or idle: same owner, another fence,         OK, written: the reply to our claim was lost, and
+      and the base is not our holding                   the claim was given here
+    at work or idle: the base                           OK, written: its owner gave way here
+    at work, any other                                  our success: OVERRULED, written
+                                                        our failure or live claim: OUTRANKED
+                                                        ours is idle: OK, not written
+    idle, any other                                     our result: OK, written
+                                                        our claim: the higher fence stands, and ours is
+                                                        OUTRANKED where it is live and the lower one
+    a machine: our last change, or the base's           OK, written
+    a machine after any other change                    OUTRANKED
+
+At work is PROCESSING within its lease. Idle is free to claim: released, issued, or the lease is over.
+
+OUTRANKED and OVERRULED are conflicts, and are reported. The exception is a holding that gave way in this process:
+then the record is sent again with that holding as its base.
+
+A claim at work under a name that the caller chose, and a fence that this process was never told, counts as our own.
+It may be our claim whose reply was lost, and the same owner gets its own claim back.
+"""
 
 from __future__ import annotations
 
 from ..events import Conflict, Unreplayed
 from ..protocol.keyspace import names_of
-from ..protocol.operations import AdoptOp, Code, ForgetOp, ReadOp, Stored
+from ..protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Holding, ReadOp, Stored
 from ..protocol.owners import owner_text
 from ..stores.memory import Entry
-from .base import LineOp
+from .base import JournalOp
 
 
 class Former:
-    """What a record was before an operation, which may change it in place."""
+    """The facts of a record before an operation, which may change the record in place."""
 
-    __slots__ = ("expires", "mark", "owner", "until")
+    __slots__ = ("expires", "holding", "mark", "until")
 
     def __init__(self, entry: Entry | None) -> None:
         self.mark = mark(entry)
-        self.owner = b"" if entry is None else entry.owner
+        self.holding = None if entry is None or not entry.owner else Holding(entry.owner, entry.fence)
         self.until = 0 if entry is None else entry.until
         self.expires = 0 if entry is None else entry.expires
 
 
-def removal(wire: bytes, found: Stored | None) -> LineOp:
-    """Return how to remove a forgotten key's record: by looking first, as it may be another owner's by then."""
+def removal(wire: bytes, found: Stored | None) -> JournalOp:
+    """Return the operation that removes a forgotten key's record, or looks at it first.
+
+    `found` is what the look has shown: by then the record may be another owner's.
+    """
     if found is None:
         return ReadOp(wire)
     if found.state not in "PWIR":
         return ForgetOp(wire)
-    # One that may change hands at any moment gives way to one that vanishes, if it is still the same.
+    # This record may change hands at any moment. So it is replaced, if it is still the same, by one that expires.
     nothing = Stored(
         "R",
         owner=found.owner,
@@ -39,20 +76,25 @@ def removal(wire: bytes, found: Stored | None) -> LineOp:
         fingerprint=None,
         payload=b"",
     )
-    return AdoptOp(wire, nothing, found.owner)
+    return AdoptOp(wire, nothing, holding_of(found))
+
+
+def holding_of(record: Stored | Adopted) -> Holding:
+    """Return which acquisition a record is of."""
+    return Holding(record.owner, record.fence)
 
 
 def mark(entry: Entry | None) -> object:
-    """Return what tells two states of a record apart. Being waited for is none: the store need not know."""
+    """Return what tells two states of a record apart. W counts as P: the store need not know of waiters here."""
     if entry is None:
         return None
     state = "P" if entry.state == "W" else entry.state
     return state, entry.owner, entry.fence, entry.until, entry.payload
 
 
-def report(line: AdoptOp, key: str, code: Code, theirs: bytes) -> Conflict | Unreplayed | None:
-    """Return the event for a line that was not simply adopted."""
-    namespace, ours = names_of(line.wire)[0], text_of(line.record.owner)
+def report(op: AdoptOp, key: str, code: Code, theirs: bytes) -> Conflict | Unreplayed | None:
+    """Return the event for an adoption in which somebody lost; None where nobody lost."""
+    namespace, ours = names_of(op.wire)[0], text_of(op.record.owner)
     if code is Code.FOREIGN:
         return Unreplayed(namespace, key, ours, "the store holds a value that fastdedup did not write")
     if code in (Code.OUTRANKED, Code.OVERRULED):
@@ -62,7 +104,7 @@ def report(line: AdoptOp, key: str, code: Code, theirs: bytes) -> Conflict | Unr
 
 
 def text_of(owner: bytes) -> str:
-    """Return an owner's text; of a machine, whose owner is its last change, that in hexadecimal."""
+    """Return an owner's text. A machine's owner is its last change, and is shown in hexadecimal."""
     if not owner:
         return ""
     return owner_text(owner) if owner[0] in (0, len(owner) - 1) else owner.hex()

@@ -1,4 +1,4 @@
-"""What answers when the store cannot: a policy, chosen by the user, for each namespace."""
+"""The policy that answers for a namespace while the store cannot. The user chooses it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored
 
-LineOp = AdoptOp | ReadOp | ForgetOp
-"""What a journal asks of the store: to adopt a record; of a forgotten key to be shown it, and to remove it."""
+JournalOp = AdoptOp | ReadOp | ForgetOp
+"""An operation that a journal sends to the store: adopt a record; or read, then remove, a forgotten key's record."""
 
 
 @runtime_checkable
@@ -18,13 +18,13 @@ class FallbackPolicy(Protocol):
     """Answers an operation in place of the store, or says that nobody can.
 
     A policy must never answer as if the check had been made: it either keeps records of its own,
-    or raises. It is called in the event loop and must not block. What it is asked, and what it may
-    answer, stands in `fastdedup.protocol.operations`: operations (`ClaimOp`, `SettleOp`, …) and replies
-    (`Verdict` for a claim, `Moved` for a transition, a `Code` for most else), with `degraded=True`
-    wherever there is such a field.
+    or raises. It is called in the event loop and must not block. `fastdedup.protocol.operations` has the
+    operations that it gets (`ClaimOp`, `SettleOp`, …) and the replies that it may give: `Verdict` to a claim,
+    `Moved` to a transition, a `Code` to most others. A reply that has a field `degraded` must set it to True.
 
-    What a policy answers stays with it, unless it is a `JournalledPolicy`, as `LocalLRU` is. So the
-    simplest one of your own refuses what `LocalLRU` shall not answer; here, all but premium customers::
+    The store never hears what a policy answered, unless the policy is a `JournalledPolicy`, as `LocalLRU` is.
+    So the simplest policy of your own refuses what `LocalLRU` shall not answer. This one serves premium
+    customers only::
 
         class PremiumOnly(LocalLRU):
             def answer(self, op: Op, error: UnavailableError) -> Reply:
@@ -40,39 +40,39 @@ class FallbackPolicy(Protocol):
         ...
 
     def holds(self, wire: bytes) -> bool:
-        """True while this policy keeps a record that the store does not know: then it goes on answering for it."""
+        """True while this policy keeps a record that the store does not know: the policy goes on answering for it."""
         ...
 
 
 @runtime_checkable
 class JournalledPolicy(FallbackPolicy, Protocol):
-    """An optional ability of a policy: to bring what it answered into the store, once that is back.
+    """An optional ability of a policy: to bring its records into the store when the store is back.
 
-    The gateway then tells it what the store answers (`saw`), and when the store is back takes the
-    journal's lines (`next_lines`), has each adopted, and reports (`adopted`, or `put_back`).
+    The gate tells the policy each reply of the store (`saw`). When the store is back, the gate takes operations
+    from the journal (`next_operations`), sends them, and tells the policy the outcome (`adopted` or `put_back`).
     """
 
     def saw(self, op: Op, reply: Reply) -> None:
-        """The store has answered. Must not raise."""
+        """Take note of the store's reply to an operation. Must not raise."""
         ...
 
-    def next_lines(self, most: int) -> Sequence[LineOp]:
-        """Take what the store is to be asked next, the oldest first; empty where nothing waits."""
+    def next_operations(self, most: int) -> Sequence[JournalOp]:
+        """Return at most `most` operations for the store, the oldest first; empty where nothing waits."""
         ...
 
-    def adopted(self, line: LineOp, reply: Adopted | Stored | Code) -> Conflict | Unreplayed | None:
-        """The store has answered: return what was lost, if anything."""
+    def adopted(self, op: JournalOp, reply: Adopted | Stored | Code) -> Conflict | Unreplayed | None:
+        """Take the store's reply; return an event where somebody has lost something."""
         ...
 
-    def put_back(self, line: LineOp, *, asked: bool) -> Unreplayed | None:
-        """The store did not answer, or was not even asked: the line is still to be adopted."""
+    def put_back(self, op: JournalOp, *, asked: bool) -> Unreplayed | None:
+        """Keep an operation for later, as the store did not answer. `asked`: it was sent."""
         ...
 
     def give_up(self) -> Sequence[Unreplayed]:
-        """Return what has not been adopted: the gate is closing."""
+        """Return an event for each record that the store never got: the gate is closing."""
         ...
 
     @property
     def lines(self) -> int:
-        """How many lines are yet to be adopted."""
+        """The number of lines in the journal: keys whose records the store has yet to get."""
         ...

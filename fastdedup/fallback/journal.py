@@ -1,69 +1,76 @@
-"""The journal: which records a fallback made or changed, and what the store is known to hold in their place.
+"""The journal: the keys whose records a fallback made or changed, and what the store is known to have there.
 
-A decider without clock or I/O. A line stands for one key. It is not a list of operations: what the
-store adopts is the record as it is by then, so a thousand changes of a key are one line.
+The journal decides, and has no clock and no I/O. A line stands for one key, not for one operation: the store
+adopts the record as it is at that time, so a thousand changes of a key are one line.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..protocol.operations import Stored
+from ..protocol.operations import Holding, Stored
 
 _FORMER = 16
-"""Owners remembered in a line: the first ones, as of these the store may have heard before the breaker opened."""
+"""Holdings that a line remembers: the first ones, as the store may have heard of these before the breaker opened."""
 _SLACK = 1024
 
 
 class JournalLine:
-    """One key's line.
+    """What is to be done for one key when the store is back.
 
     Attributes:
-        wire: the store key.
-        key: what the caller calls it.
-        base: the owner (of a machine: the change) that the store last held, as far as known.
-        former: owners that held the key here and gave way. The store may have heard of them: the reply to their
-            claim, or to an earlier adoption, was lost.
-        sent: the record's mark when it was last sent; None while it waits.
-        asked: the store has been asked to adopt it, and whether it did is unknown.
-        forgotten: the key was forgotten here, and the store has, or may have, a record that must go too.
-        found: of a forgotten key, the record that the store was seen to have, and that is ours.
+        wire: the store's key.
+        key: the caller's key.
+        base: the holding that the store last had, as far as known.
+        former: holdings that gave way here. The store may have heard of them: the reply to their claim, or
+            to an earlier adoption, was lost.
+        sent: the record's mark when it was last sent; None while the line waits.
+        asked: the store was asked to adopt the record, and whether it did is unknown.
+        forgotten: the key was forgotten here, and the store may have a record of it, which must be removed.
+        found: of a forgotten key, our record that the store has shown.
     """
 
     __slots__ = ("asked", "base", "forgotten", "former", "found", "key", "sent", "wire")
 
-    def __init__(self, wire: bytes, key: str, base: bytes | None) -> None:
+    def __init__(self, wire: bytes, key: str, base: Holding | None) -> None:
         self.wire = wire
         self.key = key
         self.base = base
-        self.former: tuple[bytes, ...] = ()
+        self.former: tuple[Holding, ...] = ()
         self.sent: object = None
         self.asked = False
         self.forgotten = False
         self.found: Stored | None = None
 
-    def gave_way(self, owner: bytes) -> None:
-        """An owner holds the key no more."""
-        if owner not in self.former and len(self.former) < _FORMER:
-            self.former = (*self.former, owner)
+    def gave_way(self, holding: Holding) -> None:
+        """Remember a holding that is over."""
+        if holding not in self.former and len(self.former) < _FORMER:
+            self.former = (*self.former, holding)
 
-    def knows(self, owner: bytes) -> bool:
-        """True for an owner that was one of this process's, and gave way here."""
-        return owner == self.base or owner in self.former
+    def knows(self, holding: Holding, *, settled: bool) -> bool:
+        """True for a holding of the store's that was one of this process's, and gave way here.
+
+        An owner who was given the key here may have a claim in the store under a fence that nobody heard of,
+        as its reply was lost. A result under another fence is another process's, of the same name.
+        """
+        if holding == self.base or holding in self.former:
+            return True
+        given_here = {former.owner for former in self.former if former != self.base}
+        return not settled and holding.owner in given_here
 
     @property
     def may_be_stored(self) -> bool:
-        """True where the store may have a record that this line is to replace."""
+        """True where the store may have a record of this process under the key."""
         return self.base is not None or self.sent is not None or self.asked
 
 
 class Journal:
-    """Lines by store key; taken the oldest first."""
+    """The lines of all keys; the oldest is taken first."""
 
     def __init__(self) -> None:
-        # Mutable: all lines, and in order those that wait to be sent.
+        # Mutable: all lines, and the keys of the lines that wait to be sent, in order.
         self.lines: dict[bytes, JournalLine] = {}
-        """By store key; to be read, not written."""
+        """Lines by the store's key; to be read, not written."""
         self._waiting: dict[bytes, None] = {}
 
     def __len__(self) -> int:
@@ -71,7 +78,7 @@ class Journal:
 
     @property
     def waiting(self) -> int:
-        """How many lines wait to be sent."""
+        """The number of lines that wait to be sent."""
         return len(self._waiting)
 
     def get(self, wire: bytes) -> JournalLine | None:
@@ -82,19 +89,24 @@ class Journal:
         """Return every line."""
         return list(self.lines.items())
 
-    def note(self, wire: bytes, key: str, base: bytes | None) -> None:
-        """A record was made or changed here. `base` counts only where the key has no line yet."""
+    def note(self, wire: bytes, key: str, base: Holding | None) -> None:
+        """Begin a line for a record that was made or changed here, unless the key has a line already."""
         if wire not in self.lines:
             self.lines[wire] = JournalLine(wire, key, base)
             self._waiting[wire] = None
 
     def strike(self, wire: bytes) -> None:
-        """The store has it, or it is gone."""
+        """Remove a line: the store has the record, or the record is gone."""
         self.lines.pop(wire, None)
         self._waiting.pop(wire, None)
 
     def sweep(self, records: int, stands: Callable[[bytes], bool]) -> None:
-        """Strike lines whose record has expired, where these are the most: a long outage must not fill memory."""
+        """Strike the lines of expired records where they are the majority: a long outage must not fill memory.
+
+        Args:
+            records: how many records the fallback has.
+            stands: tells whether a key still has its record.
+        """
         if len(self.lines) <= 2 * records + _SLACK:
             return
         for wire, line in self.all():
@@ -102,14 +114,14 @@ class Journal:
                 self.strike(wire)
 
     def take(self, most: int) -> list[tuple[bytes, JournalLine]]:
-        """Take lines to be sent; each comes back by `strike` or `again`."""
+        """Return lines that are to be sent now; `strike` or `again` ends that for each of them."""
         wires = [wire for wire, _ in zip(self._waiting, range(most), strict=False)]
         for wire in wires:
             del self._waiting[wire]
         return [(wire, self.lines[wire]) for wire in wires]
 
-    def again(self, wire: bytes, *, base: bytes | None = None) -> None:
-        """A line has to be sent (again); `base` where the store by now holds something else."""
+    def again(self, wire: bytes, *, base: Holding | None = None) -> None:
+        """Let a line wait to be sent again; `base`: the holding that the store has now, if that is another one."""
         line = self.lines.get(wire)
         if line is not None:
             line.sent = None

@@ -1,8 +1,8 @@
-"""What this process knows of the store's records, kept beside those that a fallback makes itself.
+"""The store's records as this process last saw them, kept beside the records that a fallback makes itself.
 
-So that in an outage a claim that this process holds in the store is not given to another caller
-here, can be settled, and a success that was told goes on being told. Never consulted while the
-store answers. Claims that are held stay until their lease ends; all else may go, the longest unused first.
+They serve in an outage: a claim that this process holds in the store is not given to another caller here, and can
+be settled; a success that the store told is told again. While the store answers, nobody reads them. A claim that
+is held stays until its lease ends. All other records may be dropped, the longest unused first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..protocol.operations import (
 from ..stores.memory import Entry, MemoryStore
 
 NOBODY = b""
-"""The owner of a record whose owner this process does not know: nobody here can settle it."""
+"""Stands for an owner that this process does not know: nobody here can settle the record."""
 
 _STATES = {
     Outcome.IN_PROGRESS: "P",
@@ -38,27 +38,27 @@ _ACQUIRED = Outcome.ACQUIRED
 _CHANGED = (Code.OK, Code.UNCONFIRMED, Code.ABSENT)
 _SPARE_SLACK = 1024
 _LOOK_AGAIN_MS = 1000
-"""Milliseconds between two looks for ended claims, where it is unknown when the next one ends."""
+"""Milliseconds between two looks for ended claims, where the end of the next one is unknown."""
 
 
 class LastSeen:
-    """Writes into a memory store what was seen of another store.
+    """Writes the records of a store, as they are seen, into a memory store.
 
     Args:
-        pinned: True for a key whose record is not as the store has it.
+        pinned: tells whether the record of a key was changed here, so that the store has another one.
     """
 
     def __init__(self, store: MemoryStore, pinned: Callable[[bytes], bool]) -> None:
         self._store = store
         self._pinned = pinned
-        # Mutable: what may go, the longest unused first; when the next lease of those that may not ends.
+        # Mutable: the keys that may be dropped, the longest unused first; when the next lease of the others ends.
         self._spare: dict[bytes, None] = {}
         self._next_end = 0
         self.blind_until = 0
-        """Until then (ms since 1970) a claim made in the store may be live that found no room here."""
+        """ms since 1970. Until then a claim made in the store may be live for which there was no room here."""
 
     def saw(self, op: Op, reply: Reply) -> None:
-        """The store has answered `op`."""
+        """Take note of the store's reply to an operation."""
         if isinstance(op, ClaimOp):
             if type(reply) is Verdict:
                 self._saw_claim(op, reply)
@@ -69,17 +69,17 @@ class LastSeen:
             self._saw_change(op)
 
     def used(self, wire: bytes) -> None:
-        """What was just used goes last."""
+        """Drop this key later than the others."""
         if wire in self._spare:
             del self._spare[wire]
             self._spare[wire] = None
 
     def pin(self, wire: bytes) -> None:
-        """Keep a record: from now on the store does not have it as it is here."""
+        """Never drop this key: its record was changed here, and the store does not have it."""
         self._spare.pop(wire, None)
 
     def keep(self, wire: bytes, entry: Entry | None) -> None:
-        """The store has this record now: hold it as if it had been seen there."""
+        """Treat a record that the store has adopted as one that was seen there."""
         if entry is None or entry.state in "IR":
             self.drop(wire)
         elif entry.state not in "PW":
@@ -95,7 +95,7 @@ class LastSeen:
         self._store.drop(wire)
 
     def drop_oldest(self) -> bool:
-        """Make room; False where nothing may go."""
+        """Drop the longest unused record; False where no record may be dropped."""
         while self._spare or self._find_ended():
             wire = next(iter(self._spare))
             held = self._store.entry(wire) is not None
@@ -105,7 +105,7 @@ class LastSeen:
         return False
 
     def _find_ended(self) -> bool:
-        """Claims whose lease is over may go; looked for only when one must be."""
+        """Find claims whose lease is over: they may be dropped. Called only when there is no room."""
         now = self._store.now()
         if now < self._next_end:
             return False
@@ -119,7 +119,7 @@ class LastSeen:
         return bool(self._spare)
 
     def _saw_claim(self, op: ClaimOp, verdict: Verdict) -> None:
-        # Every claim comes by here, so it makes no call that it can do without.
+        # Every claim comes by here, so this calls no function that it can do without.
         wire, terms, now = op.wire, op.terms, self._store.now()
         until = expires = now + verdict.left_ms
         known = self._store.entry(wire)
@@ -127,14 +127,14 @@ class LastSeen:
         if verdict.outcome is _ACQUIRED:
             state, owner = "S" if terms.consumes else "P", op.owner
             if not token:
-                # Beyond its lease a claim counts attempts; of a token the store alone can say what is next.
+                # After its lease a claim counts attempts; what becomes of a token the store alone can say.
                 expires += terms.keep_ms - terms.lease_ms
         else:
             state, owner = _STATES.get(verdict.outcome, ""), NOBODY
             if not state:
                 return
             if known is not None and known.fence == verdict.fence and same(known.state, state):
-                self.used(wire)  # and keep what is known beyond that: whose it is, and as what it was asked
+                self.used(wire)  # the known record says more: its owner, and its fingerprint
                 return
         entry = Entry(state, owner, verdict.fence, verdict.attempt, until, 0)
         entry.fingerprint = op.fingerprint
@@ -154,7 +154,7 @@ class LastSeen:
         if entry is None:
             return
         if isinstance(op, ForgetOp):
-            # The news of a claim goes by a shorter way than that of a forgetting: a live one may be the later.
+            # A claim's reply comes by a shorter way than a forgetting's: a live claim may be the later of the two.
             if not (entry.state in "PW" and entry.owner != NOBODY and entry.until > now):
                 self.drop(op.wire)
         elif not isinstance(op, SettleOp | ReleaseOp | RenewOp) or not is_of(entry, op):
@@ -168,7 +168,7 @@ class LastSeen:
             self._store.keep(op.wire, entry, entry.until if entry.token else now + op.keep_ms)
 
     def _settle(self, op: SettleOp) -> None:
-        """Settle it here as the store did."""
+        """Settle the record here as the store did."""
         try:
             self._store.apply(op)
         except UnavailableError:  # no room for its result
@@ -181,7 +181,7 @@ class LastSeen:
         held = entry.state == "P" and entry.owner != NOBODY
         self._spare.pop(wire, None)
         if known is not None:
-            self._store.drop(wire)  # so that there is room for it anew: its payload may be larger than before
+            self._store.drop(wire)  # it is put anew: its payload may need more room than before
         try:
             self._store.put(wire, entry, expires)
         except UnavailableError:
@@ -195,16 +195,16 @@ class LastSeen:
             self._next_end = entry.until
 
     def _trim(self) -> None:
-        """What expired has left the store without a word."""
+        """Remove the keys of expired records: the memory store tells nobody when it drops those."""
         if len(self._spare) > 2 * len(self._store) + _SPARE_SLACK:
             self._spare = {wire: None for wire in self._spare if self._store.entry(wire) is not None}
 
 
 def same(known: str, told: str) -> bool:
-    """True where two states are one to a claimant: being waited for makes no difference."""
+    """True where two states mean the same to a claimant: P, and W with a waiter."""
     return known == told or (known == "W" and told == "P")
 
 
 def is_of(entry: Entry, op: SettleOp | ReleaseOp | RenewOp) -> bool:
-    """True where the operation was about this record, not about one that its owner had before."""
+    """True where the operation was about this record, and not about an earlier one of its owner."""
     return entry.owner == op.owner and op.fence in (0, entry.fence)

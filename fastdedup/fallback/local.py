@@ -1,4 +1,4 @@
-"""LocalLRU: go on with a store in this process, bounded, journalled, and say so on every answer."""
+"""LocalLRU: answer from a bounded store in this process, mark every answer, and keep a journal for the real store."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ..protocol.operations import (
     ClaimOp,
     Code,
     ForgetOp,
+    Holding,
     IssueOp,
     Mode,
     Moved,
@@ -26,8 +27,8 @@ from ..protocol.operations import (
     Verdict,
 )
 from ..stores.memory import Entry, MemoryStore, stored
-from .adoption import Former, mark, removal, report, text_of
-from .base import LineOp
+from .adoption import Former, holding_of, mark, removal, report, text_of
+from .base import JournalOp
 from .journal import Journal, JournalLine
 from .last_seen import LastSeen
 
@@ -35,26 +36,27 @@ from .last_seen import LastSeen
 class LocalLRU:
     """Answer from this process's memory while the store is unavailable; each answer has `degraded=True`.
 
-    Unique within this process only: two processes that degrade at once may both acquire a key. What
-    this process knows of the store's records it takes into account: claims that it holds there go on
-    being held, and can be completed, failed and released; successes that it was told are replayed.
-    When the store is back, what was made or changed meanwhile is put there, with the same owners and
-    fences; until that is done, new claims of those keys are answered from here. Where the store has
-    another owner's record by then, a `Conflict` event names both, and which one stands.
+    A key is unique within this process only: two processes that lose the store at once may both acquire it.
+    The policy takes into account what this process knows of the store's records. A claim that this process
+    holds in the store is still held, and can be completed, failed and released. A success that the store told is
+    told again. When the store is back, it gets the records that were made or changed meanwhile, with the same
+    owners and fences; until then new claims of those keys are answered from here. Where the store has another
+    acquisition's record by then, a `Conflict` event names both owners, and the one whose record stands.
 
-    Refused (UnavailableError), as only the store can know: renewing a claim made there, tokens issued
-    there, `get` and `forget` of what stands there. What is forgotten here is removed there when the store
-    is back, unless somebody else has the key by then. A machine goes on from the state last seen here, else
-    from its initial one. Full, it drops what the store has too, and then refuses new keys rather than
-    forget an unexpired claim.
+    The policy refuses (UnavailableError) what only the store can know: renewing a claim made there, tokens issued
+    there, `get` and `forget` of its records. A key that is forgotten here is removed from the store when that is
+    back, unless somebody else has the key by then. A machine goes on from the state that this process saw last,
+    or from its initial state. A full policy drops records that the store has, too. Then it refuses new keys, as
+    it does not forget an unexpired claim.
 
-    Scopes may share one, and so may gates of one event loop over the same Redis: then it is unique in all
-    of them. Not gates over different ones: its journal does not know which record belongs where.
+    Several namespaces may share one policy, and so may several gates in one event loop over the same Redis: then
+    a key is unique in all of them. Gates over different servers must not share a policy: its journal does not
+    know which record belongs to which server.
 
     Args:
-        maxsize: records held at most.
+        maxsize: the largest number of records.
         max_bytes: estimate of the memory they may take.
-        clock: seconds since 1970; for tests. By default the system's setting its time has no effect.
+        clock: seconds since 1970; for tests. The default clock goes on evenly when the system's time is set.
     """
 
     def __init__(
@@ -69,9 +71,9 @@ class LocalLRU:
         self._maxsize = maxsize
         self._journal = Journal()
         self._store = MemoryStore(
-            maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=lambda: self._mirror.drop_oldest()
+            maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=lambda: self._last_seen.drop_oldest()
         )
-        self._mirror = LastSeen(self._store, pinned=lambda wire: self._journal.get(wire) is not None)
+        self._last_seen = LastSeen(self._store, pinned=lambda wire: self._journal.get(wire) is not None)
 
     def __repr__(self) -> str:
         return f"LocalLRU(maxsize={self._maxsize})"
@@ -79,7 +81,7 @@ class LocalLRU:
     # In place of the store
 
     def answer(self, op: Op, error: UnavailableError) -> Reply:
-        """Answer from memory. What only the store can know is refused, not guessed."""
+        """Answer from memory, or raise `error` where only the store can know the answer."""
         now = self._store.now()
         entry, line = self._store.entry(op.wire), self._journal.get(op.wire)
         self._check(op, entry, line, now, error)
@@ -89,7 +91,7 @@ class LocalLRU:
             reply.degraded = True
         if entry is not None:
             self._bind(op, entry, line, former, reply, now)
-        self._mirror.used(op.wire)
+        self._last_seen.used(op.wire)
         self._note(op, former)
         return reply
 
@@ -100,7 +102,7 @@ class LocalLRU:
             return False
         if self._store.holds(wire) or line.forgotten:
             return True
-        self._journal.strike(wire)  # expired, here as it would have there
+        self._journal.strike(wire)  # expired here, as it would have expired there
         return False
 
     def _check(
@@ -109,55 +111,58 @@ class LocalLRU:
         """Raise where only the store can answer."""
         if line is not None:
             if entry is None and not line.forgotten:
-                # It expired since `holds` was asked, and the store may be there: the next try finds out.
+                # The record expired since `holds` was called, and the store may be back: the next call asks it.
                 self._journal.strike(op.wire)
-                raise UnavailableError("the record of this key has just expired; try again", retry_after=0.0)
+                raise UnavailableError(
+                    "the record of this key has just expired; try again at once", retry_after=0.0
+                )
         elif entry is None:
             if not makes_a_record(op):
                 raise error
-            if now < self._mirror.blind_until:
+            if now < self._last_seen.blind_until:
                 raise UnavailableError(
-                    f"more claims are live than {self!r} can hold: whether this one is, is unknown"
+                    f"the store has more live claims than {self!r} can hold, and this key may be one of them; "
+                    "raise maxsize, or try again when the store is back"
                 )
         elif not isinstance(op, ClaimOp | TransitionOp) and not self._settles_what_it_holds(op, entry, now):
             raise error
 
     def _settles_what_it_holds(self, op: Op, entry: Entry, now: int) -> bool:
-        """A claim made in the store can be settled here while its lease lasts: then nobody else has it."""
+        """True for settling a claim that the store gave, within its lease: nobody else can have the key then."""
         settles = isinstance(op, SettleOp) or op.verb == "release"
         return settles and entry.owner != b"" and entry.until > now
 
     def _bind(
         self, op: Op, entry: Entry, line: JournalLine | None, former: Former, reply: Reply, now: int
     ) -> None:
-        """Hold a record to what the store holds, or may hold."""
+        """Keep a record within the limits of the store's record: its lease, and a token's time."""
         present = self._store.entry(op.wire)
         if present is entry and line is None and isinstance(op, ClaimOp) and entry.state in "PW":
-            # Its own claim again: told, but not prolonged, as the store knows nothing of that.
+            # The owner gets its own claim back with the lease as it was: the store does not know of a longer one.
             entry.until = former.until
             if isinstance(reply, Verdict):
                 reply.left_ms = min(reply.left_ms, entry.until - now)
         if present is not None and present.token and present.expires < former.expires:
-            # The store may have it as issued, so it must be known as used for as long as it could be used there.
+            # The store may have the token as issued, so its use is remembered for as long as it is valid there.
             present.until = max(present.until, former.expires) if present.state in "SF" else present.until
             self._store.keep(op.wire, present, former.expires)
 
     def _note(self, op: Op, former: Former) -> None:
         entry, line = self._store.entry(op.wire), self._journal.get(op.wire)
-        if line is not None and former.owner and (entry is None or entry.owner != former.owner):
-            line.gave_way(former.owner)
+        if line is not None and former.holding and (entry is None or entry.owner != former.holding.owner):
+            line.gave_way(former.holding)
         if entry is None:
             self._gone(op.wire, line)
         elif mark(entry) != former.mark:
-            self._mirror.pin(op.wire)
-            self._journal.note(op.wire, getattr(op, "key", "") or names_of(op.wire)[1], former.owner or None)
+            self._last_seen.pin(op.wire)
+            self._journal.note(op.wire, getattr(op, "key", "") or names_of(op.wire)[1], former.holding)
             self._journal.sweep(len(self._store), self._stands)
 
     def _stands(self, wire: bytes) -> bool:
         return self._store.entry(wire) is not None
 
     def _gone(self, wire: bytes, line: JournalLine | None) -> None:
-        """Forgotten here. Where the store has, or may have, an earlier state of it, that must go too."""
+        """Note that a key was forgotten: where the store may have a record of it, that must be removed, too."""
         if line is not None and (line.forgotten or line.may_be_stored):
             line.forgotten = True
         else:
@@ -166,37 +171,52 @@ class LocalLRU:
     # Beside the store
 
     def saw(self, op: Op, reply: Reply) -> None:
-        """Keep in mind what the store says of a key, unless a line about it is still to be adopted there."""
+        """Remember what the store says of a key, unless a journal line says that this process knows better."""
         if op.wire not in self._journal.lines or self._was_under_way(op, reply):
-            self._mirror.saw(op, reply)
+            self._last_seen.saw(op, reply)
 
     def _was_under_way(self, op: Op, reply: Reply) -> bool:
-        """A claim was granted that was under way when the line began; True where it makes the line void."""
+        """Judge the reply to an operation that was under way when the line began; True where the line is void."""
+        if isinstance(op, TransitionOp):
+            return self._moved_under_way(op, reply)
         if type(reply) is not Verdict or reply.outcome is not Outcome.ACQUIRED:
             return False
         now, entry, line = self._store.now(), self._store.entry(op.wire), self._journal.lines[op.wire]
         live = entry is not None and entry.state in "PW" and entry.until > now
         if entry is not None and (live or entry.state in "SFM"):
             if isinstance(op, ClaimOp) and op.owner != entry.owner:
-                line.gave_way(op.owner)  # its caller is told of the one here, so nobody holds it there
+                # Its caller is told of the record here, so nobody holds the key there.
+                line.gave_way(Holding(op.owner, reply.fence))
             elif live:
-                # The same owner twice: the longer lease holds.
+                # One owner has the key here and there: the longer lease counts.
                 entry.until = max(entry.until, now + reply.left_ms)
             return False
         self._journal.strike(op.wire)
         return True
 
+    def _moved_under_way(self, op: TransitionOp, reply: Reply) -> bool:
+        """Let the store's change give way: its caller is told what the machine here answers."""
+        if isinstance(reply, Moved) and reply.code is not Code.UNSURE:
+            op.unsure = False  # the store has told what it did
+        if not isinstance(reply, Moved) or reply.code is not Code.OK:
+            return False
+        if self._store.now() and self._store.entry(op.wire) is None:
+            self._journal.strike(op.wire)
+            return True
+        self._journal.lines[op.wire].gave_way(Holding(op.change, reply.version))
+        return False
+
     # Into the store
 
     @property
     def lines(self) -> int:
-        """Records that the store has yet to adopt."""
+        """The number of keys whose records the store has yet to get."""
         return len(self._journal)
 
-    def next_lines(self, most: int) -> Sequence[LineOp]:
-        """Take the next records for the store; those that have expired are struck off."""
+    def next_operations(self, most: int) -> Sequence[JournalOp]:
+        """Return operations for the oldest lines; strike the lines whose record has expired."""
         now = self._store.now()
-        ops: list[LineOp] = []
+        ops: list[JournalOp] = []
         while len(ops) < most and self._journal.waiting:
             for wire, line in self._journal.take(most - len(ops)):
                 op = self._sent(wire, line, now)
@@ -206,7 +226,7 @@ class LocalLRU:
                     ops.append(op)
         return ops
 
-    def _sent(self, wire: bytes, line: JournalLine, now: int) -> LineOp | None:
+    def _sent(self, wire: bytes, line: JournalLine, now: int) -> JournalOp | None:
         if line.forgotten:
             return removal(wire, line.found)
         entry = self._store.entry(wire)
@@ -215,60 +235,64 @@ class LocalLRU:
         line.sent = mark(entry)
         return AdoptOp(wire, stored(entry, now), line.base)
 
-    def adopted(self, line: LineOp, reply: Adopted | Stored | Code) -> Conflict | Unreplayed | None:
-        """The store has judged a record; what was changed here since it was sent goes again."""
+    def adopted(self, op: JournalOp, reply: Adopted | Stored | Code) -> Conflict | Unreplayed | None:
+        """Take the store's reply. A record that was changed here since it was sent is sent again."""
         self._store.now()
-        noted = self._journal.get(line.wire)
-        if isinstance(reply, Stored) or not isinstance(line, AdoptOp) or (noted and noted.found):
-            self._looked(noted, reply)
+        line = self._journal.get(op.wire)
+        if isinstance(reply, Stored) or not isinstance(op, AdoptOp) or (line and line.found):
+            self._looked(line, reply)
             return None
-        code, theirs = (reply.code, reply.owner) if isinstance(reply, Adopted) else (reply, b"")
-        familiar = noted is not None and noted.knows(theirs)
-        if familiar and theirs not in (line.base, line.record.owner) and code is not Code.OVERRULED:
-            # One of ours, who gave way here: how it got there, a lost reply did not say.
-            self._journal.again(line.wire, base=theirs)
+        adopted = reply if isinstance(reply, Adopted) else Adopted(reply, b"", 0)
+        code, theirs = adopted.code, holding_of(adopted)
+        familiar = line is not None and line.knows(theirs, settled=adopted.settled)
+        if familiar and theirs not in (op.base, holding_of(op.record)) and code is not Code.OVERRULED:
+            # A holding of this process that gave way here; it came into the store by a call whose reply was lost.
+            self._journal.again(op.wire, base=theirs)
             return None
-        self._judged(line, noted, stands=code in (Code.OK, Code.OVERRULED, Code.UNCONFIRMED))
+        self._judged(op, line, stands=code in (Code.OK, Code.OVERRULED, Code.UNCONFIRMED))
         if familiar and code is Code.OVERRULED:
             return None
-        return report(line, noted.key if noted else names_of(line.wire)[1], code, theirs)
+        return report(op, line.key if line else names_of(op.wire)[1], code, theirs.owner)
 
-    def _judged(self, line: AdoptOp, noted: JournalLine | None, *, stands: bool) -> None:
-        if noted is None:
-            return  # expired, or taken over by the store: what is held here by now was seen since
-        entry = self._store.entry(line.wire)
-        if noted.forgotten or (entry is not None and mark(entry) != noted.sent):
-            self._journal.again(line.wire, base=line.record.owner if stands else None)
+    def _judged(self, op: AdoptOp, line: JournalLine | None, *, stands: bool) -> None:
+        if line is None:
+            return  # the record expired, or the store's record replaced it: the one here was seen since
+        entry = self._store.entry(op.wire)
+        if line.forgotten or (entry is not None and mark(entry) != line.sent):
+            self._journal.again(op.wire, base=holding_of(op.record) if stands else None)
             return
-        self._journal.strike(line.wire)
-        self._mirror.keep(line.wire, entry) if stands else self._mirror.drop(line.wire)
+        self._journal.strike(op.wire)
+        self._last_seen.keep(op.wire, entry) if stands else self._last_seen.drop(op.wire)
 
-    def _looked(self, noted: JournalLine | None, reply: object) -> None:
-        """The store has shown what it has of a forgotten key, or that has been removed."""
-        if noted is None:
+    def _looked(self, line: JournalLine | None, reply: object) -> None:
+        """Take the store's record of a forgotten key, which is removed next, or the reply to its removal."""
+        if line is None:
             return
-        if noted.found is None and isinstance(reply, Stored) and noted.knows(reply.owner):
-            noted.found = reply
-            self._journal.again(noted.wire)
+        if line.found is None and isinstance(reply, Stored) and self._is_known(line, reply):
+            line.found = reply
+            self._journal.again(line.wire)
         else:
-            self._forgotten(noted)
+            self._forgotten(line)
 
-    def put_back(self, line: LineOp, *, asked: bool) -> Unreplayed | None:
-        """It is still to be adopted. Removing is not tried twice: it might hit the record of the next owner."""
-        noted = self._journal.get(line.wire)
-        if noted is None:
+    def _is_known(self, line: JournalLine, record: Stored) -> bool:
+        return line.knows(holding_of(record), settled=record.state in "SF")
+
+    def put_back(self, op: JournalOp, *, asked: bool) -> Unreplayed | None:
+        """Keep an operation for later. A removal is not sent twice: it might remove the next owner's record."""
+        line = self._journal.get(op.wire)
+        if line is None:
             return None
-        if isinstance(line, ForgetOp) and asked:
-            self._forgotten(noted)
-            namespace, key = names_of(line.wire)
+        if isinstance(op, ForgetOp) and asked:
+            self._forgotten(line)
+            namespace, key = names_of(op.wire)
             return Unreplayed(namespace, key, "", "whether the store has forgotten it is unknown")
-        if isinstance(line, AdoptOp) and asked and noted.found is None:
-            noted.asked = True
-            entry = self._store.entry(line.wire)
-            if entry is None or entry.owner != line.record.owner:
-                noted.gave_way(line.record.owner)
-        noted.found = None
-        self._journal.again(line.wire)
+        if isinstance(op, AdoptOp) and asked and line.found is None:
+            line.asked = True
+            entry = self._store.entry(op.wire)
+            if entry is None or entry.owner != op.record.owner:
+                line.gave_way(holding_of(op.record))
+        line.found = None
+        self._journal.again(op.wire)
         return None
 
     def _forgotten(self, line: JournalLine) -> None:
@@ -279,7 +303,7 @@ class LocalLRU:
         self._journal.again(line.wire)
 
     def give_up(self) -> Sequence[Unreplayed]:
-        """Report what the store never got."""
+        """Return an event for each record that the store never got."""
         now = self._store.now()
         left = []
         for wire, line in self._journal.all():
@@ -293,7 +317,7 @@ class LocalLRU:
 
 
 def makes_a_record(op: Op) -> bool:
-    """True for what may begin in this process: a claim, a token's issue, a machine's first transition."""
+    """True for an operation that may make a record: a claim, a token's issue, a machine's first transition."""
     if isinstance(op, ClaimOp):
         return op.terms.mode is Mode.CLAIM
     return isinstance(op, IssueOp | TransitionOp)

@@ -1,8 +1,8 @@
-"""Puts what a fallback answered in an outage into the store, once that is back.
+"""Brings the records that a fallback made in an outage into the store when the store is back.
 
-Runs only while a policy's journal has lines: it is woken by the first degraded answer, tries until
-every line is adopted, and ends. Which record stands where two owners met is the store's to say
-(`lua/adopt.lua`), what becomes of a line the policy's; here is only the asking.
+The reconciler runs only while a policy's journal has lines: the first degraded answer wakes it, it tries until the
+store has every record, and ends. Where two owners met, the store decides whose record stands (`lua/adopt.lua`),
+and the policy decides what becomes of the journal's line. The reconciler only asks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..errors import DedupError
 from ..events import Conflict, Event, Replayed, Unreplayed, log
 from ..protocol.operations import Adopted, AdoptOp, Code, Op, Reply, Stored
 from ..tasks import stop
-from .base import JournalledPolicy, LineOp
+from .base import JournalledPolicy, JournalOp
 
 _BATCH = 256
 _FIRST_PAUSE = 0.02
@@ -26,12 +26,12 @@ Submit = Callable[[Op], asyncio.Future[Reply]]
 
 
 class Reconciler:
-    """One policy's way back into one store.
+    """Empties one policy's journal into one store.
 
     Args:
-        submit: hands an operation to the engine; may raise as that does.
+        submit: hands an operation to the engine; raises what the engine raises.
         report: called with each event.
-        done: called when every line has been adopted.
+        done: called when the journal is empty.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Reconciler:
         self._submit = submit
         self._report = report
         self._done = done
-        # Mutable: the task while there is something to do; set when it should look at once.
+        # Mutable: the task while the journal has lines; set when the task should try at once; what it counted.
         self._task: asyncio.Task[None] | None = None
         self._now = asyncio.Event()
         self._adopted = 0
@@ -53,16 +53,16 @@ class Reconciler:
         self._is_puzzled = False
 
     def wake(self) -> None:
-        """There may be something to bring home."""
+        """Begin, if the journal has lines."""
         if self._policy.lines and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._run(), name="fastdedup-reconcile")
 
     def store_is_back(self) -> None:
-        """Try without waiting for the pause to end."""
+        """Try at once, without waiting for the end of the pause."""
         self._now.set()
 
     async def finish(self, timeout: float) -> None:
-        """Try once more, `timeout` seconds long."""
+        """Try once more, for `timeout` seconds."""
         if self._task is not None:
             await stop(self._task)
         try:
@@ -74,7 +74,7 @@ class Reconciler:
         self._tell()
 
     def give_up(self) -> None:
-        """Report what is left."""
+        """Report each record that the store never got."""
         for event in self._policy.give_up():
             self._report(event)
 
@@ -98,52 +98,52 @@ class Reconciler:
             pass
 
     async def _round(self) -> bool:
-        """Have the oldest lines adopted; False where the store did not take them all."""
-        lines = self._policy.next_lines(_BATCH)
+        """Send the oldest operations; False where the store did not answer them all."""
+        ops = self._policy.next_operations(_BATCH)
         answered: set[Op] = set()
-        futures = self._send(lines)
+        futures = self._send(ops)
         try:
             replies = await asyncio.gather(*futures, return_exceptions=True)
-            for line, reply in zip(lines, replies, strict=False):
+            for op, reply in zip(ops, replies, strict=False):
                 if isinstance(reply, Adopted | Stored | Code):
-                    answered.add(line)
-                    self._judged(line, reply)
+                    answered.add(op)
+                    self._answered(op, reply)
                 elif not isinstance(reply, DedupError):
                     self._puzzled(reply)
         finally:
-            for number, line in enumerate(lines):
-                if line in answered:
+            for number, op in enumerate(ops):
+                if op in answered:
                     continue
-                event = self._policy.put_back(line, asked=number < len(futures))
+                event = self._policy.put_back(op, asked=number < len(futures))
                 if event is not None:
                     self._report(event)
-        return bool(lines) and len(answered) == len(lines)
+        return bool(ops) and len(answered) == len(ops)
 
-    def _send(self, lines: Sequence[Op]) -> list[asyncio.Future[Reply]]:
-        """As many as the engine takes; the rest stays."""
+    def _send(self, ops: Sequence[Op]) -> list[asyncio.Future[Reply]]:
+        """Hand the engine as many operations as it takes, the first ones."""
         futures: list[asyncio.Future[Reply]] = []
-        for line in lines:
+        for op in ops:
             try:
-                futures.append(self._submit(line))
+                futures.append(self._submit(op))
             except DedupError:
                 break
         return futures
 
-    def _judged(self, line: LineOp, reply: Adopted | Stored | Code) -> None:
+    def _answered(self, op: JournalOp, reply: Adopted | Stored | Code) -> None:
         lines = self._policy.lines
-        event = self._policy.adopted(line, reply)
+        event = self._policy.adopted(op, reply)
         if event is not None:
             self._report(event)
-        done = self._policy.lines < lines  # else it has changed meanwhile, and goes again
-        self._adopted += done and isinstance(line, AdoptOp) and not isinstance(event, Unreplayed)
+        done = self._policy.lines < lines  # else the record has changed meanwhile, and is sent again
+        self._adopted += done and isinstance(op, AdoptOp) and not isinstance(event, Unreplayed)
         self._conflicts += isinstance(event, Conflict)
 
     def _puzzled(self, answer: object) -> None:
-        """No outage: a store that cannot adopt. Said once, and tried on: what was answered is not given up."""
+        """Log, once, that the store cannot adopt. This is no outage; the records are kept, and tried again."""
         if not self._is_puzzled:
             self._is_puzzled = True
             error = answer if isinstance(answer, BaseException) else None
-            log.error("the store does not adopt what was answered in an outage: %r", answer, exc_info=error)
+            log.error("the store cannot adopt the records of an outage: %r", answer, exc_info=error)
 
     def _tell(self) -> None:
         if self._adopted or self._conflicts:

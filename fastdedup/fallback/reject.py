@@ -1,4 +1,4 @@
-"""Reject: say so, and when to come back."""
+"""Reject: refuse every operation while the store is unavailable, and say when to try again."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Reject:
         return f"Reject(retry_after={self._retry_after:g})"
 
     def answer(self, op: Op, error: UnavailableError) -> NoReturn:
-        """Raise."""
+        """Raise UnavailableError with the reason, and the seconds after which to try again."""
         raise UnavailableError(*error.args, retry_after=self._retry_after) from None
 
     def holds(self, wire: bytes) -> bool:
-        """Reject remembers nothing."""
+        """Return False: this policy keeps no records."""
         return False

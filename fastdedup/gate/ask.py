@@ -21,6 +21,7 @@ from .connection import Connection
 from .settings import Settings
 
 _FREEING = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
+_GRANTING = (Verb.CLAIM, Verb.TRANSITION)
 
 
 class HeldLocally(UnavailableError):
@@ -126,10 +127,14 @@ class Ask:
             op.let_witness(self._heard)
 
     def _heard(self, op: Op, reply: Reply) -> Reply:
-        """Tell the policy what the store has answered; where it took the key meanwhile, its own answer stands."""
+        """Tell the policy what the store has answered; where it took the key meanwhile, its own answer stands.
+
+        That holds for a claim or a transition that somebody still waits for. To settle, free or renew a claim twice
+        is answered as the first time.
+        """
         assert self._journal is not None
         self._journal.saw(op, reply)
-        if not self._policy.holds(op.wire):
+        if op.verb not in _GRANTING or op.future.done() or not self._policy.holds(op.wire):
             return reply
         try:
             return self._ask_policy(op, HeldLocally())

@@ -6,10 +6,10 @@ Times are milliseconds, keys and owners are bytes, so that a store can hand them
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import IntEnum, StrEnum
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from ..errors import ResultTooLargeError, UnavailableError
 from ..model import Outcome
@@ -35,6 +35,7 @@ class Code(IntEnum):
     OUTRANKED = 14
     OVERRULED = 15
     UNCONFIRMED = 16
+    UNSURE = 17
 
 
 class Verb(StrEnum):
@@ -224,7 +225,10 @@ class TransitionOp(Op):
         self.change = change
         self.keep_ms = keep_ms
         self.unsure = False
-        """It was sent and got no reply: it may have moved the machine, and another call have moved it on."""
+        """It was sent before and got no reply: it may have moved the machine, and another call have moved it on.
+
+        Then it acts only where the record proves that it did not act before; else the answer is UNSURE.
+        """
 
 
 class ReadOp(Op):
@@ -247,22 +251,39 @@ class ForgetOp(Op):
         self.wire = wire
 
 
+class Holding(NamedTuple):
+    """One acquisition of a key: an owner may hold a key twice, and then under two fences.
+
+    Of a state machine the owner is the last change, and the fence is the version.
+    """
+
+    owner: bytes
+    fence: int
+
+
 class AdoptOp(Op):
     """Put a record that was made elsewhere, during an outage, where it belongs."""
 
     verb = Verb.ADOPT
     __slots__ = ("base", "record")
 
-    def __init__(self, wire: bytes, record: Stored, base: bytes | None) -> None:
+    def __init__(self, wire: bytes, record: Stored, base: Holding | None) -> None:
         self.wire = wire
         self.record = record
         self.base = base
-        """The owner (of a machine: the change) that the store last held, as far as known: it gives way."""
+        """The holding that the store last had, as far as known: it gives way."""
 
     @property
     def weight(self) -> int:
         """The payload's size."""
         return len(self.record.payload)
+
+
+def mark_unsure(ops: Iterable[Op]) -> None:
+    """Note that operations were sent and have no reply: to send them again must not act twice."""
+    for op in ops:
+        if isinstance(op, ReleaseOp | SettleOp | TransitionOp):
+            op.unsure = True
 
 
 def with_fingerprint(owner: bytes, fingerprint: bytes) -> bytes:
@@ -305,7 +326,7 @@ class Verdict:
 
 
 class Moved:
-    """The answer to one transition: OK, ALREADY, ILLEGAL, STALE or FOREIGN."""
+    """The answer to one transition: OK, ALREADY, ILLEGAL, STALE, UNSURE or FOREIGN."""
 
     __slots__ = ("code", "degraded", "short", "state", "version")
 
@@ -324,13 +345,15 @@ class Adopted:
     stands, another's is lost), FOREIGN.
     """
 
-    __slots__ = ("code", "fence", "owner")
+    __slots__ = ("code", "fence", "owner", "settled")
 
-    def __init__(self, code: Code, owner: bytes, fence: int) -> None:
+    def __init__(self, code: Code, owner: bytes, fence: int, *, settled: bool = False) -> None:
         self.code = code
         self.owner = owner
-        """The other's owner field; empty where there is no other."""
+        """The owner field of the record that stood there; empty where there was no record."""
         self.fence = fence
+        self.settled = settled
+        """The record that stood there was a success or a failure."""
 
 
 class Stored:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from random import randrange
 
 from ..errors import UnavailableError
 from ..model import Outcome
@@ -14,6 +15,7 @@ from ..protocol.operations import (
     ClaimOp,
     Code,
     ForgetOp,
+    Holding,
     IssueOp,
     Mode,
     Moved,
@@ -85,6 +87,8 @@ class MemoryStore:
         self._entries: dict[bytes, Entry] = {}
         self._expiry: list[tuple[int, bytes]] = []
         self._bytes = 0
+        # Microseconds: two processes that give a key away in the same millisecond shall differ in the fence.
+        self._offset = randrange(1000)
         # Rises over all keys: so a forgotten or expired key's next fence is higher whatever the clock does.
         self._fence = 0
 
@@ -149,7 +153,7 @@ class MemoryStore:
         self.now()
         return wire in self._entries
 
-    # For who keeps records here on behalf of another store: see `fallback/local.py`
+    # For `fallback/local.py`, which keeps another store's records here
 
     def now(self) -> int:
         """Return the time in ms since 1970; what has expired by then is gone."""
@@ -221,7 +225,7 @@ class MemoryStore:
     def _take(self, op: ClaimOp, now: int, former: Entry | None) -> Verdict:
         consume = op.terms.mode is Mode.CONSUME
         until = now + (op.terms.keep_ms if consume else op.terms.lease_ms)
-        self._fence = max(self._fence + 1, now * 1000)
+        self._fence = max(self._fence + 1, now * 1000 + self._offset)
         entry = Entry("S" if consume else "P", op.owner, self._fence, 1, until, 0)
         entry.fingerprint = op.fingerprint
         if former is None:
@@ -309,6 +313,8 @@ class MemoryStore:
         state, version = (entry.payload.decode(), entry.fence) if entry else (op.initial, 0)
         if entry is not None and entry.owner == op.change:
             return Moved(Code.OK, state, version)
+        if op.unsure and version > (op.version or 0) + 1:
+            return Moved(Code.UNSURE, state, version)  # another change may hide ours: see `transition.lua`
         behind = 0 if op.version is None else version - op.version
         if state == op.to and behind in (0, 1):
             return Moved(Code.ALREADY, state, version)
@@ -352,10 +358,13 @@ class MemoryStore:
         live = ours.state in _LIVE and until > now
         code, writes = _judge(ours, live, op.base, former, now)
         if writes:
-            self._place(op, now, ours.fence if live else max(ours.fence, former.fence))
+            # The fence says which acquisition a record is of, so it stays. Of a key that is free to claim
+            # it must not fall.
+            free = not live and ours.state not in "SFM"
+            self._place(op, now, max(ours.fence, former.fence) if free else ours.fence)
             if former.state == "W":
                 self._tell(op.wire)
-        return Adopted(code, former.owner, former.fence)
+        return Adopted(code, former.owner, former.fence, settled=former.state in _SETTLED)
 
     def _place(self, op: AdoptOp, now: int, fence: int) -> None:
         record = op.record
@@ -424,22 +433,42 @@ def stored(entry: Entry, now: int) -> Stored:
     )
 
 
-def _judge(ours: Stored, live: bool, base: bytes | None, former: Entry, now: int) -> tuple[Code, bool]:
-    """Return what `adopt.lua` does: the code, and whether to write."""
-    same, known = former.owner == ours.owner, former.owner in (ours.owner, base)
-    success, settled = ours.state == "S", ours.state in _SETTLED
+def _judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: int) -> tuple[Code, bool]:
+    """Judge by the table in `fallback/adoption.py`, as `adopt.lua` does; return the code, and whether to write."""
     if "M" in (former.state, ours.state):
+        known = former.owner == ours.owner or (base is not None and former.owner == base.owner)
         return (Code.OK, True) if known else (Code.OUTRANKED, False)
+    success, settled = ours.state == "S", ours.state in _SETTLED
+    same = _is_same(ours, base, former)
     if former.state in _SETTLED:
         if same:
             return Code.OK, False
         return (Code.OVERRULED, True) if success and former.state == "F" else (Code.OUTRANKED, False)
-    if known:
+    if same or base == (former.owner, former.fence):
         return Code.OK, True
     lost = Code.OUTRANKED if settled or live else Code.OK
     if former.state in _LIVE and former.until > now:
         return (Code.OVERRULED, True) if success else (lost, False)
     return (Code.OK, True) if settled or ours.fence > former.fence else (lost, False)
+
+
+def _is_same(ours: Stored, base: Holding | None, former: Entry) -> bool:
+    """True where both records are of one acquisition, as far as can be told."""
+    if former.owner != ours.owner or former.fence == ours.fence:
+        return former.owner == ours.owner
+    if former.state in _SETTLED:
+        return _is_consumed(former) and _is_consumed(ours)
+    # At work or idle under another fence: its owner's own claim, whose reply was lost. Unless the store
+    # gave ours itself: then it has given the key away once more since.
+    return base != (ours.owner, ours.fence)
+
+
+def _is_consumed(record: Entry | Stored) -> bool:
+    """True for a token that was consumed in one step, by an owner that the library drew.
+
+    Nobody else has that owner, so a use under another fence is the same use, whose reply was lost.
+    """
+    return record.token and record.state == "S" and not record.payload and not record.owner[0]
 
 
 def _verdict(outcome: Outcome, entry: Entry, now: int, *, fresh: bool = True) -> Verdict:

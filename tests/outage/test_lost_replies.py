@@ -20,6 +20,7 @@ from fastdedup import (
     State,
     TransitionOutcome,
     UnavailableError,
+    UnknownTransitionError,
 )
 from fastdedup.protocol.keyspace import Keyspace, Kind
 
@@ -287,8 +288,11 @@ async def test_a_transition_whose_reply_was_lost_is_not_called_illegal_when_anot
         await wait_until(followed, description="another moves the order on")
         proxy.cut()
         proxy.forward()
-        with pytest.raises(UnavailableError, match="whether '42' was moved to 'paid' is unknown"):
+        with pytest.raises(
+            UnknownTransitionError, match="whether this call moved '42' to 'paid' is unknown"
+        ) as info:
             await moving
+        assert (info.value.state, info.value.version) == ("sent", 2)
         assert proxy.seen["transition"] == 2
 
 

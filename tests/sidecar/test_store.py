@@ -321,7 +321,7 @@ async def test_what_no_store_sends_is_refused(sidecar: Sidecar) -> None:
         ["FD.RUN", "read", "1", "no key of ours"],
         ["FD.RUN", "read", "1", f"{'x' * 65}:=a"],
         ["FD.RUN", "release", "1", "t:=a", "x"],
-        ["FD.STORE", "2"],
+        ["FD.STORE", "1"],
     ):
         parts = [word.encode() for word in words]
         writer.write(

@@ -9,7 +9,7 @@ import pytest
 
 from fastdedup import LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Conflict, Unreplayed
-from fastdedup.fallback.base import LineOp
+from fastdedup.fallback.base import JournalOp
 from fastdedup.protocol.keyspace import Keyspace, Kind
 from fastdedup.protocol.operations import (
     ClaimOp,
@@ -113,21 +113,21 @@ class Home(Lab):
         self.policy.saw(op, reply)
         return reply
 
-    def sent(self) -> Sequence[LineOp]:
-        return self.policy.next_lines(100)
+    def sent(self) -> Sequence[JournalOp]:
+        return self.policy.next_operations(100)
 
-    def judged(self, lines: Sequence[LineOp]) -> list[Conflict | Unreplayed]:
+    def judged(self, lines: Sequence[JournalOp]) -> list[Conflict | Unreplayed]:
         """The store gets the lines, and its answers arrive."""
         events = [self.policy.adopted(line, self.store.apply(line)) for line in lines]  # type: ignore[arg-type]
         return [event for event in events if event is not None]
 
-    def lost(self, lines: Sequence[LineOp]) -> list[Unreplayed]:
+    def lost(self, lines: Sequence[JournalOp]) -> list[Unreplayed]:
         """The store gets the lines, and its answers are lost."""
         for line in lines:
             self.store.apply(line)
         return self.unasked(lines, asked=True)
 
-    def unasked(self, lines: Sequence[LineOp], *, asked: bool = False) -> list[Unreplayed]:
+    def unasked(self, lines: Sequence[JournalOp], *, asked: bool = False) -> list[Unreplayed]:
         events = [self.policy.put_back(line, asked=asked) for line in lines]
         return [event for event in events if event is not None]
 

@@ -15,7 +15,7 @@ from .lab import WIRE, Home, Lab, forget, issue, release, renew, settle
 
 
 def line_of(lab: Lab) -> AdoptOp:
-    (line,) = lab.policy.next_lines(10)
+    (line,) = lab.policy.next_operations(10)
     assert isinstance(line, AdoptOp)
     return line
 
@@ -43,18 +43,20 @@ def test_a_line_names_the_owner_that_the_store_has() -> None:
     home = Home()
     home.both(home.claim("k", "ann"))
     home.ask(settle("k", "ann"))
-    assert line_of(home).base == owner_field("ann")
+    record = home.store.entry(WIRE("k"))
+    assert record is not None
+    assert line_of(home).base == (owner_field("ann"), record.fence)
 
 
 def test_the_oldest_go_first_and_those_that_were_refused_go_last() -> None:
     home = Home()
     for key in "abc":
         home.ask(home.claim(key, "ann"))
-    first = home.policy.next_lines(2)
+    first = home.policy.next_operations(2)
     assert [line.wire for line in first] == [WIRE("a"), WIRE("b")]
     home.unasked(first)
-    assert [line.wire for line in home.policy.next_lines(3)] == [WIRE("c"), WIRE("a"), WIRE("b")]
-    assert home.policy.next_lines(3) == [], "all are under way"
+    assert [line.wire for line in home.policy.next_operations(3)] == [WIRE("c"), WIRE("a"), WIRE("b")]
+    assert home.policy.next_operations(3) == [], "all are under way"
 
 
 def test_any_number_of_expired_lines_is_passed_over_at_once() -> None:
@@ -65,7 +67,7 @@ def test_any_number_of_expired_lines_is_passed_over_at_once() -> None:
         home.ask(settle(str(number), "ann", keep=1000))
     home.ask(home.claim("live", "ann"))
     home.now += 2
-    assert [line.wire for line in home.policy.next_lines(256)] == [WIRE("live")]
+    assert [line.wire for line in home.policy.next_operations(256)] == [WIRE("live")]
     assert home.policy.lines == 1
 
 
@@ -144,6 +146,22 @@ def test_nor_where_the_next_owner_has_succeeded_by_then() -> None:
 
 
 # Conflicts
+
+
+@pytest.mark.parametrize("success", [True, False])
+def test_a_result_of_another_process_under_a_name_that_gave_way_here_is_a_conflict(success: bool) -> None:
+    """Ann gave way to bob here; elsewhere ann acquired the key and recorded a result."""
+    home = Home()
+    home.in_store(home.claim("k", "ann"))
+    result = settle("k", "ann", b'"hers"')
+    result.succeeded = success
+    home.in_store(result)
+    home.now += 1
+    home.ask(home.claim("k", "ann"))
+    home.ask(release("k", "ann"))
+    home.ask(home.claim("k", "bob"))
+    home.ask(settle("k", "bob"))
+    assert home.comes_home() == [conflict("bob", "ann", "theirs" if success else "ours")]
 
 
 def test_a_claim_loses_to_the_one_that_the_store_has_and_is_forgotten_here() -> None:

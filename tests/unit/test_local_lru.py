@@ -8,7 +8,7 @@ from fastdedup import Outcome
 from fastdedup.protocol.operations import ClaimOp, Code, Mode, Moved, Op, ReadOp, Stored, TransitionOp, terms
 from fastdedup.protocol.owners import owner_field
 
-from .lab import LEASE, TTL, WIRE, Lab, forget, issue, release, renew, settle
+from .lab import LEASE, TTL, WIRE, Home, Lab, forget, issue, release, renew, settle
 
 # Claims that the store gave
 
@@ -203,6 +203,49 @@ def test_a_machine_goes_on_from_where_it_was_last_seen() -> None:
     lab.says(move("paid", "new"), Moved(Code.OK, "paid", 1))
     moved = lab.ask(move("sent", "paid"))
     assert (moved.code, moved.state, moved.version, moved.degraded) == (Code.OK, "sent", 2, True)
+
+
+def moves(change: bytes, to: str = "paid", *sources: str) -> TransitionOp:
+    return TransitionOp(
+        WIRE("m"),
+        to=to,
+        initial="new",
+        sources=frozenset(sources or ("new",)),
+        version=None,
+        change=change.ljust(10),
+        keep_ms=TTL,
+    )
+
+
+def test_a_change_that_was_under_way_gives_way_to_the_change_made_here() -> None:
+    home = Home()
+    under_way = moves(b"one")
+    moved = home.in_store(under_way)
+    assert home.ask(moves(b"two")).code is Code.OK
+    home.policy.saw(under_way, moved)
+    assert home.ask(under_way).code is Code.ALREADY
+    assert home.comes_home() == []
+    assert home.store.entry(WIRE("m")).owner == b"two".ljust(10)  # type: ignore[union-attr]
+
+
+def test_a_change_of_another_process_does_not_give_way() -> None:
+    home = Home()
+    home.in_store(moves(b"one"))
+    assert home.ask(moves(b"two")).code is Code.OK
+    assert len(home.comes_home()) == 1
+
+
+def test_a_change_under_way_of_a_machine_that_expired_here_is_the_stores() -> None:
+    home = Home()
+    under_way = moves(b"one")
+    moved = home.in_store(under_way)
+    short = moves(b"two")
+    short.keep_ms = 1000
+    home.ask(short)
+    home.now += 2
+    home.policy.saw(under_way, moved)
+    assert home.policy.lines == 0
+    assert home.ask(moves(b"three", "sent", "paid")).version == 2
 
 
 # Between `holds` and `answer`

@@ -49,7 +49,7 @@ def test_while_a_live_claim_may_be_unknown_here_no_unknown_key_is_given_away() -
     lab = Lab(maxsize=2)
     for key in "abc":
         lab.acquires(key, "ann", lease=10_000)
-    lab.refuses(lab.claim("c", "bob"), match="more claims are live")
+    lab.refuses(lab.claim("c", "bob"), match="the store has more live claims")
     assert lab.ask(lab.claim("a", "bob")).outcome is Outcome.IN_PROGRESS
     lab.now += 11
     assert lab.ask(lab.claim("c", "bob")).outcome is Outcome.ACQUIRED
@@ -84,10 +84,10 @@ def test_a_long_outage_with_ever_new_keys_takes_no_more_memory_than_the_records_
     assert live <= 12
     assert policy.lines <= 2 * live + JOURNAL_SLACK + 1
     assert len(policy._store._expiry) <= 2 * live + 1024 + 1
-    assert len(policy._mirror._spare) <= 2 * live + _SPARE_SLACK + 1
+    assert len(policy._last_seen._spare) <= 2 * live + _SPARE_SLACK + 1
 
 
-def test_beside_a_store_that_is_well_the_mirror_stays_within_its_size() -> None:
+def test_beside_a_store_that_is_well_what_was_seen_stays_within_its_size() -> None:
     lab = Lab(maxsize=100)
     for number in range(5000):
         key = f"k{number}"
@@ -95,5 +95,5 @@ def test_beside_a_store_that_is_well_the_mirror_stays_within_its_size() -> None:
         lab.says(settle(key, "ann", keep=2000) if number % 3 else release(key, "ann"))
         lab.now += 0.01
     assert len(lab.policy._store) <= 100
-    assert len(lab.policy._mirror._spare) <= 2 * 100 + _SPARE_SLACK + 1
+    assert len(lab.policy._last_seen._spare) <= 2 * 100 + _SPARE_SLACK + 1
     assert lab.policy.lines == 0

@@ -195,13 +195,16 @@ def test_release_takes_one_proof_per_key() -> None:
 
 
 def test_transition_takes_the_arguments_that_its_header_counts() -> None:
-    """Six per key, each of them named, in the order of the script's own parameters."""
+    """Seven per key, each of them named, in the order of the script's own parameters."""
     header = Header.of("transition")
-    assert header.argv.startswith("six per key: ")
-    names = re.sub(r"\([^)]*\)", "", header.argv.removeprefix("six per key: ")).split(",")
-    assert [name.strip() for name in names] == ["keep_ms", "change", "version", "to", "initial", "sources"]
-    args = pack("transition", [transition_op(1), transition_op(2)])
-    assert args == [30, b"c" * 10, "", "paid", "new", "\nheld\nnew\n"] * 2
+    assert header.argv.startswith("seven per key: ")
+    names = re.sub(r"\([^)]*\)", "", header.argv.removeprefix("seven per key: ")).split(",")
+    expected = ["keep_ms", "change", "version", "to", "initial", "sources", "again"]
+    assert [name.strip() for name in names] == expected
+    first, second = transition_op(1), transition_op(2)
+    second.unsure = True
+    args = [30, b"c" * 10, "", "paid", "new", "\nheld\nnew\n"]
+    assert pack("transition", [first, second]) == [*args, "", *args, "1"]
 
 
 @pytest.mark.parametrize("name", ["read", "forget"])

@@ -16,7 +16,7 @@ from fastdedup.stores.redis.cluster.node import Node
 from fastdedup.stores.redis.cluster.slots import SLOTS, Layout, slot_of
 from fastdedup.stores.redis.cluster.store import ClusterStore
 from fastdedup.stores.redis.cluster.topology import Topology
-from fastdedup.stores.redis.server import ScriptCall
+from fastdedup.stores.redis.server import ScriptCall, is_untouched
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 Script = Callable[[ScriptCall, bool], Any]
@@ -251,3 +251,31 @@ async def test_the_layout_is_asked_for_once_for_all_and_not_too_often() -> None:
         assert [node.name for node in topology.primaries] == ["Redis at a:1"], "nobody knows better"
     finally:
         await store.aclose()
+
+
+async def test_what_was_answered_and_goes_out_again_is_marked(servers: Servers) -> None:
+    """One connection broke: the engine sends the whole batch again, also what another node has executed."""
+    node = servers.at(A, fine)
+    servers.holds_all(node)
+    batch = ops(b"x", b"y")
+    first, second = node._by_slot(batch)
+    first.answer, second.answer = [Code.OK], ConnectionError("broken")
+    told: list[Any] = []
+    node._go_on(Verb.RELEASE, [first, second], [None, None], told.append)
+    assert told == [None]
+    assert [op.unsure for op in batch] == [True, True]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (hiredis.ReplyError("NOSCRIPT No matching script."), True),
+        (hiredis.ReplyError("MOVED 1 127.0.0.1:7001"), True),
+        (hiredis.ReplyError("ERR user_script:7: attempt to index a nil value"), False),
+        (ConnectionError("broken"), False),
+    ],
+)
+def test_only_a_refusal_of_the_whole_script_proves_that_nothing_was_done(
+    answer: Exception, expected: bool
+) -> None:
+    assert is_untouched(answer) is expected

@@ -280,7 +280,7 @@ class Outages(RuleBasedStateMachine):
             assert len(held) <= self.maxsize
             assert held._bytes == sum(_OVERHEAD + len(entry.payload) for _, entry in held)
             live = [wire for wire, entry in held if entry.state in "PW" and entry.owner]
-            assert not set(live) & set(policy._mirror._spare), "a live claim may be dropped"
+            assert not set(live) & set(policy._last_seen._spare), "a live claim may be dropped"
 
     def teardown(self) -> None:
         try:

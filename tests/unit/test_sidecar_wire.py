@@ -14,6 +14,7 @@ from fastdedup.protocol.operations import (
     ClaimOp,
     Code,
     ForgetOp,
+    Holding,
     IssueOp,
     Mode,
     Moved,
@@ -30,12 +31,22 @@ from fastdedup.protocol.operations import (
 )
 from fastdedup.sidecar.resp.frames import FrameError, Frames
 from fastdedup.stores.redis.scripts import FACES
+from fastdedup.stores.sidecar.store import RunCall, SidecarStore
 from fastdedup.stores.sidecar.unpack import unpack
 from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS, MAX_OPERATIONS, UNSURE, encode, read
 
 OWNER = b"\0" + b"0123456789"
 NAMED = b"\x05alice"
 MARK = bytes(range(16))
+
+
+def sent_again() -> TransitionOp:
+    change = OWNER[1:]
+    op = TransitionOp(
+        b"t:@m/1", to="b", initial="a", sources=frozenset("a"), version=None, change=change, keep_ms=5
+    )
+    op.unsure = True
+    return op
 
 
 def stored(state: str = "P", **options: object) -> Stored:
@@ -69,19 +80,24 @@ BATCHES: list[list[Op]] = [
         )
         for sources, version in (("ac", None), ("", 3))
     ],
+    [sent_again()],
     [ReadOp(b"t:=a"), ReadOp(b"t:=b")],
     [ForgetOp(b"t:=a")],
     [
-        AdoptOp(b"t:=a", stored(), NAMED),
+        AdoptOp(b"t:=a", stored(), Holding(NAMED, 2**52)),
         AdoptOp(b"t:=b", stored("S", fingerprint=None, token=False, left_ms=8), None),
-        AdoptOp(b"t:@c", stored("M", owner=OWNER[1:], attempt=0, fingerprint=None, token=False), OWNER[1:]),
+        AdoptOp(
+            b"t:@c",
+            stored("M", owner=OWNER[1:], attempt=0, fingerprint=None, token=False),
+            Holding(OWNER[1:], 6),
+        ),
     ],
 ]
 
 
 def facts(thing: object) -> object:
     """Everything that an operation or a reply says."""
-    if isinstance(thing, Code | bytes | str | int | None):
+    if isinstance(thing, Code | bytes | str | int | Holding | None):
         return thing
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
     left_out = {"at", "future", "followers", "key", "witness", "counted", "named", "header", "shared"}
@@ -120,7 +136,7 @@ def test_answers_are_read_as_they_were_written() -> None:
         Moved(Code.STALE, "ü", 0),
         stored(),
         stored("S", fingerprint=None, token=False),
-        Adopted(Code.OVERRULED, NAMED, 9),
+        Adopted(Code.OVERRULED, NAMED, 9, settled=True),
         Adopted(Code.OK, b"", 0),
         UNSURE,
     ]
@@ -157,13 +173,17 @@ def test_refusals_are_one_instance_each_and_keep_what_they_say() -> None:
         (Verb.RELEASE, [b"short"]),
         (Verb.RELEASE, []),
         (Verb.ISSUE, [b"1", b"5", OWNER]),
-        (Verb.TRANSITION, [b"5", b"short", b"", b"b", b"a", b"\na\n"]),
-        (Verb.TRANSITION, [b"5", OWNER[1:], b"", b"\xff", b"a", b"\na\n"]),
-        (Verb.TRANSITION, [b"5", OWNER[1:], b"", b"", b"a", b"\na\n"]),
+        (Verb.TRANSITION, [b"5", b"short", b"", b"b", b"a", b"\na\n", b""]),
+        (Verb.TRANSITION, [b"5", OWNER[1:], b"", b"\xff", b"a", b"\na\n", b""]),
+        (Verb.TRANSITION, [b"5", OWNER[1:], b"", b"", b"a", b"\na\n", b""]),
+        (Verb.TRANSITION, [b"5", OWNER[1:], b"", b"b", b"a", b"\na\n", b"2"]),
+        (Verb.TRANSITION, [b"5", OWNER[1:], b"", b"b", b"a", b"\na\n"]),
         (Verb.READ, [b"x"]),
         (Verb.ADOPT, [b"5", b"5", b"", b"\1P" + bytes(30)]),
         (Verb.ADOPT, [b"5", b"5", b"", b"\1X" + bytes(40)]),
-        (Verb.ADOPT, [b"5", b"5", b"\x05alic", b"\1P" + bytes(40)]),
+        (Verb.ADOPT, [b"5", b"5", bytes(7) + b"\x05alic", b"\1P" + bytes(40)]),
+        (Verb.ADOPT, [b"5", b"5", b"\x05alice", b"\1P" + bytes(40)]),
+        (Verb.ADOPT, [b"5", b"5", OWNER[1:], b"\1M" + bytes(40)]),
     ],
 )
 def test_what_no_store_sends_is_refused(verb: Verb, args: list[bytes]) -> None:
@@ -186,7 +206,7 @@ def test_whatever_comes_is_read_or_refused(verb: Verb, args: list[bytes], count:
 def test_a_batch_may_have_more_arguments_than_other_commands() -> None:
     frames = Frames(max_bytes=1_000_000, max_arguments=8)
     batch = hiredis.pack_command(("FD.RUN", *["x"] * (MAX_ARGUMENTS - 1)))
-    assert MAX_ARGUMENTS >= 3 + 7 * MAX_OPERATIONS
+    assert MAX_ARGUMENTS >= 3 + 8 * MAX_OPERATIONS
     for pieces in (1, 700):
         got = [
             command
@@ -199,3 +219,14 @@ def test_a_batch_may_have_more_arguments_than_other_commands() -> None:
             Frames(max_bytes=1_000_000, max_arguments=8).feed(
                 hiredis.pack_command((name, *["x"] * (count - 1)))
             )
+
+
+def test_a_command_that_was_executed_is_marked_before_it_goes_out_again() -> None:
+    """The sidecar answered the first one, and was leaving when the second one came: both are sent again."""
+    executed, refused = sent_again(), sent_again()
+    executed.unsure = refused.unsure = False
+    store = SidecarStore("sidecar:///run/none.sock", timeout=1.0)
+    parcels = [RunCall([executed], b"1"), RunCall([refused], b"2")]
+    with pytest.raises(ConnectionError):
+        store._answers(parcels, [[1, 2, 0, b"b", 1, 0], hiredis.ReplyError("UNAVAILABLE 1 leaving")])
+    assert (executed.unsure, refused.unsure) == (True, False)

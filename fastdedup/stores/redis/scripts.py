@@ -178,7 +178,7 @@ class TransitionScript:
         for op in ops:
             sources = "\n" + "".join(f"{state}\n" for state in sorted(op.sources))
             version = "" if op.version is None else op.version
-            args += [op.keep_ms, op.change, version, op.to, op.initial, sources]
+            args += [op.keep_ms, op.change, version, op.to, op.initial, sources, "1" if op.unsure else ""]
         return args
 
     def read(self, ops: Sequence[TransitionOp], reply: list[Any]) -> Sequence[Reply]:
@@ -224,7 +224,8 @@ class AdoptScript:
         args: Args = []
         for op in ops:
             record = op.record
-            args += [max(record.ttl_ms, 1), record.left_ms, op.base or b"", encode(record)]
+            base = b"" if op.base is None else op.base.fence.to_bytes(7, "big") + op.base.owner
+            args += [max(record.ttl_ms, 1), record.left_ms, base, encode(record)]
         return args
 
     def read(self, ops: Sequence[AdoptOp], reply: list[Any]) -> Sequence[Reply]:
@@ -237,7 +238,7 @@ class AdoptScript:
         if not former:
             return Adopted(Code(code), b"", 0)
         stored = decode_machine(former, 0) if former[1:2] == b"M" else decode(former, now_ms)
-        return Adopted(Code(code), stored.owner, stored.fence)
+        return Adopted(Code(code), stored.owner, stored.fence, settled=stored.state in "SF")
 
 
 def proof(op: SettleOp | ReleaseOp | RenewOp) -> bytes:

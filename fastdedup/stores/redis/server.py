@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import hiredis
 
 from ...model import Outcome
-from ...protocol.operations import Code, Moved, Op, ReleaseOp, Reply, TransitionOp, Verb, Verdict
+from ...protocol.operations import Code, Moved, Op, Reply, Verb, Verdict, mark_unsure
 from .packing import pack, pack_parts
 from .reconnect import Reconnector
 from .scripts import load_scripts
@@ -23,6 +23,11 @@ _LATE = "Redis did not answer in time"
 _ASKING = pack("ASKING")
 _CONFIRM = 0.4
 """Share of the deadline that the replicas have to confirm. Redis ends a WAIT up to 0.1 s late."""
+_UNTOUCHED = (
+    *("NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "CROSSSLOT", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY"),
+    *("READONLY", "NOREPLICAS", "MISCONF", "OOM", "NOAUTH"),
+)
+"""Refusals that hold for a script as a whole: no operation of it has taken effect."""
 _COUNT = pack("WAIT", 0, 0)
 """Waits for nobody, and says how many have confirmed so far."""
 _PATIENCE = 1.0
@@ -148,13 +153,15 @@ class RedisServer:
     async def _send(self, verb: Verb, parcels: Sequence[ScriptCall], asking: bool, guest: bool) -> None:
         script = self._scripts[verb]
         commands = self._pack(verb, ("EVALSHA", script.sha), parcels, asking)
-        self._take(verb, parcels, await self._exchange(commands, guest), asking)
+        self._take(verb, parcels, await self._exchange(commands, parcels, guest), asking)
         unknown = [parcel for parcel in parcels if starts(parcel.answer, "NOSCRIPT")]
         if unknown:
             commands = self._pack(verb, ("EVAL", script.text), unknown, asking)
-            self._take(verb, unknown, await self._exchange(commands, guest), asking)
+            self._take(verb, unknown, await self._exchange(commands, unknown, guest), asking)
 
-    async def _exchange(self, commands: Sequence[bytes], guest: bool) -> list[Any]:
+    async def _exchange(
+        self, commands: Sequence[bytes], parcels: Sequence[ScriptCall], guest: bool
+    ) -> list[Any]:
         link = self._line.link or await self._line.connected()
         try:
             return await link.send_many(b"".join(commands), len(commands))
@@ -162,6 +169,8 @@ class RedisServer:
             # The deadline passed with a reply outstanding. The replies behind it are as late: drop all.
             if not guest:
                 link.abort(_LATE)
+            for parcel in parcels:
+                mark_unsure(parcel.ops)
             raise
 
     def _pack(
@@ -184,9 +193,8 @@ class RedisServer:
         script = self._scripts[verb]
         for parcel, reply in zip(parcels, replies[1::2] if asking else replies, strict=True):
             parcel.answer = answer = judge(script.read, parcel.ops, reply)
-            if isinstance(answer, ConnectionError) and verb in (Verb.RELEASE, Verb.TRANSITION):
-                for op in parcel.ops:
-                    cast("ReleaseOp | TransitionOp", op).unsure = True
+            if isinstance(answer, Exception) and not is_untouched(answer):
+                mark_unsure(parcel.ops)
             if short and not isinstance(answer, Exception):
                 parcel.answer = marked_short(answer)
             elif answer is reply:
@@ -216,6 +224,11 @@ def starts(answer: Any, prefix: str) -> bool:
     return type(answer) is hiredis.ReplyError and (
         str(answer).startswith(prefix) or f": -{prefix} " in str(answer)
     )
+
+
+def is_untouched(answer: Exception) -> bool:
+    """True for an error of a server that has not begun with the script."""
+    return any(starts(answer, prefix) for prefix in _UNTOUCHED)
 
 
 def marked_short(replies: Sequence[Reply | None]) -> list[Any]:

@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 import hiredis
 
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
-from ...protocol.operations import Code, Op, ReleaseOp, Reply, SettleOp, TransitionOp, Verb
+from ...protocol.operations import Code, Op, ReleaseOp, Reply, SettleOp, Verb, mark_unsure
 from ..base import Done
 from ..redis.connection import RedisConnection
 from ..redis.listener import Listener
@@ -136,6 +136,7 @@ class SidecarStore:
             )
         except asyncio.CancelledError:
             link.abort(_LATE)  # the replies behind this one are late as well
+            mark_unsure(ops)
             raise
         if any(is_leaving(reply) for reply in replies):
             link.abort("the sidecar is shutting down")
@@ -154,8 +155,15 @@ class SidecarStore:
     def _answers(self, parcels: Sequence[RunCall], replies: Sequence[Any]) -> list[Reply]:
         answers: list[Reply] = []
         came = iter(replies)
-        for parcel in parcels:
-            answers += answers_of(parcel, next(came)) if parcel.packed else [self._too_large(parcel.ops[0])]
+        try:
+            for parcel in parcels:
+                if parcel.packed:
+                    answers += answers_of(parcel, next(came))
+                else:
+                    answers.append(self._too_large(parcel.ops[0]))
+        except Exception:
+            mark_sent([parcel for parcel in parcels if parcel.packed], replies)
+            raise
         return answers
 
     def _too_large(self, op: Op) -> Reply:
@@ -244,9 +252,6 @@ def answers_of(parcel: RunCall, reply: Any) -> list[Reply]:
     if is_leaving(reply):
         raise ConnectionError("the sidecar is shutting down")
     releases = [] if parcel.ops[0].verb is not Verb.RELEASE else cast("Sequence[ReleaseOp]", parcel.ops)
-    if isinstance(reply, ConnectionError) and parcel.ops[0].verb in (Verb.RELEASE, Verb.TRANSITION):
-        for each in parcel.ops:
-            cast("ReleaseOp | TransitionOp", each).unsure = True
     if isinstance(reply, Exception):
         raise reply
     try:
@@ -259,6 +264,13 @@ def answers_of(parcel: RunCall, reply: Any) -> list[Reply]:
         if answers[place] is UNSURE:
             op.unsure, answers[place] = True, Code.LOST
     return answers
+
+
+def mark_sent(parcels: Sequence[RunCall], replies: Sequence[Any]) -> None:
+    """Note that a batch may be sent again as a whole: also the commands that the sidecar has executed."""
+    for parcel, reply in zip(parcels, replies, strict=True):
+        if not is_leaving(reply):
+            mark_unsure(parcel.ops)
 
 
 def is_leaving(reply: Any) -> bool:

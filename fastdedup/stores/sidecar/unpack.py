@@ -13,6 +13,7 @@ from ...protocol.operations import (
     AdoptOp,
     ClaimOp,
     ForgetOp,
+    Holding,
     IssueOp,
     Mode,
     Op,
@@ -97,16 +98,18 @@ def _issues(keys: Keys, args: Args) -> Iterator[Op]:
 
 
 def _transitions(keys: Keys, args: Args) -> Iterator[Op]:
-    if len(args) != 6 * len(keys):
-        raise ValueError("each key must have six arguments")
+    if len(args) != 7 * len(keys):
+        raise ValueError("each key must have seven arguments")
     for at, wire in enumerate(keys):
-        keep, change, version, to, initial, sources = args[6 * at : 6 * at + 6]
+        keep, change, version, to, initial, sources, again = args[7 * at : 7 * at + 7]
         if len(change) != _RANDOM or not sources.startswith(b"\n") or not sources.endswith(b"\n"):
             raise ValueError("a change must have ten bytes, and sources must stand between line feeds")
         states = [state.decode() for state in (to, initial, *sources[1:-1].split(b"\n"))]
         if not all(0 < len(state.encode()) <= _MAX_STATE for state in states[:2]):
             raise ValueError("a state must have 1 to 64 bytes")
-        yield TransitionOp(
+        if again not in (b"", b"1"):
+            raise ValueError("the mark of a resend must be 1 or empty")
+        op = TransitionOp(
             wire,
             to=states[0],
             initial=states[1],
@@ -115,6 +118,8 @@ def _transitions(keys: Keys, args: Args) -> Iterator[Op]:
             change=change,
             keep_ms=_ms(keep),
         )
+        op.unsure = again == b"1"
+        yield op
 
 
 def _reads(keys: Keys, args: Args) -> Iterator[Op]:
@@ -139,9 +144,7 @@ def _adoptions(keys: Keys, args: Args) -> Iterator[Op]:
         stored = _record(record)
         stored.ttl_ms = _ms(keep)
         stored.left_ms = _number(left, -_MAX_MS, _MAX_MS)
-        if base and stored.state != "M":
-            _check_owner(base)
-        yield AdoptOp(wire, stored, base or None)
+        yield AdoptOp(wire, stored, _holding(base, stored.state == "M") if base else None)
 
 
 _UNPACK: dict[Verb, Callable[[Keys, Args], Iterator[Op]]] = {
@@ -179,6 +182,14 @@ def _owner_and_fingerprint(tail: bytes, mark: int) -> tuple[bytes, bytes | None]
         owner, fingerprint = bytes((shape & 127,)) + tail[1:-16], tail[-16:]
     _check_owner(owner)
     return owner, fingerprint
+
+
+def _holding(base: bytes, machine: bool) -> Holding:
+    """Read the holding that an adoption is based on; of a machine its change stands in the owner's place."""
+    if machine and len(base) != 7 + _RANDOM:
+        raise ValueError("a base of a version and a change")
+    fence, owner = (int.from_bytes(base[:7], "big"), base[7:]) if machine else _proof(base)
+    return Holding(owner, fence)
 
 
 def _proof(proof: bytes) -> tuple[int, bytes]:

@@ -18,15 +18,15 @@ from ...errors import ResultTooLargeError, UnavailableError
 from ...model import Outcome
 from ...protocol.operations import Adopted, Code, Moved, Reply, Stored, Verdict
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The number that the client sends in `FD.STORE`; a sidecar of another protocol refuses it."""
 MAX_OPERATIONS = 256
 """The operations that one FD.RUN may have."""
-MAX_ARGUMENTS = 3 + 7 * MAX_OPERATIONS
-"""The arguments that one FD.RUN may have: a key and at most six arguments for each operation."""
+MAX_ARGUMENTS = 3 + 8 * MAX_OPERATIONS
+"""The arguments that one FD.RUN may have: a key and at most seven arguments for each operation."""
 
 
-_DEGRADED, _SHORT, _STALE, _TOKEN = 1, 2, 4, 8
+_DEGRADED, _SHORT, _STALE, _TOKEN, _SETTLED = 1, 2, 4, 8, 16
 _OUTCOMES = tuple(Outcome)
 _NUMBERS = {outcome: number for number, outcome in enumerate(_OUTCOMES)}
 _CODES = {code.value: code for code in Code}
@@ -91,7 +91,8 @@ def _encode_stored(stored: Stored) -> tuple[int, bytes]:
 
 
 def _encode_adopted(adopted: Adopted) -> tuple[int, bytes]:
-    return 5, b":4\r\n:%d\r\n%b:%d\r\n" % (adopted.code, _bulk(adopted.owner), adopted.fence)
+    numbers = (adopted.code, _bulk(adopted.owner), adopted.fence, _SETTLED * adopted.settled)
+    return 6, b":4\r\n:%d\r\n%b:%d\r\n:%d\r\n" % numbers
 
 
 def _encode_unavailable(error: UnavailableError) -> tuple[int, bytes]:
@@ -183,8 +184,8 @@ def _read_stored(fields: list[Any]) -> Stored:
 
 
 def _read_adopted(fields: list[Any]) -> Adopted:
-    code, owner, fence = fields
-    return Adopted(_CODES[code], owner, fence)
+    code, owner, fence, flags = fields
+    return Adopted(_CODES[code], owner, fence, settled=bool(flags & _SETTLED))
 
 
 def _read_unavailable(fields: list[Any]) -> UnavailableError:
@@ -200,7 +201,7 @@ _READERS: dict[int, tuple[int, Callable[[list[Any]], Reply]]] = {
     _CODE: (1, _read_code),
     _MOVED: (4, _read_moved),
     _STORED: (9, _read_stored),
-    _ADOPTED: (3, _read_adopted),
+    _ADOPTED: (4, _read_adopted),
     _UNAVAILABLE: (2, _read_unavailable),
     _TOO_LARGE: (1, _read_too_large),
     _UNSURE: (0, lambda _: UNSURE),

@@ -13,7 +13,7 @@ from typing import Any, cast
 import hiredis
 
 from ....errors import DedupError, UnavailableError
-from ....protocol.operations import ClaimOp, Op, Reply, Verb
+from ....protocol.operations import ClaimOp, Op, Reply, Verb, mark_unsure
 from ...base import Done
 from ..connection import RedisConnection
 from ..errors import translate
@@ -164,12 +164,12 @@ class Node:
     ) -> None:
         """Hand out what was answered; where something has to be sent on, a task does that first."""
         if any(isinstance(parcel.answer, ConnectionError) for parcel in parcels):
-            done(None)
+            done_again(parcels, done)
             return
         try:
             onward = [more for parcel in parcels for more in self._unpack(parcel, replies)]
         except Exception:  # noqa: BLE001 -- the long way meets it again, and tells those who wait
-            done(None)
+            done_again(parcels, done)
             return
         if not onward:
             hand_out(replies, done)
@@ -177,12 +177,18 @@ class Node:
         travel = self._travel(verb, onward, replies)
         task = asyncio.get_running_loop().create_task(travel, name="fastdedup-onward")
         self._travelling.add(task)
-        task.add_done_callback(partial(self._arrived, replies, done))
+        task.add_done_callback(partial(self._arrived, parcels, replies, done))
 
-    def _arrived(self, replies: list[Reply | None], done: Done, task: asyncio.Task[None]) -> None:
+    def _arrived(
+        self,
+        parcels: Sequence[SlotParcel],
+        replies: list[Reply | None],
+        done: Done,
+        task: asyncio.Task[None],
+    ) -> None:
         self._travelling.discard(task)
         if task.cancelled() or task.exception() is not None:
-            done(None)
+            done_again(parcels, done)
         else:
             hand_out(replies, done)
 
@@ -284,6 +290,13 @@ def hand_out(replies: list[Reply | None], done: Done) -> None:
     """Give a batch its replies; if none is an answer, the long way says so for the node as a whole."""
     useless = all(isinstance(reply, UnavailableError) for reply in replies)
     done(None if useless else cast("list[Reply]", replies))
+
+
+def done_again(parcels: Sequence[SlotParcel], done: Done) -> None:
+    """Have a batch sent again as a whole, also the parcels that were answered."""
+    for parcel in parcels:
+        mark_unsure(parcel.ops)
+    done(None)
 
 
 def refuse(parcel: SlotParcel, fault: Exception, replies: list[Reply | None]) -> None:
