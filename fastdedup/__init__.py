@@ -20,7 +20,7 @@ from .errors import (
 )
 from .fallback import FallbackPolicy, LocalLRU, Reject
 from .gateway import Dedup
-from .keys import business_key, fingerprint
+from .keys import Fingerprint, business_key, fingerprint
 from .lock import Lock
 from .machine import StateMachine
 from .model import BreakerState, Outcome, Record, State, Transition, TransitionOutcome
@@ -47,6 +47,7 @@ __all__ = [
     # Keys and results
     "business_key",
     "fingerprint",
+    "Fingerprint",
     "Codec",
     # Errors
     "DedupError",

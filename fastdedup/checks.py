@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import Any
 
 from .errors import ConfigError
 
+Seconds = float | timedelta
+"""A length of time wherever one is taken: seconds, or a timedelta."""
 MAX_SECONDS = 10 * 365 * 86_400.0
+_NOISE = 1e-6
+"""Milliseconds. What a float such as 16.1 s has above its decimal value does not cost a whole millisecond."""
 
 
 def is_number(value: Any) -> bool:
@@ -20,28 +25,57 @@ def is_number(value: Any) -> bool:
         return False
 
 
+def shown(value: Any) -> str:
+    """Return a value as an error message may show it: a number as it is, any other value by its type.
+
+    Text and bytes may be a password, or a URL that holds one: a setting was given the wrong variable.
+    """
+    if isinstance(value, timedelta):
+        return f"timedelta({value})"
+    if value is None or isinstance(value, bool | int | float):
+        text = repr(value)
+        return text if len(text) <= 40 else f"{text[:20]}... ({len(text)} digits)"
+    return type(value).__name__
+
+
+def named(value: Any) -> str:
+    """Return the name of a class or function, or else of the value's type, for an error message."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: make an object of it"
+    return type(value).__name__
+
+
 def check_count(value: Any, name: str, *, least: int = 1) -> int:
     """Return a whole number of at least `least`, or raise ConfigError naming it."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name} is a whole number of at least {least}, not {value!r}")
+        raise ConfigError(f"{name} must be a whole number of at least {least}, got {shown(value)}")
     return value
 
 
+def seconds_of(value: Any) -> Any:
+    """Return a timedelta as seconds, and any other value as it is."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
+
+
 def check_seconds(value: Any, name: str, *, least: float = 0.001) -> float:
-    """Return a time in seconds, or raise ConfigError naming it.
+    """Return a length of time as seconds; `value` is a number of seconds or a timedelta.
 
     Raises:
-        ConfigError: no number, NaN, infinite, below `least`, or above ten years.
+        ConfigError: the value is not a finite number, is below `least` or above ten years; the message names it.
     """
-    if not is_number(value):
-        raise ConfigError(f"{name} is a time in seconds, not {value!r}")
-    if not least <= value <= MAX_SECONDS:
+    seconds = seconds_of(value)
+    if not is_number(seconds):
+        raise ConfigError(f"{name} must be a number of seconds or a timedelta, got {shown(value)}")
+    if not least <= seconds <= MAX_SECONDS:
         raise ConfigError(
-            f"{name}={value!r}: must lie between {least:g} s and {MAX_SECONDS:.0f} s (ten years)"
+            f"{name} must be between {least:g} s and {MAX_SECONDS:.0f} s (ten years), got {shown(value)}"
         )
-    return float(value)
+    return float(seconds)
 
 
 def milliseconds(value: Any, name: str) -> int:
-    """Return a time above zero as whole milliseconds, at least one. Raises as `check_seconds`."""
-    return max(1, round(check_seconds(value, name) * 1000))
+    """Return a length of time above zero as whole milliseconds, rounded up: a lease never ends early.
+
+    Raises as `check_seconds`.
+    """
+    return max(1, math.ceil(check_seconds(value, name) * 1000 - _NOISE))

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any, NoReturn, Protocol
 
 from . import codec
-from .checks import check_seconds, milliseconds
+from .checks import Seconds, check_seconds, milliseconds
 from .compiled import mypyc_attr
 from .errors import (
     ClaimLostError,
@@ -151,7 +151,7 @@ class Claim:
             return None
         if verdict.value is not None:
             return verdict.value
-        value = codec.decode(self._namespace.settings.codec, verdict.payload)
+        value = codec.decode(self._namespace.settings.codec, verdict.payload, self.key)
         if type(value) in _SHAREABLE:
             verdict.value = value
         return value
@@ -161,7 +161,7 @@ class Claim:
         """The recorded error where the outcome is FAILED; a fresh copy each time."""
         if self.outcome is not Outcome.FAILED:
             return None
-        return codec.decode(self._namespace.settings.codec, self._verdict.payload)
+        return codec.decode(self._namespace.settings.codec, self._verdict.payload, self.key)
 
     @property
     def lease(self) -> float | None:
@@ -217,7 +217,7 @@ class Claim:
                 )
 
     async def complete(
-        self, result: Any = None, ttl: float | None = None, *, within: float | None = None
+        self, result: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
     ) -> None:
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
@@ -230,7 +230,9 @@ class Claim:
         until = settle_until(within)
         await self._finish("completed", self._settle(self._outcome_op(result, ttl, succeeded=True), until))
 
-    async def fail(self, error: Any = None, ttl: float | None = None, *, within: float | None = None) -> None:
+    async def fail(
+        self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
+    ) -> None:
         """Record a failure for good: every duplicate gets `error` for `ttl` seconds (`failure_ttl` by default).
 
         For a failure that a retry may mend, `release` instead. An exception is recorded as its
@@ -252,7 +254,7 @@ class Claim:
             self._unsure = True
             raise
 
-    async def renew(self, lease: float | None = None) -> None:
+    async def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now: `lease` seconds, as long as the first by default."""
         self._check_live()
         terms = self._call.terms
@@ -264,7 +266,7 @@ class Claim:
 
     # Settling
 
-    def _outcome_op(self, value: Any, ttl: float | None, *, succeeded: bool) -> SettleOp:
+    def _outcome_op(self, value: Any, ttl: Seconds | None, *, succeeded: bool) -> SettleOp:
         self._check_live()
         self._settling = True
         settings = self._namespace.settings

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from typing import Any, Protocol, runtime_checkable
 
 import orjson
 
-from .errors import ResultError, ResultTooLargeError
+from .errors import DedupError, ResultError, ResultTooLargeError
 
 
 @runtime_checkable
 class Codec(Protocol):
-    """Turns results into bytes and back. `None` never reaches it: it is stored as no bytes at all."""
+    """Turns results into bytes and back. `None` never reaches a codec: it is stored without any bytes."""
 
     def dumps(self, value: Any) -> bytes:
-        """Encode; raise TypeError for what cannot be."""
+        """Encode a value; raise TypeError or ValueError where that is not possible."""
         ...
 
     def loads(self, data: bytes) -> Any:
-        """Decode what `dumps` made."""
+        """Decode the bytes that `dumps` has made."""
         ...
 
 
 class JSONCodec:
-    """orjson: JSON values, also dataclasses, datetimes, UUIDs and enums (which come back as JSON)."""
+    """Uses orjson: JSON values, and dataclasses, datetimes, UUIDs and enums, which come back as JSON."""
 
     def dumps(self, value: Any) -> bytes:
         """Encode. orjson would turn NaN into null, and a duplicate would get another result than the first."""
@@ -39,16 +41,26 @@ class JSONCodec:
 
 
 def has_nan(value: Any) -> bool:
-    """True where a JSON-able value holds a NaN or an infinity."""
+    """True where a value that orjson has encoded holds a NaN or an infinity."""
     if isinstance(value, float):
         return not math.isfinite(value)
+    if isinstance(value, Enum):
+        return has_nan(value.value)
     if isinstance(value, dict):
         return any(has_nan(item) for item in value.values())
     if isinstance(value, list | tuple):
         return any(has_nan(item) for item in value)
+    if isinstance(value, orjson.Fragment):
+        return False  # JSON that its author wrote: nothing in it was replaced
     if is_dataclass(value):
-        return any(has_nan(getattr(value, field.name)) for field in fields(value))
+        return any(has_nan(item) for item in _attributes(value))
     return False
+
+
+def _attributes(value: Any) -> Iterator[Any]:
+    """Yield what orjson writes of a dataclass: attributes that are not fields too, and none with a leading "_"."""
+    names = vars(value) if hasattr(value, "__dict__") else [field.name for field in fields(value)]
+    return (getattr(value, name) for name in names if not name.startswith("_"))
 
 
 def encode(codec: Codec, value: Any, limit: int) -> bytes:
@@ -82,6 +94,23 @@ def check_size(payload: bytes, limit: int) -> None:
         )
 
 
-def decode(codec: Codec, payload: bytes) -> Any:
-    """Return the result that a payload stands for."""
-    return codec.loads(payload) if payload else None
+def decode(codec: Codec, payload: bytes, key: str) -> Any:
+    """Return the result that a payload stands for; `key` is the one that holds it.
+
+    Raises:
+        ResultError: the codec cannot read it. The message names the key and never shows the content.
+        DedupError: another error of this library that the codec's `loads()` raises.
+    """
+    if not payload:
+        return None
+    try:
+        return codec.loads(payload)
+    except DedupError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- whatever a codec raises, callers handle one error
+        kind = type(error).__name__
+    # Outside of the except clause: what the codec raised may hold the content.
+    raise ResultError(
+        f"cannot read the result of {len(payload)} bytes under {key!r}: loads() of {type(codec).__name__} "
+        f"raised {kind}; give Dedup the codec= that stored it, or forget the key"
+    )

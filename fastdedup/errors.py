@@ -20,7 +20,7 @@ class InvalidKeyError(DedupError, ValueError):
 
 
 class ResultError(DedupError, TypeError):
-    """The result or error value cannot be stored: the codec does not know its type."""
+    """The codec cannot store a result or error value, or cannot read what the store holds."""
 
 
 class ResultTooLargeError(DedupError, ValueError):
@@ -32,7 +32,7 @@ class ForeignRecordError(DedupError):
 
 
 class UnavailableError(DedupError):
-    """The store did not answer in time or refused to serve, and the policy is to say so (HTTP 503).
+    """The store did not answer in time or refused to serve, and the policy does not answer in its place (HTTP 503).
 
     Whether the operation took effect is unknown; repeating it with the same owner is safe.
 
@@ -49,10 +49,10 @@ class UnavailableError(DedupError):
 
 
 class ShortfallError(UnavailableError):
-    """It was done, and too few replicas confirmed it in time (`replicas=`, `on_shortfall="raise"`).
+    """The operation was done, and too few replicas confirmed it in time (`replicas=`, `on_shortfall="raise"`).
 
-    A claim is released again; anything else stands on the primary, and repeating it asks the replicas
-    again. The fallback policy is not asked: the store is there.
+    A claim is released again. Any other operation stands on the primary, and repeating it asks the replicas
+    again. The fallback policy is not asked, because the store answers.
     """
 
 
@@ -74,7 +74,7 @@ class UnknownTransitionError(UnavailableError):
 
 
 class ClaimLostError(DedupError):
-    """This owner no longer holds the key: its lease ended and another owner, or nobody, has it. Nothing changed."""
+    """This owner no longer holds the key: its lease ended, and another owner may have it. Nothing was changed."""
 
 
 class InProgressError(DedupError):
@@ -106,7 +106,7 @@ class FailedError(DedupError):
 
 
 def foreign(key: str) -> ForeignRecordError:
-    """The error for a key that holds somebody else's value."""
+    """Return the error for a key that holds a value of another program."""
     return ForeignRecordError(
         f"the store holds a value under {key!r} that this version of fastdedup did not write; "
         "choose another namespace, or remove that key"

@@ -1,10 +1,11 @@
-"""What happens beside the answers, for logs and metrics: frozen facts handed to `Dedup(on_event=…)`."""
+"""Events beside the answers, for logs and metrics: frozen facts that are handed to `Dedup(on_event=…)`."""
 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 log = logging.getLogger("fastdedup")
 
@@ -25,16 +26,17 @@ class LeaseLost:
 
     namespace: str
     key: str
-    owner: str
+    owner: str = field(repr=False)
+    """Whoever knows it can settle the claim: not shown by repr()."""
     fence: int
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerOpened:
-    """The store does not answer: from now on the policy does at once, and probes look for its return."""
+    """The store does not answer: from now on the policy answers at once, and probes wait for the store's return."""
 
     store: str
-    """Which store or node, as far as it has a name."""
+    """The name of the store or node."""
     reason: str
 
 
@@ -44,7 +46,7 @@ class BreakerClosed:
 
     store: str
     lasted: float
-    """Seconds for which the breaker was open."""
+    """How many seconds the breaker was open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,42 +58,42 @@ class Shortfall:
     key: str
     """The key, or "#" and its digest where that is all that is known."""
     replicas: int
-    """How many were wanted."""
+    """How many replicas were to confirm it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """An outage left two owners of one key: one in this process, one in the store. Both may have acted."""
+    """After an outage a key has two owners, one in this process and one in the store. Both may have acted."""
 
     namespace: str
     key: str
     """The key, or "#" and its digest where that is all that is known."""
-    ours: str
-    """The owner whom the fallback policy let through."""
-    theirs: str
-    """The owner whom the store knows."""
+    ours: str = field(repr=False)
+    """The owner that the fallback policy let through."""
+    theirs: str = field(repr=False)
+    """The owner that the store knows."""
     kept: str
-    """Whose record stands, "ours" or "theirs": a success outranks all but another success, else theirs."""
+    """Which record stands, "ours" or "theirs": ours where it is a success and theirs is not, else theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreplayed:
-    """What was answered in an outage never got into the store: it is forgotten."""
+    """An answer that was given in an outage never got into the store: it is forgotten."""
 
     namespace: str
     key: str
-    owner: str
+    owner: str = field(repr=False)
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The store is back, and what was answered in the outage has been put there."""
+    """The store is back, and the answers that were given in the outage have been put there."""
 
     adopted: int
-    """Keys."""
+    """How many keys were put there."""
     conflicts: int
-    """Of these, how many had another owner by then: each is a `Conflict` of its own."""
+    """How many of these keys had another owner by then: each is a `Conflict` of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +120,25 @@ OnEvent = Callable[[Event], None]
 
 
 def emit(on_event: OnEvent | None, event: Event) -> None:
-    """Hand an event to the user's callback; what that raises is logged, and changes no answer."""
+    """Hand an event to the user's callback. An error of the callback is logged, and changes no answer.
+
+    The log gets no key, no owner, and not the error's text, which may repeat them: the kind of the event,
+    its namespace, the kind of the error, and where it was raised.
+    """
     if on_event is None:
         return
     try:
         on_event(event)
-    except Exception:
-        log.exception("the on_event callback failed on %r", event)
+    except Exception as error:  # noqa: BLE001 -- whatever it is, claims go on
+        log.error(
+            "the on_event callback failed on %s in namespace %r: %s at %s",
+            type(event).__name__,
+            getattr(event, "namespace", ""),
+            type(error).__name__,
+            _place_of(error),
+        )
+
+
+def _place_of(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    return " > ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast
 
 from . import codec as codecs
-from .checks import check_seconds
+from .checks import Seconds, check_seconds, named
 from .claim import Claim
 from .claims.call import ClaimCall, KnownCall
 from .claims.many import ClaimList, ListedClaim
@@ -87,11 +87,11 @@ class Dedup:
         url: str | Store = "memory://",
         *,
         namespace: str = "fastdedup",
-        lease: float = 30.0,
-        ttl: float = 86_400.0,
-        failure_ttl: float = 3_600.0,
-        token_ttl: float = 300.0,
-        timeout: float = 0.25,
+        lease: Seconds = 30.0,
+        ttl: Seconds = 86_400.0,
+        failure_ttl: Seconds = 3_600.0,
+        token_ttl: Seconds = 300.0,
+        timeout: Seconds = 0.25,
         replicas: int = 0,
         on_shortfall: Literal["report", "raise"] = "report",
         on_unavailable: FallbackPolicy | None = None,
@@ -99,20 +99,20 @@ class Dedup:
         max_result: int = 256 * 1024,
         max_pending: int = 65_536,
         readable_keys: int = READABLE_BYTES,
-        known_duplicates: float = 1.0,
+        known_duplicates: Seconds = 1.0,
         on_event: OnEvent | None = None,
     ) -> None:
         if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
-            raise ConfigError(f"codec must be an object with dumps() and loads(), got {codec!r}")
+            raise ConfigError(f"codec must be an object with dumps() and loads(), got {named(codec)}")
         if on_event is not None and not callable(on_event):
-            raise ConfigError(f"on_event must be a function that takes an event, got {on_event!r}")
+            raise ConfigError(f"on_event must be callable with one event, got {named(on_event)}")
         policy = Reject() if on_unavailable is None else on_unavailable
         settings = Settings(
             namespace=namespace,
-            lease=lease,
-            ttl=ttl,
-            failure_ttl=failure_ttl,
-            token_ttl=token_ttl,
+            lease=check_seconds(lease, "lease"),
+            ttl=check_seconds(ttl, "ttl"),
+            failure_ttl=check_seconds(failure_ttl, "failure_ttl"),
+            token_ttl=check_seconds(token_ttl, "token_ttl"),
             max_result=max_result,
             on_unavailable=policy,
             codec=JSONCodec() if codec is None else codec,
@@ -210,10 +210,10 @@ class Dedup:
         self,
         name: str | None = None,
         *,
-        lease: float | None = None,
-        ttl: float | None = None,
-        failure_ttl: float | None = None,
-        token_ttl: float | None = None,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        failure_ttl: Seconds | None = None,
+        token_ttl: Seconds | None = None,
         on_unavailable: FallbackPolicy | None = None,
         codec: Codec | None = None,
         max_result: int | None = None,
@@ -252,9 +252,9 @@ class Dedup:
         *,
         fingerprint: Any = None,
         owner: str | None = None,
-        lease: float | None = None,
-        ttl: float | None = None,
-        wait: float = 0.0,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
         renew: bool = False,
     ) -> ClaimCall:
         """Ask to be the first for `key`. Main path of the library.
@@ -264,7 +264,7 @@ class Dedup:
 
         Args:
             key: 1 to 1024 bytes of UTF-8 text.
-            fingerprint: what is asked under this key: what `fingerprint()` returned, or a value to digest.
+            fingerprint: what is asked under this key: a value to digest, or what `fingerprint()` returned.
                 Another one under the same key is a MISMATCH.
             owner: your own name for this claimant, kept over retries and restarts; drawn at random by default.
                 A claim that was given up without an answer is taken back by itself, but not one with a name of
@@ -327,9 +327,9 @@ class Dedup:
         *,
         fingerprints: Sequence[Any] | None = None,
         owner: str | None = None,
-        lease: float | None = None,
-        ttl: float | None = None,
-        wait: float = 0.0,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
         renew: bool = False,
     ) -> list[Claim]:
         """Claim many keys at once, each on its own; the answers stand in the order of the keys.
@@ -373,7 +373,7 @@ class Dedup:
         return await claims.claim(listed)
 
     def lock(
-        self, key: str, *, lease: float | None = None, wait: float = 0.0, renew: bool = False
+        self, key: str, *, lease: Seconds | None = None, wait: Seconds = 0.0, renew: bool = False
     ) -> LockCall:
         """Return a mutual exclusion: `async with dedup.lock(key, wait=5.0) as lock:`. Nothing is remembered.
 
@@ -398,9 +398,9 @@ class Dedup:
         key: Callable[..., str],
         *,
         fingerprint: Callable[..., Any] | None = None,
-        lease: float | None = None,
-        ttl: float | None = None,
-        wait: float = 0.0,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
@@ -414,7 +414,7 @@ class Dedup:
         )
 
     def machine(
-        self, name: str, *, initial: str, transitions: Transitions, ttl: float = 30 * 86_400.0
+        self, name: str, *, initial: str, transitions: Transitions, ttl: Seconds = 30 * 86_400.0
     ) -> StateMachine:
         """Define a state machine whose instances live in the store. See `StateMachine`."""
         return StateMachine(self._namespace, name, initial=initial, transitions=transitions, ttl=ttl)
@@ -440,7 +440,7 @@ class Dedup:
 
     def _record(self, key: str, stored: Stored) -> Record:
         state = _STATES[stored.state]
-        value = codecs.decode(self._namespace.settings.codec, stored.payload)
+        value = codecs.decode(self._namespace.settings.codec, stored.payload, key)
         return Record(
             key=key,
             state=state,

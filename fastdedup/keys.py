@@ -10,64 +10,117 @@ from typing import Any
 
 import orjson
 
-from .checks import is_number
+from .checks import Seconds, is_number, seconds_of, shown
 from .codec import has_nan
 from .errors import ConfigError, InvalidKeyError
 
 _SHORTEST_WINDOW = 0.001
 _NAMESPACE = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
+_DIGEST_BYTES = 16
 
 
 def check_namespace(namespace: str) -> str:
     """Return the namespace, or raise ConfigError naming the rule."""
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
-        raise ConfigError(f"a namespace is 1 to 64 of A-Z a-z 0-9 _ . : / -, not {namespace!r}")
+        raise ConfigError(
+            f"a namespace must have 1 to 64 characters of A-Z a-z 0-9 _ . : / -, got {_described(namespace)}"
+        )
     return namespace
 
 
-def fingerprint(value: Any) -> bytes:
-    """Return a 16-byte digest of a request, to tell a retry from another request under the same key.
+def _described(namespace: Any) -> str:
+    """Say what is wrong, not what was given: it may be the wrong variable, a URL with its password say."""
+    if not isinstance(namespace, str):
+        return type(namespace).__name__
+    others = sorted(set(re.sub(r"[A-Za-z0-9_.:/-]", "", namespace)))
+    return f"text with {others[0]!r} in it" if others else f"{len(namespace)} characters"
 
-    bytes are taken as they are, text as its UTF-8, anything else as JSON with sorted keys; so a
-    dict gives the same digest whatever its order, in every process, and `b"x"`, `"x"` and the
-    JSON `"x"` of a one-item value are never confused with each other.
+
+class Fingerprint(bytes):
+    """A finished digest of 16 bytes, as `fingerprint()` returns it.
+
+    Its type tells it from bytes that a client sent. Those are digested, so no client can choose
+    the fingerprint of another request.
 
     Raises:
-        ConfigError: the value has a type that JSON cannot express, a NaN among them.
+        ConfigError: the digest does not have 16 bytes.
     """
+
+    __slots__ = ()
+
+    def __new__(cls, digest: bytes) -> Fingerprint:
+        """Check the length."""
+        if not isinstance(digest, bytes) or len(digest) != _DIGEST_BYTES:
+            what = f"{len(digest)} bytes" if isinstance(digest, bytes) else type(digest).__name__
+            raise ConfigError(
+                f"a Fingerprint must have {_DIGEST_BYTES} bytes, got {what}; make one with fingerprint(value)"
+            )
+        return super().__new__(cls, digest)
+
+    def __repr__(self) -> str:
+        return f"Fingerprint.fromhex({self.hex()!r})"
+
+    __str__ = __repr__
+
+
+def fingerprint(value: Any) -> Fingerprint:
+    """Return a 16-byte digest of a request, to tell a retry from another request under the same key.
+
+    Bytes are taken as they are, text as its UTF-8, any other value as JSON with sorted keys. So a
+    dict gives the same digest whatever its order, in every process, and `b"x"`, `"x"` and the
+    JSON `"x"` of a one-item value are never confused with each other. A `Fingerprint` is returned as it is.
+
+    The sidecar digests what clients send in the same way: `{"fingerprint": "x"}` over HTTP and `FP x` over
+    RESP are `fingerprint("x")`. Send it the request, or what names it; digits of a digest are text like any other.
+
+    Raises:
+        ConfigError: the value has a type that JSON cannot express, or holds a NaN or an infinity.
+    """
+    if isinstance(value, Fingerprint):
+        return value
     if isinstance(value, bytes | bytearray | memoryview):
-        return blake2b(value, digest_size=16, person=b"bytes").digest()
+        data = value.tobytes() if isinstance(value, memoryview) else value  # a strided view has no buffer
+        return _digest(data, b"bytes")
     if isinstance(value, str):
-        return blake2b(_utf8(value), digest_size=16, person=b"text").digest()
-    return blake2b(_canonical(value), digest_size=16, person=b"json").digest()
+        return _digest(_utf8(value), b"text")
+    return _digest(_canonical(value), b"json")
 
 
 def digest(value: Any) -> bytes:
-    """Return a fingerprint as it is, anything else digested."""
-    return value if isinstance(value, bytes) and len(value) == 16 else fingerprint(value)
+    """Return the fingerprint of what a caller passes as `fingerprint=`: only a `Fingerprint` is finished."""
+    return fingerprint(value)
+
+
+def _digest(data: bytes | bytearray, kind: bytes) -> Fingerprint:
+    return Fingerprint(blake2b(data, digest_size=_DIGEST_BYTES, person=kind).digest())
 
 
 def _utf8(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"fingerprint() needs text that UTF-8 can hold: {error.reason}") from None
+        reason = error.reason
+    # Outside of the except clause: the driver's error holds the text itself.
+    raise ConfigError(f"fingerprint() needs text that UTF-8 can hold: {reason}")
 
 
 def _canonical(value: Any) -> bytes:
-    """JSON with sorted keys. orjson turns NaN into null, which would equate two requests: refuse it."""
+    """Return JSON with sorted keys. orjson turns NaN into null, which would equate two requests: refuse it."""
     try:
         encoded = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_UTC_Z)
     except TypeError as error:
         raise ConfigError(
-            f"fingerprint() takes bytes, text or a JSON-able value: {error}; pass the raw body or convert it"
+            f"fingerprint() needs bytes, text or a value that JSON can hold: {error}; "
+            "pass the raw body or convert it"
         ) from None
     if b"null" in encoded and has_nan(value):
-        raise ConfigError("fingerprint() refuses NaN and infinity: they are not JSON and equal nothing")
+        raise ConfigError(
+            "fingerprint() refuses NaN and infinity, which JSON cannot hold: pass None or text instead"
+        )
     return encoded
 
 
-def business_key(*parts: str | int, window: float | None = None, at: float | None = None) -> str:
+def business_key(*parts: str | int, window: Seconds | None = None, at: float | None = None) -> str:
     """Join the parts of a business identity into one key, the same within one slot of time.
 
     `business_key("user:7", "sku:9", window=300)` gives one key for all clicks that fall into the
@@ -76,30 +129,34 @@ def business_key(*parts: str | int, window: float | None = None, at: float | Non
     take a `window` well above the time in which retries come, or a key that the client sends.
 
     Args:
-        parts: text or whole numbers; at least one, none empty. "a", "b" and "a|b" give different keys.
-        window: seconds, above 0; None for a key that holds for ever.
+        parts: text or whole numbers; at least one, and no empty text. "a", "b" and "a|b" give different keys.
+        window: seconds above 0, or a timedelta; None for a key without a time slot.
         at: seconds since 1970, to place the slot by an event's own time; now by default.
 
     Raises:
-        InvalidKeyError: no part, an empty part, a part of another type, a window or time that is no positive number.
+        InvalidKeyError: there is no part, a part is empty or of another type, or `window` or `at` is not valid.
     """
     if not parts:
         raise InvalidKeyError("business_key() needs at least one part")
     key = "|".join(_part(part) for part in parts)
     if window is None:
         return key
-    moment = time.time() if at is None else at
-    if not (is_number(window) and window >= _SHORTEST_WINDOW and is_number(moment)):
+    size = seconds_of(window)
+    if not (is_number(size) and size >= _SHORTEST_WINDOW):
         raise InvalidKeyError(
-            f"window and at are seconds, window at least {_SHORTEST_WINDOW}; got window={window!r}, at={at!r}"
+            f"window must be seconds, at least {_SHORTEST_WINDOW}, or a timedelta; got {shown(window)}"
         )
+    moment = time.time() if at is None else at
+    if not is_number(moment):
+        raise InvalidKeyError(f"at must be seconds since 1970, got {shown(at)}")
     # No part is empty, so "||" can only stand here.
-    return f"{key}||{math.floor(moment / window)}x{float(window)!r}"
+    return f"{key}||{math.floor(moment / size)}x{float(size)!r}"
 
 
 def _part(part: str | int) -> str:
     if type(part) is str and part and "|" not in part and "\\" not in part:
         return part
     if isinstance(part, bool) or not isinstance(part, str | int) or part == "":
-        raise InvalidKeyError(f"a part of a business key is text or a whole number, not empty; got {part!r}")
+        got = "an empty text" if part == "" else type(part).__name__
+        raise InvalidKeyError(f"a part of a business key must be text or a whole number, got {got}")
     return str(part).replace("\\", "\\\\").replace("|", "\\|")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
+from .checks import Seconds
 from .claim import Claim
 from .claims.call import ClaimCall
 from .errors import InProgressError
@@ -41,7 +42,7 @@ class Lock:
         """True where the fallback policy gave it: then it excludes within this process only."""
         return self._claim.degraded
 
-    async def renew(self, lease: float | None = None) -> None:
+    async def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now. Raises ClaimLostError where another has it."""
         await self._claim.renew(lease)
 

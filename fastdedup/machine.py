@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .checks import check_count, milliseconds
+from .checks import Seconds, check_count, milliseconds
 from .errors import ConfigError, UnknownTransitionError, foreign
 from .gate.namespace import Namespace
 from .model import Transition, TransitionOutcome
@@ -35,7 +35,7 @@ class StateMachine:
     """
 
     def __init__(
-        self, namespace: Namespace, name: str, *, initial: str, transitions: Transitions, ttl: float
+        self, namespace: Namespace, name: str, *, initial: str, transitions: Transitions, ttl: Seconds
     ) -> None:
         moves = read_definition(name, initial, transitions)
         self.name = name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -62,7 +62,7 @@ class Record:
     """What the store holds under a key, as `Dedup.get` shows it.
 
     Attributes:
-        owner: the owner's text; never show it to a claimant, who could settle with it.
+        owner: the owner's text, which repr() leaves out; never show it to a claimant, who could settle with it.
         fence: rises from owner to owner of the key.
         attempt: how often the key was acquired; 0 for a token that nobody redeemed.
         lease: seconds until the lease ends (0 or less: it ended), None unless PROCESSING.
@@ -72,7 +72,7 @@ class Record:
 
     key: str
     state: State
-    owner: str
+    owner: str = field(repr=False)
     fence: int
     attempt: int
     lease: float | None

@@ -6,7 +6,7 @@ import secrets
 from hashlib import blake2b
 from typing import Any
 
-from .checks import milliseconds
+from .checks import Seconds, milliseconds
 from .claims.call import ClaimCall
 from .errors import ForeignRecordError, InvalidKeyError
 from .gate.namespace import Namespace
@@ -34,7 +34,7 @@ class Tokens:
         self._namespace = namespace
         self._keyspace = namespace.keyspace(Kind.TOKEN)
 
-    async def issue(self, subject: Any = None, ttl: float | None = None) -> str:
+    async def issue(self, subject: Any = None, ttl: Seconds | None = None) -> str:
         """Return a new token: URL-safe text of 192 random bits.
 
         Args:
@@ -84,9 +84,9 @@ class Tokens:
         subject: Any = None,
         *,
         owner: str | None = None,
-        lease: float | None = None,
-        ttl: float | None = None,
-        wait: float = 0.0,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
         renew: bool = False,
     ) -> ClaimCall:
         """Claim a token: do the work, then `complete(result)`, and a second click replays that result.
@@ -104,8 +104,8 @@ class Tokens:
         token: str,
         subject: Any,
         mode: Mode,
-        lease: float | None,
-        ttl: float | None,
+        lease: Seconds | None,
+        ttl: Seconds | None,
         owner: str | None,
     ) -> ClaimCall:
         secret = token_bytes(token)

@@ -89,7 +89,7 @@ def test_a_scopes_settings_are_checked_too(name: str) -> None:
 @pytest.mark.parametrize("name", ["max_result", "max_pending"])
 def test_a_count_setting_that_is_no_count_is_refused(name: str, value: Any) -> None:
     """The message names the setting and its least value."""
-    with pytest.raises(ConfigError, match=f"{name} is a whole number of at least 1"):
+    with pytest.raises(ConfigError, match=f"{name} must be a whole number of at least 1"):
         Dedup(**{name: value})
 
 
@@ -120,7 +120,7 @@ def test_replicas_that_cannot_be_waited_for_are_refused(replicas: Any) -> None:
 @pytest.mark.parametrize("choice", ["", "error", None, True, "Raise"])
 def test_a_shortfall_is_reported_or_raised(choice: Any) -> None:
     """There is no third way."""
-    with pytest.raises(ConfigError, match="on_shortfall is 'report' or 'raise'"):
+    with pytest.raises(ConfigError, match="on_shortfall must be 'report' or 'raise'"):
         Dedup(on_shortfall=choice)
 
 
@@ -134,14 +134,14 @@ def test_what_is_no_policy_is_refused(policy: Any) -> None:
 @pytest.mark.parametrize("namespace", ["", "a b", "n" * 65, None])
 def test_a_namespace_that_cannot_be_used_is_refused(namespace: Any) -> None:
     """The message is the rule."""
-    with pytest.raises(ConfigError, match="1 to 64 of"):
+    with pytest.raises(ConfigError, match="1 to 64 characters of"):
         Dedup(namespace=namespace)
 
 
 @pytest.mark.parametrize("name", ["a b", "x" * 60, "="])
 def test_a_scope_needs_a_name_that_its_namespace_can_hold(name: str) -> None:
     """Parent and scope together keep the rule."""
-    with pytest.raises(ConfigError, match="a namespace is"):
+    with pytest.raises(ConfigError, match="a namespace must"):
         Dedup(namespace="shop").scoped(name)
 
 

@@ -107,7 +107,7 @@ def test_it_looks_like_the_other(package: Path) -> None:
     assert acquired == "True"
     assert looks == "True True"
     assert bytes_as_key == "InvalidKeyError: a key is text, not bytes; decode it, or use its hex()"
-    assert text_as_lease == "ConfigError: lease is a time in seconds, not '30'"
+    assert text_as_lease == "ConfigError: lease must be a number of seconds or a timedelta, got str"
 
 
 def test_it_keeps_the_promises(package: Path) -> None:

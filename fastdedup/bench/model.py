@@ -54,7 +54,7 @@ class Ops:
 class Setting:
     """Where a contestant plays. Whatever it writes must start with `namespace` and expire by itself."""
 
-    url: str
+    url: str = field(repr=False)
     namespace: str
     callers: int
     width: int = 1
@@ -124,7 +124,7 @@ class Table:
 class Plan:
     """How a run is sized. `max_ops` bounds what one turn leaves in a Redis that is not ours to empty."""
 
-    url: str
+    url: str = field(repr=False)
     rounds: int = 3
     seconds: float = 0.5  # of one turn
     max_ops: int = 100_000

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..checks import check_seconds
+from ..checks import Seconds, check_seconds
 from ..claim import Claim
 from ..errors import UnavailableError
 from ..gate.namespace import Namespace
@@ -73,7 +73,9 @@ class ClaimList:
         named: the owner is the caller's own.
     """
 
-    def __init__(self, namespace: Namespace, terms: Terms, *, wait: float, renew: bool, named: bool) -> None:
+    def __init__(
+        self, namespace: Namespace, terms: Terms, *, wait: Seconds, renew: bool, named: bool
+    ) -> None:
         self.namespace = namespace
         self.terms = terms
         self.renew = bool(renew)

@@ -12,7 +12,6 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 import click
 import orjson
@@ -105,10 +104,10 @@ def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -
             raise click.UsageError("--socket or --url, not both: the sidecar has a store")
         return ""
     if not url:
-        raise click.UsageError("say which store is meant: give --url, or set FASTDEDUP_URL")
-    if urlsplit(url).scheme == "memory":
+        raise click.UsageError("no store is named: give --url, or set FASTDEDUP_URL")
+    if url.lower().startswith("memory:"):
         raise click.BadParameter(
-            "a memory:// store lives inside one process, so there is none to look into or to measure here; "
+            "a memory:// store lives inside one process, and this command is another process; "
             "name the Redis of your service",
             ctx,
             param,
@@ -120,7 +119,11 @@ def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -
 @web_options
 @click.option("--buyers", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option(
-    "--clicks", type=click.IntRange(min=1), default=3, show_default=True, help="Of each buyer, at once."
+    "--clicks",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="How often each buyer clicks, at once.",
 )
 @click.option("--stock", type=click.IntRange(min=0), default=100, show_default=True, help="Units for sale.")
 @click.option(
@@ -211,7 +214,7 @@ def _sale_table(report: Report, *, title: str) -> Table:
 @_at_socket
 @gate_options(namespace="fastdedup")
 def inspect(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
-    """Show the record of KEY; exits with 1 if there is none."""
+    """Show the record of KEY; exits with 1 if there is no record."""
     if socket is None:
         record = _run(_get(Dedup(url, namespace=namespace, codec=AnyCodec()), key))
     else:
@@ -231,7 +234,7 @@ def inspect(key: str, socket: Path | None, url: str, namespace: str, as_json: bo
 @_at_socket
 @gate_options(namespace="fastdedup")
 def forget(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
-    """Delete the record of KEY, so that its next claim is the first; exits with 1 if there is none."""
+    """Delete the record of KEY, so that its next claim is the first; exits with 1 if there is no record."""
     if socket is None:
         forgotten = _run(_forget(Dedup(url, namespace=namespace), key))
     else:
@@ -248,14 +251,18 @@ def forget(key: str, socket: Path | None, url: str, namespace: str, as_json: boo
 
 @cli.command()
 @click.option(
-    "--rounds", type=click.IntRange(min=1), default=3, show_default=True, help="More give steadier medians."
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=3,
+    show_default=True,
+    help="How many rounds; more rounds give steadier medians.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=0, min_open=True),
     default=0.5,
     show_default=True,
-    help="Of a turn.",
+    help="How long a turn takes, in seconds.",
 )
 @gate_options(namespace="bench")
 def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) -> None:
@@ -309,18 +316,18 @@ def _played_table(played: Played) -> Table:
 
 
 def _namespace_if_given(namespace: str) -> str | None:
-    """A sidecar knows its default namespace better."""
+    """Return the namespace, or None where it was not given: a sidecar knows its own default."""
     source = click.get_current_context().get_parameter_source("namespace")
     return None if source is ParameterSource.DEFAULT else namespace
 
 
 class AnyCodec:
-    """Shows what other codecs have stored: a web response as its parts, other bytes as they are."""
+    """Shows results of other codecs: a web response as its parts, other bytes as they are."""
 
     dumps = JSONCodec().dumps
 
     def loads(self, data: bytes) -> Any:
-        """Decode what can be; never fails."""
+        """Decode JSON and web responses, and show any other bytes as text; never fails."""
         for decode in (orjson.loads, _response_facts):
             with contextlib.suppress(ValueError, ForeignRecordError):
                 return decode(data)

@@ -1,4 +1,4 @@
-"""`fastdedup demo --web`: its options, for `fastdedup.cli.main`. What needs the extra is imported when it runs."""
+"""`fastdedup demo --web`: its options, for `fastdedup.cli.main`. Imports that need the extra stand inside."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ _OPTIONS = (
     click.option(
         "--web", is_flag=True, help="Open a shop for your browser instead, with a Redis of its own."
     ),
-    click.option("--port", type=click.IntRange(0, 65_535), help="Of 127.0.0.1, with --web.  [default: any]"),
-    click.option("--workers", type=click.IntRange(1, 16), help="Processes, with --web.  [default: 2]"),
-    click.option("--opens-in", type=click.FloatRange(min=0), help="Seconds, with --web.  [default: 0]"),
+    click.option(
+        "--port", type=click.IntRange(0, 65_535), help="The port on 127.0.0.1, with --web.  [default: any]"
+    ),
+    click.option(
+        "--workers", type=click.IntRange(1, 16), help="How many processes, with --web.  [default: 2]"
+    ),
+    click.option(
+        "--opens-in",
+        type=click.FloatRange(min=0),
+        help="Seconds until the sale opens, with --web.  [default: 0]",
+    ),
     click.option(
         "--token-ttl",
         type=click.FloatRange(min=0, min_open=True),

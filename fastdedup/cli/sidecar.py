@@ -1,6 +1,6 @@
-"""The sidecar's commands. To add one: write it below, and name it in `COMMANDS`; `cli.main` registers those.
+"""The sidecar's commands. To add a command: write it below, and name it in `COMMANDS`, which `cli.main` registers.
 
-What needs the extra is imported inside, under `extra()`: the command line itself works without.
+Modules that need the extra are imported inside of functions, under `extra()`: the command line works without them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Command = Callable[..., Any]
 
 @contextmanager
 def extra() -> Iterator[None]:
-    """Name the extra where what is imported inside is not installed."""
+    """Name the extra to install where an import inside fails."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -47,7 +47,7 @@ def socket_option(command: Command) -> Command:
 
 
 def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
-    """Return options without defaults: what is not given on the command line is the environment's or the file's."""
+    """Return options without defaults: a value that is not given comes from the environment or the file."""
 
     def decorate(command: Command) -> Command:
         for name, kind, text in reversed(names):
@@ -68,11 +68,13 @@ def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
     ("--timeout", float, "Seconds, the deadline of one operation at the store."),
     ("--replicas", int, "Replicas that shall confirm each write."),
     ("--on-unavailable", str, "The policy while the store cannot answer: reject or local."),
-    ("--grace", float, "Seconds in which work under way may end after SIGTERM."),
+    ("--grace", float, "Seconds that work under way has to end after SIGTERM."),
     ("--log-level", str, "debug, info, warning or error."),
     ("--log-format", str, "text, or json for programs."),
 )
-@click.option("--log-keys", is_flag=True, default=None, help="Keys in clear in the log. Tokens never.")
+@click.option(
+    "--log-keys", is_flag=True, default=None, help="Show keys in clear in the log; tokens are never shown."
+)
 def serve(config: Path | None, **flags: Any) -> None:
     """Serve the gate on a Unix socket, to every language on this host: HTTP and the Redis protocol.
 
@@ -96,7 +98,7 @@ def serve(config: Path | None, **flags: Any) -> None:
 @click.command(name="check-config")
 @click.argument("file", type=_FILE)
 def check_config(file: Path) -> None:
-    """Check FILE, a sidecar's TOML configuration: names every mistake with its line, and exits with 1."""
+    """Check FILE, a sidecar's TOML configuration: prints each mistake with its line, and exits with 1 after any."""
     with extra():
         from ..sidecar.service.summary import summary
 

@@ -23,7 +23,6 @@ from time import perf_counter
 from typing import Any, cast
 
 from ..errors import UnavailableError
-from ..keys import fingerprint
 from ..model import Outcome
 from ..sidecar.client import fetch
 from .sale import FORGER_EVERY, PATIENCE, PAYMENT, THIEF_EVERY, Crowd, Report, Shop, make_report
@@ -107,7 +106,7 @@ class Till:
 
     def _buy(self, buyer: str, token: str, key: str, wait: float) -> tuple[int, Any]:
         books, wire, started = self.books, self._wire, perf_counter()
-        answer = wire.claim(key, fingerprint([buyer, token]).hex(), wait)
+        answer = wire.claim(key, f"{buyer} {token}", wait)
         if not wait:
             books.latencies.append(perf_counter() - started)
         books.operations += 1

@@ -29,8 +29,8 @@ class Wire(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def claim(self, key: str, mark: str, wait: float) -> WireAnswer:
-        """Claim a key; `wait` is in seconds."""
+    def claim(self, key: str, request: str, wait: float) -> WireAnswer:
+        """Ask to be the first; `wait` is in seconds."""
         ...
 
     def settle(self, key: str, owner: str, value: Any, *, succeeded: bool) -> None:
@@ -58,9 +58,9 @@ class RespWire:
     def __exit__(self, *_: object) -> None:
         self._redis.close()
 
-    def claim(self, key: str, mark: str, wait: float) -> WireAnswer:
+    def claim(self, key: str, request: str, wait: float) -> WireAnswer:
         """`FD.CLAIM`."""
-        command = ["FD.CLAIM", key, "FP", mark, *(["WAIT", round(wait * 1000)] if wait else [])]
+        command = ["FD.CLAIM", key, "FP", request, *(["WAIT", round(wait * 1000)] if wait else [])]
         outcome, owner, _, _, _, value, _ = self._redis.execute_command(*command)
         return WireAnswer(Outcome(outcome.decode()), owner.decode(), orjson.loads(value) if value else None)
 
@@ -91,9 +91,9 @@ class HttpWire:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def claim(self, key: str, mark: str, wait: float) -> WireAnswer:
+    def claim(self, key: str, request: str, wait: float) -> WireAnswer:
         """`POST /v1/claims`."""
-        asked = {"key": key, "fingerprint": mark, "wait": round(wait * 1000)}
+        asked = {"key": key, "fingerprint": request, "wait": round(wait * 1000)}
         told = self._post("/v1/claims", asked)
         value = told["error"] if told["outcome"] == Outcome.FAILED else told["result"]
         return WireAnswer(Outcome(told["outcome"]), told["owner"], value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, cast
 
+from ..checks import named
 from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
 from ..events import Degraded, Shortfall, emit
 from ..fallback.base import FallbackPolicy, JournalledPolicy
@@ -44,7 +45,7 @@ class Ask:
         policy = settings.on_unavailable
         if isinstance(policy, type) or not isinstance(policy, FallbackPolicy):
             raise ConfigError(
-                f"on_unavailable must be a policy such as Reject() or LocalLRU(), got {policy!r}"
+                f"on_unavailable must be a policy such as Reject() or LocalLRU(), got {named(policy)}"
             )
         self._connection = connection
         self._namespace = settings.namespace

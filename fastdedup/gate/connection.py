@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from ..checks import check_count, check_seconds
+from ..checks import Seconds, check_count, check_seconds, shown
 from ..engine.engine import Engine, OnBatch, wrong_loop
 from ..engine.shards import ShardedEngine
 from ..errors import ConfigError, UsageError
@@ -41,11 +41,11 @@ class Connection:
         self,
         store: str | Store,
         *,
-        timeout: float,
+        timeout: Seconds,
         max_pending: int,
         replicas: int,
         on_shortfall: str,
-        known_duplicates: float,
+        known_duplicates: Seconds,
         on_event: OnEvent | None,
         namespace: str,
     ) -> None:
@@ -57,7 +57,7 @@ class Connection:
         self._probe_wire = f"{namespace}:~probe".encode()
         self.replicas = check_count(replicas, "replicas", least=0)
         if on_shortfall not in ("report", "raise"):
-            raise ConfigError(f"on_shortfall is 'report' or 'raise', not {on_shortfall!r}")
+            raise ConfigError(f"on_shortfall must be 'report' or 'raise', got {shown(on_shortfall)}")
         self.raises_shortfall = on_shortfall == "raise"
         self._url = store if isinstance(store, str) else None
         self.store = self._store_of(store)
@@ -83,18 +83,14 @@ class Connection:
         self._reconcilers: dict[int, Reconciler] = {}
         self._renewals: dict[float, RenewalQueue] = {}
 
-    def _store_of(self, store: str | Store) -> Store:
-        if store is None or isinstance(store, bytes | int | float | list | tuple | dict):
-            raise ConfigError(
-                f"the URL must be text such as redis://localhost:6379/0, got {type(store).__name__}"
-            )
-        if isinstance(store, str):
+    def _store_of(self, store: Any) -> Store:
+        if isinstance(store, str) or not hasattr(store, "execute"):
             return make_store(store, self.timeout, self.replicas)
         if self.replicas:
             raise ConfigError(
                 "replicas= goes with a URL; a store object of your own waits for its replicas itself"
             )
-        return store
+        return cast(Store, store)
 
     async def open(self) -> None:
         """Open the store in the running event loop; again after closing, also in another loop.

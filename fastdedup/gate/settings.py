@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..checks import check_count, milliseconds
+from ..checks import check_count, check_seconds
 from ..codec import Codec
 from ..errors import ConfigError
 from ..fallback.base import FallbackPolicy
@@ -29,7 +29,7 @@ class Settings:
     def __post_init__(self) -> None:
         check_namespace(self.namespace)
         for name in ("lease", "ttl", "failure_ttl", "token_ttl"):
-            milliseconds(getattr(self, name), name)
+            object.__setattr__(self, name, check_seconds(getattr(self, name), name))
         check_count(self.max_result, "max_result")
         if check_count(self.readable_keys, "readable_keys", least=0) > MAX_KEY_BYTES:
             raise ConfigError(f"readable_keys={self.readable_keys}: a key has at most {MAX_KEY_BYTES} bytes")

@@ -57,10 +57,9 @@ def owner_field(owner: Any) -> bytes:
         raise InvalidKeyError(f"an owner is text, not {type(owner).__name__}")
     if _DRAWN.fullmatch(owner):
         return b"\0" + bytes.fromhex(owner)
-    try:
-        data = owner.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidKeyError(f"an owner must be text that UTF-8 can hold: {error.reason}") from None
+    data = owner.encode(errors="ignore")
+    if data.decode() != owner:  # Python's own error would hold the owner
+        raise InvalidKeyError("an owner must be text that UTF-8 can hold, and this one has a lone surrogate")
     if not 0 < len(data) <= MAX_OWNER_BYTES:
         raise InvalidKeyError(
             f"an owner takes 1 to {MAX_OWNER_BYTES} bytes of UTF-8, this one has {len(data)}"

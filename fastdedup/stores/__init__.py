@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
 from urllib.parse import parse_qsl
 
 from ..checks import check_count
@@ -17,37 +20,76 @@ def make_store(url: str, timeout: float, replicas: int = 0) -> Store:
     Args:
         url: memory://, redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or sidecar://.
         timeout: seconds, the deadline of one operation.
-        replicas: that shall confirm each write; what fewer confirm is marked.
+        replicas: how many shall confirm each write; what fewer confirm is marked.
 
     Raises:
-        ConfigError: the URL cannot be used; the message says how one looks.
+        ConfigError: the URL cannot be used; the message says how to write one, and shows no secret of it.
     """
-    scheme = url.partition("://")[0].lower() if "://" in url else ""
-    make = _SCHEMES.get(scheme)
-    if make is None:
+    try:
+        return _make(url, timeout, replicas)
+    except ConfigError as error:
+        fault = error.with_traceback(None)
+    # Without the frames that know the URL: tools that log tracebacks may show their local variables.
+    url = ""
+    raise fault
+
+
+def _make(url: Any, timeout: float, replicas: int) -> Store:
+    if not isinstance(url, str):
         raise ConfigError(
-            f"no store for a URL with the scheme {scheme!r}; use one of "
-            + ", ".join(f"{known}://" for known in _SCHEMES)
+            f"the store's URL must be text such as {_FORMS['redis']}, got {type(url).__name__}: "
+            "is the variable set, and decoded?"
         )
+    scheme, slashes, _ = url.partition("://")
+    make = _SCHEMES.get(scheme.lower()) if slashes else None
+    if make is None:
+        raise ConfigError(f"{_wrong_scheme(url)}; use one of " + ", ".join(f"{one}://" for one in _SCHEMES))
     return make(url, timeout, check_count(replicas, "replicas", least=0))
+
+
+def _wrong_scheme(url: str) -> str:
+    """Say what to write for a URL without a known scheme; what may be a password is never repeated."""
+    if not url.strip():
+        return f"the store's URL is empty: write {_FORMS['redis']}"
+    scheme, slashes, _ = url.partition("://")
+    if slashes:
+        near = get_close_matches(scheme.lower(), list(_SCHEMES), n=1) or ["redis"]
+        return f"no store has URLs with the scheme {scheme[:20]!r}{_meant(_FORMS[near[0]])}"
+    known = get_close_matches(re.split("[:/]", url.lower())[0], list(_SCHEMES), n=1)
+    if known:
+        return f"the URL has no :// behind its scheme{_meant(_FORMS[known[0]])}"
+    if url.startswith(("/", "./", "~")):
+        socket = url if re.fullmatch(r"/[\w/.-]+\.sock", url) else "/path/to/redis.sock"
+        scheme = "sidecar" if "fastdedup" in socket else "unix"
+        return f"the URL has no scheme{_meant(f'{scheme}://{socket}')}"
+    local = re.fullmatch(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?(/\d{1,2})?", url)
+    host = f"redis://{local[1]}{local[2] or ':6379'}{local[3] or '/0'}" if local else "redis://host:6379/0"
+    return f"the URL has no scheme{_meant(host)}"
+
+
+def _meant(form: str) -> str:
+    return f"; did you mean {form} ?"
 
 
 def _memory(url: str, timeout: float, replicas: int) -> Store:
     path, _, query = url[len("memory://") :].partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     if path.strip("/") or path == "/" or options.keys() - {"maxsize", "max_bytes"}:
-        raise ConfigError(f"write memory:// or memory://?maxsize=100000&max_bytes=67108864, not {url!r}")
+        raise ConfigError(f"cannot use the memory:// URL: write memory:// or {_FORMS['memory']}")
     if replicas:
         raise ConfigError(
-            f"replicas={replicas}: memory:// has none, it lives in this process alone; leave it 0"
+            f"replicas={replicas}: memory:// has no replicas, it lives in this process alone; leave it 0"
         )
-    try:
-        sizes = {name: check_count(int(value), name) for name, value in options.items()}
-    except ValueError as error:
-        raise ConfigError(f"{url}: maxsize and max_bytes are whole numbers: {error}") from None
+    sizes = {name: _size(value, name) for name, value in options.items()}
     return MemoryStore(
         maxsize=sizes.get("maxsize", 1_000_000), max_bytes=sizes.get("max_bytes", 1024 * 1024 * 1024)
     )
+
+
+def _size(value: str, name: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,15}", value):
+        raise ConfigError(f"{name} in the memory:// URL must be a whole number: write {_FORMS['memory']}")
+    return check_count(int(value), name)
 
 
 def _redis(url: str, timeout: float, replicas: int) -> Store:
@@ -67,7 +109,7 @@ def _sidecar(url: str, timeout: float, replicas: int) -> Store:
 
     if replicas:
         raise ConfigError(
-            f"replicas={replicas}: which replicas confirm is the sidecar's own setting; leave it 0"
+            f"replicas={replicas}: the sidecar's own setting says how many replicas confirm; leave it 0"
         )
     return SidecarStore(url, timeout=timeout)
 
@@ -82,4 +124,15 @@ _SCHEMES: dict[str, Callable[[str, float, int], Store]] = {
     "redis+cluster": _cluster,
     "rediss+cluster": _cluster,
     "sidecar": _sidecar,
+}
+_FORMS = {
+    "memory": "memory://?maxsize=100000&max_bytes=67108864",
+    "redis": "redis://localhost:6379/0",
+    "rediss": "rediss://localhost:6379/0",
+    "unix": "unix:///path/to/redis.sock?db=0",
+    "redis+sentinel": "redis+sentinel://host1:26379,host2:26379/service-name/0",
+    "rediss+sentinel": "rediss+sentinel://host1:26379,host2:26379/service-name/0",
+    "redis+cluster": "redis+cluster://host1:7000,host2:7001",
+    "rediss+cluster": "rediss+cluster://host1:7000,host2:7001",
+    "sidecar": "sidecar:///run/fastdedup/fd.sock",
 }

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, NoReturn, Self, TypeVar
 
+from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
 from ..errors import UsageError
 from ..gateway import Dedup as AsyncDedup
@@ -116,11 +117,11 @@ class Claim:
         """True once the lease is known to be lost."""
         return self._claim.lost
 
-    def complete(self, result: Any = None, ttl: float | None = None) -> None:
+    def complete(self, result: Any = None, ttl: Seconds | None = None) -> None:
         """Record success: every duplicate gets `result`. Blocks no longer than the lease."""
         self._run(lambda: self._claim.complete(result, ttl), self._seconds)
 
-    def fail(self, error: Any = None, ttl: float | None = None) -> None:
+    def fail(self, error: Any = None, ttl: Seconds | None = None) -> None:
         """Record a failure for good: every duplicate gets `error`."""
         self._run(lambda: self._claim.fail(error, ttl), self._seconds)
 
@@ -154,10 +155,11 @@ class Claim:
 
         return self._run(bounded, seconds)
 
-    def renew(self, lease: float | None = None) -> None:
+    def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now: `lease` seconds, by default as long as the first lease."""
         self._run(lambda: self._claim.renew(lease))
-        self._seconds = max(self._seconds, lease or 0.0)
+        if lease is not None:
+            self._seconds = max(self._seconds, check_seconds(lease, "lease"))
 
     def __enter__(self) -> Self:
         return self

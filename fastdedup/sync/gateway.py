@@ -7,7 +7,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar
 
-from ..checks import check_seconds
+from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
 from ..codec import Codec
 from ..events import OnEvent
@@ -48,11 +48,11 @@ class Dedup:
         url: str | Store = "memory://",
         *,
         namespace: str = "fastdedup",
-        lease: float = 30.0,
-        ttl: float = 86_400.0,
-        failure_ttl: float = 3_600.0,
-        token_ttl: float = 300.0,
-        timeout: float = 0.25,
+        lease: Seconds = 30.0,
+        ttl: Seconds = 86_400.0,
+        failure_ttl: Seconds = 3_600.0,
+        token_ttl: Seconds = 300.0,
+        timeout: Seconds = 0.25,
         replicas: int = 0,
         on_shortfall: Literal["report", "raise"] = "report",
         on_unavailable: FallbackPolicy | None = None,
@@ -60,7 +60,7 @@ class Dedup:
         max_result: int = 256 * 1024,
         max_pending: int = 65_536,
         readable_keys: int = READABLE_BYTES,
-        known_duplicates: float = 1.0,
+        known_duplicates: Seconds = 1.0,
         on_event: OnEvent | None = None,
     ) -> None:
         make = partial(
@@ -83,7 +83,10 @@ class Dedup:
             on_event=on_event,
         )
         self._set_up(
-            PerProcess(make, reusable=isinstance(url, str), seconds=_STEPS * timeout), lambda dedup: dedup
+            PerProcess(
+                make, reusable=isinstance(url, str), seconds=_STEPS * check_seconds(timeout, "timeout")
+            ),
+            lambda dedup: dedup,
         )
 
     def _set_up(self, per_process: PerProcess, derive: Callable[[AsyncDedup], AsyncDedup]) -> None:
@@ -139,10 +142,10 @@ class Dedup:
         self,
         name: str | None = None,
         *,
-        lease: float | None = None,
-        ttl: float | None = None,
-        failure_ttl: float | None = None,
-        token_ttl: float | None = None,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        failure_ttl: Seconds | None = None,
+        token_ttl: Seconds | None = None,
         on_unavailable: FallbackPolicy | None = None,
         codec: Codec | None = None,
         max_result: int | None = None,
@@ -183,9 +186,9 @@ class Dedup:
         *,
         fingerprint: Any = None,
         owner: str | None = None,
-        lease: float | None = None,
-        ttl: float | None = None,
-        wait: float = 0.0,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
         renew: bool = False,
     ) -> Claim:
         """Ask to be the first for `key`, and block for the answer. Main path of the module.
@@ -206,9 +209,9 @@ class Dedup:
         *,
         fingerprints: Sequence[Any] | None = None,
         owner: str | None = None,
-        lease: float | None = None,
-        ttl: float | None = None,
-        wait: float = 0.0,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
         renew: bool = False,
     ) -> list[Claim]:
         """Claim many keys at once, each by itself; the answers are in the order of the keys."""
@@ -228,7 +231,7 @@ class Dedup:
         return [Claim(background, claim) for claim in claims]
 
     def lock(
-        self, key: str, *, lease: float | None = None, wait: float = 0.0, renew: bool = False
+        self, key: str, *, lease: Seconds | None = None, wait: Seconds = 0.0, renew: bool = False
     ) -> LockCall:
         """Return a mutual exclusion, which remembers nothing: `with dedup.lock(key, wait=5.0) as lock:`.
 
@@ -248,9 +251,9 @@ class Dedup:
         key: Callable[..., str],
         *,
         fingerprint: Callable[..., Any] | None = None,
-        lease: float | None = None,
-        ttl: float | None = None,
-        wait: float = 0.0,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -259,7 +262,7 @@ class Dedup:
         return once(self.claim, key, fingerprint=fingerprint, fail_on=fail_on, options=options)
 
     def machine(
-        self, name: str, *, initial: str, transitions: Transitions, ttl: float = 30 * 86_400.0
+        self, name: str, *, initial: str, transitions: Transitions, ttl: Seconds = 30 * 86_400.0
     ) -> StateMachine:
         """Define a state machine whose instances live in the store. See `fastdedup.StateMachine`."""
         return StateMachine(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
+from ..checks import Seconds
 from ..errors import InProgressError
 from .claim import Claim
 
@@ -45,7 +46,7 @@ class Lock:
         """True once the lease is known to be lost."""
         return self._claim.lost
 
-    def renew(self, lease: float | None = None) -> None:
+    def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now. Raises ClaimLostError where another holder has the lock."""
         self._claim.renew(lease)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..checks import Seconds
 from ..gateway import Dedup as AsyncDedup
 from ..model import Outcome
 from .background import Bound
@@ -16,7 +17,7 @@ class Tokens:
     def __init__(self, dedup: Bound[AsyncDedup]) -> None:
         self._dedup = dedup
 
-    def issue(self, subject: Any = None, ttl: float | None = None) -> str:
+    def issue(self, subject: Any = None, ttl: Seconds | None = None) -> str:
         """Return a new token: URL-safe text of 192 random bits."""
         background, dedup = self._dedup.get()
         return background.run(lambda: dedup.tokens.issue(subject, ttl), self._dedup.per_process.seconds)
@@ -34,9 +35,9 @@ class Tokens:
         subject: Any = None,
         *,
         owner: str | None = None,
-        lease: float | None = None,
-        ttl: float | None = None,
-        wait: float = 0.0,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
         renew: bool = False,
     ) -> Claim:
         """Claim a token: do the work, then `complete(result)`, and a second click replays that result."""

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any
 
 from ..errors import ConfigError
+from ..keys import Fingerprint
 from .response import Headers
 
 _BOUNDARY = re.compile(rb'boundary=(?:"([^"]+)"|([^";,\s]+))', re.IGNORECASE)
@@ -39,8 +40,9 @@ class Request:
 Principal = Callable[[Request], str | None] | Callable[[Request], Awaitable[str | None]]
 """A function that names the caller whom a key belongs to (a tenant, an account), whose results only they see.
 
-The name must be unique: where each tenant has its own users 1, 2, 3, it names the tenant too. A digest is kept."""
-Fingerprint = Callable[[Request], bytes]
+Name it wholly: where each tenant has users 1, 2, 3 of its own, the tenant as well. A digest of it is kept."""
+FingerprintOf = Callable[[Request], Any]
+"""Returns what makes two requests the same: a value to digest, or what `fastdedup.fingerprint()` returned."""
 
 
 def everyone(request: Request) -> None:
@@ -65,8 +67,8 @@ def by_header(name: str) -> Callable[[Request], str | None]:
     return principal
 
 
-def request_fingerprint(request: Request) -> bytes:
-    """Return a digest of method, path, query and body.
+def request_fingerprint(request: Request) -> Fingerprint:
+    """Digest method, path, query and body.
 
     A multipart body's boundary is left out, as clients draw a new one when they encode a form again.
     """
@@ -77,7 +79,7 @@ def request_fingerprint(request: Request) -> bytes:
         if kind is not None and kind[:10].lower() == "multipart/":
             body = _without_boundary(kind.encode("latin-1"), body)
     lengths = b"%d %d %d\n" % tuple(map(len, parts))
-    return blake2b(lengths + b"".join(parts) + body, digest_size=16, person=b"http").digest()
+    return Fingerprint(blake2b(lengths + b"".join(parts) + body, digest_size=16, person=b"http").digest())
 
 
 def _without_boundary(kind: bytes, body: bytes) -> bytes:

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
-from ..checks import check_count, check_seconds
+from ..checks import check_count, check_seconds, shown
 from ..errors import ConfigError
-from ..keys import business_key
+from ..keys import Fingerprint, business_key, fingerprint
 from .header import BadKey
-from .request import Fingerprint, Principal, Request, request_fingerprint
+from .request import FingerprintOf, Principal, Request, request_fingerprint
 from .response import HeaderFilter
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ class ClaimSettings(TypedDict, total=False):
     on_disconnect: Literal["finish", "cancel"]
     keep_headers: Collection[str] | None
     drop_headers: Collection[str]
-    fingerprint: Fingerprint
+    fingerprint: FingerprintOf
     retry_after: float
 
 
@@ -125,9 +125,9 @@ class Rule:
     stored_headers: HeaderFilter = field(init=False, repr=False)
     """The headers that are stored, by the two settings above."""
     key_format: str | None = None
-    """A regular expression that the whole key must match, such as `UUID`. The policy publishes it."""
-    fingerprint: Fingerprint = request_fingerprint
-    """Returns the same for two requests that are the same; by default a digest of method, path, query and body."""
+    """A regular expression that the whole key must match, published in the policy; such as `UUID`."""
+    fingerprint: FingerprintOf = request_fingerprint
+    """What makes two requests the same; method, path, query and body by default."""
     retry_after: float = 1.0
     """Seconds after which the duplicate of a running request may try again (Retry-After)."""
 
@@ -140,17 +140,18 @@ class Rule:
             raise ConfigError(f"a route's path must start with '/', got {self.path!r}")
         if not callable(self.fingerprint):
             raise ConfigError(
-                f"fingerprint must be a function from a Request to 16 bytes, got {self.fingerprint!r}"
+                "fingerprint must be a function that takes a Request and returns what to digest, "
+                f"got {shown(self.fingerprint)}"
             )
         self._normalise()
         for name in ("required", "renew"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("wait", "retry_after"):
-            check_seconds(getattr(self, name), name, least=0.0)
+            self._set(name, check_seconds(getattr(self, name), name, least=0.0))
         for name in ("lease", "ttl", "failure_ttl"):
             if getattr(self, name) is not None:
-                check_seconds(getattr(self, name), name)
+                self._set(name, check_seconds(getattr(self, name), name))
         for name in ("max_request", "max_response"):
             check_count(getattr(self, name), name)
         if self.unstored not in ("refuse", "release"):
@@ -158,16 +159,19 @@ class Rule:
         if self.on_disconnect not in ("finish", "cancel"):
             raise ConfigError(f"on_disconnect must be 'finish' or 'cancel', got {self.on_disconnect!r}")
 
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
     def _normalise(self) -> None:
         methods = _names(self.methods, "methods")
         if not methods:
-            raise ConfigError("methods must not be empty: the route would guard no request")
-        object.__setattr__(self, "methods", tuple(method.upper() for method in methods))
+            raise ConfigError("methods is empty: the route would guard nothing")
+        self._set("methods", tuple(method.upper() for method in methods))
         keep = None if self.keep_headers is None else _names(self.keep_headers, "keep_headers")
         drop = _names(self.drop_headers, "drop_headers")
-        object.__setattr__(self, "stored_headers", HeaderFilter(keep, drop))
+        self._set("stored_headers", HeaderFilter(keep, drop))
         if not callable(self.keep):
-            object.__setattr__(self, "keep", _statuses(self.keep))
+            self._set("keep", _statuses(self.keep))
         if self.key_format is not None:
             try:
                 re.compile(self.key_format)
@@ -202,20 +206,23 @@ class Rule:
         place = path if self.path[-1] == "*" else self.path
         return business_key(f"{method} {_short(place)}", owner, key)
 
-    def mark(self, request: Request) -> bytes:
-        """Return a request's fingerprint.
+    def mark(self, request: Request) -> Fingerprint:
+        """Return a request's fingerprint. Bytes that a fingerprint function returns are a client's, and digested.
 
         Raises:
-            ConfigError: the fingerprint function did not return 16 bytes.
+            ConfigError: a fingerprint function returned None, or a value that cannot be digested.
         """
-        mark = self.fingerprint(request)
-        if not isinstance(mark, bytes) or len(mark) != 16:
-            raise ConfigError("fingerprint= must return 16 bytes, as fastdedup.fingerprint() does")
+        value = self.fingerprint(request)
+        if value is None:
+            raise ConfigError(
+                "the function given as fingerprint= returned None; return a value to digest, such as request.body"
+            )
+        mark = fingerprint(value)
         if self.fingerprint is request_fingerprint or "{" not in self.path:
             return mark
         # A route has one record for each key: only the fingerprint tells which path the key was sent to.
         path = request.path.encode("utf-8", "surrogatepass")
-        return blake2b(mark + path, digest_size=16, person=b"path").digest()
+        return Fingerprint(blake2b(mark + path, digest_size=16, person=b"path").digest())
 
 
 UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"

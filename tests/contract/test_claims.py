@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ClaimLostError, Outcome, State
+from fastdedup import ClaimLostError, Fingerprint, Outcome, State
 
 from ..stores import Backend
 
@@ -202,16 +202,19 @@ async def test_claim_many_answers_each_key_in_order(backend: Backend) -> None:
         assert await dedup.claim_many([]) == []
 
 
+MARK = Fingerprint(b"0123456789abcdef")
+
+
 async def test_get_shows_the_record(backend: Backend) -> None:
     async with backend.make() as dedup:
         with backend.only_the_store_knows:
             assert await dedup.get("key") is None
-        claim = await dedup.claim("key", owner="worker-1", fingerprint=b"0123456789abcdef", lease=10, ttl=100)
+        claim = await dedup.claim("key", owner="worker-1", fingerprint=MARK, lease=10, ttl=100)
         record = await dedup.get("key")
         assert record is not None
         assert (record.key, record.state, record.owner) == ("key", State.PROCESSING, "worker-1")
         assert (record.fence, record.attempt) == (claim.fence, 1)
-        assert record.fingerprint == b"0123456789abcdef"
+        assert record.fingerprint == MARK
         assert record.lease is not None
         assert 5 < record.lease <= 10
         assert 100 < record.ttl <= 110

@@ -34,6 +34,8 @@ class Secured:
         self.tls = f"rediss://{login}localhost:{tls_port}/0?ssl_ca_certs={self.ca}"
         self.untrusted = f"rediss://{login}localhost:{tls_port}/0"
         self.no_password = f"redis://127.0.0.1:{port}/0"
+        self.tls_at_plain = f"rediss://{login}localhost:{port}/0?ssl_ca_certs={self.ca}"
+        self.plain_at_tls = f"redis://{login}localhost:{tls_port}/0"
         self.wrong_password = f"redis://:wrong@127.0.0.1:{port}/0"
 
 
@@ -95,3 +97,49 @@ async def test_a_certificate_that_is_not_trusted_is_unavailable(secured: Secured
     async with Dedup(secured.untrusted, timeout=5) as dedup:
         with pytest.raises(UnavailableError, match=r"(?i)certificate"):
             await dedup.claim("key")
+
+
+@pytest.mark.parametrize(
+    ("url", "advice"),
+    [
+        ("tls_at_plain", "this port does not speak TLS: write redis for rediss"),
+        ("plain_at_tls", "this port speaks TLS: write rediss for redis"),
+    ],
+)
+async def test_the_wrong_protocol_for_a_port_is_an_error_at_opening(
+    secured: Secured, url: str, advice: str
+) -> None:
+    """It said that the connection was closed, or that there was no answer in time."""
+    dedup = Dedup(getattr(secured, url), timeout=2)
+    with pytest.raises(ConfigError, match=advice) as caught:
+        await dedup.open()
+    assert PASSWORD not in str(caught.value)
+    await dedup.aclose()
+
+
+async def test_the_wrong_protocol_is_an_outage_later(secured: Secured) -> None:
+    """Nobody answered at opening; what then comes up speaks TLS: the policy answers, and the reason is told."""
+    port = free_port()
+    async with Dedup(f"redis://localhost:{port}/0", timeout=2) as dedup:
+        with pytest.raises(UnavailableError, match="Connection refused"):
+            await dedup.claim("key")
+        files = ("cert", "key", "ca-cert")
+        pems = [(f"--tls-{name}-file", secured.server.folder / f"{name.split('-')[0]}.pem") for name in files]
+        late = RedisServer("--tls-port", str(port), *[str(one) for pem in pems for one in pem]).start()
+        try:
+            with pytest.raises(UnavailableError, match="this port speaks TLS"):
+                await dedup.claim("key")
+        finally:
+            late.stop()
+
+
+async def test_a_frozen_server_is_not_taken_for_another_protocol(secured: Secured) -> None:
+    """It answers neither way: an outage."""
+    secured.server.freeze()
+    try:
+        for url in (secured.plain, secured.tls):
+            async with Dedup(url, timeout=0.2) as dedup:
+                with pytest.raises(UnavailableError, match=r"no answer|in time"):
+                    await dedup.claim("key")
+    finally:
+        secured.server.thaw()

@@ -166,7 +166,7 @@ async def test_a_sentinel_behind_a_single_servers_url_is_a_mistake(group: Sentin
 
 async def test_a_server_in_the_place_of_a_sentinel_is_a_mistake(group: SentinelGroup) -> None:
     port = group.primary().port
-    with pytest.raises(ConfigError, match="unknown command"):
+    with pytest.raises(ConfigError, match="does not know the command SENTINEL"):
         await Dedup(f"redis+sentinel://127.0.0.1:{port}/main").open()
 
 

@@ -82,8 +82,10 @@ def test_a_duplicate_of_a_failure_gets_its_error(http: httpx.Client) -> None:
 
 def test_another_fingerprint_is_a_mismatch(http: httpx.Client) -> None:
     held(http, fingerprint={"b": 1, "a": 2})
+    same = {"key": "k", "fingerprint": {"a": 2, "b": 1}}
+    assert post(http, "/v1/claims", same, 409)["outcome"] == "in_progress"
     digest = fingerprint({"a": 2, "b": 1}).hex()
-    assert post(http, "/v1/claims", {"key": "k", "fingerprint": digest}, 409)["outcome"] == "in_progress"
+    assert post(http, "/v1/claims", {"key": "k", "fingerprint": digest}, 422)["outcome"] == "mismatch"
     facts = post(http, "/v1/claims", {"key": "k", "fingerprint": "else"}, 422)
     assert (facts["type"], facts["outcome"]) == ("/problems/mismatch", "mismatch")
 
@@ -242,7 +244,7 @@ def test_a_record_is_shown_and_forgotten(http: httpx.Client) -> None:
     where = {"key": "ordér 1", "namespace": "n"}
     record = http.get("/v1/records", params=where).json()
     assert (record["state"], record["owner"], record["fence"]) == ("processing", mine["owner"], mine["fence"])
-    assert (record["fingerprint"], record["attempt"]) == ("0" * 32, 1)
+    assert (record["fingerprint"], record["attempt"]) == (fingerprint("0" * 32).hex(), 1)
     assert 0 < record["lease"] <= 30_000 < record["ttl"]
     assert http.delete("/v1/records", params=where).json() == {"forgotten": True}
     assert http.delete("/v1/records", params=where).json() == {"forgotten": False}

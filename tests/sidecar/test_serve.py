@@ -95,7 +95,7 @@ def test_without_its_extra_it_names_it(missing: str) -> None:
     ("options", "told"),
     [
         (["--url", "gopher://nowhere"], "--url: url: no store"),
-        (["--lease", "-1"], "--lease: lease: a time in seconds"),
+        (["--lease", "-1"], "--lease: lease: must be a number of seconds"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file"),
         (["--socket", "/proc/fastdedup.sock"], "/proc"),
         (["--socket", "/tmp/" + "x" * 200], "cannot listen"),

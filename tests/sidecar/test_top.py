@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import fastdedup.cli.main
+from fastdedup import fingerprint
 from fastdedup.cli import top
 from fastdedup.cli.top import Sample, frame, quantile
 from fastdedup.errors import ConfigError, UnavailableError
@@ -155,12 +156,12 @@ def test_a_record_is_shown_and_forgotten_through_the_sidecar(
     sidecar: Sidecar, run: Callable[..., Result]
 ) -> None:
     with sidecar.client() as ask:
-        owner = ask.execute_command("FD.CLAIM", "order:42", "FP", "ab" * 16)[1]
+        owner = ask.execute_command("FD.CLAIM", "order:42", "FP", "body")[1]
         ask.execute_command("FD.COMPLETE", "order:42", owner, '{"id": 42}')
     at = ("--socket", sidecar.path)
     shown = run("inspect", "order:42", *at)
     assert shown.exit_code == 0, shown.output
-    for part in ("succeeded", '{"id":42}', "ab" * 16):
+    for part in ("succeeded", '{"id":42}', fingerprint("body").hex()):
         assert part in shown.stdout
     record = json.loads(run("inspect", "order:42", "--json", *at).stdout)
     assert (record["state"], record["result"], record["owner"]) == ("succeeded", {"id": 42}, owner.decode())

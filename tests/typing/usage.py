@@ -8,6 +8,7 @@ from fastdedup import (
     Codec,
     Dedup,
     FallbackPolicy,
+    Fingerprint,
     LocalLRU,
     Lock,
     Outcome,
@@ -191,4 +192,4 @@ async def inspection(dedup: Dedup) -> None:
 def keys() -> None:
     assert_type(business_key("user:7", 9, window=300), str)
     business_key(1.5)  # type: ignore[arg-type] # its text would not be stable
-    assert_type(fingerprint({"a": 1}), bytes)
+    assert_type(fingerprint({"a": 1}), Fingerprint)

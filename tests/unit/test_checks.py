@@ -1,21 +1,62 @@
 """Numbers that users pass: checked in one place, named in the message."""
 
 import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastdedup import ConfigError
-from fastdedup.checks import MAX_SECONDS, check_count, check_seconds, milliseconds
+from fastdedup.checks import MAX_SECONDS, check_count, check_seconds, milliseconds, shown
 
 HUGE = [pytest.param(10**400, id="huge"), pytest.param(-(10**400), id="-huge")]
 NO_TIMES = [math.nan, math.inf, -math.inf, True, False, "30", None, [], 1j, *HUGE]
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [(0.001, 1), (0.0015, 2), (1, 1000), (30.0, 30_000)])
-def test_a_time_becomes_whole_milliseconds(seconds: float, expected: int) -> None:
-    """Rounded, and at least one."""
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (0.001, 1),
+        (0.0011, 2),
+        (0.0015, 2),
+        (0.0301, 31),
+        (1, 1000),
+        (30.0, 30_000),
+        (timedelta(microseconds=1001), 2),
+        (timedelta(minutes=5), 300_000),
+        (timedelta(days=3650), 315_360_000_000),
+    ],
+)
+def test_a_time_becomes_whole_milliseconds_rounded_up(seconds: Any, expected: int) -> None:
+    """A lease that ended early would have two owners."""
     assert milliseconds(seconds, "lease") == expected
+
+
+@given(thousandths=st.integers(1, 10**9))
+def test_a_decimal_number_of_milliseconds_stays_what_it_is(thousandths: int) -> None:
+    """What a float has above 16.1 does not cost another millisecond."""
+    assert milliseconds(thousandths / 1000, "lease") == thousandths
+
+
+@given(micros=st.integers(1000, 10**15))
+def test_a_timedelta_never_ends_early(micros: int) -> None:
+    """Rounded up by less than a millisecond."""
+    span = timedelta(microseconds=micros)
+    if span.total_seconds() <= MAX_SECONDS:
+        assert 0 <= milliseconds(span, "ttl") - micros / 1000 < 1.001
+        assert check_seconds(span, "ttl") == span.total_seconds()
+
+
+@pytest.mark.parametrize("value", ["s3cret", b"s3cret", ["s3cret"], {"s3cret": 1}])
+def test_only_numbers_are_shown(value: Any) -> None:
+    """Whatever else was given may be the wrong variable: a password, a URL with one."""
+    for check in (check_seconds, check_count, milliseconds):
+        with pytest.raises(ConfigError, match=f"got {type(value).__name__}$"):
+            check(value, "lease")
+    assert shown(timedelta(seconds=-1)) == "timedelta(-1 day, 23:59:59)"
+    assert len(shown(10**400)) < 50
 
 
 def test_ten_years_are_the_longest_time() -> None:
@@ -35,21 +76,21 @@ def test_what_is_no_time_is_refused(value: Any) -> None:
 @pytest.mark.parametrize("value", [0, 0.0, -0.0, -1, 0.0009, -0.001])
 def test_a_time_of_nothing_is_refused(value: float) -> None:
     """A lease of 0 s would give every key to everybody."""
-    with pytest.raises(ConfigError, match=r"lease=.*between 0.001 s and"):
+    with pytest.raises(ConfigError, match=r"lease must be between 0.001 s and .* got "):
         check_seconds(value, "lease")
 
 
 def test_some_times_may_be_zero() -> None:
     """Not to wait at all is a way of waiting."""
     assert check_seconds(0, "wait", least=0.0) == 0.0
-    with pytest.raises(ConfigError, match="wait=-1"):
+    with pytest.raises(ConfigError, match=r"wait must .* got -1"):
         check_seconds(-1, "wait", least=0.0)
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.0, True, "7", None, math.nan])
 def test_what_is_no_count_is_refused(value: Any) -> None:
     """The message names the setting and its least value."""
-    with pytest.raises(ConfigError, match="maxsize is a whole number of at least 1"):
+    with pytest.raises(ConfigError, match="maxsize must be a whole number of at least 1"):
         check_count(value, "maxsize")
 
 

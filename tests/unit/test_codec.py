@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import traceback
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -9,7 +10,7 @@ from uuid import UUID
 
 import pytest
 
-from fastdedup import Dedup, ResultError, ResultTooLargeError
+from fastdedup import Dedup, DedupError, ForeignRecordError, ResultError, ResultTooLargeError
 from fastdedup.codec import JSONCodec, decode, encode
 
 LIMIT = 1024
@@ -18,13 +19,13 @@ LIMIT = 1024
 @pytest.mark.parametrize("value", [0, "", [], {}, False, "é\0", 1.5, {"a": [1, None]}, 2**63, "x" * 1022])
 def test_a_json_value_comes_back_as_it_was(value: Any) -> None:
     """Empty and false values are results like any other."""
-    assert decode(JSONCodec(), encode(JSONCodec(), value, LIMIT)) == value
+    assert decode(JSONCodec(), encode(JSONCodec(), value, LIMIT), "k") == value
 
 
 def test_none_is_no_bytes_at_all() -> None:
     """A claim completed with nothing costs nothing, whatever the codec."""
     assert encode(JSONCodec(), None, 0) == b""
-    assert decode(JSONCodec(), b"") is None
+    assert decode(JSONCodec(), b"", "k") is None
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Order:
 def test_dataclasses_datetimes_and_uuids_come_back_as_json() -> None:
     """They are stored as what a JSON client would see."""
     order = Order(UUID(int=7), datetime(2026, 1, 2, tzinfo=UTC))
-    assert decode(JSONCodec(), encode(JSONCodec(), order, LIMIT)) == {
+    assert decode(JSONCodec(), encode(JSONCodec(), order, LIMIT), "k") == {
         "id": "00000000-0000-0000-0000-000000000007",
         "at": "2026-01-02T00:00:00+00:00",
     }
@@ -114,3 +115,37 @@ def test_a_codec_that_returns_no_bytes_is_found_before_anything_is_sent(encoded:
     """Further on it would fail the whole batch, and other callers' results with it."""
     with pytest.raises(ResultError, match="bytes"):
         encode(Returns(encoded), {"a": 1}, LIMIT)
+
+
+CONTENT = b"{card: 4711}"
+
+
+class Picky:
+    """A codec that cannot read what it is given, and says so with the content in its error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def dumps(self, value: Any) -> bytes:
+        return CONTENT
+
+    def loads(self, data: bytes) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [JSONCodec(), Picky(ValueError("card: 4711")), Picky(KeyError("card: 4711")), Picky(RuntimeError())],
+)
+def test_what_cannot_be_read_is_an_error_that_names_the_key(codec: Any) -> None:
+    """It was a JSONDecodeError; the content stands neither in the message nor in what led to it."""
+    with pytest.raises(ResultError, match=r"12 bytes under 'order:7'.*codec=") as caught:
+        decode(codec, CONTENT, "order:7")
+    assert "4711" not in "".join(traceback.format_exception(caught.value))
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+def test_an_error_of_this_library_passes_through_a_codec() -> None:
+    """A codec may know better what it met."""
+    with pytest.raises(DedupError, match="another format"):
+        decode(Picky(ForeignRecordError("another format")), b"x", "order:7")

@@ -146,7 +146,9 @@ def test_a_connection_that_fails_is_unavailable(error: Exception) -> None:
         (wrap(driver.ResponseError("syntax error")), "a fault, not an outage"),
         (hiredis.ReplyError(IN_6_2 + "a bug"), "a fault, not an outage"),
         (hiredis.ReplyError("ERR user_script:3: OOM is my own word script: f"), "a fault, not an outage"),
-        (hiredis.ReplyError("ERR unknown command 'EVALSHA'"), "does not know a command"),
+        (hiredis.ReplyError("ERR unknown command 'EVALSHA'"), "does not know the command EVALSHA"),
+        (hiredis.ReplyError("ERR unknown command `AUTH`, with args beginning with: `x`"), "command AUTH"),
+        (hiredis.ReplyError("ERR unknown command 'GEHEIM'"), "does not know a command"),
         (hiredis.ReplyError("ERR Error compiling script (new function)"), "a fault, not an outage"),
         (hiredis.ReplyError("WRONGTYPE Operation against a key"), "a fault, not an outage"),
         (hiredis.ProtocolError("no list: 7"), "a fault, not an outage"),
@@ -166,6 +168,25 @@ def test_a_programming_error_is_raised_as_it_is(error: Exception) -> None:
     with pytest.raises(type(error)) as caught:
         translate(error, WHERE)
     assert caught.value is error
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        driver.ConnectionError("Error 111 connecting to s3cret"),
+        ConnectionResetError(104, "Connection reset by peer"),
+        hiredis.ReplyError("LOADING s3cret"),
+        hiredis.ReplyError("ERR unknown command `AUTH`, with args beginning with: `s3cret`"),
+        hiredis.ReplyError("S3CRET s3cret"),
+        wrap(BaseParser.parse_error("WRONGPASS s3cret")),
+    ],
+)
+def test_an_error_that_several_callers_share_means_the_same_to_each(error: Exception) -> None:
+    """They wait for one attempt to connect; what led to the error is cut off for the first of them."""
+    first, again = translate(error, WHERE), translate(error, WHERE)
+    assert (type(again), str(again)) == (type(first), str(first))
+    assert "s3cret" not in f"{first} {error!r} {error.args!r}".lower()
+    assert error.__cause__ is error.__context__ is None
 
 
 async def test_a_read_only_replica_is_unavailable() -> None:

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from fastdedup.events import Degraded, Event, LeaseLost, emit
+from fastdedup.events import Conflict, Degraded, Event, LeaseLost, Unreplayed, emit
 
 DEGRADED = Degraded("shop", "claim", answered=False, reason="refused")
 
@@ -22,16 +22,32 @@ def test_without_a_callback_nothing_happens() -> None:
     emit(None, DEGRADED)
 
 
-def test_a_callback_that_raises_is_logged_with_the_event(caplog: pytest.LogCaptureFixture) -> None:
-    """Its author can find out, and nobody else notices."""
+def test_a_callback_that_raises_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Its author can find out where, and nobody else notices."""
 
     def fails(event: Event) -> None:
-        raise ValueError("my own bug")
+        raise ValueError(f"my own bug with {event}, {event.owner}")  # type: ignore[union-attr]
 
     with caplog.at_level(logging.ERROR, "fastdedup"):
-        emit(fails, DEGRADED)
-    assert "on_event callback failed on Degraded(namespace='shop'" in caplog.text
-    assert "my own bug" in caplog.text
+        emit(fails, LeaseLost("shop", "order:7", "worker", 7))
+    assert "on_event callback failed on LeaseLost in namespace 'shop': ValueError at " in caplog.text
+    assert f"fails ({__file__}:" in caplog.text
+    for secret in ("order:7", "worker"):
+        assert secret not in caplog.text, "a key or an owner is logged"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        LeaseLost("shop", "order:7", "worker", 7),
+        Conflict("shop", "order:7", ours="worker", theirs="worker", kept="ours"),
+        Unreplayed("shop", "order:7", "worker", "too old"),
+    ],
+)
+def test_an_event_shows_no_owner(event: Event) -> None:
+    """Whoever knows one can settle the claim, and events are made to be logged."""
+    assert "order:7" in repr(event)
+    assert "worker" not in repr(event)
 
 
 def test_a_callback_may_end_the_program() -> None:

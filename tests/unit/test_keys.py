@@ -154,7 +154,7 @@ def test_a_namespace_is_plain_text(namespace: str) -> None:
 @pytest.mark.parametrize("namespace", ["", "n" * 65, "shop=", "sh op", "shöp", "shop\n", None, b"shop", 7])
 def test_a_namespace_with_anything_else_is_refused(namespace: Any) -> None:
     """No namespace holds the marks that end it."""
-    with pytest.raises(ConfigError, match="a namespace is 1 to 64 of"):
+    with pytest.raises(ConfigError, match="a namespace must have 1 to 64 characters of"):
         check_namespace(namespace)
 
 

@@ -1,5 +1,6 @@
 """URLs of every store: what they mean, what is wrong with them, and no password in any message."""
 
+import re
 from typing import Any
 
 import pytest
@@ -80,10 +81,10 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         ("memory://host", "write memory://"),
         ("memory:///path", "write memory://"),
         ("memory://?size=7", "write memory://"),
-        ("memory://?maxsize=0", "maxsize is a whole number of at least 1"),
+        ("memory://?maxsize=0", "maxsize must be a whole number of at least 1"),
         ("memory://?maxsize=-1", "maxsize"),
-        ("memory://?maxsize=many", "many"),
-        ("memory://?maxsize=1.5", "1.5"),
+        ("memory://?maxsize=many", "maxsize in the memory:// URL must be a whole number"),
+        ("memory://?maxsize=1.5", "maxsize"),
         ("memory://?maxsize=", "maxsize"),
         ("memory://?maxsize", "maxsize"),
         ("memory://[", "memory://"),
@@ -102,7 +103,7 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         ("redis://host?socket_timeout=soon", "socket_timeout"),
         ("redis://host?flavour=vanilla", "unknown option: .*flavour"),
         ("redis://host?protocol=9", "protocol"),
-        ("rediss://host?ssl_cert_reqs=perhaps", "perhaps"),
+        ("rediss://host?ssl_cert_reqs=perhaps", "must be none, optional or required"),
         ("rediss://host?ssl_ca_certs=/nowhere/ca.pem", "ssl_ca_certs: there is no file /nowhere/ca.pem"),
         ("rediss+cluster://host?ssl_certfile=/nowhere/me.pem", "rediss.cluster.*ssl_certfile: there is no"),
         # unix://
@@ -110,12 +111,12 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         ("unix://?db=0", "names no socket"),
         ("unix:///run/redis.sock?db=zero", "'db'"),
         # redis+sentinel://
-        ("redis+sentinel://", "names no host, or an empty one; write redis.sentinel://user"),
-        ("redis+sentinel://host", "stands the name of the service"),
-        ("redis+sentinel://host/", "stands the name of the service"),
-        ("redis+sentinel://host/main/0/1", "stands the name of the service"),
-        ("redis+sentinel://host/main/zero", "the database is a number"),
-        ("redis+sentinel://host,/main", "an empty one"),
+        ("redis+sentinel://", "names no host, or an empty host; write redis.sentinel://user"),
+        ("redis+sentinel://host", "must stand the name of the service"),
+        ("redis+sentinel://host/", "must stand the name of the service"),
+        ("redis+sentinel://host/main/0/1", "must stand the name of the service"),
+        ("redis+sentinel://host/main/zero", "the database must be a number"),
+        ("redis+sentinel://host,/main", "an empty host"),
         ("redis+sentinel://a:1,b:port/main", "its hosts cannot be read"),
         ("redis+sentinel://a:1,b:70000/main", "from 1 to 65535"),
         ("redis+sentinel://a:0/main", "from 1 to 65535"),
@@ -129,12 +130,52 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         ("redis+cluster://host/zero", "no database but 0"),
         ("redis+cluster://host?db=1", "no database but 0"),
         ("redis+cluster://host?sentinel_password=x", "unknown option: .*sentinel_password"),
-        ("rediss+cluster://host?ssl_cert_reqs=perhaps", "perhaps"),
+        ("rediss+cluster://host?ssl_cert_reqs=perhaps", "must be none, optional or required"),
     ],
 )
 def test_a_url_that_cannot_be_used_is_refused_at_once(url: str, advice: str) -> None:
     """Before anything is connected; the message says what is wrong or how one looks."""
     with pytest.raises(ConfigError, match=advice):
+        Dedup(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("localhost:6379", "redis://localhost:6379/0"),
+        ("localhost", "redis://localhost:6379/0"),
+        ("127.0.0.1:6380/3", "redis://127.0.0.1:6380/3"),
+        ("[::1]:6379", "redis://[::1]:6379/0"),
+        ("cache.internal:6379", "redis://host:6379/0"),
+        ("reddis://localhost", "redis://localhost:6379/0"),
+        ("redsi://localhost", "redis://localhost:6379/0"),
+        ("redis+sentinal://host/main", "redis+sentinel://host1:26379,host2:26379/service-name/0"),
+        ("redis+clutser://host", "redis+cluster://host1:7000,host2:7001"),
+        ("REDISS+CLUSTR://host", "rediss+cluster://host1:7000,host2:7001"),
+        ("http://host:6379", "redis://localhost:6379/0"),
+        ("tcp://host", "redis://localhost:6379/0"),
+        ("redis:/localhost", "redis://localhost:6379/0"),
+        ("redis:localhost:6379", "redis://localhost:6379/0"),
+        ("unix:/run/redis.sock", "unix:///path/to/redis.sock?db=0"),
+        ("memory", "memory://?maxsize"),
+        ("sidecar:/run/fd.sock", "sidecar:///run/fastdedup/fd.sock"),
+        ("/run/redis/redis.sock", "unix:///run/redis/redis.sock"),
+        ("/run/fastdedup/fd.sock", "sidecar:///run/fastdedup/fd.sock"),
+        ("/some/path", "unix:///path/to/redis.sock"),
+        ("./redis.sock", "unix:///path/to/redis.sock"),
+    ],
+)
+def test_a_url_that_is_nearly_one_is_answered_with_what_was_meant(url: str, meant: str) -> None:
+    """A slip of the pen, or a URL without its beginning."""
+    with pytest.raises(ConfigError, match=re.escape(f"did you mean {meant}")) as caught:
+        Dedup(url)
+    assert "use one of" in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["", "  "])
+def test_an_empty_url_is_said_to_be_empty(url: str) -> None:
+    """A variable is not set."""
+    with pytest.raises(ConfigError, match=r"is empty: write redis://localhost:6379/0"):
         Dedup(url)
 
 
@@ -207,7 +248,7 @@ def test_a_url_of_a_cluster_names_some_of_its_nodes() -> None:
 
 def test_an_in_process_store_has_no_replicas() -> None:
     """What cannot be kept is not promised."""
-    with pytest.raises(ConfigError, match="memory:// has none"):
+    with pytest.raises(ConfigError, match="memory:// has no replicas"):
         make_store("memory://", 0.25, replicas=1)
     with pytest.raises(ConfigError, match="whole number"):
         make_store("redis://host", 0.25, replicas=-1)

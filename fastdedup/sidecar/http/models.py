@@ -54,8 +54,8 @@ Fence = Annotated[
 Fingerprint = Annotated[
     Any,
     Field(
-        description="What is asked under this key: 32 hexadecimal digits, or any JSON to digest. "
-        "Another one under the same key is a mismatch."
+        description="What is asked under this key: any JSON. It is always digested, text as text. "
+        "Another value under the same key is a mismatch."
     ),
 ]
 Subject = Annotated[Any, Field(description="Whom or what the token is for: any JSON.")]

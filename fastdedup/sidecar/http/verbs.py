@@ -16,14 +16,13 @@ import pydantic_core
 
 from ...claim import Claim
 from ...codec import has_nan
-from ...errors import ConfigError, ResultError, UnavailableError
+from ...errors import ResultError, UnavailableError
 from ...gateway import Dedup
 from ...keys import digest
 from ...model import Outcome
 from ...protocol.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
 from ...protocol.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
 from ..counters import Counters, outcome_of_fault
-from ..fingerprint import fingerprint_of
 from ..namespaces import Namespaces
 from ..verbs import (
     as_json,
@@ -105,7 +104,7 @@ async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client
     if ask.wait:
         call = dedup.claim(
             ask.key,
-            fingerprint=None if ask.fingerprint is None else _mark(ask.fingerprint),
+            fingerprint=None if ask.fingerprint is None else digest(ask.fingerprint),
             owner=ask.owner,
             lease=seconds(ask.lease),
             ttl=seconds(ask.ttl),
@@ -120,7 +119,7 @@ async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client
 
 def claim_op(dedup: Dedup, ask: models.ClaimRequest) -> ClaimOp:
     """Return the operation of a claim that does not wait."""
-    mark = None if ask.fingerprint is None else _mark(ask.fingerprint)
+    mark = None if ask.fingerprint is None else digest(ask.fingerprint)
     owner = draw_owner() if ask.owner is None else owner_field(ask.owner)
     plain = ask.lease is None and ask.ttl is None
     terms = dedup._namespace.claim_terms if plain else dedup._namespace.terms_ms(ask.lease, ask.ttl)
@@ -164,16 +163,6 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
         return HttpAnswer(200, facts)
     known = problems.OF_OUTCOME[outcome]
     return HttpAnswer(known.status, known.facts(**facts), facts["retry_after"])
-
-
-def _mark(value: Any) -> bytes:
-    """Return a fingerprint: of 32 hexadecimal digits their bytes, of any other value a digest."""
-    if type(value) is str and len(value) == 32:
-        try:
-            return fingerprint_of(value.encode())
-        except ConfigError:
-            pass
-    return digest(value)
 
 
 async def _wait(call: Awaitable[Claim]) -> Claim:

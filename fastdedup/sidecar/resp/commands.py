@@ -124,7 +124,7 @@ def _verdict_reply2(verdict: Verdict, owner: bytes) -> bytes:
 
 
 def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlace:
-    """`FD.CLAIM key [NS n] [FP hex] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`. The main path."""
+    """`FD.CLAIM key [NS n] [FP text] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`. The main path."""
     if len(command) == 2:
         # The options of a bare claim are not looked for: that saves 17 % of its instructions.
         dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...errors import ConfigError
-from ..fingerprint import fingerprint_of
+from ...keys import digest
 
 _VALUES = {"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "FENCE", "SUBJECT"}
 _FLAGS = {"EPHEMERAL", "TOKEN"}
@@ -94,6 +94,14 @@ def text_of(name: str, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise ConfigError(f"{name} must be UTF-8 text, got {_shown(data)}") from None
+
+
+def fingerprint_of(data: bytes) -> bytes:
+    """Digest what a client sent: as text where it is UTF-8, so that HTTP and RESP agree, else as bytes."""
+    try:
+        return digest(data.decode())
+    except UnicodeDecodeError:
+        return digest(data)
 
 
 def _name_of(command: list[bytes]) -> str:

@@ -1,7 +1,7 @@
 """The sidecar's settings: flags, then `FASTDEDUP_*` of the environment, then a TOML file. Main path: `load`.
 
-To add one: a field below, with its type's check and a sentence. Every mistake is reported, not the first
-alone; `mistakes.py` finds the line, the variable or the flag that each one comes from.
+To add a setting: write a field below, with its type's check and a sentence. All mistakes are reported at
+once; `mistakes.py` finds the line, the variable or the flag that each mistake comes from.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ...checks import check_seconds
+from ...checks import check_seconds, shown
 from ...errors import ConfigError
 from ...fallback.base import FallbackPolicy
 from ...fallback.local import LocalLRU
@@ -50,7 +50,7 @@ PREFIX = "FASTDEDUP_"
 def _no_flag(value: Any) -> Any:
     """TOML tells true from 1, and so do we."""
     if isinstance(value, bool):
-        raise ValueError("a number is wanted")
+        raise ValueError("must be a number")
     return value
 
 
@@ -58,7 +58,7 @@ def _seconds(value: float) -> float:
     try:
         return check_seconds(value, "")
     except ConfigError:
-        raise ValueError(f"a time in seconds, from 0.001 to ten years, not {value!r}") from None
+        raise ValueError(f"must be a number of seconds from 0.001 to ten years, got {shown(value)}") from None
 
 
 def _url(value: str) -> str:
@@ -84,7 +84,7 @@ def _id_of(value: Any, find: Any, kind: str) -> Any:
     try:
         return find(value)
     except KeyError:
-        raise ValueError(f"this host has no {kind} {value!r}") from None
+        raise ValueError(f"this host has no such {kind}: write a name that it has, or a number") from None
 
 
 Seconds = Annotated[float, BeforeValidator(_no_flag), AfterValidator(_seconds)]
@@ -163,10 +163,15 @@ class Config(BaseSettings):
     """Everything that `fastdedup serve` can be told."""
 
     model_config = SettingsConfigDict(
-        extra="forbid", frozen=True, env_prefix=PREFIX, env_nested_delimiter="__", env_ignore_empty=True
+        extra="forbid",
+        frozen=True,
+        env_prefix=PREFIX,
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+        hide_input_in_errors=True,
     )
 
-    url: Annotated[str, AfterValidator(_url)] = "memory://"
+    url: Annotated[str, AfterValidator(_url), Field(repr=False)] = "memory://"
     socket: Annotated[Path, AfterValidator(_absolute)] = Field(default_factory=default_socket)
     namespace: Name = "fastdedup"
     timeout: Seconds = 0.25
@@ -238,7 +243,9 @@ def load(
     try:
         return _layered(table, environment)(**sources.flags)
     except ValidationError as error:
-        raise Mistakes(in_order([describe(each, sources, Config) for each in error.errors()])) from None
+        lines = in_order([describe(each, sources, Config) for each in error.errors()])
+    # Outside of the except clause: pydantic's error holds what was given, a URL with its password say.
+    raise Mistakes(lines)
 
 
 def _read(file: Path | None, sources: Sources) -> dict[str, Any]:
@@ -250,7 +257,7 @@ def _read(file: Path | None, sources: Sources) -> dict[str, Any]:
     except OSError as error:
         raise Mistakes([f"{file}: {error.strerror}"]) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise Mistakes([f"{file}: no TOML: {error}"]) from None
+        raise Mistakes([f"{file}: the file is not valid TOML: {error}"]) from None
 
 
 def _layered(table: dict[str, Any], environment: bool) -> type[Config]:

@@ -39,8 +39,8 @@ class Sources:
     """What a configuration was read from."""
 
     file: Path | None
-    flags: dict[str, Any]
-    environment: dict[str, str]
+    flags: dict[str, Any] = field(repr=False)
+    environment: dict[str, str] = field(repr=False)
     prefix: str
     text: str = field(default="", repr=False)
 
@@ -66,7 +66,7 @@ class Sources:
 def describe(error: ErrorDetails, sources: Sources, model: type[BaseModel]) -> str:
     """Return a mistake as `place: key: what is wrong`."""
     path = [str(part) for part in error["loc"] if part != "[key]"]
-    name = ".".join(path)
+    name = ".".join(map(_name, path))
     return f"{sources.place(path)}: {name + ': ' if name else ''}{_what(error, path, model)}"
 
 
@@ -85,14 +85,16 @@ def _what(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> s
         return "unknown key" + _meant(path[-1], _known(model, path[:-1]))
     if error["type"] == "literal_error":
         expected = str(error.get("ctx", {}).get("expected", ""))
-        return f"{expected}, not {error['input']!r}" + _meant(
-            str(error["input"]), re.findall(r"'([^']*)'", expected)
-        )
+        return f"must be {expected}" + _meant(str(error["input"]), re.findall(r"'([^']*)'", expected))
     message = error["msg"].removeprefix("Value error, ")
     value = error["input"]
-    if error["type"] == "value_error" or path[-1:] == ["url"] or not isinstance(value, str | int | float):
-        return message
-    return f"{message}; it is {value!r}"
+    if error["type"] == "value_error" or isinstance(value, bool) or not isinstance(value, int | float):
+        return message  # text is not shown: it may be the wrong variable, a password say
+    return f"{message}, got {value!r}"
+
+
+def _name(part: str) -> str:
+    return part if re.fullmatch(r"[A-Za-z0-9_.:/-]{1,64}", part) and "://" not in part else "(a name)"
 
 
 def _meant(word: str, known: Iterable[str]) -> str:

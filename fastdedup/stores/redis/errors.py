@@ -1,11 +1,16 @@
-"""Driver and server errors, translated once, here: what means `unavailable`, and what is a mistake.
+"""Errors of the driver and the server, translated once, here: which mean `unavailable`, and which a mistake.
 
-Nothing outside `stores/redis/` knows redis-py's exceptions or Redis's error prefixes.
+Nothing outside `stores/redis/` knows redis-py's exceptions or Redis's error codes. No text of a server is
+repeated: where AUTH is renamed, Redis answers it with the password that it was sent.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import ssl
+from collections.abc import Iterator
 
 import hiredis
 import redis.exceptions as driver
@@ -13,21 +18,34 @@ import redis.exceptions as driver
 from ...errors import ConfigError, DedupError, UnavailableError
 
 
-class LoginRefusedError(UnavailableError):
-    """The server is there and refuses who asks, or what they ask: at opening a mistake, later an outage."""
+class MistakeError(UnavailableError):
+    """At opening a mistake, which is raised as ConfigError; later an outage, which the policy answers."""
+
+
+class LoginRefusedError(MistakeError):
+    """The server answers, and refuses the login or what the login may do."""
+
+
+class WrongPortError(MistakeError):
+    """The port speaks TLS and the URL does not, or the other way round."""
 
 
 _NEEDED = (
     "EVALSHA, EVAL, GET, SET, SETRANGE, PEXPIRE, PTTL, DEL, TIME and PUBLISH on its keys, CLIENT and SELECT"
 )
-_FORBIDDEN = f"the Redis user may not do this: it needs {_NEEDED}"
+_FORBIDDEN = f"the Redis user lacks a permission: it needs {_NEEDED}"
+_NO_PASSWORD_SET = "Redis has no password for this user: remove the one in the URL, or set it in Redis"
+_WANTS_PASSWORD = "Redis wants a password: put it into the URL, redis://:password@host"
+_WRONG_LOGIN = "Redis refused the user or password: check those in the URL"
 
 _LOGIN_PREFIXES = {
-    "NOAUTH": "Redis wants a password: put it into the URL, redis://:password@host",
-    "WRONGPASS": "Redis refused the user or password: check those in the URL",
+    "NOAUTH": _WANTS_PASSWORD,
+    "WRONGPASS": _WRONG_LOGIN,
     "invalid password": "Redis refused the password: check the one in the URL",
-    "invalid username-password pair": "Redis refused the user or password: check those in the URL",
-    "Authentication required": "Redis wants a password: put it into the URL, redis://:password@host",
+    "invalid username-password pair": _WRONG_LOGIN,
+    "Authentication required": _WANTS_PASSWORD,
+    "AUTH <password> called without any password": _NO_PASSWORD_SET,
+    "Client sent AUTH, but no password is set": _NO_PASSWORD_SET,
     "NOPERM": _FORBIDDEN,
     "The user executing the script can't": _FORBIDDEN,
     "ACL failure in script": _FORBIDDEN,
@@ -48,15 +66,27 @@ _UNAVAILABLE_PREFIXES = {
     "UNKILLABLE": "Redis is busy running another script",
     "max number of clients": "Redis has no connection left (maxclients)",
 }
-"""What Redis's refusals that mean `not now` begin with. All else is a mistake."""
+"""What those refusals begin with that mean `not now`. Any other refusal is a mistake."""
 
 _MISTAKES = {
     "DB index is out of range": "the database number in the URL does not exist on this Redis",
-    "SELECT is not allowed in cluster mode": "a node of a cluster has only database 0",
-    "unknown command": "this server does not know a command that fastdedup needs",
+    "SELECT is not allowed in cluster mode": "a node of a cluster has only database 0: remove the number",
 }
 
-_CODES: dict[type[Exception], str] = {
+_PREFIXES: dict[type[DedupError], dict[str, str]] = {
+    LoginRefusedError: _LOGIN_PREFIXES,
+    UnavailableError: _UNAVAILABLE_PREFIXES,
+    ConfigError: _MISTAKES,
+}
+
+NO_TLS = "this port does not speak TLS: write redis for rediss, or use the TLS port"
+ONLY_TLS = "this port speaks TLS: write rediss for redis, or use the plain port"
+
+Meaning = tuple[type[DedupError], str]
+"""Which error to raise, and what it says behind the server's name."""
+_KNOWN = "_fastdedup_meaning"
+
+_CODES: dict[type[BaseException], str] = {
     driver.BusyLoadingError: "LOADING",
     driver.ReadOnlyError: "READONLY",
     driver.OutOfMemoryError: "OOM",
@@ -67,8 +97,22 @@ _CODES: dict[type[Exception], str] = {
 }
 """redis-py, which shakes hands, makes a class of a refusal's code and cuts it off the text."""
 
+_KNOWN_CODES = {
+    *("ASK", "BUSYGROUP", "BUSYKEY", "CROSSSLOT", "ERR", "EXECABORT", "INPROG", "IOERR", "MOVED"),
+    *("NOGOODSLAVE", "NOPROTO", "NOSCRIPT", "NOTBUSY", "WRONGTYPE"),
+}
+"""The first words that may be shown beside those above. Any other first word may be a part of a secret."""
+_COMMANDS = {
+    *("AUTH", "CLIENT", "CLUSTER", "DEL", "EVAL", "EVALSHA", "GET", "HELLO", "INFO", "PEXPIRE", "PING"),
+    *("PTTL", "PUBLISH", "ROLE", "SCRIPT", "SELECT", "SENTINEL", "SET", "SETRANGE", "SUBSCRIBE", "TIME"),
+    "WAIT",
+}
+
 _IN_A_SCRIPT = re.compile(r"Error running script .*?: (?:@user_script: ?\d+: )+-?(?:ERR )?")
 """What Redis 6.2 puts before the refusal of a command that a script called; 7.0 leaves it as it is."""
+_UNKNOWN_COMMAND = re.compile(r"unknown command\b\W*(\w*)", re.IGNORECASE)
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
+"""OpenSSL's reasons for an answer that is not TLS."""
 
 NETWORK_ERRORS = (
     OSError,
@@ -80,41 +124,130 @@ NETWORK_ERRORS = (
 
 
 def translate(error: Exception, where: str) -> DedupError:
-    """Return the error of this library that `error` means; `where` names the server without its password."""
-    if isinstance(error.__cause__, driver.RedisError):
-        error = error.__cause__  # shaking hands over a Unix socket, redis-py wraps what the server said
+    """Return the error of this library that `error` means; `where` names the server without its password.
+
+    What the server said, and redis-py's frames, which know the password, are cut off `error`: whoever
+    looks at the chain of exceptions does not find them.
+
+    Raises:
+        Exception: `error` itself, where it comes neither from the driver nor from the network.
+    """
+    inner = error.__cause__
+    # Over a Unix socket redis-py wraps what the server said while it shook hands.
+    said = inner if isinstance(inner, driver.RedisError) else error
+    text = refusal(said)
+    meaning: Meaning | None = getattr(error, _KNOWN, None) or _meaning(said, text)
+    if meaning is None:
+        raise error
+    setattr(error, _KNOWN, meaning)  # several callers may share one attempt to connect, and so its error
+    for each in (error, said):
+        _conceal(each, text)
+    kind, words = meaning
+    return kind(f"{where}: {words}")
+
+
+def _meaning(error: BaseException, text: str) -> Meaning | None:
     # Prefixes first: redis-py reports some refusals of a server (maxclients, a password) as connection errors.
-    text = refusal(error)
-    for prefix, meaning in _LOGIN_PREFIXES.items():
-        if text.startswith(prefix):
-            return LoginRefusedError(f"{where}: {meaning}")
-    for prefix, meaning in _UNAVAILABLE_PREFIXES.items():
-        if text.startswith(prefix):
-            return UnavailableError(f"{where}: {meaning}")
-    for prefix, meaning in _MISTAKES.items():
-        if text.startswith(prefix):
-            return ConfigError(f"{where}: {meaning} ({text})")
+    for kind, prefixes in _PREFIXES.items():
+        for prefix, words in prefixes.items():
+            if text.startswith(prefix):
+                return kind, words
+    if command := _UNKNOWN_COMMAND.match(text):
+        return ConfigError, _missing(command[1].upper())
     if isinstance(error, driver.AuthenticationError):
-        return LoginRefusedError(
-            f"{where}: Redis refused the login: check user and password in the URL ({text})"
-        )
+        return LoginRefusedError, "Redis refused the login: check user and password in the URL"
     if isinstance(error, NETWORK_ERRORS):
-        return UnavailableError(f"{where}: {in_words(error)}")
-    if isinstance(error, driver.RedisError | hiredis.ReplyError | hiredis.ProtocolError):
-        return ConfigError(f"{where}: Redis answered {text!r}; this is a fault, not an outage")
-    raise error
+        if any(isinstance(each, ssl.SSLError) and reason_of(each) in _NO_TLS for each in causes(error)):
+            return WrongPortError, NO_TLS
+        return UnavailableError, in_words(error)
+    if isinstance(error, hiredis.ProtocolError | driver.InvalidResponse):
+        return ConfigError, (
+            "the answer is not one of Redis: check host and port in the URL; this is a fault, not an outage"
+        )
+    if isinstance(error, driver.RedisError | hiredis.ReplyError):
+        return ConfigError, (
+            f"Redis refused: {_code(text)}; this is a fault, not an outage: "
+            "look into the log of that server, or try the command with redis-cli"
+        )
+    return None
 
 
-def refusal(error: Exception) -> str:
-    """Return what the server said, beginning with its code, whichever way it came here."""
+def _missing(command: str) -> str:
+    if command not in _COMMANDS:
+        return (
+            "this server does not know a command that fastdedup needs: is it a Redis of version 6.2 or later?"
+        )
+    return (
+        f"this server does not know the command {command}, which fastdedup needs: "
+        "is it renamed (rename-command), or another kind of server?"
+    )
+
+
+def _code(text: str) -> str:
+    word = text.split(maxsplit=1)[0] if text.strip() else ""
+    return word if word in _KNOWN_CODES else "an error without a known code"
+
+
+def _conceal(error: BaseException, text: str) -> None:
+    """Leave of what the server said no more than decides its meaning, and nothing of what led to it."""
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    if isinstance(error, driver.RedisError | hiredis.ReplyError):
+        known = (prefix for prefixes in _PREFIXES.values() for prefix in prefixes)
+        error.args = (next((prefix for prefix in known if text.startswith(prefix)), None) or _code(text),)
+
+
+def refusal(error: BaseException) -> str:
+    """Return what the server said, beginning with its code, whichever way it came here. Not for messages."""
     text = str(error).removeprefix("ERR ")
     text = _IN_A_SCRIPT.sub("", text, count=1)
     code = _CODES.get(type(error), "")
     return text if text.startswith(code) else f"{code} {text}"
 
 
-def in_words(error: Exception) -> str:
-    """Return what happened on the way, also where the error itself says nothing readable."""
-    if isinstance(error, EOFError):  # IncompleteReadError is one
-        return "Redis closed the connection"
-    return str(error) or ("no answer in time" if isinstance(error, TimeoutError) else type(error).__name__)
+def in_words(error: BaseException) -> str:
+    """Return what happened on the way. redis-py's own words are not repeated: they may hold the server's."""
+    for each in causes(error):
+        if isinstance(each, EOFError):  # IncompleteReadError is one
+            return "Redis closed the connection"
+        if isinstance(each, ssl.SSLError):
+            return _tls_in_words(each)
+        if isinstance(each, TimeoutError | driver.TimeoutError):
+            return "no answer in time"
+        if isinstance(each, OSError):
+            return _system_in_words(each)
+    return "the connection failed, or Redis closed it"
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and what led to it, the nearest first."""
+    each: BaseException | None = error
+    seen: set[int] = set()
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        yield each
+        each = each.__cause__ or each.__context__
+
+
+def reason_of(error: ssl.SSLError) -> str:
+    """Return OpenSSL's name for what went wrong, empty where there is none."""
+    return getattr(error, "reason", None) or ""
+
+
+def _tls_in_words(error: ssl.SSLError) -> str:
+    if not isinstance(error, ssl.SSLCertVerificationError):
+        return f"TLS failed: {(reason_of(error) or 'unknown reason').lower().replace('_', ' ')}"
+    why = getattr(error, "verify_message", "unknown reason").rstrip(".")
+    if "mismatch" in why:
+        return (
+            f"the server's certificate is for another host ({why}): connect by a name that the certificate "
+            "holds, or write ssl_check_hostname=false into the URL"
+        )
+    return f"the server's certificate is not trusted ({why}): write ssl_ca_certs=/path/to/ca.pem into the URL"
+
+
+def _system_in_words(error: OSError) -> str:
+    if isinstance(error, socket.gaierror):
+        return f"the host is not known: {error.strerror}"
+    # asyncio puts several attempts into one text; its own words hold addresses only.
+    numbers = [error.errno] if error.errno else [int(one) for one in re.findall(r"Errno (\d+)", str(error))]
+    return ", ".join(dict.fromkeys(map(os.strerror, numbers))) or str(error) or type(error).__name__

@@ -11,10 +11,9 @@ import hiredis
 
 from ...errors import ConfigError, UnavailableError
 from .connection import RedisConnection, stop
-from .errors import LoginRefusedError
+from .errors import MistakeError
 from .packing import pack
 from .scripts import load_scripts
-from .sentinel import UnknownServiceError
 from .url import Target
 
 OLDEST = (6, 2)
@@ -133,9 +132,9 @@ def only_mistakes(fault: BaseException) -> None:
     """At opening: raise what is a mistake, pass over an outage.
 
     Raises:
-        ConfigError: the login or the service is wrong.
+        ConfigError: the login, the service or the port's protocol is wrong.
     """
-    if isinstance(fault, LoginRefusedError | UnknownServiceError):
+    if isinstance(fault, MistakeError):
         raise ConfigError(str(fault)) from None
     if not isinstance(fault, UnavailableError):
         raise fault from None

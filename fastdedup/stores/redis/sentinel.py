@@ -1,4 +1,4 @@
-"""Sentinel: who is the primary just now. Asked anew for each connection, so a failover needs no more."""
+"""Sentinel: finds the present primary of a service, anew for each connection. So a failover needs nothing else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import redis.exceptions as driver
 from redis.asyncio.connection import AbstractConnection
 
 from ...errors import UnavailableError
-from .errors import LoginRefusedError, translate
+from .errors import LoginRefusedError, MistakeError, translate
 from .first_good import NoneGoodError, first_good
 from .url import Address, GroupURL, ServerURL, hang_up, is_database, question
 
@@ -16,27 +16,27 @@ FORM = "redis+sentinel://user:password@host1:26379,host2:26379/service-name/0"
 PORT = 26_379
 
 
-class UnknownServiceError(UnavailableError):
-    """No Sentinel knows the service: at opening a mistake, later an outage."""
+class UnknownServiceError(MistakeError):
+    """No sentinel knows the service: at opening a mistake, later an outage."""
 
 
 class NoPrimaryError(UnavailableError):
-    """What the sentinels name cannot be used as a primary."""
+    """The server that the sentinels name cannot be used as a primary."""
 
 
 class SeenError(UnavailableError):
-    """Another Sentinel named this server before: it is being tried."""
+    """Another sentinel has named this server already, and it is being tried."""
 
 
-_TELLING = (NoPrimaryError, UnknownServiceError, LoginRefusedError, UnavailableError, Exception)
-"""Which error to show where there are several: the most telling first."""
+_TELLING = (NoPrimaryError, UnknownServiceError, MistakeError, UnavailableError, Exception)
+"""The kinds of errors, the most telling first: of several errors the first kind is shown."""
 
 
 class SentinelTarget:
-    """The primary of a service, by the word of its sentinels and its own.
+    """The primary of a service: a server that the sentinels name, and that confirms its role itself.
 
-    All sentinels are asked at once: one that is down or frozen costs nothing. Where they name
-    different servers, during a failover, each is tried: the one that says it is a primary is taken.
+    All sentinels are asked at once, so a sentinel that is down or frozen costs no time. During a failover
+    they may name different servers: each is tried, and the first that confirms to be a primary is taken.
 
     Raises:
         ConfigError: the URL cannot be used.
@@ -46,10 +46,12 @@ class SentinelTarget:
         own = ("sentinel_username", "sentinel_password")
         group = GroupURL(url, form=FORM, port=PORT, own=own)
         if not 1 <= len(group.path) <= 2:
-            raise group.refused("behind the hosts stands the name of the service, then perhaps a database")
+            raise group.refused(
+                "behind the hosts must stand the name of the service, and may stand a database"
+            )
         self._service, database = (*group.path, "")[:2]
         if database and not is_database(database):
-            raise group.refused("the database is a number")
+            raise group.refused("the database must be a number")
         self._server = group.server(database)
         sentinel = self._server.with_login(*(group.own.get(name) for name in own))
         self._sentinels = [sentinel.at(address) for address in group.addresses]
@@ -60,8 +62,8 @@ class SentinelTarget:
         """Return a connection to the primary. The sentinels have `timeout` seconds, and so has the primary.
 
         Raises:
-            UnknownServiceError: those that answer know no such service.
-            UnavailableError: no Sentinel answers, or what they name is no primary.
+            UnknownServiceError: the sentinels that answer do not know the service.
+            UnavailableError: no sentinel answers, or the server that they name is not a primary.
         """
         tried: set[Address] = set()
         attempts = (self._follow(sentinel, tried, timeout) for sentinel in self._sentinels)
@@ -72,10 +74,10 @@ class SentinelTarget:
         raise next(error for kind in _TELLING for error in errors if isinstance(error, kind))
 
     async def _follow(self, sentinel: ServerURL, tried: set[Address], timeout: float) -> AbstractConnection:
-        """Go where one Sentinel sends us, unless another one did before."""
+        """Connect to the server that one sentinel names, unless another sentinel has named it already."""
         address = await self._ask(sentinel, timeout)
         if address in tried:
-            raise SeenError(f"{self.name}: no primary")
+            raise SeenError(f"{self.name}: this server is being tried already")
         tried.add(address)
         return await self._primary_at(address, timeout)
 
@@ -92,7 +94,7 @@ class SentinelTarget:
                 await hang_up(connection)
         if answer is None:
             raise UnknownServiceError(
-                f"{self.name}: no Sentinel that answers knows this service: check its name in the URL"
+                f"{self.name}: the sentinels that answer do not know this service: check its name in the URL"
             )
         return answer[0].decode(), int(answer[1])
 
@@ -114,17 +116,17 @@ class SentinelTarget:
 
 
 async def check_role(connection: AbstractConnection, name: str) -> None:
-    """Ask a server whether it is a primary: a Sentinel may be behind the times.
+    """Ask a server whether it is a primary: a sentinel may not know the latest failover yet.
 
     Raises:
-        NoPrimaryError: it is not.
+        NoPrimaryError: it is not a primary.
     """
     try:
         role = await question(connection, "ROLE")
     except driver.NoPermissionError:
-        return  # the login may not ask; a replica refuses writes with READONLY
+        return  # the login may not use ROLE; a replica refuses writes with READONLY anyway
     if role[0] != b"master":
-        raise NoPrimaryError(f"{name}: is no primary (any more): failing over")
+        raise NoPrimaryError(f"{name}: this server is not a primary (any more): a failover is under way")
 
 
 def _sentinel_fault(error: Exception, sentinel: ServerURL) -> Exception:
@@ -132,6 +134,6 @@ def _sentinel_fault(error: Exception, sentinel: ServerURL) -> Exception:
     fault = translate(error, where)
     if isinstance(fault, LoginRefusedError):
         return LoginRefusedError(
-            f"{where}: refused the login: put sentinel_username= and sentinel_password= into the URL"
+            f"{where}: the sentinel refused the login: put sentinel_username= and sentinel_password= into the URL"
         )
     return fault

@@ -9,28 +9,30 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
-from redis.asyncio.connection import AbstractConnection, Connection, parse_url
+from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from ...errors import ConfigError
+from .errors import NO_TLS, ONLY_TLS, WrongPortError
+from .tls import check_host_name, has_other_protocol, may_be_other_protocol
 
 Address = tuple[str, int]
 """Host and port."""
 
 
 class Target(Protocol):
-    """What a store connects to: one server, or whichever is the primary just now."""
+    """The server that a store connects to: always the same one, or the present primary of a service."""
 
     name: str
-    """For messages: without the password."""
+    """Its name in messages, without the password."""
 
     async def connection(self, timeout: float) -> AbstractConnection:
         """Return a new connection that is logged in and can take commands.
 
         Raises:
-            UnavailableError, or one of redis-py's errors: there is none within about `timeout` seconds.
+            UnavailableError, or one of redis-py's errors: no connection was made within about `timeout` seconds.
         """
         ...
 
@@ -42,6 +44,8 @@ class ServerURL:
         self._options = options
         self._connection_class = connection_class
         self.name = name_of(options)
+        # Mutable: whether the port's protocol is known to be the URL's, or was asked for in vain.
+        self._protocol_settled = "path" in options
 
     @classmethod
     def of(cls, url: str) -> ServerURL:
@@ -54,12 +58,12 @@ class ServerURL:
 
     @property
     def address(self) -> Address:
-        """Where it is; for those with a host."""
+        """Its host and port; only for a server that has a host."""
         return self._options["host"], self._options.get("port", 6379)
 
     @property
     def database(self) -> int:
-        """Its number."""
+        """The number of its database."""
         return int(self._options.get("db", 0))
 
     def at(self, address: Address) -> ServerURL:
@@ -68,7 +72,7 @@ class ServerURL:
         return ServerURL({**self._options, "host": host, "port": port}, self._connection_class)
 
     def with_login(self, username: str | None, password: str | None) -> ServerURL:
-        """Return the same server for another user, without a database or a name: a Sentinel has neither."""
+        """Return the same server for another user, without a database or a client name: a sentinel takes neither."""
         left_out = ("username", "password", "db")
         options = {name: value for name, value in self._options.items() if name not in left_out}
         login = {"username": username, "password": password, "client_name": None}
@@ -95,11 +99,27 @@ class ServerURL:
         connection = self.unconnected(timeout)
         try:
             await connection.connect()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
-        except BaseException:
+        except BaseException as error:
             # What fails half-way, in a TLS handshake say, leaves a socket open otherwise.
             await hang_up(connection)
-            raise
-        return connection
+            if not isinstance(error, Exception):
+                raise
+            fault = error
+        else:
+            self._protocol_settled = True
+            return connection
+        # Outside of the except clause: no error shall know the frames of redis-py, which know the password.
+        raise await self._wrong_port(fault, timeout) or fault
+
+    async def _wrong_port(self, fault: Exception, timeout: float) -> Exception | None:
+        """Ask the port for its protocol, once, where no connection was made before."""
+        tls = issubclass(self._connection_class, SSLConnection)
+        if self._protocol_settled or not may_be_other_protocol(fault, tls=tls):
+            return None
+        self._protocol_settled = True
+        if not await has_other_protocol(self.address, tls=tls, timeout=timeout):
+            return None
+        return WrongPortError(f"{self.name}: {NO_TLS if tls else ONLY_TLS}")
 
 
 async def hang_up(connection: AbstractConnection) -> None:
@@ -109,66 +129,110 @@ async def hang_up(connection: AbstractConnection) -> None:
 
 
 async def question(connection: AbstractConnection, *command: str) -> Any:
-    """Ask one thing over a connection that carries nothing else yet. Raises redis-py's errors."""
+    """Send one command over a connection that carries no other command yet. Raises redis-py's errors."""
     await connection.send_command(*command)
     return await connection.read_response(disable_decoding=True)
 
 
+class UnusableError(ValueError):
+    """What is wrong with a URL, in words that show none of it."""
+
+
 def parse(url: str, scheme: str | None = None) -> tuple[dict[str, Any], type[AbstractConnection]]:
-    """Return redis-py's connection options and class for a URL; `scheme` is the one to name in messages."""
+    """Return redis-py's connection options and class for a URL; `scheme` is the one to name in messages.
+
+    Raises:
+        ConfigError: the URL cannot be used. Neither the message nor what led to it shows its secrets.
+    """
     parts = split(url)
-    shown = scheme or parts.scheme
     try:
-        options: dict[str, Any] = dict(parse_url(url))
-        connection_class = options.pop("connection_class", Connection)
-        check_path(parts.scheme, parts.path, options)
-        check_files(options)
-        if options.pop("protocol", 2) not in (2, 3):
-            raise ValueError("protocol is 2 or 3")
-        connection_class(**options)
+        return _options(url, parts)
+    except UnusableError as error:
+        why = str(error)
     except TypeError as error:
-        raise ConfigError(f"cannot use the {shown}:// URL: unknown option: {error}") from None
+        why = _unknown_option(str(error), parts)
     except (ValueError, RedisError) as error:
-        raise ConfigError(f"cannot use the {shown}:// URL: {error}") from None
+        why = _why(str(error))
+    raise ConfigError(f"cannot use the {scheme or parts.scheme}:// URL: {why}")
+
+
+def _options(url: str, parts: SplitResult) -> tuple[dict[str, Any], type[AbstractConnection]]:
+    check_query(parts.query)
+    if parts.fragment:
+        raise UnusableError("it has a # in it: percent-encode the special characters of a password")
+    options: dict[str, Any] = dict(parse_url(url))
+    connection_class = options.pop("connection_class", Connection)
+    check_path(parts.scheme, parts.path, options)
+    check_files(options)
+    if str(options.pop("protocol", 2)) not in ("2", "3"):
+        raise UnusableError("protocol must be 2 or 3")
+    check_host_name(options, connection_class)
+    connection_class(**options)
     return options, connection_class
+
+
+def _unknown_option(text: str, parts: SplitResult) -> str:
+    """Name the option, but not beside a password in the query: it may be a part of that, behind an &."""
+    name = text.partition("'")[2].partition("'")[0]
+    if not name:
+        return "redis-py refuses its options"
+    named = f": {name}" if "password=" not in parts.query or name.endswith("password") else ""
+    return f"unknown option{named}; redis-py's connections do not take it"
+
+
+def _why(text: str) -> str:
+    """Say what redis-py finds wrong with an option, and not what the option was."""
+    if "SSL Certificate Requirements" in text:
+        return "ssl_cert_reqs must be none, optional or required"
+    found = re.match(r"Invalid value for '(\w+)'", text)
+    return f"the value of '{found[1]}' is not valid" if found else "redis-py refuses its options"
 
 
 def split(url: str) -> SplitResult:
     """Take a URL apart. No message shows any of it: a URL that cannot be read may hold its password anywhere."""
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018 -- the property raises where the port is no number
+        parts.port  # noqa: B018 -- the property raises where the port is not a number
     except ValueError:
-        scheme = url.partition(":")[0]
-        raise ConfigError(
-            f"cannot read the Redis URL {scheme}://…: write {scheme}://user:password@host:6379/0, with "
-            "the special characters of a password percent-encoded"
-        ) from None
-    return parts
+        scheme = url.partition("://")[0]
+    else:
+        return parts
+    raise ConfigError(
+        f"cannot read the Redis URL {scheme}://…: write {scheme}://user:password@host:6379/0, with "
+        "the special characters of a password percent-encoded"
+    )
+
+
+def check_query(query: str) -> None:
+    """Refuse an option without a value: most often it is the rest of a password with a ? or & in it."""
+    if any("=" not in piece for piece in query.split("&") if piece):
+        raise UnusableError(
+            "behind the ? stand options, name=value; percent-encode the special characters of a password"
+        )
 
 
 def check_path(scheme: str, path: str, options: dict[str, Any]) -> None:
-    """Refuse what redis-py lets pass: a socket without a path, a database that is no number."""
+    """Refuse what redis-py lets pass: a socket without a path, a database that is not a number."""
     if scheme == "unix":
         if not options.get("path"):
-            raise ValueError("it names no socket: write unix:///path/to/redis.sock?db=0")
+            raise UnusableError("it names no socket: write unix:///path/to/redis.sock?db=0")
         return
     if not options.get("host"):
-        raise ValueError("it names no host: write redis://host:6379/0")
+        raise UnusableError("it names no host: write redis://host:6379/0")
     number = path.strip("/")
     if number and not is_database(number):
-        raise ValueError("the database in the path must be a number: redis://host:6379/0")
+        raise UnusableError("the database in the path must be a number: redis://host:6379/0")
 
 
 def check_files(options: dict[str, Any]) -> None:
-    """Refuse a TLS file that is not there: connecting would only report it as an outage."""
+    """Refuse a TLS file that does not exist: connecting would only report it as an outage."""
     for name in ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
         if (path := options.get(name)) and not os.path.isfile(path):
-            raise ValueError(f"{name}: there is no file {path}")
+            raise UnusableError(f"{name}: there is no file {path}")
 
 
 def is_database(text: str) -> bool:
-    """True for a number as it stands in a URL."""
+    """True for a number as a URL writes it."""
     return text.isascii() and text.isdecimal()
 
 
@@ -179,7 +243,7 @@ def name_of(options: dict[str, Any]) -> str:
     return f"Redis at {options.get('host')}:{options.get('port', 6379)}"
 
 
-# URLs that name several servers: redis+sentinel://, redis+cluster://
+# URLs of several servers: redis+sentinel://, redis+cluster://
 
 _GROUP = re.compile(r"(?P<scheme>[^:/?#]+)://(?P<authority>[^/?#]*)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.]+\]|[^:\[\]@\s%]+)(?::(?P<port>\d{1,5}))?")
@@ -190,11 +254,11 @@ class GroupURL:
 
     Args:
         form: how such a URL looks, for messages.
-        port: where none is given.
-        own: options that are not redis-py's.
+        port: that of a host without a port.
+        own: names of options that are ours and not redis-py's.
 
     Raises:
-        ConfigError: it cannot be read; no part of it is shown.
+        ConfigError: the URL cannot be read; the message shows no part of it.
     """
 
     def __init__(self, url: str, *, form: str, port: int, own: Sequence[str] = ()) -> None:
@@ -206,6 +270,10 @@ class GroupURL:
         login, at, hosts = found["authority"].rpartition("@")
         self._login = login + at
         self._tls = self.scheme.startswith("rediss")
+        try:
+            check_query(found["query"] or "")
+        except UnusableError as error:
+            raise self.refused(str(error)) from None
         self.path = [unquote(part) for part in found["path"].split("/")[1:] if part]
         options = parse_qsl(found["query"] or "", keep_blank_values=True)
         self.own = {name: value for name, value in options if name in own}
@@ -229,8 +297,8 @@ class GroupURL:
     def _address(self, part: str, port: int) -> Address:
         found = _HOST.fullmatch(part)
         if found is None:
-            raise self.refused("its hosts cannot be read" if part else "it names no host, or an empty one")
+            raise self.refused("its hosts cannot be read" if part else "it names no host, or an empty host")
         number = int(found["port"] or port)
         if not 0 < number < 65_536:
-            raise self.refused("a port is a number from 1 to 65535")
+            raise self.refused("a port must be a number from 1 to 65535")
         return found["host"].strip("[]"), number

@@ -295,7 +295,7 @@ def path_of(url: str) -> str:
         or "\0" in path
     ):
         raise ConfigError(
-            f"write {_FORM} (three slashes, the socket's absolute path, no options), got {url!r}"
+            f"cannot use the sidecar:// URL: write {_FORM}: three slashes, the socket's absolute path, no options"
         )
     if len(os.fsencode(path)) > _LONGEST_PATH:
         raise ConfigError(f"the path of a socket must have at most {_LONGEST_PATH} bytes, got {path}")

@@ -11,7 +11,7 @@ import redis.exceptions as driver
 
 from ....errors import ConfigError, DedupError, UnavailableError
 from ..connection import stop
-from ..errors import LoginRefusedError, translate
+from ..errors import MistakeError, translate
 from ..first_good import NoneGoodError, first_good
 from ..packing import pack
 from ..reconnect import Reconnector
@@ -232,5 +232,5 @@ def _fault(error: Exception, name: str) -> Exception:
 
 def most_telling(errors: Sequence[BaseException]) -> BaseException:
     """Return the error to show where no server was of use: a mistake before an outage."""
-    kinds = (ConfigError, LoginRefusedError, UnavailableError, BaseException)
+    kinds = (ConfigError, MistakeError, UnavailableError, BaseException)
     return next(error for kind in kinds for error in errors if isinstance(error, kind))
