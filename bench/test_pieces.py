@@ -15,8 +15,7 @@ from fastdedup import Dedup, business_key, fingerprint
 from fastdedup.protocol.keyspace import Keyspace, Kind
 from fastdedup.protocol.operations import ClaimOp, Mode, Verb, terms
 from fastdedup.protocol.owners import draw_owner
-from fastdedup.stores.redis.packing import pack
-from fastdedup.stores.redis.scripts import load_scripts
+from fastdedup.stores.redis.scripts import MAX_RECORD, load_scripts
 
 BATCH = 256  # the engine's largest
 CLAIMS = 1000
@@ -99,7 +98,7 @@ def test_a_thousand_claims_in_memory_one_by_one(benchmark: Benchmark, loop: uvlo
 
 def _packed(ops: list[ClaimOp]) -> bytes:
     """As `RedisStore.execute` does it."""
-    return pack("EVALSHA", SCRIPT.sha, len(ops), *[op.wire for op in ops], *SCRIPT.pack(ops))
+    return SCRIPT.command(ops, NOW_US, MAX_RECORD)
 
 
 def _read(ops: list[ClaimOp], reply: bytes) -> Any:

@@ -28,7 +28,10 @@ class ResultTooLargeError(DedupError, ValueError):
 
 
 class ForeignRecordError(DedupError):
-    """The store's key holds a value that this version of fastdedup did not write. Nothing was changed."""
+    """The key holds a value that this version of fastdedup did not write, or that is larger than `max_result` allows.
+
+    Nothing was changed.
+    """
 
 
 class UnavailableError(DedupError):
@@ -110,4 +113,12 @@ def foreign(key: str) -> ForeignRecordError:
     return ForeignRecordError(
         f"the store holds a value under {key!r} that this version of fastdedup did not write; "
         "choose another namespace, or remove that key"
+    )
+
+
+def too_large(key: str) -> ForeignRecordError:
+    """The error for a key whose value is larger than any record that this process reads."""
+    return ForeignRecordError(
+        f"the store holds a value under {key!r} that is larger than max_result allows; "
+        "if fastdedup wrote it, raise max_result; else choose another namespace, or remove that key"
     )

@@ -92,7 +92,7 @@ def digest(value: Any) -> bytes:
 
 
 def _digest(data: bytes | bytearray, kind: bytes) -> Fingerprint:
-    return Fingerprint(blake2b(data, digest_size=_DIGEST_BYTES, person=kind).digest())
+    return bytes.__new__(Fingerprint, blake2b(data, digest_size=_DIGEST_BYTES, person=kind).digest())
 
 
 def _utf8(text: str) -> bytes:

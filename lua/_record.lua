@@ -9,21 +9,38 @@
 --   19-    owner, then the fingerprint (16 bytes, if any), then the payload
 -- W is PROCESSING with somebody waiting: only such a record costs a PUBLISH when it is settled.
 -- 44 bytes without payload at the most, Redis's limit for an embedded string.
+-- A machine's record: format version, M, 7 bytes of version, 10 bytes naming the last change, the state's name.
+--
+-- Every script takes two arguments before its own:
+--   ARGV[1]  floor_us, the latest time that the client has seen from any server of its store, in microseconds: 7
+--            bytes, as a fence
+--   ARGV[2]  limit, the bytes that a record may have; a larger value is never read into a script
+--
+-- A fresh fence is the server's time, or floor_us + 1 where that is later. So the fence of a key that expired or
+-- was forgotten rises for all who have seen its last time, also after the server's clock was set back. A client
+-- that has not seen it, and claims such a key before the clock has caught up, may still get a lower fence.
+-- Leases and expiry follow the server's clock alone.
 
 local VERSION = '\1'
 local CHANNEL = 'fastdedup:settled'
 local CLAIMS = 'IPWSFR'
 local OK, REENTERED, TAKEN, IN_PROGRESS, SUCCEEDED, FAILED, MISMATCH = 0, 1, 2, 3, 4, 5, 6
 local UNKNOWN, LOST, FOREIGN, ALREADY, ILLEGAL, STALE, ABSENT = 7, 8, 9, 10, 11, 12, 13
-local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE = 14, 15, 16, 17
+local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE, TOO_LARGE = 14, 15, 16, 17, 18
+local MAX_STATE = 64 -- bytes of a machine's state
 
-local byte, char, sub, floor = string.byte, string.char, string.sub, math.floor
+local byte, char, sub, find, floor = string.byte, string.char, string.sub, string.find, math.floor
 
--- TIME once a batch: the fence of a fresh claim is this number of microseconds. It exceeds every
--- fence given earlier, also of records long gone, and stays below 2^53 until the year 2255.
+-- TIME once a batch. A lease is counted from this millisecond's end and compared with its beginning, so that it
+-- never ends before its full length.
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now_ms = floor(now_us / 1000)
+local from_ms = now_us % 1000 == 0 and now_ms or now_ms + 1
+-- The clock's microseconds stay below 2^53, Lua's last exact number, until the year 2255.
+local f1, f2, f3, f4, f5, f6, f7 = byte(ARGV[1], 1, 7)
+local fresh_fence = (((((f1 * 256 + f2) * 256 + f3) * 256 + f4) * 256 + f5) * 256 + f6) * 256 + f7 + 1
+if fresh_fence < now_us then fresh_fence = now_us end
 
 -- Big-endian, by arithmetic: `struct` and `bit` are not everywhere that fastdedup runs. 2, 6 or 7
 -- bytes; written out, as a loop over a table costs several microseconds a call.
@@ -57,27 +74,49 @@ end
 
 -- Refused (an ACL, no memory, a stale replica) says nothing of the value. A list or a hash is foreign.
 local function refused(answer)
-  return type(answer) == 'table' and not string.find(tostring(answer.err), 'WRONGTYPE', 1, true)
+  return type(answer) == 'table' and not find(tostring(answer.err), 'WRONGTYPE', 1, true)
 end
 
--- Returns what a key holds, nil where that is no record of ours.
+-- True for UTF-8. Whole characters are replaced, not removed: what stands around one must not join.
+local function is_text(name)
+  if not find(name, '[\128-\255]') then return true end
+  for _, character in ipairs({
+    '[\194-\223][\128-\191]', '\224[\160-\191][\128-\191]', '[\225-\236\238\239][\128-\191][\128-\191]',
+    '\237[\128-\159][\128-\191]', '\240[\144-\191][\128-\191][\128-\191]',
+    '[\241-\243][\128-\191][\128-\191][\128-\191]', '\244[\128-\143][\128-\191][\128-\191]',
+  }) do
+    name = string.gsub(name, character, '.')
+  end
+  return not find(name, '[\128-\255]')
+end
+
+-- Returns what a key holds; nil and FOREIGN where that is no record of ours. Whatever stands there, no number in
+-- a record that passes is so large that raising it, or writing it again, fails.
 -- `states`: the states that the caller can deal with.
 local function checked(record, states)
-  if type(record) ~= 'string' or #record < 19 or byte(record) ~= 1 then return nil end
-  local state = sub(record, 2, 2)
-  if not string.find(states, state, 1, true) then return nil end
-  if state ~= 'M' then
-    local last, printed = shape(record)
-    if #record < last + (printed and 16 or 0) then return nil end
+  if type(record) ~= 'string' or #record < 19 then return nil, FOREIGN end
+  local version, state, fence, _, _, _, _, _, _, deadline, _, _, _, _, _, high, low = byte(record, 1, 17)
+  -- The first byte of a fence is 31 in the year 2246, that of a deadline 8 in the year 2248.
+  if version ~= 1 or fence >= 31 or not find(states, char(state), 1, true) then return nil, FOREIGN end
+  if state == 77 then -- M
+    if #record > 19 and #record <= 19 + MAX_STATE and is_text(sub(record, 20)) then return record end
+    return nil, FOREIGN
   end
+  if deadline >= 8 or (high + low == 0 and state ~= 73) then return nil, FOREIGN end -- only I was never acquired
+  local last, printed = shape(record)
+  if #record < last + (printed and 16 or 0) then return nil, FOREIGN end
   return record
 end
 
--- Returns the record, false where there is none, nil as `checked`.
+-- Returns the record; false where there is none; nil and FOREIGN as `checked`; nil and TOO_LARGE.
 local function read(key, states)
-  local record = redis.pcall('GET', key)
-  if record == false then return false end
-  if refused(record) then redis.call('GET', key) end -- raises it
+  local record = redis.pcall('GETRANGE', key, '0', ARGV[2]) -- a byte more than the limit, if there is one
+  if record == '' then
+    if redis.call('PTTL', key) == -2 then return false end
+    return nil, FOREIGN
+  end
+  if refused(record) then redis.call('GETRANGE', key, '0', '0') end -- raises it
+  if type(record) == 'string' and #record > tonumber(ARGV[2]) then return nil, TOO_LARGE end
   return checked(record, states)
 end
 

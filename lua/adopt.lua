@@ -3,13 +3,15 @@
 -- An owner and a fence together name one acquisition; the table is in fastdedup/fallback/adoption.py.
 --
 -- KEYS[i]  a record's key
--- ARGV     four per key: keep_ms, left_ms (until the record's deadline), base (7 bytes of fence and the
---          owner field, of a machine its version and change, that this store last held as far as known;
---          '' where nothing is known), record
+-- ARGV     after floor_us and limit, four per key: keep_ms, left_ms (until the record's deadline), base (7 bytes
+--          of fence and the owner field, of a machine its version and change, that this store last held as far
+--          as known; '' where nothing is known), record
 -- returns  {now_us, code, former, ...}: a pair for each key, `former` the record that stood there or '':
---          OK (adopted, nobody lost), OUTRANKED (ours is lost), OVERRULED (the former is), FOREIGN
+--          OK (adopted, nobody lost), OUTRANKED (ours is lost), OVERRULED (the former is), TOO_LARGE,
+--          FOREIGN (also for a record that nobody can have made)
 
 local reply = { now_us }
+local DAY = 86400000000 -- us by which another host's clock may be ahead
 
 local function owner_of(record)
   if sub(record, 2, 2) == 'M' then return sub(record, 10, 19) end
@@ -91,9 +93,12 @@ local function write(key, keep, ends, ours, former)
 end
 
 local function adopt(key, keep, left, base, ours)
-  local former = read(key, CLAIMS .. 'M')
-  if former == nil then return FOREIGN, '' end
-  local ends = math.max(now_ms + tonumber(left), 0)
+  if not checked(ours, CLAIMS .. 'M') then return FOREIGN, '' end
+  if sub(ours, 2, 2) ~= 'M' and fence_of(ours) > fresh_fence + DAY then return FOREIGN, '' end
+  local former, fault = read(key, CLAIMS .. 'M')
+  if former == nil then return fault, '' end
+  left = tonumber(left)
+  local ends = math.max((left > 0 and from_ms or now_ms) + left, 0)
   local code, writes = OK, true
   if former then code, writes = judge(ours, ends, base, former) end
   if writes then write(key, keep, ends, ours, former) end
@@ -101,7 +106,7 @@ local function adopt(key, keep, left, base, ours)
 end
 
 for i, key in ipairs(KEYS) do
-  local a = 4 * (i - 1)
+  local a = 4 * (i - 1) + 2
   local code, former = adopt(key, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4])
   reply[#reply + 1] = code
   reply[#reply + 1] = former

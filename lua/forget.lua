@@ -1,17 +1,17 @@
 -- Remove each record, whoever owns it: administration, not part of a claim's life.
 --
 -- KEYS[i]  a record's key
--- ARGV     none
--- returns  {now_us, code, ...}: one for each key: OK, ABSENT, FOREIGN
+-- ARGV     after floor_us and limit, none
+-- returns  {now_us, code, ...}: one for each key: OK, ABSENT, FOREIGN, TOO_LARGE
 
 local reply = { now_us }
 
 for i, key in ipairs(KEYS) do
-  local record = read(key, CLAIMS .. 'M')
+  local record, fault = read(key, CLAIMS .. 'M')
   if record then
     redis.call('DEL', key)
     wake(record, key)
   end
-  reply[i + 1] = record and OK or record == false and ABSENT or FOREIGN
+  reply[i + 1] = record and OK or record == false and ABSENT or fault
 end
 return reply

@@ -1,25 +1,25 @@
 -- Issue each token: a record that must exist before it can be redeemed.
 --
 -- KEYS[i]  a token's record key, made of its hash
--- ARGV     runs: count, ttl_ms; then a tail per key: shape, issuer and subject
--- returns  {now_us, i, code, ...}: a pair for each key that was not issued: FOREIGN
+-- ARGV     after floor_us and limit, runs: count, ttl_ms; then a tail per key: shape, issuer and subject
+-- returns  {now_us, i, code, ...}: a pair for each key that was not issued: FOREIGN, TOO_LARGE
 
 local reply = { now_us }
-local fence, attempt = pack(now_us, 7), pack(0, 2)
+local fence, attempt = pack(fresh_fence, 7), pack(0, 2)
 
-local a, i = 1, 1
+local a, i = 3, 1
 while i <= #KEYS do
   local last = i + tonumber(ARGV[a]) - 1
   local ttl = ARGV[a + 1]
-  local head = VERSION .. 'I' .. fence .. pack(now_ms + tonumber(ttl), 6) .. attempt
+  local head = VERSION .. 'I' .. fence .. pack(from_ms + tonumber(ttl), 6) .. attempt
   a = a + 2
   for k = i, last do
     if not redis.call('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', ttl) then
-      local record = read(KEYS[k], CLAIMS)
+      local record, fault = read(KEYS[k], CLAIMS)
       -- The same issuer again: its reply was lost. Anything else under 128 random bits is not ours.
       if not record or sub(record, 18) ~= ARGV[a] then
         reply[#reply + 1] = k
-        reply[#reply + 1] = FOREIGN
+        reply[#reply + 1] = fault or FOREIGN
       end
     end
     a = a + 1

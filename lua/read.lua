@@ -1,14 +1,14 @@
 -- Read each record, changing nothing.
 --
 -- KEYS[i]  a record's key
--- ARGV     none
--- returns  {now_us, code, record, ttl_ms, ...}: a triple for each key: OK, ABSENT, FOREIGN
+-- ARGV     after floor_us and limit, none
+-- returns  {now_us, code, record, ttl_ms, ...}: a triple for each key: OK, ABSENT, FOREIGN, TOO_LARGE
 
 local reply = { now_us }
 
 for _, key in ipairs(KEYS) do
-  local record = read(key, CLAIMS .. 'M')
-  local code = record == nil and FOREIGN or record == false and ABSENT or OK
+  local record, fault = read(key, CLAIMS .. 'M')
+  local code = record == nil and fault or record == false and ABSENT or OK
   local n = #reply
   reply[n + 1], reply[n + 2], reply[n + 3] = code, record or '', redis.call('PTTL', key)
 end

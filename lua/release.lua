@@ -1,36 +1,51 @@
 -- Release each key, for its present owner only: free to claim again, attempt and fence keep counting.
 --
 -- KEYS[i]  a record's key
--- ARGV[i]  proof (fence and owner)
--- returns  {now_us, i, code, ...}: a pair for each key that was not released: LOST, FOREIGN
+-- ARGV     after floor_us and limit, runs: count, consumed (1 or 0); then a proof (fence and owner) per key.
+--          consumed: a token that its owner consumed in one step is issued again, too
+-- returns  {now_us, i, code, ...}: a pair for each key that was not released: LOST, FOREIGN, TOO_LARGE
 
 local reply = { now_us }
 
-local function release(key, proof)
-  local record = read(key, CLAIMS)
-  if record == nil then return FOREIGN end
+-- Nothing happened under this key, so the next request may be another one: no fingerprint. A token is issued
+-- again, and still bound to its subject.
+local function freed(record)
+  local last, _, token, code = shape(record)
+  if token then return VERSION .. 'I' .. sub(record, 3, 9) .. pack(0, 6) .. sub(record, 16) end
+  return VERSION .. 'R' .. sub(record, 3, 9) .. pack(0, 6) .. sub(record, 16, 17) .. char(code) .. sub(record, 19, last)
+end
+
+local function was_consumed(record)
+  local last, printed, token = shape(record)
+  return token and #record == last + (printed and 16 or 0) -- with a payload it was redeemed and completed
+end
+
+local function release(key, proof, consumed)
+  local record, fault = read(key, CLAIMS)
+  if record == nil then return fault end
   if not record or not held_by(record, proof) then return LOST end
   local state = sub(record, 2, 2)
   if state == 'R' or state == 'I' then return OK end -- the reply to the first try was lost
-  if state ~= 'P' and state ~= 'W' then return LOST end
-  local last, printed, token, code = shape(record)
-  local freed
-  if token then -- issued again, and still bound to its subject
-    freed = VERSION .. 'I' .. sub(record, 3, 9) .. pack(0, 6) .. sub(record, 16)
-  else -- nothing happened under this key, so the next request may be another one: no fingerprint
-    freed = VERSION .. 'R' .. sub(record, 3, 9) .. pack(0, 6) .. sub(record, 16, 17)
-      .. char(code) .. sub(record, 19, last)
-  end
-  redis.call('SET', key, freed, 'KEEPTTL')
+  local undone = consumed and state == 'S' and was_consumed(record)
+  if state ~= 'P' and state ~= 'W' and not undone then return LOST end
+  redis.call('SET', key, freed(record), 'KEEPTTL')
   wake(record, key)
   return OK
 end
 
-for i, key in ipairs(KEYS) do
-  local code = release(key, ARGV[i])
-  if code ~= OK then
-    reply[#reply + 1] = i
-    reply[#reply + 1] = code
+local a, i = 3, 1
+while i <= #KEYS do
+  local last = i + tonumber(ARGV[a]) - 1
+  local consumed = ARGV[a + 1] == '1'
+  a = a + 2
+  for k = i, last do
+    local code = release(KEYS[k], ARGV[a], consumed)
+    if code ~= OK then
+      reply[#reply + 1] = k
+      reply[#reply + 1] = code
+    end
+    a = a + 1
   end
+  i = last + 1
 end
 return reply

@@ -1,14 +1,14 @@
 -- Give each key's present owner a lease that runs from now.
 --
 -- KEYS[i]  a record's key
--- ARGV     runs: count, lease_ms, keep_ms; then a proof (fence and owner) per key
--- returns  {now_us, i, code, ...}: a pair for each key that was not renewed: LOST, FOREIGN
+-- ARGV     after floor_us and limit, runs: count, lease_ms, keep_ms; then a proof (fence and owner) per key
+-- returns  {now_us, i, code, ...}: a pair for each key that was not renewed: LOST, FOREIGN, TOO_LARGE
 
 local reply = { now_us }
 
 local function renew(key, deadline, keep, proof)
-  local record = read(key, CLAIMS)
-  if record == nil then return FOREIGN end
+  local record, fault = read(key, CLAIMS)
+  if record == nil then return fault end
   if not record or not held_by(record, proof) then return LOST end
   local state = sub(record, 2, 2)
   -- A lease that ran out but that nobody took over is still the owner's.
@@ -18,10 +18,10 @@ local function renew(key, deadline, keep, proof)
   return OK
 end
 
-local a, i = 1, 1
+local a, i = 3, 1
 while i <= #KEYS do
   local last = i + tonumber(ARGV[a]) - 1
-  local deadline, keep = pack(now_ms + tonumber(ARGV[a + 1]), 6), ARGV[a + 2]
+  local deadline, keep = pack(from_ms + tonumber(ARGV[a + 1]), 6), ARGV[a + 2]
   a = a + 3
   for k = i, last do
     local code = renew(KEYS[k], deadline, keep, ARGV[a])

@@ -1,14 +1,14 @@
 -- Complete or fail each key, for its present owner only. Doing it again is answered as the first time.
 --
 -- KEYS[i]  a record's key
--- ARGV     runs: count, state (S or F), keep_ms; then per key: proof (fence and owner), payload
--- returns  {now_us, i, code, ...}: a pair for each key that was not settled: LOST, FOREIGN
+-- ARGV     after floor_us and limit, runs: count, state (S or F), keep_ms; then per key: proof (fence and owner), payload
+-- returns  {now_us, i, code, ...}: a pair for each key that was not settled: LOST, FOREIGN, TOO_LARGE
 
 local reply = { now_us }
 
 local function settle(key, state, deadline, keep, proof, payload)
-  local record = read(key, CLAIMS)
-  if record == nil then return FOREIGN end
+  local record, fault = read(key, CLAIMS)
+  if record == nil then return fault end
   if not record or not held_by(record, proof) then return LOST end
   local present = sub(record, 2, 2)
   if present == state then return OK end -- the reply to the first try was lost
@@ -20,11 +20,11 @@ local function settle(key, state, deadline, keep, proof, payload)
   return OK
 end
 
-local a, i = 1, 1
+local a, i = 3, 1
 while i <= #KEYS do
   local last = i + tonumber(ARGV[a]) - 1
   local state, keep = ARGV[a + 1], ARGV[a + 2]
-  local deadline = pack(now_ms + tonumber(keep), 6)
+  local deadline = pack(from_ms + tonumber(keep), 6)
   a = a + 3
   for k = i, last do
     local code = settle(KEYS[k], state, deadline, keep, ARGV[a], ARGV[a + 1])

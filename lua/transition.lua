@@ -1,19 +1,18 @@
 -- Move each state machine to a state, if it stands where that is allowed.
 --
--- KEYS[i]  a machine's key. Its record: format version, M, 7 bytes of version, 10 bytes naming the
---          last change, the state's name
--- ARGV     seven per key: keep_ms, change (10 bytes naming this call), version ('' for any), to,
+-- KEYS[i]  a machine's key
+-- ARGV     after floor_us and limit, seven per key: keep_ms, change (10 bytes naming this call), version ('' for any), to,
 --          initial, sources (the states that may move to `to`, each between line feeds),
 --          again ('1' where this call was sent before and got no reply, else '')
 -- returns  {now_us, code, version, state, ...}: a triple for each key:
---          OK (changed), ALREADY, ILLEGAL, STALE, FOREIGN, UNSURE (sent again, and the record does not
+--          OK (changed), ALREADY, ILLEGAL, STALE, FOREIGN, TOO_LARGE, UNSURE (sent again, and the record does not
 --          tell whether this call moved the machine before: nothing was changed)
 
 local reply = { now_us }
 
 local function transition(key, keep, change, expected, to, initial, sources, again)
-  local record = read(key, 'M')
-  if record == nil then return FOREIGN, 0, '' end
+  local record, fault = read(key, 'M')
+  if record == nil then return fault, 0, '' end
   local state, version, last = initial, 0, ''
   if record then
     state, version, last = sub(record, 20), unpack_number(record, 3, 9), sub(record, 10, 19)
@@ -34,7 +33,7 @@ local function transition(key, keep, change, expected, to, initial, sources, aga
 end
 
 for i, key in ipairs(KEYS) do
-  local a = 7 * (i - 1)
+  local a = 7 * (i - 1) + 2
   local code, version, state =
     transition(key, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], ARGV[a + 6], ARGV[a + 7])
   local n = #reply

@@ -26,6 +26,7 @@ class FakeConnection(RedisConnection):
         self._loop = asyncio.get_running_loop()
         self.closed = self._loop.create_future()
         self._lost = None
+        self.on_unusable = None
         self._on_push = on_push
         self._client = fakeredis.FakeAsyncRedis(server=server, protocol=2)
         self._turn = asyncio.Lock()
@@ -76,6 +77,7 @@ class FakeConnection(RedisConnection):
 
     def abort(self, reason: str) -> None:
         self._lost = ConnectionError(reason)
+        self._tell_unusable()
         for task in self._tasks:
             task.cancel()
         if not self.closed.done():

@@ -11,7 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable, Sequence
 
-from ..errors import DedupError
+from ..errors import DedupError, ForeignRecordError
 from ..events import Conflict, Event, Replayed, Unreplayed, log
 from ..protocol.operations import Adopted, AdoptOp, Code, Op, Reply, Stored
 from ..tasks import stop
@@ -104,7 +104,8 @@ class Reconciler:
         futures = self._send(ops)
         try:
             replies = await asyncio.gather(*futures, return_exceptions=True)
-            for op, reply in zip(ops, replies, strict=False):
+            for op, answer in zip(ops, replies, strict=False):
+                reply = Code.FOREIGN if isinstance(answer, ForeignRecordError) else answer
                 if isinstance(reply, Adopted | Stored | Code):
                     answered.add(op)
                     self._answered(op, reply)

@@ -17,7 +17,7 @@ from ..fallback.reconcile import Reconciler
 from ..model import BreakerState
 from ..protocol.operations import ClaimOp, Op, Reply
 from ..stores import make_store
-from ..stores.base import DegradingStore, ShardedStore, Store
+from ..stores.base import RECORD_HEAD, BoundedStore, DegradingStore, ShardedStore, Store
 from ..stores.memory import MemoryStore
 from .recent import RecentSuccesses
 from .renewal import RenewalQueue
@@ -59,6 +59,7 @@ class Connection:
         if on_shortfall not in ("report", "raise"):
             raise ConfigError(f"on_shortfall must be 'report' or 'raise', got {shown(on_shortfall)}")
         self.raises_shortfall = on_shortfall == "raise"
+        self._max_record = 0
         self._url = store if isinstance(store, str) else None
         self.store = self._store_of(store)
         self.behind_a_policy = isinstance(self.store, DegradingStore)
@@ -82,6 +83,12 @@ class Connection:
         self._kept: set[asyncio.Task[Any]] = set()
         self._reconcilers: dict[int, Reconciler] = {}
         self._renewals: dict[float, RenewalQueue] = {}
+
+    def keep_records_of(self, max_result: int) -> None:
+        """Let the store return records with results of this many bytes; a larger one is refused for its key alone."""
+        self._max_record = max(self._max_record, max_result + RECORD_HEAD)
+        if isinstance(self.store, BoundedStore):
+            self.store.max_record = max(self.store.max_record, self._max_record)
 
     def _store_of(self, store: Any) -> Store:
         if isinstance(store, str) or not hasattr(store, "execute"):
@@ -121,6 +128,7 @@ class Connection:
         """Begin as new, after closing or where the former loop is gone. What `memory://` remembers is kept."""
         if self._url is not None and not isinstance(self.store, MemoryStore):
             self.store = make_store(self._url, self.timeout, self.replicas)
+            self.keep_records_of(0)
         self.wakeups.close()
         self.recent.clear()
         self._set_up()

@@ -36,6 +36,7 @@ class Namespace:
     def __init__(self, connection: Connection, settings: Settings) -> None:
         self.settings = settings
         self.connection = connection
+        connection.keep_records_of(settings.max_result)
         self.ask = Ask(connection, settings)
         self.claims = self.keyspace(Kind.CLAIM)
         self.locks = self.keyspace(Kind.LOCK)

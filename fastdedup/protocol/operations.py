@@ -11,7 +11,7 @@ from enum import IntEnum, StrEnum
 from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
-from ..errors import ResultTooLargeError, UnavailableError
+from ..errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ..model import Outcome
 
 
@@ -36,6 +36,7 @@ class Code(IntEnum):
     OVERRULED = 15
     UNCONFIRMED = 16
     UNSURE = 17
+    TOO_LARGE = 18
 
 
 class Verb(StrEnum):
@@ -149,7 +150,7 @@ class SettleOp(Op):
         self.keep_ms = keep_ms
         self.payload = payload
         self.unsure = False
-        """It was sent and got no reply: it may have been recorded, and its record have expired since."""
+        """It was sent and got no reply: it may have settled the key, and its record have expired since."""
 
     @property
     def weight(self) -> int:
@@ -158,7 +159,7 @@ class SettleOp(Op):
 
 
 class ReleaseOp(Op):
-    """Free a claim."""
+    """Free a claim. `consumed`: also a token that this owner consumed in one step; it is issued again."""
 
     verb = Verb.RELEASE
     __slots__ = ("consumed", "fence", "owner", "unsure")
@@ -168,7 +169,6 @@ class ReleaseOp(Op):
         self.owner = owner
         self.fence = fence
         self.consumed = consumed
-        """Also where this owner consumed the token in one step: the token is issued again."""
         self.unsure = False
         """It was sent and got no reply: then it may have freed the key, and another owner may have it."""
 
@@ -385,7 +385,10 @@ class Stored:
         self.payload = payload
 
 
-Reply = Verdict | Moved | Stored | Adopted | Code | UnavailableError | ResultTooLargeError
+Reply = (
+    Verdict | Moved | Stored | Adopted | Code | UnavailableError | ResultTooLargeError | ForeignRecordError
+)
 """Claim: Verdict, or FOREIGN. Transition: Moved. Read: Stored, ABSENT or FOREIGN. Adopt: Adopted. All others: Code.
 Any: UnavailableError, where one operation of a batch is refused alone. UNCONFIRMED is OK that too few
-replicas confirmed. ResultTooLargeError: a store with a limit of its own refuses a result."""
+replicas confirmed. ResultTooLargeError: a store with a limit of its own refuses a result. ForeignRecordError: the
+key holds a value that is larger than the store's limit for a record; `Code.TOO_LARGE` is a script's word alone."""

@@ -103,6 +103,30 @@ class ProbedStore(Protocol):
 
 
 @runtime_checkable
+class TimedStore(Protocol):
+    """An optional ability of a store: to tell the latest time that one of its servers has told it."""
+
+    @property
+    def latest_us(self) -> int:
+        """Microseconds since 1970 by a server's clock, or a fresh fence where that is later; it never falls."""
+        ...
+
+
+RECORD_HEAD = 128
+"""Bytes of a record without its result, at most."""
+
+
+@runtime_checkable
+class BoundedStore(Protocol):
+    """An optional ability of a store: to leave a value alone that is larger than any record of its users.
+
+    Such a key is answered by ForeignRecordError. `max_record`: bytes; raised by who stores larger results.
+    """
+
+    max_record: int
+
+
+@runtime_checkable
 class DegradingStore(Protocol):
     """An optional ability of a store: to have a policy of its own, such as the sidecar's.
 

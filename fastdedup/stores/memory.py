@@ -33,9 +33,14 @@ from ..protocol.operations import (
 
 _LIVE = "PW"
 _SETTLED = "SF"
+_STATES = ("I", "P", "W", "S", "F", "R", "M")
 _OVERHEAD = 400
 """Bytes that an entry costs beside its payload, roughly: dictionary slot, object, key, heap entry."""
 _MAX_ATTEMPT = 65_535
+_MAX_FENCE = 31 << 48
+"""As in `_record.lua`, for versions as well."""
+_FAR_US = 86_400_000_000
+"""As `DAY` in `adopt.lua`."""
 
 
 class Entry:
@@ -91,6 +96,7 @@ class MemoryStore:
         self._offset = randrange(1000)
         # Rises over all keys: so a forgotten or expired key's next fence is higher whatever the clock does.
         self._fence = 0
+        self._from = 0
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -125,7 +131,10 @@ class MemoryStore:
 
     def apply(self, op: Op) -> Reply:
         """Execute one operation: atomic, as nothing here awaits."""
-        now = int(self._clock() * 1000)
+        now_us = round(self._clock() * 1_000_000)
+        now = now_us // 1000
+        # A lease is counted from this millisecond's end and compared with its beginning, so that it never ends early.
+        self._from = -(-now_us // 1000)
         self._expire(now)
         match op:
             case ClaimOp():
@@ -157,7 +166,7 @@ class MemoryStore:
 
     def now(self) -> int:
         """Return the time in ms since 1970; what has expired by then is gone."""
-        now = int(self._clock() * 1000)
+        now = round(self._clock() * 1_000_000) // 1000
         self._expire(now)
         return now
 
@@ -202,29 +211,29 @@ class MemoryStore:
                 return Verdict(Outcome.UNKNOWN)
             return self._take(op, now, None)
         if op.fingerprint and entry.fingerprint and op.fingerprint != entry.fingerprint:
-            return _verdict(Outcome.MISMATCH, entry, now)
+            return _verdict(Outcome.MISMATCH, entry, self._from)
         return self._contend(op, entry, now)
 
     def _contend(self, op: ClaimOp, entry: Entry, now: int) -> Verdict:
         if entry.state == "S":
             if op.terms.mode is Mode.CONSUME and op.owner == entry.owner:
-                return _verdict(Outcome.ACQUIRED, entry, now, fresh=False)
-            return _verdict(Outcome.SUCCEEDED, entry, now)
+                return _verdict(Outcome.ACQUIRED, entry, self._from, fresh=False)
+            return _verdict(Outcome.SUCCEEDED, entry, self._from)
         if entry.state == "F":
-            return _verdict(Outcome.FAILED, entry, now)
+            return _verdict(Outcome.FAILED, entry, self._from)
         if entry.state not in _LIVE or entry.until <= now:
             return self._take(op, now, entry)
         if entry.owner == op.owner:
-            entry.until = max(entry.until, now + op.terms.lease_ms)
-            self._keep(op.wire, entry, max(entry.expires, now + op.terms.keep_ms))
-            return _verdict(Outcome.ACQUIRED, entry, now, fresh=False)
+            entry.until = max(entry.until, self._from + op.terms.lease_ms)
+            self._keep(op.wire, entry, max(entry.expires, self._from + op.terms.keep_ms))
+            return _verdict(Outcome.ACQUIRED, entry, self._from, fresh=False)
         if op.terms.watch:
             entry.state = "W"
-        return _verdict(Outcome.IN_PROGRESS, entry, now)
+        return _verdict(Outcome.IN_PROGRESS, entry, self._from)
 
     def _take(self, op: ClaimOp, now: int, former: Entry | None) -> Verdict:
         consume = op.terms.mode is Mode.CONSUME
-        until = now + (op.terms.keep_ms if consume else op.terms.lease_ms)
+        until = self._from + (op.terms.keep_ms if consume else op.terms.lease_ms)
         self._fence = max(self._fence + 1, now * 1000 + self._offset)
         entry = Entry("S" if consume else "P", op.owner, self._fence, 1, until, 0)
         entry.fingerprint = op.fingerprint
@@ -236,8 +245,8 @@ class MemoryStore:
             entry.token = former.token
             entry.fingerprint = op.fingerprint or former.fingerprint
         self._entries[op.wire] = entry
-        self._keep(op.wire, entry, now + op.terms.keep_ms)
-        return _verdict(Outcome.ACQUIRED, entry, now)
+        self._keep(op.wire, entry, self._from + op.terms.keep_ms)
+        return _verdict(Outcome.ACQUIRED, entry, self._from)
 
     def _settle(self, op: SettleOp, now: int) -> Code:
         entry = self._held(op)
@@ -254,7 +263,7 @@ class MemoryStore:
             raise NoRoomError(f"the local store is full: {self._max_bytes} bytes of results and records")
         self._bytes += len(op.payload)
         entry.payload = trimmed(op.payload)
-        entry.until = now + op.keep_ms
+        entry.until = self._from + op.keep_ms
         self._keep(op.wire, entry, entry.until)
         self._free(op.wire, entry, state)
         return Code.OK
@@ -265,7 +274,8 @@ class MemoryStore:
             return Code.LOST
         if entry.state in "RI":
             return Code.OK
-        if entry.state not in _LIVE:
+        undone = op.consumed and entry.state == "S" and entry.token and not entry.payload
+        if entry.state not in _LIVE and not undone:
             return Code.LOST
         entry.until = 0
         if not entry.token:
@@ -277,8 +287,8 @@ class MemoryStore:
         entry = self._held(op)
         if entry is None or entry.state not in _LIVE:
             return Code.LOST
-        entry.until = now + op.lease_ms
-        self._keep(op.wire, entry, now + op.keep_ms)
+        entry.until = self._from + op.lease_ms
+        self._keep(op.wire, entry, self._from + op.keep_ms)
         return Code.OK
 
     def _held(self, op: SettleOp | ReleaseOp | RenewOp) -> Entry | None:
@@ -301,11 +311,11 @@ class MemoryStore:
             return Code.OK if entry.owner == op.issuer and entry.token else Code.FOREIGN
         self._make_room()
         self._bytes += _OVERHEAD
-        entry = Entry("I", op.issuer, now * 1000, 0, now + op.ttl_ms, 0)
+        entry = Entry("I", op.issuer, max(now * 1000, self._fence + 1), 0, self._from + op.ttl_ms, 0)
         entry.fingerprint = op.fingerprint
         entry.token = True
         self._entries[op.wire] = entry
-        self._keep(op.wire, entry, now + op.ttl_ms)
+        self._keep(op.wire, entry, self._from + op.ttl_ms)
         return Code.OK
 
     def _transition(self, op: TransitionOp, now: int) -> Moved:
@@ -338,7 +348,7 @@ class MemoryStore:
         entry = self._entries.get(op.wire)
         if entry is None:
             return Code.ABSENT
-        return stored(entry, now)
+        return stored(entry, self._from)
 
     def _forget(self, op: ForgetOp) -> Code:
         entry = self._entries.get(op.wire)
@@ -351,7 +361,9 @@ class MemoryStore:
 
     def _adopt(self, op: AdoptOp, now: int) -> Adopted:
         ours, former = op.record, self._entries.get(op.wire)
-        until = now + ours.left_ms
+        if not self._may_adopt(ours, now):
+            return Adopted(Code.FOREIGN, b"", 0)
+        until = self._ends(ours, now)
         if former is None:
             self._place(op, now, ours.fence)
             return Adopted(Code.OK, b"", 0)
@@ -366,11 +378,23 @@ class MemoryStore:
                 self._tell(op.wire)
         return Adopted(code, former.owner, former.fence, settled=former.state in _SETTLED)
 
+    def _may_adopt(self, ours: Stored, now: int) -> bool:
+        """False for a record that nobody can have made."""
+        if ours.state not in _STATES or not ours.owner:
+            return False
+        if ours.state == "M":
+            return 0 <= ours.fence < _MAX_FENCE
+        latest = max(self._fence, now * 1000)
+        return 0 <= ours.fence <= latest + _FAR_US and 0 <= ours.attempt <= _MAX_ATTEMPT
+
     def _place(self, op: AdoptOp, now: int, fence: int) -> None:
         record = op.record
-        entry = Entry(record.state, record.owner, fence, record.attempt, now + record.left_ms, 0)
+        entry = Entry(record.state, record.owner, fence, record.attempt, self._ends(record, now), 0)
         entry.fingerprint, entry.payload, entry.token = record.fingerprint, record.payload, record.token
-        self.put(op.wire, entry, now + max(record.ttl_ms, 1))
+        self.put(op.wire, entry, self._from + max(record.ttl_ms, 1))
+
+    def _ends(self, record: Stored, now: int) -> int:
+        return (self._from if record.left_ms > 0 else now) + record.left_ms
 
     def _tell(self, wire: bytes) -> None:
         for on_freed in self._listeners:

@@ -482,7 +482,7 @@ def some_command(choice: random.Random) -> bytes:
         return (
             pack(b"fd.Claim", key)
             if choice.random() < 0.5
-            else pack(b"FD.STORE", b"%d" % choice.randrange(3))
+            else pack(b"FD.STORE", b"%d" % choice.randrange(4))
         )
     return some_run(choice)
 

@@ -335,18 +335,18 @@ async def test_a_subscription_that_gives_no_sign_of_life_is_made_anew(
 
 async def test_a_batch_cut_off_in_between_resends_only_what_has_no_reply(tmp_path: Path) -> None:
     """What was answered stays answered: asked again it would say that the owner had it before."""
-    calls: list[bytes] = []
+    asked: list[bytes] = []
 
     def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
-        calls.append(command[3])
-        writer.write(b"*1\r\n:7\r\n") if len(calls) != 2 else writer.close()
+        asked.append(command[3])
+        writer.write(b"*1\r\n:7\r\n") if len(asked) != 2 else writer.close()
 
     async with resp_server(tmp_path, answer) as url:
         store = RedisStore(url, timeout=5.0)
-        parcels = [ScriptCall([ReleaseOp(wire, b"\1o", 0)]) for wire in (b"a", b"b")]
-        await store._primary.deliver(Verb.RELEASE, parcels)
-        assert [parcel.answer for parcel in parcels] == [[Code.OK], [Code.OK]]
-        assert calls == [b"a", b"b", b"b"]
+        calls = [ScriptCall([ReleaseOp(wire, b"\1o", 0)]) for wire in (b"a", b"b")]
+        await store._server.deliver(Verb.RELEASE, calls)
+        assert [call.answer for call in calls] == [[Code.OK], [Code.OK]]
+        assert asked == [b"a", b"b", b"b"]
         await store.aclose()
 
 

@@ -1,4 +1,4 @@
-"""A Cluster's node as a decider: where its parcels go when the answer is not simply a reply. No server."""
+"""A Cluster's node as a decider: where its calls go when the answer is not simply a reply. No server."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Servers:
         self.refreshes += 1
 
     def at(self, address: tuple[str, int], script: Script) -> Node:
-        """A node; `script` gives the answer to a parcel: a word of Redis for an error, else a reply."""
+        """A node; `script` gives the answer to a call: a word of Redis for an error, else a reply."""
         node = self.topology.node_at(address)
         self.answers[node.name] = script
 
         async def deliver(
-            verb: Verb, parcels: Sequence[ScriptCall], *, asking: bool = False, guest: bool = False
+            verb: Verb, calls: Sequence[ScriptCall], *, asking: bool = False, guest: bool = False
         ) -> None:
-            for parcel in parcels:
-                self.asked.append((address[0], [op.wire for op in parcel.ops], asking))
-                answer = script(parcel, asking)
-                parcel.answer = hiredis.ReplyError(answer) if isinstance(answer, str) else answer
+            for call in calls:
+                self.asked.append((address[0], [op.wire for op in call.ops], asking))
+                answer = script(call, asking)
+                call.answer = hiredis.ReplyError(answer) if isinstance(answer, str) else answer
 
-        node._primary.deliver = deliver  # type: ignore[method-assign]
+        node._server.deliver = deliver  # type: ignore[method-assign]
         return node
 
     def holds_all(self, node: Node) -> None:
@@ -66,18 +66,18 @@ def ops(*wires: bytes) -> list[Op]:
     return [ReleaseOp(wire, b"\1o", 0) for wire in wires]
 
 
-def fine(parcel: ScriptCall, asking: bool) -> list[Reply]:
-    return [Code.OK] * len(parcel.ops)
+def fine(call: ScriptCall, asking: bool) -> list[Reply]:
+    return [Code.OK] * len(call.ops)
 
 
 async def released(store: Store, *wires: bytes) -> list[Any]:
     return list(await store.execute(Verb.RELEASE, ops(*wires)))
 
 
-async def test_a_batch_becomes_a_parcel_for_each_slot(servers: Servers) -> None:
+async def test_a_batch_becomes_a_call_for_each_slot(servers: Servers) -> None:
     """The replies stand in the order of the operations all the same."""
     order = {b"{x}1": Code.OK, b"y": Code.LOST, b"{x}2": Code.FOREIGN}
-    node = servers.at(A, lambda parcel, _: [order[op.wire] for op in parcel.ops])
+    node = servers.at(A, lambda call, _: [order[op.wire] for op in call.ops])
     servers.holds_all(node)
     assert await released(node, *order) == list(order.values())
     assert [wires for _, wires, _ in servers.asked] == [[b"{x}1", b"{x}2"], [b"y"]]
@@ -85,7 +85,7 @@ async def test_a_batch_becomes_a_parcel_for_each_slot(servers: Servers) -> None:
 
 async def test_moved_is_learned_and_followed(servers: Servers) -> None:
     """The next batch goes there at once, and the whole layout is asked for."""
-    node = servers.at(A, lambda parcel, _: f"MOVED {slot_of(parcel.ops[0].wire)} b:2")
+    node = servers.at(A, lambda call, _: f"MOVED {slot_of(call.ops[0].wire)} b:2")
     other = servers.at(B, fine)
     servers.holds_all(node)
     assert await released(node, b"key") == [Code.OK]
@@ -98,8 +98,8 @@ async def test_moved_is_learned_and_followed(servers: Servers) -> None:
 
 async def test_ask_is_followed_but_not_learned(servers: Servers) -> None:
     """The slot is still on its way."""
-    node = servers.at(A, lambda parcel, _: "ASK 1 b:2")
-    servers.at(B, lambda parcel, asking: fine(parcel, asking) if asking else "MOVED 1 a:1")
+    node = servers.at(A, lambda call, _: "ASK 1 b:2")
+    servers.at(B, lambda call, asking: fine(call, asking) if asking else "MOVED 1 a:1")
     servers.holds_all(node)
     assert await released(node, b"key") == [Code.OK]
     assert servers.asked == [("a", [b"key"], False), ("b", [b"key"], True)]
@@ -109,26 +109,26 @@ async def test_ask_is_followed_but_not_learned(servers: Servers) -> None:
 async def test_keys_of_a_slot_that_is_half_moved_go_one_by_one(servers: Servers) -> None:
     """TRYAGAIN: each of them is in one place."""
 
-    def here(parcel: ScriptCall, asking: bool) -> Any:
-        if len(parcel.ops) > 1:
+    def here(call: ScriptCall, asking: bool) -> Any:
+        if len(call.ops) > 1:
             return "TRYAGAIN Multiple keys request during rehashing of slot"
-        return "ASK 1 b:2" if parcel.ops[0].wire == b"{x}2" else [Code.OK]
+        return "ASK 1 b:2" if call.ops[0].wire == b"{x}2" else [Code.OK]
 
     node = servers.at(A, here)
-    servers.at(B, lambda parcel, asking: [Code.LOST])
+    servers.at(B, lambda call, asking: [Code.LOST])
     servers.holds_all(node)
     assert await released(node, b"{x}1", b"{x}2", b"{x}3") == [Code.OK, Code.LOST, Code.OK]
 
 
 async def test_a_slot_that_never_settles_is_unavailable(servers: Servers) -> None:
     """Hops are bounded; so is TRYAGAIN for a single key."""
-    node = servers.at(A, lambda parcel, _: "MOVED 1 b:2")
-    servers.at(B, lambda parcel, _: "MOVED 1 a:1")
+    node = servers.at(A, lambda call, _: "MOVED 1 b:2")
+    servers.at(B, lambda call, _: "MOVED 1 a:1")
     servers.holds_all(node)
     with pytest.raises(UnavailableError, match="being moved"):
         await released(node, b"key")
     assert len(servers.asked) <= 10
-    servers.holds_all(servers.at(C, lambda parcel, _: "TRYAGAIN"))
+    servers.holds_all(servers.at(C, lambda call, _: "TRYAGAIN"))
     with pytest.raises(UnavailableError, match="being moved"):
         await released(servers.topology.node_at(C), b"key")
 
@@ -136,7 +136,7 @@ async def test_a_slot_that_never_settles_is_unavailable(servers: Servers) -> Non
 @pytest.mark.parametrize("error", ["CLUSTERDOWN Hash slot not served", "LOADING x", "OOM x", "NOPERM x"])
 async def test_one_slots_trouble_is_a_reply_all_slots_trouble_is_raised(servers: Servers, error: str) -> None:
     """So the breaker counts a node that answers nothing, and no node that answers something."""
-    node = servers.at(A, lambda parcel, _: error if b"bad" in parcel.ops[0].wire else [Code.OK])
+    node = servers.at(A, lambda call, _: error if b"bad" in call.ops[0].wire else [Code.OK])
     servers.holds_all(node)
     good, bad, worse = await released(node, b"good", b"bad1", b"bad2")
     assert good == Code.OK
@@ -150,7 +150,7 @@ async def test_one_slots_trouble_is_a_reply_all_slots_trouble_is_raised(servers:
 
 async def test_a_fault_is_raised_whatever_the_others_say(servers: Servers) -> None:
     """A programming error is no outage."""
-    node = servers.at(A, lambda parcel, _: "ERR bad" if parcel.ops[0].wire == b"bad" else [Code.OK])
+    node = servers.at(A, lambda call, _: "ERR bad" if call.ops[0].wire == b"bad" else [Code.OK])
     servers.holds_all(node)
     with pytest.raises(ConfigError, match="a fault, not an outage"):
         await released(node, b"good", b"bad")
@@ -160,7 +160,7 @@ async def test_the_store_by_itself_spreads_a_batch_over_its_nodes(servers: Serve
     """For whoever uses it without a router: a node that is down concerns its own keys."""
     node = servers.at(A, fine)
     servers.holds_all(node)
-    down = servers.at(B, lambda parcel, _: ConnectionRefusedError("refused"))
+    down = servers.at(B, lambda call, _: ConnectionRefusedError("refused"))
     servers.topology.owners[slot_of(b"down1")] = servers.topology.owners[slot_of(b"down2")] = down
     servers.topology.owners[slot_of(b"nobody")] = None
     replies = await released(servers.store, b"up1", b"down1", b"nobody", b"up2", b"down2")
@@ -175,7 +175,7 @@ async def test_the_store_by_itself_spreads_a_batch_over_its_nodes(servers: Serve
     assert "no node is known" in str(replies[2])
     with pytest.raises(UnavailableError):
         await released(servers.store, b"down1", b"nobody")
-    servers.holds_all(servers.at(C, lambda parcel, _: "ERR bad"))
+    servers.holds_all(servers.at(C, lambda call, _: "ERR bad"))
     with pytest.raises(ConfigError):
         await released(servers.store, b"key")
 
@@ -191,7 +191,7 @@ async def test_a_probe_asks_for_a_key_of_the_nodes_own(servers: Servers) -> None
         tried.append(key)
         return answers.pop(0)
 
-    node._primary.try_write = try_write  # type: ignore[method-assign]
+    node._server.try_write = try_write  # type: ignore[method-assign]
     with pytest.raises(UnavailableError, match="holds no slot"):
         await node.probe(b"t:~probe")
     servers.topology.owners[77] = node

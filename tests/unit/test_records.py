@@ -119,7 +119,7 @@ async def test_redis_holds_what_the_layout_says(redis_url: str, redis_server: An
             assert record[17:] == b"\x80" + bytes.fromhex(claim.owner) + PRINT
             assert len(record) == EMBEDDED
             assert raw.object("encoding", "t:=order:7") == b"embstr"
-            lease = int.from_bytes(record[9:15], "big") - claim.fence // 1000
+            lease = int.from_bytes(record[9:15], "big") - -(-claim.fence // 1000)
             assert (lease, 65_000 < raw.pttl("t:=order:7") <= 70_000) == (10_000, True)
         await claim.complete({"a": 1})
         with redis_server.client() as raw:

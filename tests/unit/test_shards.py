@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -16,17 +17,19 @@ from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores.base import ShardedStore, Store
 from fastdedup.stores.memory import MemoryStore
 
-from ..virtual import EPOCH, virtual
+from ..virtual import virtual
 
 CLOSED, PARTLY_OPEN, OPEN = State.CLOSED, State.PARTLY_OPEN, State.OPEN
 COUNT = 3
+STARTED = time.time()
+"""Of the parts' clocks: what a policy made is not adopted where its fence is far ahead of the store's clock."""
 
 
 class Part(MemoryStore):
     """One part of the store."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(clock=lambda: EPOCH + asyncio.get_running_loop().time())
+        super().__init__(clock=lambda: STARTED + asyncio.get_running_loop().time())
         self.name = f"part {number}"
         self.down = False
         self.held: asyncio.Future[None] | None = None

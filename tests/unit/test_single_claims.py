@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from fastdedup.protocol.operations import ClaimOp, Mode, ReadOp, Terms, Verb, terms
 from fastdedup.stores.redis.cluster.single_claims import pack_singles, read_singles, single_claims
 from fastdedup.stores.redis.packing import pack
-from fastdedup.stores.redis.scripts import load_scripts
+from fastdedup.stores.redis.scripts import CallHead, load_scripts
 
 CLAIM = load_scripts()[Verb.CLAIM]
 TERMS = terms(Mode.CLAIM, 30_000, 86_430_000, False)
 NOW = 1_700_000_000_000_000
+FLOOR, LIMIT = 99_999, 1000
 
 claims = st.builds(
     lambda wire, shared, owner, mark: ClaimOp(wire, shared, bytes((len(owner),)) + owner, mark),
@@ -26,18 +27,23 @@ claims = st.builds(
 )
 
 
+def long(op: ClaimOp, floor_us: int) -> bytes:
+    """The same claim by the script's own arguments."""
+    return pack("EVALSHA", CLAIM.sha, 1, op.wire, floor_us.to_bytes(7, "big"), LIMIT, *CLAIM.pack([op]))
+
+
 @given(st.lists(claims, min_size=1, max_size=8))
 def test_a_packed_claim_is_the_same_bytes(ops: list[ClaimOp]) -> None:
     """As `hiredis.pack_command` makes of the script's own arguments."""
-    long_way = [pack("EVALSHA", CLAIM.sha, 1, op.wire, *CLAIM.pack([op])) for op in ops]
-    assert pack_singles(ops) == b"".join(long_way)
+    long_way = [long(op, FLOOR + place) for place, op in enumerate(ops)]
+    assert pack_singles(ops, FLOOR, LIMIT) == b"".join(long_way)
 
 
 def test_every_mode_and_term_is_packed_as_it_is() -> None:
     """Each has a frame of its own."""
     for each in (terms(mode, 1, 7, watch) for mode in Mode for watch in (False, True)):
         op = ClaimOp(b"<the key>", each, b"\0<the tail>", None)
-        assert pack_singles([op]) == pack("EVALSHA", CLAIM.sha, 1, op.wire, *CLAIM.pack([op]))
+        assert pack_singles([op], FLOOR, LIMIT) == long(op, FLOOR)
 
 
 def test_a_read_answer_is_the_same_verdict() -> None:
@@ -46,7 +52,7 @@ def test_a_read_answer_is_the_same_verdict() -> None:
     record = b"\1P" + (NOW - 1).to_bytes(7, "big") + (NOW // 1000 + 9).to_bytes(6, "big") + b"\0\1\1x"
     answers: list[list[Any]] = [[NOW], [NOW, 1, 3, record]]
     for answer in answers:
-        [short], [long] = read_singles([op], [answer]), CLAIM.read([op], answer)
+        [short], [long] = read_singles([op], [answer], FLOOR, CallHead()), CLAIM.read([op], answer, FLOOR)
         for name in (
             "outcome",
             "attempt",
@@ -59,7 +65,7 @@ def test_a_read_answer_is_the_same_verdict() -> None:
             "value",
         ):
             assert getattr(short, name) == getattr(long, name), name
-    assert read_singles([op], [hiredis.ReplyError("MOVED 1 host:7000")]) == [None]
+    assert read_singles([op], [hiredis.ReplyError("MOVED 1 host:7000")], FLOOR, CallHead()) == [None]
 
 
 def test_only_claims_of_equal_terms_that_share_no_slot_go_one_by_one() -> None:

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import Any, Protocol, cast
 
 from ...codec import check_size
-from ...errors import ConfigError, ResultTooLargeError, UnavailableError
+from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
 from ...protocol.keyspace import names_of
 from ...protocol.operations import Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
@@ -113,7 +113,7 @@ class Place:
         reply: Reply
         try:
             reply = namespace.ask.answer(op, answer)
-        except (UnavailableError, ResultTooLargeError) as refusal:
+        except (UnavailableError, ResultTooLargeError, ForeignRecordError) as refusal:
             reply = refusal
         except Exception as other:  # noqa: BLE001 -- whatever it is, the client is told
             self._run.fail(other)
@@ -131,6 +131,8 @@ def outcome_of(answer: Reply) -> str:
     code = answer.code if type(answer) is Moved else answer
     if isinstance(code, Code):
         return "claim_lost" if code is Code.LOST else code.name.lower()
+    if isinstance(answer, ForeignRecordError):
+        return "foreign"
     return "unavailable" if isinstance(answer, UnavailableError) else "ok"
 
 

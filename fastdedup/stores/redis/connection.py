@@ -38,6 +38,8 @@ class RedisConnection(asyncio.Protocol):
         self.closed: asyncio.Future[None] = self._loop.create_future()
         """Done once the connection has ended."""
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        self.on_unusable: Callable[[RedisConnection], None] | None = None
+        """Called once, when nothing more can be sent over it."""
         self._on_push = on_push
         self._reader = hiredis.Reader()
         self._waiting: deque[OnReply] = deque()
@@ -121,6 +123,7 @@ class RedisConnection(asyncio.Protocol):
     def finish(self) -> None:
         """Close once every command that was sent has its reply; nothing more is to be sent."""
         self._finishing = True
+        self._tell_unusable()
         if not self._waiting and self._lost is None:
             self._end(ConnectionError("the connection was closed"))
             self._transport.close()
@@ -145,6 +148,7 @@ class RedisConnection(asyncio.Protocol):
         Not by closing the transport: that would take the socket out of the epoll set, which is shared.
         """
         self._lost = ConnectionError("this connection belongs to the process that this one was forked from")
+        self._tell_unusable()
         sock = self._transport.get_extra_info("socket")
         if sock is None or sock.fileno() < 0:
             return
@@ -179,11 +183,17 @@ class RedisConnection(asyncio.Protocol):
     def _end(self, error: ConnectionError) -> None:
         if self._lost is None:
             self._lost = error
+        self._tell_unusable()
         if not self.closed.done():
             self.closed.set_result(None)
         while self._waiting:
             # One instance each: a shared exception collects the tracebacks of all its raisers.
             self._waiting.popleft()(ConnectionError(*error.args))
+
+    def _tell_unusable(self) -> None:
+        tell, self.on_unusable = self.on_unusable, None
+        if tell is not None:
+            tell(self)
 
     def _forget_connection(self) -> None:
         self._connection._reader = None

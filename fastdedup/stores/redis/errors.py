@@ -31,9 +31,10 @@ class WrongPortError(MistakeError):
 
 
 _NEEDED = (
-    "EVALSHA, EVAL, GET, SET, SETRANGE, PEXPIRE, PTTL, DEL, TIME and PUBLISH on its keys, CLIENT and SELECT"
+    "EVALSHA, EVAL, GETRANGE, SET, SETRANGE, PEXPIRE, PTTL, DEL, TIME and PUBLISH on its keys, "
+    "CLIENT and SELECT"
 )
-_FORBIDDEN = f"the Redis user lacks a permission: it needs {_NEEDED}"
+_FORBIDDEN = f"the Redis user may not do this: it needs {_NEEDED}"
 _NO_PASSWORD_SET = "Redis has no password for this user: remove the one in the URL, or set it in Redis"
 _WANTS_PASSWORD = "Redis wants a password: put it into the URL, redis://:password@host"
 _WRONG_LOGIN = "Redis refused the user or password: check those in the URL"

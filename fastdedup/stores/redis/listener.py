@@ -51,30 +51,30 @@ class Listener:
 
     async def _run(self, on_freed: OnFreed, ready: asyncio.Future[None]) -> None:
         try:
-            link = await self._subscribe(on_freed)
+            connection = await self._subscribe(on_freed)
         except Exception as error:  # noqa: BLE001 -- whoever waits for the subscription translates it
             _fail(ready, error)
             return
         ready.set_result(None)
         try:
             while True:
-                await self._until_ended(link)
+                await self._until_ended(connection)
                 on_freed(None)
-                link = await self._again(on_freed)
+                connection = await self._again(on_freed)
                 on_freed(None)
         finally:
-            link.abort("no longer listening")
+            connection.abort("no longer listening")
 
-    async def _until_ended(self, link: RedisConnection) -> None:
+    async def _until_ended(self, connection: RedisConnection) -> None:
         """Also where nothing says so: behind a frozen server or a cut cable nobody would be woken."""
-        while not link.closed.done():
+        while not connection.closed.done():
             self._heard = False
-            await asyncio.wait([link.closed], timeout=_QUIET)
+            await asyncio.wait([connection.closed], timeout=_QUIET)
             if not self._heard:
-                link.post(pack("PING"))
-                await asyncio.wait([link.closed], timeout=_QUIET)
+                connection.post(pack("PING"))
+                await asyncio.wait([connection.closed], timeout=_QUIET)
             if not self._heard:
-                link.abort("the subscription gives no sign of life")
+                connection.abort("the subscription gives no sign of life")
 
     async def _again(self, on_freed: OnFreed) -> RedisConnection:
         while True:
@@ -90,16 +90,16 @@ class Listener:
             if isinstance(message, list) and message[:1] == [b"message"]:
                 on_freed(message[2])
 
-        link = await self._connect(on_push)
+        connection = await self._connect(on_push)
         try:
             async with asyncio.timeout(self._timeout):
-                reply = await link.send(pack("SUBSCRIBE", CHANNEL))
+                reply = await connection.send(pack("SUBSCRIBE", CHANNEL))
             if isinstance(reply, Exception):
                 raise reply
         except BaseException:
-            link.abort("cannot subscribe")
+            connection.abort("cannot subscribe")
             raise
-        return link
+        return connection
 
 
 def _fail(ready: asyncio.Future[None], error: Exception) -> None:

@@ -16,13 +16,13 @@ def pack(*command: str | bytes | int) -> bytes:
     return pack_parts(command)
 
 
-def pack_parts(command: Sequence[object]) -> bytes:
-    """Return one command of many arguments, packed.
+def pack_parts(command: Sequence[object], head: bytes = b"", heads: int = 0) -> bytes:
+    """Return one command of many arguments, packed. `head`: its first `heads` arguments, packed before.
 
     Raises:
         TypeError: one of them is not text, bytes or a whole number.
     """
-    out = [b"*%d" % len(command)]
+    out = [b"*%d" % (heads + len(command)), head]
     for part in command:
         if isinstance(part, bytes):
             data = part

@@ -29,22 +29,18 @@ class Reconnector:
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
         # Mutable: the connection, and the attempt to make it.
-        self._link: RedisConnection | None = None
+        self.connection: RedisConnection | None = None
+        """The connection, while it stands. Kept up to date by itself, as every batch looks at it."""
+        self._last: RedisConnection | None = None
         self._connecting: asyncio.Task[RedisConnection] | None = None
         self._closed = False
-
-    @property
-    def link(self) -> RedisConnection | None:
-        """The connection, if it stands."""
-        link = self._link
-        return link if link is not None and link.usable else None
 
     async def connected(self) -> RedisConnection:
         """Return the connection, making it if need be."""
         if self._closed:
             raise ConnectionError("the store is closed")
-        if self._link is not None and self._link.usable:
-            return self._link
+        if self.connection is not None and self.connection.usable:
+            return self.connection
         if self._connecting is None:
             self._connecting = asyncio.create_task(self._connect(None), name="fastdedup-connect")
             self._connecting.add_done_callback(self._connect_done)
@@ -52,29 +48,36 @@ class Reconnector:
 
     def abort(self, reason: str) -> None:
         """Drop the connection: the next caller connects anew."""
-        if self._link is not None:
-            self._link.abort(reason)
+        if self._last is not None:
+            self._last.abort(reason)
 
     def finish(self) -> None:
         """Close the connection once what was sent is answered."""
-        if self._link is not None:
-            self._link.finish()
+        if self._last is not None:
+            self._last.finish()
 
     async def aclose(self) -> None:
         """Close the connection, and make none any more."""
         self._closed = True
         if self._connecting is not None:
             await stop(self._connecting)
-        if self._link is not None:
-            await self._link.aclose()
-            self._link = None
+        if self._last is not None:
+            await self._last.aclose()
+            self._last = None
 
     def _connect_done(self, task: asyncio.Task[RedisConnection]) -> None:
         self._connecting = None
         if not task.cancelled() and task.exception() is None:
-            self._link = task.result()
+            connection = self._last = task.result()
             if self._closed:
-                self._link.abort("the store is closed")
+                connection.abort("the store is closed")
+            elif connection.usable:
+                self.connection = connection
+                connection.on_unusable = self._ended
+
+    def _ended(self, connection: RedisConnection) -> None:
+        if self.connection is connection:
+            self.connection = None
 
 
 async def dial(target: Target, timeout: float, on_push: OnPush | None, check: Check) -> RedisConnection:
@@ -84,18 +87,18 @@ async def dial(target: Target, timeout: float, on_push: OnPush | None, check: Ch
         ConfigError: the server is none that can be used.
         Exception: redis-py's, hiredis's and the system's, for `translate`.
     """
-    link = RedisConnection(await target.connection(timeout), on_push)
+    connection = RedisConnection(await target.connection(timeout), on_push)
     try:
         async with asyncio.timeout(timeout):
-            check(await link.send(pack("INFO", "server")))
+            check(await connection.send(pack("INFO", "server")))
             if on_push is None:
                 # So that the first batches need not be sent twice. A login that may not: EVAL does it.
                 texts = [script.text for script in load_scripts().values()]
-                await asyncio.gather(*[link.send(pack("SCRIPT", "LOAD", text)) for text in texts])
+                await asyncio.gather(*[connection.send(pack("SCRIPT", "LOAD", text)) for text in texts])
     except BaseException:
-        link.abort("not usable")
+        connection.abort("not usable")
         raise
-    return link
+    return connection
 
 
 def check_version(info: Any) -> None:

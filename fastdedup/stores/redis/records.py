@@ -15,8 +15,46 @@ _OUTCOMES = {
 }
 
 
+MAX_FENCE = 31 << 48
+"""No record has a fence or a version as high as this; a clock's microseconds reach it in the year 2246."""
+_MAX_DEADLINE = 8 << 40
+"""As `MAX_FENCE`, in milliseconds: the year 2248."""
+_MAX_STATE = 64
+_ISSUED, _MACHINE = b"IM"
+_STATES = b"IPWSFRM"
+
+
+def is_record(record: bytes) -> bool:
+    """True for a record that can be read and written again; says the same as `checked` in `_record.lua`."""
+    if len(record) < 19 or record[0] != 1 or record[1] not in _STATES or record[2] >= MAX_FENCE >> 48:
+        return False
+    state = record[1]
+    if state == _MACHINE:
+        return is_state(record[19:])
+    if record[9] >= _MAX_DEADLINE >> 40 or (state != _ISSUED and not (record[15] or record[16])):
+        return False
+    shape = record[17]
+    return len(record) >= 18 + ((shape & 63) or 10) + (16 if shape & 128 else 0)
+
+
+def is_state(name: bytes) -> bool:
+    """True for what can be the name of a machine's state: 1 to 64 bytes of UTF-8."""
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return 0 < len(name) <= _MAX_STATE
+
+
+def read_record(record: bytes, now_ms: int, ttl_ms: int = 0) -> Stored | Code:
+    """Take any record apart; FOREIGN for what is not one. Raises nothing."""
+    if not is_record(record):
+        return Code.FOREIGN
+    return decode_machine(record, ttl_ms) if record[1] == _MACHINE else decode(record, now_ms, ttl_ms)
+
+
 def decode(record: bytes, now_ms: int, ttl_ms: int = 0) -> Stored:
-    """Take a record of a claim, token or lock apart."""
+    """Take a record of a claim, token or lock apart. It must be one: see `is_record`."""
     shape = record[17]
     owner_end = 18 + ((shape & 63) or 10)
     payload_at = owner_end + (16 if shape & 128 else 0)
@@ -45,7 +83,7 @@ def encode(stored: Stored) -> bytes:
 
 
 def decode_machine(record: bytes, ttl_ms: int) -> Stored:
-    """Take a state machine's record apart: its version is the fence, its state the payload."""
+    """Take a state machine's record apart: its version is the fence, its state the payload. As `decode`."""
     return Stored(
         "M",
         owner=record[9:19],
@@ -62,7 +100,7 @@ def verdict(code: int, record: bytes, now_ms: int) -> Verdict | Code:
     """Judge a claim that met a record."""
     if code == Code.UNKNOWN:
         return Verdict(Outcome.UNKNOWN)
-    if code == Code.FOREIGN:
+    if code == Code.FOREIGN or not is_record(record):
         return Code.FOREIGN
     stored = decode(record, now_ms)
     return Verdict(

@@ -8,11 +8,11 @@ from typing import Any
 
 from ...errors import DedupError
 from ...protocol.operations import Op, Reply, Verb
-from ..base import Done
 from .connection import RedisConnection
 from .errors import translate
 from .listener import Listener
 from .reconnect import Connect, OnPush, Reconnector, check_single, dial, no_single_server, only_mistakes
+from .scripts import CallHead
 from .sentinel import SentinelTarget
 from .server import RedisServer, ScriptCall, starts
 from .url import ServerURL, Target
@@ -45,50 +45,57 @@ class RedisStore:
         self.name = self._target.name
         self._timeout = timeout
         connect = connect or self._dial
-        self._line = Reconnector(connect)
-        self._primary = RedisServer(self._line, timeout=timeout, replicas=replicas)
+        self._reconnector = Reconnector(connect)
+        self._head = CallHead()
+        self._server = RedisServer(self._reconnector, timeout=timeout, replicas=replicas, head=self._head)
         self._listener = Listener(connect, timeout)
+        self.begin = self._server.begin
+        """See `DirectStore`. The server's own: every call that the main path does not make counts."""
+
+    @property
+    def latest_us(self) -> int:
+        """The latest time that the server has told: see `TimedStore`."""
+        return self._head.latest_us
+
+    @property
+    def max_record(self) -> int:
+        """Bytes of the largest record that is read. To be raised by who stores larger results."""
+        return self._head.max_record
+
+    @max_record.setter
+    def max_record(self, size: int) -> None:
+        self._head.max_record = size
 
     async def open(self) -> None:
         """Connect once, to find mistakes early. A server that is down now is the policy's matter."""
         try:
             async with asyncio.timeout(self._timeout * 4):
-                await self._line.connected()
+                await self._reconnector.connected()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             only_mistakes(self._fault(error))
 
     async def aclose(self) -> None:
         """Close the connections."""
         await self._listener.aclose()
-        await self._line.aclose()
+        await self._reconnector.aclose()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Send one EVALSHA for the whole batch; again, once, when the connection breaks."""
-        parcel = ScriptCall(ops)
-        await self._primary.deliver(verb, [parcel])
-        assert parcel.answer is not None
-        if isinstance(parcel.answer, Exception):
-            raise self._fault(parcel.answer) from None
-        return parcel.answer
-
-    def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        """Send a batch over the connection, if it stands. Anything but a plain answer goes the long way."""
-        parcel = ScriptCall(ops)
-
-        def on_done() -> None:
-            answer = parcel.answer
-            done(None if isinstance(answer, Exception) else answer)
-
-        return self._primary.begin(verb, [parcel], on_done)
+        call = ScriptCall(ops)
+        await self._server.deliver(verb, [call])
+        assert call.answer is not None
+        if isinstance(call.answer, Exception):
+            raise self._fault(call.answer) from None
+        return call.answer
 
     def abandon(self) -> None:
         """Drop the connection: the replies behind one that is late are as late."""
-        self._primary.abandon()
+        self._server.abandon()
 
     async def probe(self, wire: bytes) -> None:
         """Try a write that changes nothing: it is refused as any write would be."""
         try:
-            reply = await self._primary.try_write(wire)
+            reply = await self._server.try_write(wire)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
         # A key that holds something else of the user's: the write was looked at, and would be taken.

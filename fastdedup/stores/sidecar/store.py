@@ -44,7 +44,7 @@ class SidecarStore:
         self._path = path_of(url)
         self.name = f"the sidecar at {self._path}"
         self._timeout = timeout
-        self._line = Reconnector(self._dial)
+        self._reconnector = Reconnector(self._dial)
         self._listener = SidecarListener(self._dial, timeout)
         # Mutable: how many bytes a command may take, as the sidecar has told last.
         self._frame = _DEFAULT_FRAME
@@ -53,7 +53,7 @@ class SidecarStore:
         """Connect once, to find mistakes early. That the sidecar does not answer is no mistake, but an outage."""
         try:
             async with asyncio.timeout(self._timeout * 4):
-                await self._line.connected()
+                await self._reconnector.connected()
         except PermissionError:
             raise ConfigError(
                 f"this user may not connect to {self.name}: add it to the socket's group"
@@ -66,7 +66,7 @@ class SidecarStore:
     async def aclose(self) -> None:
         """Close the connections."""
         await self._listener.aclose()
-        await self._line.aclose()
+        await self._reconnector.aclose()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Send the batch, and send it once more where the connection breaks.
@@ -86,31 +86,31 @@ class SidecarStore:
 
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
         """Send a batch over the open connection. Without one, or on any fault, `run` is the way."""
-        link = self._line.link
-        if link is None or verb is Verb.FORGET:
+        connection = self._reconnector.connection
+        if connection is None or verb is Verb.FORGET:
             return False
-        parcels = self._cut(verb, ops)
-        if any(parcel.packed == b"" for parcel in parcels):
+        calls = self._cut(verb, ops)
+        if any(call.packed == b"" for call in calls):
             return False
 
         def on_replies(replies: list[Any]) -> None:
             try:
-                done(self._answers(parcels, replies))
+                done(self._answers(calls, replies))
             except Exception:  # noqa: BLE001 -- the task meets it again, and tells those who wait
                 done(None)
 
-        link.call_many(b"".join([parcel.packed for parcel in parcels]), len(parcels), on_replies)
+        connection.call_many(b"".join([call.packed for call in calls]), len(calls), on_replies)
         return True
 
     def abandon(self) -> None:
         """Drop the connection: all replies behind a late one are late as well."""
-        self._line.abort(_LATE)
+        self._reconnector.abort(_LATE)
 
     async def probe(self, wire: bytes) -> None:
         """Ask whether the sidecar answers. Whether its store answers is for its own breaker."""
         try:
             async with asyncio.timeout(self._timeout):
-                reply = await (self._line.link or await self._line.connected()).send(pack("PING"))
+                reply = await (await self._reconnector.connected()).send(pack("PING"))
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
         if isinstance(reply, Exception):
@@ -127,20 +127,22 @@ class SidecarStore:
     # Batches
 
     async def _exchange(self, verb: Verb, ops: Sequence[Op]) -> list[Reply]:
-        link = self._line.link or await self._line.connected()
-        parcels = self._cut(verb, ops)
-        sent = [parcel for parcel in parcels if parcel.packed]
+        connection = await self._reconnector.connected()
+        calls = self._cut(verb, ops)
+        sent = [call for call in calls if call.packed]
         try:
             replies = (
-                await link.send_many(b"".join([parcel.packed for parcel in sent]), len(sent)) if sent else []
+                await connection.send_many(b"".join([call.packed for call in sent]), len(sent))
+                if sent
+                else []
             )
         except asyncio.CancelledError:
-            link.abort(_LATE)  # the replies behind this one are late as well
+            connection.abort(_LATE)  # the replies behind this one are late as well
             mark_unsure(ops)
             raise
         if any(is_leaving(reply) for reply in replies):
-            link.abort("the sidecar is shutting down")
-        return self._answers(parcels, replies)
+            connection.abort("the sidecar is shutting down")
+        return self._answers(calls, replies)
 
     def _cut(self, verb: Verb, ops: Sequence[Op]) -> list[RunCall]:
         """Return the commands for a batch: nearly always one, more where a command would be too large."""
@@ -152,17 +154,17 @@ class SidecarStore:
         half = len(ops) // 2
         return self._cut(verb, ops[:half]) + self._cut(verb, ops[half:])
 
-    def _answers(self, parcels: Sequence[RunCall], replies: Sequence[Any]) -> list[Reply]:
+    def _answers(self, calls: Sequence[RunCall], replies: Sequence[Any]) -> list[Reply]:
         answers: list[Reply] = []
         came = iter(replies)
         try:
-            for parcel in parcels:
-                if parcel.packed:
-                    answers += answers_of(parcel, next(came))
+            for call in calls:
+                if call.packed:
+                    answers += answers_of(call, next(came))
                 else:
-                    answers.append(self._too_large(parcel.ops[0]))
+                    answers.append(self._too_large(call.ops[0]))
         except Exception:
-            mark_sent([parcel for parcel in parcels if parcel.packed], replies)
+            mark_sent([call for call in calls if call.packed], replies)
             raise
         return answers
 
@@ -177,19 +179,19 @@ class SidecarStore:
         async with asyncio.timeout(self._timeout):
             transport, _ = await loop.create_unix_connection(asyncio.Protocol, self._path)
         # `RedisConnection` takes over the socket of a connected connection.
-        link = RedisConnection(
+        connection = RedisConnection(
             cast(Any, SimpleNamespace(_reader=None, _writer=SimpleNamespace(transport=transport))), on_push
         )
         try:
             async with asyncio.timeout(self._timeout):
-                hello = await link.send(pack("FD.STORE", PROTOCOL))
+                hello = await connection.send(pack("FD.STORE", PROTOCOL))
             if isinstance(hello, Exception):
                 raise hello
             self._frame = int(hello[1])
         except BaseException:
-            link.abort("not usable")
+            connection.abort("not usable")
             raise
-        return link
+        return connection
 
     def _fault(self, error: Exception) -> Exception:
         if isinstance(error, DedupError):
@@ -229,19 +231,19 @@ class SidecarListener(Listener):
             if isinstance(message, list) and message[:1] == [b"freed"]:
                 on_freed(message[1])
 
-        link = await self._connect(on_push)
+        connection = await self._connect(on_push)
         try:
             async with asyncio.timeout(self._timeout):
-                reply = await link.send(pack("FD.LISTEN"))
+                reply = await connection.send(pack("FD.LISTEN"))
             if isinstance(reply, Exception):
                 raise reply
         except BaseException:
-            link.abort("cannot listen")
+            connection.abort("cannot listen")
             raise
-        return link
+        return connection
 
 
-def answers_of(parcel: RunCall, reply: Any) -> list[Reply]:
+def answers_of(call: RunCall, reply: Any) -> list[Reply]:
     """Return the answers in a reply to FD.RUN.
 
     Raises:
@@ -251,26 +253,25 @@ def answers_of(parcel: RunCall, reply: Any) -> list[Reply]:
     """
     if is_leaving(reply):
         raise ConnectionError("the sidecar is shutting down")
-    releases = [] if parcel.ops[0].verb is not Verb.RELEASE else cast("Sequence[ReleaseOp]", parcel.ops)
     if isinstance(reply, Exception):
         raise reply
     try:
         answers = read(reply)
     except (LookupError, TypeError, ValueError) as error:
         raise hiredis.ProtocolError(f"{error!r}") from None
-    if len(answers) != len(parcel.ops):
-        raise hiredis.ProtocolError(f"{len(answers)} answers to {len(parcel.ops)} operations")
-    for place, op in enumerate(releases):
+    if len(answers) != len(call.ops):
+        raise hiredis.ProtocolError(f"{len(answers)} answers to {len(call.ops)} operations")
+    for place, op in enumerate(call.ops):
         if answers[place] is UNSURE:
-            op.unsure, answers[place] = True, Code.LOST
+            cast("ReleaseOp | SettleOp", op).unsure, answers[place] = True, Code.LOST
     return answers
 
 
-def mark_sent(parcels: Sequence[RunCall], replies: Sequence[Any]) -> None:
+def mark_sent(calls: Sequence[RunCall], replies: Sequence[Any]) -> None:
     """Note that a batch may be sent again as a whole: also the commands that the sidecar has executed."""
-    for parcel, reply in zip(parcels, replies, strict=True):
+    for call, reply in zip(calls, replies, strict=True):
         if not is_leaving(reply):
-            mark_unsure(parcel.ops)
+            mark_unsure(call.ops)
 
 
 def is_leaving(reply: Any) -> bool:

@@ -26,14 +26,12 @@ from ...protocol.operations import (
     Verb,
     terms,
 )
-from ..redis.records import decode, decode_machine
+from ..redis.records import MAX_FENCE, is_state, read_record
 
 Keys = Sequence[bytes]
 Args = Sequence[bytes]
 
 _MAX_MS = round(MAX_SECONDS * 1000)
-_MAX_FENCE = 2**53
-_MAX_STATE = 64
 _RANDOM = 10
 """The bytes of an owner whose length is given as 0, and of a transition's name."""
 _MODES = {mode.value.encode(): mode for mode in Mode}
@@ -77,9 +75,12 @@ def _settlings(keys: Keys, args: Args) -> Iterator[Op]:
 
 
 def _releases(keys: Keys, args: Args) -> Iterator[Op]:
-    for wire, proof in zip(keys, args, strict=True):
-        fence, owner = _proof(proof)
-        yield ReleaseOp(wire, owner, fence)
+    for run, (consumed,), proofs in _runs(keys, args, 1, 1):
+        if consumed not in (b"0", b"1"):
+            raise ValueError("consumed is 0 or 1")
+        for wire, proof in zip(run, proofs, strict=True):
+            fence, owner = _proof(proof)
+            yield ReleaseOp(wire, owner, fence, consumed=consumed == b"1")
 
 
 def _renewals(keys: Keys, args: Args) -> Iterator[Op]:
@@ -105,7 +106,7 @@ def _transitions(keys: Keys, args: Args) -> Iterator[Op]:
         if len(change) != _RANDOM or not sources.startswith(b"\n") or not sources.endswith(b"\n"):
             raise ValueError("a change must have ten bytes, and sources must stand between line feeds")
         states = [state.decode() for state in (to, initial, *sources[1:-1].split(b"\n"))]
-        if not all(0 < len(state.encode()) <= _MAX_STATE for state in states[:2]):
+        if not (is_state(to) and is_state(initial)):
             raise ValueError("a state must have 1 to 64 bytes")
         if again not in (b"", b"1"):
             raise ValueError("the mark of a resend must be 1 or empty")
@@ -114,7 +115,7 @@ def _transitions(keys: Keys, args: Args) -> Iterator[Op]:
             to=states[0],
             initial=states[1],
             sources=frozenset(filter(None, states[2:])),
-            version=_number(version, 0, _MAX_FENCE) if version else None,
+            version=_number(version, 0, MAX_FENCE) if version else None,
             change=change,
             keep_ms=_ms(keep),
         )
@@ -204,15 +205,10 @@ def _check_owner(field: bytes) -> None:
 
 
 def _record(record: bytes) -> Stored:
-    state, shape = record[1:2], record[17]
-    if record[:1] != b"\1" or state not in (b"I", b"P", b"W", b"S", b"F", b"R", b"M") or len(record) < 19:
+    stored = read_record(record, 0)
+    if not isinstance(stored, Stored):
         raise ValueError("a record is malformed")
-    if state == b"M":
-        record[19:].decode()
-        return decode_machine(record, 0)
-    if len(record) < 18 + ((shape & 63) or _RANDOM) + (16 if shape & 128 else 0):
-        raise ValueError("a record must be as long as it says")
-    return decode(record, 0)
+    return stored
 
 
 def _ms(data: bytes) -> int:

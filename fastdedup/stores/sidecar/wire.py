@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Any
 
-from ...errors import ResultTooLargeError, UnavailableError
+from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...model import Outcome
 from ...protocol.operations import Adopted, Code, Moved, Reply, Stored, Verdict
 
@@ -30,11 +30,11 @@ _DEGRADED, _SHORT, _STALE, _TOKEN, _SETTLED = 1, 2, 4, 8, 16
 _OUTCOMES = tuple(Outcome)
 _NUMBERS = {outcome: number for number, outcome in enumerate(_OUTCOMES)}
 _CODES = {code.value: code for code in Code}
-_VERDICT, _CODE, _MOVED, _STORED, _ADOPTED, _UNAVAILABLE, _TOO_LARGE, _UNSURE = range(8)
+_VERDICT, _CODE, _MOVED, _STORED, _ADOPTED, _UNAVAILABLE, _TOO_LARGE, _UNSURE, _FOREIGN = range(9)
 
 
 class Unsure:
-    """The answer LOST to a release that the sidecar sent twice: the first one may have freed the key."""
+    """The answer LOST to a release or a settling that the sidecar sent twice: the first may have taken effect."""
 
 
 UNSURE: Any = Unsure()
@@ -103,6 +103,10 @@ def _encode_too_large(error: ResultTooLargeError) -> tuple[int, bytes]:
     return 3, b":6\r\n%b" % _text(error)
 
 
+def _encode_foreign(error: ForeignRecordError) -> tuple[int, bytes]:
+    return 3, b":8\r\n%b" % _text(error)
+
+
 def _bulk(data: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
@@ -119,6 +123,7 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, bytes]]] = {
     Adopted: _encode_adopted,
     UnavailableError: _encode_unavailable,
     ResultTooLargeError: _encode_too_large,
+    ForeignRecordError: _encode_foreign,
     Unsure: lambda _: (2, b":7\r\n"),
 }
 
@@ -135,7 +140,7 @@ def read(reply: list[Any]) -> list[Reply]:
         size, make = _READERS[kind]
         fields = reply[at + 2 : at + 2 + size]
         # An error that is raised collects a traceback, so each operation gets an instance of its own.
-        shared = kind not in (_UNAVAILABLE, _TOO_LARGE)
+        shared = kind not in (_UNAVAILABLE, _TOO_LARGE, _FOREIGN)
         answers += [make(fields)] * count if shared else [make(fields) for _ in range(count)]
         at += 2 + size
     return answers
@@ -196,6 +201,10 @@ def _read_too_large(fields: list[Any]) -> ResultTooLargeError:
     return ResultTooLargeError(fields[0].decode())
 
 
+def _read_foreign(fields: list[Any]) -> ForeignRecordError:
+    return ForeignRecordError(fields[0].decode())
+
+
 _READERS: dict[int, tuple[int, Callable[[list[Any]], Reply]]] = {
     _VERDICT: (6, _read_verdict),
     _CODE: (1, _read_code),
@@ -204,5 +213,6 @@ _READERS: dict[int, tuple[int, Callable[[list[Any]], Reply]]] = {
     _ADOPTED: (4, _read_adopted),
     _UNAVAILABLE: (2, _read_unavailable),
     _TOO_LARGE: (1, _read_too_large),
+    _FOREIGN: (1, _read_foreign),
     _UNSURE: (0, lambda _: UNSURE),
 }

@@ -1,6 +1,6 @@
 """One primary of a Cluster: a store for the keys in its slots, that follows them when they move.
 
-A script's keys must share a slot, so a batch becomes a parcel for each slot; all go out in one write.
+A script's keys must share a slot, so a batch becomes a call for each slot; all go out in one write.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ...base import Done
 from ..connection import RedisConnection
 from ..errors import translate
 from ..reconnect import OnPush, Reconnector, check_version, dial
+from ..scripts import CallHead
 from ..server import Answer, RedisServer, ScriptCall, marked_short, starts
 from ..url import ServerURL
 from .single_claims import pack_singles, read_singles, single_claims
@@ -33,16 +34,17 @@ _ASK_AROUND = ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
 Listen = Callable[[Callable[[bytes | None], None]], Coroutine[Any, Any, None]]
 
 
-class SlotParcel(ScriptCall):
+class SlotCall(ScriptCall):
     """Operations on keys of one slot, and where they go.
 
     `places` are their places in the batch; `asking`: to the node that is taking the slot over.
     """
 
     __slots__ = ("asking", "node", "places")
+    ops: list[Op]
 
     def __init__(self, op: Op, place: int, node: Node, answer: Answer | None = None) -> None:
-        self.ops: list[Op] = [op]
+        super().__init__([op])
         self.answer = answer
         self.places = [place]
         self.node = node
@@ -56,36 +58,49 @@ class Node:
         timeout: seconds, the deadline of an operation, and of connecting.
         replicas: that shall confirm each write.
         listen: the whole Cluster's.
+        head: what the calls of all nodes carry.
     """
 
     def __init__(
-        self, server: ServerURL, topology: Topology[Node], *, timeout: float, replicas: int, listen: Listen
+        self,
+        server: ServerURL,
+        topology: Topology[Node],
+        *,
+        timeout: float,
+        replicas: int,
+        listen: Listen,
+        head: CallHead,
     ) -> None:
         self.name = server.name
-        self.line = Reconnector(self._dial)
+        self.reconnector = Reconnector(self._dial)
         self.listen = listen
-        self._server = server
+        self._url = server
         self._topology = topology
         self._timeout = timeout
-        self._primary = RedisServer(self.line, timeout=timeout, replicas=replicas)
+        self._server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=head)
         # Mutable: a key of a slot that it holds, to probe with; what is being sent on.
         self._probe_key = b""
         self._travelling: set[asyncio.Task[None]] = set()
 
+    @property
+    def latest_us(self) -> int:
+        """The latest time that any node of the Cluster has told: see `TimedStore`."""
+        return self._server.head.latest_us
+
     async def open(self) -> None:
         """Connect. Raises as `translate` says."""
         try:
-            await self.line.connected()
+            await self.reconnector.connected()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 
     async def aclose(self) -> None:
         """Close the connection."""
-        await self.line.aclose()
+        await self.reconnector.aclose()
 
     def retire(self) -> None:
         """It holds no slot any more: what is under way goes on, then the connection ends."""
-        self.line.finish()
+        self.reconnector.finish()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Send one EVALSHA a slot, all in one write, and follow the slots that have moved.
@@ -107,42 +122,47 @@ class Node:
         claims = single_claims(verb, ops)
         if claims is not None:
             return self._begin_singles(claims, done)
-        parcels = self._by_slot(ops)
+        calls = self._by_slot(ops)
 
         def on_done() -> None:
             replies: list[Reply | None] = [None] * len(ops)
-            self._go_on(verb, parcels, replies, done)
+            self._go_on(verb, calls, replies, done)
 
-        mine = all(parcel.node is self for parcel in parcels)
-        return mine and self._primary.begin(verb, parcels, on_done)
+        mine = all(call.node is self for call in calls)
+        return mine and self._server.begin_calls(verb, calls, on_done)
 
     def abandon(self) -> None:
         """Drop the connection: the replies behind one that is late are as late."""
         self._topology.refresh_soon()  # it may have failed over
-        self._primary.abandon()
+        self._server.abandon()
         for task in self._travelling:
             task.cancel()
 
     def _begin_singles(self, claims: Sequence[ClaimOp], done: Done) -> bool:
-        link = self.line.link
-        if link is None:
+        connection = self.reconnector.connection
+        if connection is None:
             return False
 
-        wait = self._primary.confirmation(Verb.CLAIM)
+        wait = self._server.confirmation(Verb.CLAIM)
+        head = self._server.head
+        floor_us = head.latest_us
+        head.latest_us = floor_us + len(claims)
 
         def on_replies(answers: list[Any]) -> None:
-            short = bool(wait) and not self._primary.confirmed(answers.pop())
-            replies = read_singles(claims, answers)
+            short = bool(wait) and not self._server.confirmed(answers.pop())
+            replies = read_singles(claims, answers, floor_us, head)
             if short:
                 marked_short(replies)
             rest = [
-                SlotParcel(claims[place], place, self, answers[place])
+                SlotCall(claims[place], place, self, answers[place])
                 for place, reply in enumerate(replies)
                 if reply is None
             ]
             self._go_on(Verb.CLAIM, rest, replies, done)
 
-        link.call_many(pack_singles(claims) + wait, len(claims) + bool(wait), on_replies)
+        connection.call_many(
+            pack_singles(claims, floor_us, head.max_record) + wait, len(claims) + bool(wait), on_replies
+        )
         return True
 
     async def probe(self, wire: bytes) -> None:
@@ -151,7 +171,7 @@ class Node:
         It is refused as any write would be; then the others are asked who holds the slots now.
         """
         try:
-            reply = await self._primary.try_write(self._own_key(wire))
+            reply = await self._server.try_write(self._own_key(wire))
             # ASK: the key is not here, as its slot is leaving; so this node is well.
             if isinstance(reply, Exception) and not (starts(reply, "ASK") or starts(reply, "WRONGTYPE")):
                 raise self._fault(reply)
@@ -159,17 +179,15 @@ class Node:
             self._topology.refresh_soon()
             raise self._fault(error) from None
 
-    def _go_on(
-        self, verb: Verb, parcels: Sequence[SlotParcel], replies: list[Reply | None], done: Done
-    ) -> None:
+    def _go_on(self, verb: Verb, calls: Sequence[SlotCall], replies: list[Reply | None], done: Done) -> None:
         """Hand out what was answered; where something has to be sent on, a task does that first."""
-        if any(isinstance(parcel.answer, ConnectionError) for parcel in parcels):
-            done_again(parcels, done)
+        if any(isinstance(call.answer, ConnectionError) for call in calls):
+            done_again(calls, done)
             return
         try:
-            onward = [more for parcel in parcels for more in self._unpack(parcel, replies)]
+            onward = [more for call in calls for more in self._unpack(call, replies)]
         except Exception:  # noqa: BLE001 -- the long way meets it again, and tells those who wait
-            done_again(parcels, done)
+            done_again(calls, done)
             return
         if not onward:
             hand_out(replies, done)
@@ -177,52 +195,52 @@ class Node:
         travel = self._travel(verb, onward, replies)
         task = asyncio.get_running_loop().create_task(travel, name="fastdedup-onward")
         self._travelling.add(task)
-        task.add_done_callback(partial(self._arrived, parcels, replies, done))
+        task.add_done_callback(partial(self._arrived, calls, replies, done))
 
     def _arrived(
         self,
-        parcels: Sequence[SlotParcel],
+        calls: Sequence[SlotCall],
         replies: list[Reply | None],
         done: Done,
         task: asyncio.Task[None],
     ) -> None:
         self._travelling.discard(task)
         if task.cancelled() or task.exception() is not None:
-            done_again(parcels, done)
+            done_again(calls, done)
         else:
             hand_out(replies, done)
 
-    async def _travel(self, verb: Verb, parcels: Sequence[SlotParcel], replies: list[Reply | None]) -> None:
-        """Carry parcels, and what comes of them, until every operation has its reply."""
+    async def _travel(self, verb: Verb, calls: Sequence[SlotCall], replies: list[Reply | None]) -> None:
+        """Carry calls, and what comes of them, until every operation has its reply."""
         for _ in range(_HOPS):
-            await self._carry(verb, parcels)
-            parcels = [onward for parcel in parcels for onward in self._unpack(parcel, replies)]
-            if not parcels:
+            await self._carry(verb, calls)
+            calls = [onward for call in calls for onward in self._unpack(call, replies)]
+            if not calls:
                 return
-        for parcel in parcels:
-            refuse(parcel, UnavailableError(f"{self.name}: the key's slot is being moved"), replies)
+        for call in calls:
+            refuse(call, UnavailableError(f"{self.name}: the key's slot is being moved"), replies)
 
-    def _by_slot(self, ops: Sequence[Op]) -> list[SlotParcel]:
-        """Sort into parcels, each for whoever holds its slot by now."""
+    def _by_slot(self, ops: Sequence[Op]) -> list[SlotCall]:
+        """Sort into calls, each for whoever holds its slot by now."""
         owners = self._topology.owners
-        parcels: dict[int, SlotParcel] = {}
+        calls: dict[int, SlotCall] = {}
         for place, op in enumerate(ops):
             slot = slot_of(op.wire)
-            parcel = parcels.get(slot)
-            if parcel is None:
-                parcels[slot] = SlotParcel(op, place, owners[slot] or self)
+            call = calls.get(slot)
+            if call is None:
+                calls[slot] = SlotCall(op, place, owners[slot] or self)
             else:
-                parcel.ops.append(op)
-                parcel.places.append(place)
-        return list(parcels.values())
+                call.ops.append(op)
+                call.places.append(place)
+        return list(calls.values())
 
-    async def _carry(self, verb: Verb, parcels: Sequence[SlotParcel]) -> None:
-        """Deliver each parcel to its node."""
-        routes: dict[tuple[Node, bool], list[SlotParcel]] = {}
-        for parcel in parcels:
-            routes.setdefault((parcel.node, parcel.asking), []).append(parcel)
+    async def _carry(self, verb: Verb, calls: Sequence[SlotCall]) -> None:
+        """Deliver each call to its node."""
+        routes: dict[tuple[Node, bool], list[SlotCall]] = {}
+        for call in calls:
+            routes.setdefault((call.node, call.asking), []).append(call)
         deliveries = [
-            node._primary.deliver(verb, group, asking=asking, guest=node is not self)
+            node._server.deliver(verb, group, asking=asking, guest=node is not self)
             for (node, asking), group in routes.items()
         ]
         if len(deliveries) == 1:
@@ -230,34 +248,30 @@ class Node:
         else:
             await asyncio.gather(*deliveries)
 
-    def _unpack(self, parcel: SlotParcel, replies: list[Reply | None]) -> Sequence[SlotParcel]:
-        """Put a parcel's replies into their places, or return what has to be sent on."""
-        answer = parcel.answer
+    def _unpack(self, call: SlotCall, replies: list[Reply | None]) -> Sequence[SlotCall]:
+        """Put a call's replies into their places, or return what has to be sent on."""
+        answer = call.answer
         if isinstance(answer, Exception):
-            return self._redirect(parcel, answer, replies)
+            return self._redirect(call, answer, replies)
         assert answer is not None
-        for place, reply in zip(parcel.places, answer, strict=True):
+        for place, reply in zip(call.places, answer, strict=True):
             replies[place] = reply
         return ()
 
-    def _redirect(
-        self, parcel: SlotParcel, answer: Exception, replies: list[Reply | None]
-    ) -> Sequence[SlotParcel]:
+    def _redirect(self, call: SlotCall, answer: Exception, replies: list[Reply | None]) -> Sequence[SlotCall]:
         if type(answer) is hiredis.ReplyError:
-            to = read_redirection(str(answer), parcel.node._server.address[0])
+            to = read_redirection(str(answer), call.node._url.address[0])
             if to is not None:
                 topology = self._topology
-                parcel.node = (
-                    topology.learn(to.slot, to.address) if to.moved else topology.node_at(to.address)
-                )
-                parcel.asking = not to.moved
-                return (parcel,)
+                call.node = topology.learn(to.slot, to.address) if to.moved else topology.node_at(to.address)
+                call.asking = not to.moved
+                return (call,)
             if starts(answer, "NOSCRIPT"):
-                return (parcel,)  # the long way has an answer to that
-            if starts(answer, "TRYAGAIN") and len(parcel.ops) > 1:
+                return (call,)  # the long way has an answer to that
+            if starts(answer, "TRYAGAIN") and len(call.ops) > 1:
                 # Some of its keys have moved on, some have not: each by itself is in one place.
-                return [SlotParcel(*one, self) for one in zip(parcel.ops, parcel.places, strict=True)]
-        refuse(parcel, parcel.node._fault(answer), replies)
+                return [SlotCall(*one, self) for one in zip(call.ops, call.places, strict=True)]
+        refuse(call, call.node._fault(answer), replies)
         if type(answer) is not hiredis.ReplyError or any(starts(answer, prefix) for prefix in _ASK_AROUND):
             self._topology.refresh_soon()
         return ()
@@ -280,7 +294,7 @@ class Node:
         return key
 
     async def _dial(self, on_push: OnPush | None) -> RedisConnection:
-        return await dial(self._server, self._timeout, on_push, check_version)
+        return await dial(self._url, self._timeout, on_push, check_version)
 
     def _fault(self, error: Exception) -> Exception:
         return error if isinstance(error, DedupError) else translate(error, self.name)
@@ -292,17 +306,17 @@ def hand_out(replies: list[Reply | None], done: Done) -> None:
     done(None if useless else cast("list[Reply]", replies))
 
 
-def done_again(parcels: Sequence[SlotParcel], done: Done) -> None:
-    """Have a batch sent again as a whole, also the parcels that were answered."""
-    for parcel in parcels:
-        mark_unsure(parcel.ops)
+def done_again(calls: Sequence[SlotCall], done: Done) -> None:
+    """Have a batch sent again as a whole, also the calls that were answered."""
+    for call in calls:
+        mark_unsure(call.ops)
     done(None)
 
 
-def refuse(parcel: SlotParcel, fault: Exception, replies: list[Reply | None]) -> None:
-    """Answer a parcel's operations with an outage; what is none is raised."""
+def refuse(call: SlotCall, fault: Exception, replies: list[Reply | None]) -> None:
+    """Answer a call's operations with an outage; what is none is raised."""
     if not isinstance(fault, UnavailableError):
         raise fault
-    for place in parcel.places:
+    for place in call.places:
         # One instance each: a shared exception collects the tracebacks of all its raisers.
         replies[place] = UnavailableError(*fault.args)

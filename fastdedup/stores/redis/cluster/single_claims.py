@@ -12,12 +12,11 @@ from typing import Any, cast
 
 from ....model import Outcome
 from ....protocol.operations import ClaimOp, Op, Reply, Terms, Verb, Verdict
-from ..packing import pack
-from ..scripts import LoadedScript, load_scripts
+from ..scripts import CallHead, LoadedScript, load_scripts
 from .slots import slot_of
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
-_KEY, _TAIL = b"<the key>", b"<the tail>"
+_KEY, _TAIL, _FLOOR = b"<the key>", b"<the tail>", b"<floor>"
 
 
 def single_claims(verb: Verb, ops: Sequence[Op]) -> Sequence[ClaimOp] | None:
@@ -34,36 +33,47 @@ def single_claims(verb: Verb, ops: Sequence[Op]) -> Sequence[ClaimOp] | None:
     return claims if len(slots) * 2 > len(claims) else None
 
 
-def pack_singles(claims: Sequence[ClaimOp]) -> bytes:
-    """Return an EVALSHA for each, joined."""
-    head, middle = _frame(load_scripts()[Verb.CLAIM], claims[0].terms)
-    return b"".join(
-        [
-            b"%b%d\r\n%b%b%d\r\n%b\r\n" % (head, len(op.wire), op.wire, middle, len(op.tail), op.tail)
-            for op in claims
-        ]
-    )
+def pack_singles(claims: Sequence[ClaimOp], floor_us: int, limit: int) -> bytes:
+    """Return an EVALSHA for each, joined. `floor_us`: of the first; those behind it have one more each."""
+    head, middle = _frame(load_scripts()[Verb.CLAIM], claims[0].terms, limit)
+    calls = []
+    for number, op in enumerate(claims, floor_us):
+        floor = number.to_bytes(7, "big")
+        calls.append(
+            b"%b%d\r\n%b\r\n$7\r\n%b%b%d\r\n%b\r\n"
+            % (head, len(op.wire), op.wire, floor, middle, len(op.tail), op.tail)
+        )
+    return b"".join(calls)
 
 
-def read_singles(claims: Sequence[ClaimOp], answers: Sequence[Any]) -> list[Reply | None]:
-    """Return a reply for each; None for an answer that is none."""
+def read_singles(
+    claims: Sequence[ClaimOp], answers: Sequence[Any], floor_us: int, head: CallHead
+) -> list[Reply | None]:
+    """Return a reply for each; None for an answer that is an error. `floor_us`: as they were packed with."""
     read = load_scripts()[Verb.CLAIM].read
     lease_ms = claims[0].terms.lease_ms
     replies: list[Reply | None] = []
-    for op, answer in zip(claims, answers, strict=True):
+    told: list[Any] | None = None
+    for floor, (op, answer) in enumerate(zip(claims, answers, strict=True), floor_us):
         if type(answer) is not list:
             replies.append(None)
         elif len(answer) == 1:  # only the time: it is fresh, as `ClaimScript.read` says
-            replies.append(Verdict(_ACQUIRED, fence=answer[0], attempt=1, left_ms=lease_ms))
+            told, fence = answer, max(answer[0], floor + 1)
+            replies.append(Verdict(_ACQUIRED, fence=fence, attempt=1, left_ms=lease_ms))
         else:
-            replies += read((op,), answer)
+            reply = read((op,), answer, floor)
+            head.saw(answer, reply)
+            replies += reply
+    if told is not None:
+        head.saw(told, ())
     return replies
 
 
 @lru_cache(maxsize=1024)
-def _frame(script: LoadedScript, terms: Terms) -> tuple[bytes, bytes]:
-    """Return what stands before the key's length, and between the key and the tail's length."""
-    op = ClaimOp(_KEY, terms, _TAIL, None)
-    packed = pack("EVALSHA", script.sha, 1, _KEY, *script.pack([op]))
-    head, _, rest = packed.partition(b"%d\r\n%b" % (len(_KEY), _KEY))
+def _frame(script: LoadedScript, terms: Terms, limit: int) -> tuple[bytes, bytes]:
+    """Return what stands before the key's length, and between the floor and the tail's length."""
+    op, floor_us = ClaimOp(_KEY, terms, _TAIL, None), int.from_bytes(_FLOOR, "big")
+    head, _, rest = script.command([op], floor_us, limit).partition(
+        b"%d\r\n%b\r\n$7\r\n%b" % (len(_KEY), _KEY, _FLOOR)
+    )
     return head, rest.partition(b"%d\r\n%b" % (len(_TAIL), _TAIL))[0]

@@ -13,6 +13,7 @@ from ..errors import translate
 from ..first_good import NoneGoodError, first_good
 from ..listener import Listener
 from ..reconnect import OnPush, check_version, dial, only_mistakes
+from ..scripts import CallHead
 from ..url import GroupURL, ServerURL
 from .node import Node
 from .slots import slot_of
@@ -40,9 +41,24 @@ class ClusterStore:
             raise group.refused("a Cluster has no database but 0")
         self._timeout = timeout
         self._replicas = replicas
+        self._head = CallHead()
         self._topology = Topology(self._seed, group.addresses, self._make_node, timeout=timeout)
         self._listener = Listener(self._dial_any, timeout)
         self.name = self._topology.name
+
+    @property
+    def latest_us(self) -> int:
+        """The latest time that any node has told: see `TimedStore`."""
+        return self._head.latest_us
+
+    @property
+    def max_record(self) -> int:
+        """Bytes of the largest record that is read. To be raised by who stores larger results."""
+        return self._head.max_record
+
+    @max_record.setter
+    def max_record(self, size: int) -> None:
+        self._head.max_record = size
 
     async def open(self) -> None:
         """Learn the layout and connect to all, to find mistakes early. An outage is the policy's matter."""
@@ -109,7 +125,12 @@ class ClusterStore:
 
     def _make_node(self, server: ServerURL) -> Node:
         return Node(
-            server, self._topology, timeout=self._timeout, replicas=self._replicas, listen=self.listen
+            server,
+            self._topology,
+            timeout=self._timeout,
+            replicas=self._replicas,
+            listen=self.listen,
+            head=self._head,
         )
 
     async def _dial_any(self, on_push: OnPush | None) -> RedisConnection:
@@ -135,6 +156,6 @@ def spread(answer: Sequence[Reply] | BaseException, places: Sequence[int], repli
         replies[place] = reply
 
 
-async def drop(link: RedisConnection) -> None:
+async def drop(connection: RedisConnection) -> None:
     """Close a connection that came second."""
-    link.abort("another one was quicker")
+    connection.abort("another one was quicker")

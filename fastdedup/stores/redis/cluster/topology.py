@@ -28,7 +28,7 @@ _ASKED = 8
 class Member(Protocol):
     """What a topology needs to know of a node."""
 
-    line: Reconnector
+    reconnector: Reconnector
 
     def retire(self) -> None:
         """It holds no slot any more."""
@@ -132,12 +132,14 @@ class Topology(Generic[N]):
         self._closed = True
         if self._refreshing is not None:
             await stop(self._refreshing)
-        lines = [node.line for node in (*self._nodes.values(), *self._retired)]
-        await asyncio.gather(*(line.aclose() for line in lines))
+        reconnectors = [node.reconnector for node in (*self._nodes.values(), *self._retired)]
+        await asyncio.gather(*(reconnector.aclose() for reconnector in reconnectors))
 
     def ask_around(self) -> list[Address]:
         """Return whom to ask: those with a connection first, then any; never all of a large cluster."""
-        connected = [address for address, node in self._nodes.items() if node.line.link is not None]
+        connected = [
+            address for address, node in self._nodes.items() if node.reconnector.connection is not None
+        ]
         others = list({*self._nodes, *self._replicas, *self._seeds} - set(connected))
         random.shuffle(connected)
         random.shuffle(others)
@@ -165,7 +167,7 @@ class Topology(Generic[N]):
 
     async def _ask(self, address: Address) -> Layout:
         node = self._nodes.get(address)
-        layout = await ask(self._seed.at(address), None if node is None else node.line, self._timeout)
+        layout = await ask(self._seed.at(address), None if node is None else node.reconnector, self._timeout)
         self._check(layout)
         return layout
 
@@ -181,7 +183,7 @@ class Topology(Generic[N]):
         self.owners[:] = owners
         self._primaries = None
         self._replicas = layout.replicas
-        self._retired = {node for node in self._retired if node.line.link is not None}
+        self._retired = {node for node in self._retired if node.reconnector.connection is not None}
         for address, node in list(self._nodes.items()):
             if node not in self.primaries:
                 del self._nodes[address]
@@ -189,18 +191,18 @@ class Topology(Generic[N]):
                 node.retire()
 
 
-async def ask(server: ServerURL, line: Reconnector | None, timeout: float) -> Layout:
+async def ask(server: ServerURL, reconnector: Reconnector | None, timeout: float) -> Layout:
     """Ask one server for the layout: over its connection, if it has one, else over one for this.
 
     Raises:
         ConfigError: it is no node of a cluster.
         UnavailableError: it does not answer within `timeout` seconds, or knows of no slot.
     """
-    link = None if line is None else line.link
+    connection = None if reconnector is None else reconnector.connection
     try:
         async with asyncio.timeout(timeout):
-            if link is not None:
-                info, slots = await link.send_many(_QUESTION, 2)
+            if connection is not None:
+                info, slots = await connection.send_many(_QUESTION, 2)
             else:
                 info, slots = await _ask_anew(server, timeout)
         if isinstance(slots, Exception):

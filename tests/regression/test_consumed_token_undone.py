@@ -1,0 +1,84 @@
+"""A token that was consumed, and nobody was told: a release of its consumer issues it again."""
+
+from __future__ import annotations
+
+import pytest
+
+from fastdedup import Dedup, Outcome
+from fastdedup.protocol.operations import ClaimOp, Code, Mode, ReleaseOp, SettleOp, Verb, terms
+from fastdedup.protocol.owners import draw_owner, owner_field
+
+from ..stores import STORES, Backend
+
+pytestmark = pytest.mark.parametrize("backend", [name for name in STORES if name != "local"], indirect=True)
+
+
+async def consumed(dedup: Dedup, token: str, owner: bytes) -> tuple[bytes, int]:
+    """Consume a token as `owner`; return its store key and the fence."""
+    wire = dedup.tokens.wire(token)
+    mark = dedup.tokens._mark("user:7")
+    op = ClaimOp(wire, terms(Mode.CONSUME, 60_000, 60_000, False), owner, mark)
+    [verdict] = await dedup._core.store.execute(Verb.CLAIM, [op])
+    assert verdict.outcome is Outcome.ACQUIRED  # type: ignore[union-attr]
+    return wire, verdict.fence  # type: ignore[union-attr]
+
+
+async def released(dedup: Dedup, op: ReleaseOp) -> Code:
+    [code] = await dedup._core.store.execute(Verb.RELEASE, [op])
+    assert isinstance(code, Code)
+    return code
+
+
+async def test_its_consumers_release_issues_it_again(backend: Backend) -> None:
+    """Once and once more, as its reply may be lost; still bound to its subject."""
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue(subject="user:7")
+        owner = draw_owner()
+        wire, fence = await consumed(dedup, token, owner)
+        for _ in range(2):
+            assert await released(dedup, ReleaseOp(wire, owner, fence, consumed=True)) is Code.OK
+        assert await dedup.tokens.consume(token, subject="user:8") is Outcome.MISMATCH
+        assert await dedup.tokens.consume(token, subject="user:7") is Outcome.ACQUIRED
+        assert await dedup.tokens.consume(token, subject="user:7") is Outcome.SUCCEEDED
+
+
+async def test_only_its_consumer_with_its_fence_can(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue(subject="user:7")
+        owner = draw_owner()
+        wire, fence = await consumed(dedup, token, owner)
+        for op in (
+            ReleaseOp(wire, owner, fence),
+            ReleaseOp(wire, draw_owner(), fence, consumed=True),
+            ReleaseOp(wire, owner, fence - 1, consumed=True),
+        ):
+            assert await released(dedup, op) is Code.LOST
+        assert await dedup.tokens.consume(token, subject="user:7") is Outcome.SUCCEEDED
+
+
+async def test_a_token_that_was_redeemed_and_completed_stays_used(backend: Backend) -> None:
+    """It has a result; also a key that is not a token stays settled."""
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue(subject="user:7")
+        claim = await dedup.tokens.redeem(token, subject="user:7")
+        await claim.complete("done")
+        held = ReleaseOp(dedup.tokens.wire(token), owner_field(claim.owner), claim.fence, consumed=True)
+        assert await released(dedup, held) is Code.LOST
+        order = await dedup.claim("order:7")
+        wire, owner = b"t:=order:7", owner_field(order.owner)
+        settle = SettleOp(wire, owner, order.fence, succeeded=True, keep_ms=60_000, payload=b"")
+        await dedup._core.store.execute(Verb.SETTLE, [settle])
+        assert await released(dedup, ReleaseOp(wire, owner, order.fence, consumed=True)) is Code.LOST
+
+
+async def test_one_batch_holds_releases_of_both_kinds(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        tokens = [await dedup.tokens.issue(subject="user:7") for _ in range(4)]
+        owner = draw_owner()
+        used = [await consumed(dedup, token, owner) for token in tokens]
+        ops = [
+            ReleaseOp(wire, owner, fence, consumed=place in (1, 2))
+            for place, (wire, fence) in enumerate(used)
+        ]
+        codes = await dedup._core.store.execute(Verb.RELEASE, ops)
+        assert codes == [Code.LOST, Code.OK, Code.OK, Code.LOST]
