@@ -63,16 +63,19 @@ $(BUILT)/.stamp: $(BENCH) hatch_build.py $(shell find fastdedup lua -name '*.py'
 	@touch $@
 
 # Prints its seed first; ARGS='--seed N' replays one, ARGS=--quick takes a minute. tests/chaos/README.md has more.
-chaos: $(DEV) redis-server ## break real servers under load for about 10 minutes, and check every answer that was given
+chaos: $(DEV) redis-server libfaketime ## break real servers under load for about 10 minutes, and check every answer that was given
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m tests.chaos $(ARGS)
 
 clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: redis-server chromium
+.PHONY: redis-server libfaketime chromium
 redis-server:
 	@.ci/redis-server.sh >/dev/null
+
+libfaketime:
+	@.ci/libfaketime.sh >/dev/null
 
 chromium:
 	@.ci/chromium.sh >/dev/null

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
 
@@ -41,6 +42,8 @@ class RedisServer:
         self.login = f":{quote(password, safe='')}@" if password else ""
         self.url = f"unix://{self.login}{self.socket}?db=0"
         self._password = password
+        self.env: Mapping[str, str] = {}
+        """Set for the server beside the environment of this process."""
         self.options = (*(("--requirepass", password) if password else ()), *options)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -72,7 +75,7 @@ class RedisServer:
         command += ["--dir", str(self.folder), "--loglevel", "warning", *self.options]
         log = (self.folder / "log").open("ab")
         with log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **self.env})
         self._wait_until_up(loading)
         return self
 

@@ -60,7 +60,8 @@ class Connection:
             raise ConfigError(f"on_shortfall must be 'report' or 'raise', got {shown(on_shortfall)}")
         self.raises_shortfall = on_shortfall == "raise"
         self._max_record = 0
-        self._url = store if isinstance(store, str) else None
+        # Not the URL itself, which holds a password: whatever shows this object shows its attributes.
+        self._make_store = (lambda: self._store_of(store)) if isinstance(store, str) else None
         self.store = self._store_of(store)
         self.behind_a_policy = isinstance(self.store, DegradingStore)
         off = known_duplicates is False
@@ -126,8 +127,8 @@ class Connection:
 
     def _start_over(self) -> None:
         """Begin as new, after closing or where the former loop is gone. What `memory://` remembers is kept."""
-        if self._url is not None and not isinstance(self.store, MemoryStore):
-            self.store = make_store(self._url, self.timeout, self.replicas)
+        if self._make_store is not None and not isinstance(self.store, MemoryStore):
+            self.store = self._make_store()
             self.keep_records_of(0)
         self.wakeups.close()
         self.recent.clear()

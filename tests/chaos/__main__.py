@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from .clock import library
 from .crew import Crew
 from .faults import FAULTS
 from .guard import Guard
@@ -45,6 +46,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=3, choices=range(2, 5), help="processes (3)")
     parser.add_argument("--out", type=Path, help="write the table to this file, too")
     parser.add_argument("--keep", type=Path, help="keep the histories of bad runs in this folder")
+    parser.add_argument(
+        "--build", type=Path, help="workers run the fastdedup in this folder, as of a commit without a fix"
+    )
     parser.add_argument("--planted", choices=BUGS, help="break the client on purpose; must end with 1")
     parser.add_argument(
         "--outage-minutes", type=float, help="instead: one outage at full load, and its memory"
@@ -52,10 +56,19 @@ def parse() -> argparse.Namespace:
     options = parser.parse_args()
     options.seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
     options.minutes = 1.0 if options.quick else options.minutes
-    options.faults = list(FAULTS) if options.only is None else options.only.split(",")
+    options.faults = possible() if options.only is None else options.only.split(",")
     if unknown := set(options.faults) - set(FAULTS):
         parser.error(f"no such fault: {', '.join(sorted(unknown))}")
     return options
+
+
+def possible() -> list[str]:
+    """Return the faults that can be made here, and say which cannot."""
+    if library() is not None:
+        return list(FAULTS)
+    left_out = [name for name, fault in FAULTS.items() if fault.home == "clock"]
+    print(f"libfaketime is not installed, so this is left out: {', '.join(left_out)}", file=sys.stderr)
+    return [name for name in FAULTS if name not in left_out]
 
 
 async def chaos(options: argparse.Namespace, crew: Crew, homes: Homes, folder: Path) -> list[Result]:
@@ -111,7 +124,7 @@ async def main(options: argparse.Namespace) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     if options.keep is None:
         guard.folder(folder)
-    crew, homes = Crew(options.workers, folder, guard), Homes(options.workers, guard)
+    crew, homes = Crew(options.workers, folder, guard, options.build), Homes(options.workers, guard)
     try:
         await crew.start()
         if options.outage_minutes:

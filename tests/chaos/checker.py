@@ -8,6 +8,8 @@ effects can reconcile. What a conflict counts as is decided once, in `_judge`:
 - an answer of the fallback policy in it otherwise: a violation where both are of one process and two
   owners or two uses of a token came of it, else a figure for the table;
 - the server may have lost its data between the two: counted as lost.
+
+Besides, where the store is known to have been well all through, whoever is refused is a violation.
 """
 
 from __future__ import annotations
@@ -16,12 +18,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .history import FOREVER, MS, OVERRULED, Event, History
-from .rules import FORGOTTEN_TOKEN, RULES, TOKEN_TWICE, TWO_OWNERS, Key, Overruled
+from . import leftovers, machines, rules
+from .facts import Facts, Key, Overruled
+from .history import FACTS, FOREVER, MS, Event, History
+from .rules import FORGOTTEN_TOKEN, TOKEN_TWICE, TWO_OWNERS
 
 MARGIN = 5 * MS
 """ns. The server's clock counts whole milliseconds, and is not exactly as fast as the monotonic one."""
 
+RULES = (*rules.RULES, *machines.RULES, *leftovers.RULES)
+FALSE_OUTAGE = "an outage that was none"
+_NEVER_TRADED = (leftovers.SWALLOWED,)
+"""Kinds that are violations although the policy answered: it must say so when the store is back."""
 _WITHIN_A_PROCESS = (TWO_OWNERS, TOKEN_TWICE)
 """Kinds that must not happen within one process, whether the store answered or the policy."""
 
@@ -78,23 +86,32 @@ class Findings:
 
 def check(history: History, *, margin: int = MARGIN) -> Findings:
     """Return what a history shows; `margin` in ns is taken off every lease and ttl."""
+    facts = Facts.of(history, margin)
     by_key: dict[str, list[Event]] = defaultdict(list)
-    overruled: dict[tuple[str, str], int] = {}
     for event in sorted(history.events, key=lambda event: event.start):
-        if event.verb == OVERRULED:
-            overruled.setdefault((event.worker, event.owner), event.start)
-        else:
+        if event.verb not in FACTS:
             by_key[event.key].append(event)
     findings = Findings()
     for name, events in by_key.items():
-        key = Key.of(events, margin, overruled)
+        key = Key.of(events, facts)
         new: set[int] = set()
         conflicts = (Conflict(kind, name, *rest) for rule in RULES for kind, *rest in rule(key))
         for conflict in _distinct(conflicts):
-            _judge(conflict, history, overruled, findings, new)
+            _judge(conflict, history, facts.overruled, findings, new)
         findings.false_new += len(new)
         findings.false_duplicates += sum(1 for _ in _unheld(key))
+    findings.violations += _false_outages(history)
     return findings
+
+
+def _false_outages(history: History) -> Iterator[Conflict]:
+    """While the store is well, it answers each operation, also of a program that blocks its own loop."""
+    if history.slow is None:
+        return
+    for event in history.events:
+        refused = event.outcome == "unavailable" or event.degraded
+        if refused and not any(event.start <= end and event.over >= start for start, end in history.slow):
+            yield Conflict(FALSE_OUTAGE, event.key, None, event)
 
 
 def _distinct(conflicts: Iterator[Conflict]) -> Iterator[Conflict]:
@@ -114,7 +131,7 @@ def _judge(
     a, b = conflict.earlier, conflict.later
     if a is None or (conflict.of_one_policy and not _overruled(conflict, overruled)):
         findings.violations.append(conflict)
-    elif conflict.degraded:
+    elif conflict.degraded and conflict.kind not in _NEVER_TRADED:
         if a.worker == b.worker and conflict.kind in _WITHIN_A_PROCESS:
             findings.violations.append(conflict)
         elif b.acquired:

@@ -21,11 +21,18 @@ START, DONE = 30.0, 15.0
 """Seconds that a process may take to be ready, and to end its run."""
 
 
+def environment(build: Path | None) -> dict[str, str]:
+    """Return a worker's environment; `build` is a folder with another fastdedup, which then comes first."""
+    path = [str(ROOT)] if build is None else [str(build.resolve()), str(ROOT)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"}
+
+
 class Member:
     """One worker process; `name` is new with each process, `slot` stays."""
 
-    def __init__(self, slot: int, board: Path, guard: Guard) -> None:
+    def __init__(self, slot: int, board: Path, guard: Guard, build: Path | None = None) -> None:
         self.slot = slot
+        self._build = build
         self.name = ""
         self._board = board
         self._guard = guard
@@ -50,6 +57,7 @@ class Member:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
+            env=environment(self._build),
             limit=16 * 1024 * 1024,
             start_new_session=True,  # Ctrl-C is the driver's alone
         )
@@ -105,10 +113,10 @@ class Member:
 class Crew:
     """All workers."""
 
-    def __init__(self, size: int, folder: Path, guard: Guard) -> None:
+    def __init__(self, size: int, folder: Path, guard: Guard, build: Path | None = None) -> None:
         path = folder / "board"
         self.board = Board(path, create=True)
-        self.members = [Member(slot, path, guard) for slot in range(size)]
+        self.members = [Member(slot, path, guard, build) for slot in range(size)]
 
     async def start(self) -> None:
         await asyncio.gather(*(member.ensure() for member in self.members))

@@ -28,6 +28,11 @@ ENDING = ("complete", "fail", "release")
 """Verbs that end an ownership, or may have."""
 OVERRULED = "overruled"
 """No operation: fastdedup told a process that `owner`, whom its policy let through, is none any more."""
+REPORTED = "reported"
+"""No operation: fastdedup told a process how the outage ended for `key`; `note` is the event's class."""
+CLOSED = "closed"
+"""No operation: a process closed its gates, and so has reported all that it had to report."""
+FACTS = (OVERRULED, REPORTED, CLOSED)
 UNSURE = (None, "unavailable", "cancelled", "error")
 """Outcomes that leave open whether, and when, the operation took effect."""
 
@@ -39,13 +44,15 @@ class Event:
     Attributes:
         worker: the process, new after each restart of it.
         n: counts the worker's operations.
-        verb: claim redeem lock consume issue complete fail release renew.
+        verb: claim redeem lock consume issue complete fail release renew move.
         key: policy, kind and key in one text: keys of different kinds never meet.
         start, end: end is None where it was never answered.
         owner, fence: of the claimant; of the claim that is settled.
         lease, ttl: ns, 0 where the verb has none.
-        value: what a settling wrote.
-        outcome: acquired in_progress succeeded failed mismatch unknown; ok lost; unavailable cancelled error.
+        value: what a settling wrote; the state that a move wants.
+        named: the owner's name is the caller's own, and not drawn by fastdedup.
+        outcome: acquired in_progress succeeded failed mismatch unknown; ok lost; changed already illegal
+            stale; unavailable cancelled error.
         degraded: the policy answered, not the store.
         confirmed: False where fastdedup said that too few replicas have it.
         result: what a claimant was told of the first one's result or error.
@@ -58,6 +65,7 @@ class Event:
     start: int
     end: int | None = None
     owner: str = ""
+    named: bool = False
     fence: int = 0
     lease: int = 0
     ttl: int = 0
@@ -90,6 +98,7 @@ class Event:
             "result": self.result,
             "degraded": self.degraded,
             "unconfirmed": not self.confirmed,
+            "named": self.named,
             "note": self.note,
         }
         facts = " ".join(f"{name}={value}" for name, value in shown.items() if value)
@@ -102,10 +111,18 @@ FOREVER = 1 << 62
 
 @dataclass(slots=True)
 class History:
-    """The events of one run, and the spans (ns, ns) in which a server may have lost its data."""
+    """The events of one run, and what happened to the server meanwhile. All spans are (ns, ns).
+
+    Attributes:
+        losses: spans in which the server may have lost its data.
+        steps: spans in which its clock was set back.
+        slow: None where nothing is known; else the store was well all through, but for these spans.
+    """
 
     events: list[Event]
     losses: Sequence[tuple[int, int]] = field(default_factory=tuple)
+    steps: Sequence[tuple[int, int]] = field(default_factory=tuple)
+    slow: Sequence[tuple[int, int]] | None = None
 
 
 _NAMES = tuple(item.name for item in fields(Event))

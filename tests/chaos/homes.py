@@ -17,6 +17,7 @@ from redis.backoff import NoBackoff
 
 from tests.servers import RedisServer
 
+from .clock import Clock
 from .guard import Guard
 from .proxy import Gate
 
@@ -51,8 +52,10 @@ class Home(Protocol):
 class Single:
     """One redis-server, and a gate to it for each worker: by turns on a Unix socket and over TCP."""
 
-    def __init__(self, *options: str) -> None:
+    def __init__(self, *options: str, timed: bool = False) -> None:
         self.server = RedisServer(*DEBUG, *options)
+        self.clock = Clock(self.server.folder / "clock") if timed else None
+        self.server.env = {} if self.clock is None else self.clock.env
         self.gates: list[Gate] = []
         self._admin: redis.asyncio.Redis | None = None
 
@@ -96,6 +99,8 @@ class Single:
     async def reset(self) -> None:
         for gate in self.gates:
             gate.reset()
+        if self.clock is not None:
+            self.clock.reset()
         with contextlib.suppress(ProcessLookupError):
             self.server.thaw()
         try:
@@ -148,6 +153,8 @@ class Homes:
             return await Single().start(self._workers, self._guard)
         if name == "aof":
             return await Single(*AOF).start(self._workers, self._guard)
+        if name == "clock":
+            return await Single(timed=True).start(self._workers, self._guard)
         from .groups import ClusterHome, SentinelHome
 
         groups = {"sentinel": SentinelHome, "cluster": ClusterHome}

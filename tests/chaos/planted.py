@@ -5,20 +5,30 @@ The broken ones stand outside fastdedup and use only its protocols (`Store`, `Fa
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fastdedup import Dedup, LocalLRU, Outcome, Reject, UnavailableError
-from fastdedup.protocol.operations import ClaimOp, Mode, Op, ReadOp, ReleaseOp, Reply, Stored, Verb, Verdict
+from fastdedup import Outcome, UnavailableError
+from fastdedup.protocol.operations import (
+    Adopted,
+    ClaimOp,
+    Code,
+    Mode,
+    Op,
+    ReadOp,
+    ReleaseOp,
+    Reply,
+    Stored,
+    TransitionOp,
+    Verb,
+    Verdict,
+)
 from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores import make_store
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
-
-from .steps import TOKEN_TTL, TTL
-
-LEASE = 0.4
 
 
 class Wrapped:
@@ -89,6 +99,64 @@ class PresumedWinner(NewOwnerRetry):
         )
 
 
+class LostClaim(Wrapped):
+    """Planted: every seventh batch of claims acts for owners whom nobody knows, and the reply is lost.
+
+    So whatever undoes it by its owner finds nothing: keys stay held for nobody, tokens are burnt.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self._count = 0
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if verb is not Verb.CLAIM:
+            return await self.inner.execute(verb, ops)
+        self._count += 1
+        if self._count % 7:
+            return await self.inner.execute(verb, ops)
+        strangers = [
+            ClaimOp(op.wire, op.terms, draw_owner(), op.fingerprint) for op in ops if isinstance(op, ClaimOp)
+        ]
+        await self.inner.execute(verb, strangers)
+        raise UnavailableError("planted: the reply was lost")
+
+
+class MovedAgain(Wrapped):
+    """Planted: a transition's reply is lost, others go on, and the resend moves the machine once more."""
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if verb is Verb.TRANSITION:
+            lost = [self._as_another_call(op) for op in ops if isinstance(op, TransitionOp)]
+            await self.inner.execute(verb, lost)
+            await asyncio.sleep(0.002)
+        return await self.inner.execute(verb, ops)
+
+    def _as_another_call(self, op: TransitionOp) -> TransitionOp:
+        return TransitionOp(
+            op.wire,
+            to=op.to,
+            initial=op.initial,
+            sources=op.sources,
+            version=op.version,
+            change=draw_owner()[1:],
+            keep_ms=op.keep_ms,
+        )
+
+
+class SwallowedConflict(Wrapped):
+    """Planted: whatever the store has by then, what was answered in an outage counts as adopted."""
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        replies = await self.inner.execute(verb, ops)
+        if verb is not Verb.ADOPT:
+            return replies
+        return [
+            Adopted(Code.OK, reply.owner, reply.fence) if isinstance(reply, Adopted) else reply
+            for reply in replies
+        ]
+
+
 class EvictingLRU:
     """Planted: a fallback that forgets the oldest claim to make room, expired or not."""
 
@@ -113,30 +181,15 @@ STORES: dict[str, type[Wrapped]] = {
     "unowned-release": UnownedRelease,
     "new-owner-retry": NewOwnerRetry,
     "presumed-winner": PresumedWinner,
+    "lost-claim": LostClaim,
+    "moved-again": MovedAgain,
+    "swallowed-conflict": SwallowedConflict,
 }
 POLICIES: dict[str, Callable[[], Any]] = {"evicting-lru": EvictingLRU}
 BUGS = (*STORES, *POLICIES)
 
 
-def scopes(order: dict[str, Any], on_event: Callable[[Any], None]) -> dict[str, Dedup]:
-    """Return the two gates of a worker's run: "reject", which opens and closes for both, and "local".
-
-    `order`: url, namespace, timeout; `planted` names a bug, `known` the seconds of known duplicates.
-    """
-    bug = order.get("planted")
-    url = order["url"]
-    reject = Dedup(
-        STORES[bug](make_store(url, order["timeout"])) if bug in STORES else url,
-        namespace=order["namespace"],
-        lease=LEASE,
-        ttl=TTL,
-        failure_ttl=TTL,
-        token_ttl=TOKEN_TTL,
-        timeout=order["timeout"],
-        known_duplicates=order.get("known", 0.0),
-        on_unavailable=Reject(),
-        on_event=on_event,
-        **order.get("options", {}),
-    )
-    policy = POLICIES[bug]() if bug in POLICIES else LocalLRU(maxsize=order.get("maxsize", 10_000))
-    return {"reject": reject, "local": reject.scoped("local", on_unavailable=policy)}
+def broken(bug: str, url: str, timeout: float, policy: Any) -> tuple[Store | str, Any]:
+    """Return the store and the policy with one bug in them."""
+    store = STORES[bug](make_store(url, timeout)) if bug in STORES else url
+    return store, POLICIES[bug]() if bug in POLICIES else policy

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 
@@ -22,6 +23,7 @@ class Mode(Enum):
     SILENT = "half-open: what is sent is gone, and so is the connection, though nobody says so"
     MUTE = "the server gets all, its replies are gone"
     TORN = "half of a reply passes, then the connection breaks"
+    LATE = "some replies are held back, then they pass or the connection breaks"
 
 
 class Gate:
@@ -35,6 +37,8 @@ class Gate:
         self.mode = Mode.OPEN
         self.delay = 0.0
         """Seconds that each stretch of bytes waits, in either direction."""
+        self.late: Callable[[], tuple[float, bool]] = lambda: (0.0, True)
+        """In LATE: for how many seconds the next reply is held back, and whether it passes then."""
         self._changed = asyncio.Event()
         self._pairs: set[Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -125,6 +129,7 @@ class Pair:
         self._client = client
         self._server = server
         self.dead = False
+        self.deaf = False
 
     async def carry(self) -> None:
         """Carry both ways until one side is through."""
@@ -149,8 +154,15 @@ class Pair:
             while data := await source.read(CHUNK):
                 if gate.delay:
                     await asyncio.sleep(gate.delay)
+                if replies and gate.mode is Mode.LATE:
+                    seconds, passes = gate.late()
+                    await asyncio.sleep(seconds)
+                    if not passes:
+                        return
                 await gate.passable()
-                if self.dead or (replies and gate.mode is Mode.MUTE):
+                # A stream with a gap does not exist: whose reply was lost hears nothing until it breaks.
+                self.deaf = self.deaf or (replies and gate.mode is Mode.MUTE)
+                if self.dead or (replies and self.deaf):
                     continue
                 torn = replies and gate.mode is Mode.TORN
                 sink.write(data[: len(data) // 2] if torn else data)

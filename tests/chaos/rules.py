@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
+from .facts import Found, Key, Rule
 from .history import TAKING, UNSURE, Event
-from .ownership import Success, Tenure, successes, tenures, writers_of
+from .ownership import Success, Tenure, writers_of
 
 TWO_OWNERS = "two live owners"
 FENCE_FELL = "a fence that fell"
@@ -18,33 +18,6 @@ SETTLED_TWICE = "settled twice"
 ALTERED = "an altered result"
 STALE = "a stale owner's act accepted"
 PHANTOM = "a duplicate of nothing"
-
-
-@dataclass(slots=True)
-class Key:
-    """The events of one key, and what is sure of them."""
-
-    events: list[Event]
-    margin: int
-    tenures: list[Tenure]
-    successes: list[Success]
-    taken: list[Event]
-    """The claims that acquired it, by when they were asked."""
-
-    @property
-    def is_token(self) -> bool:
-        return any(event.verb in ("issue", "consume", "redeem") for event in self.events)
-
-    @classmethod
-    def of(cls, events: list[Event], margin: int, overruled: Overruled) -> Key:
-        taken = [event for event in events if event.acquired and event.verb in TAKING]
-        return cls(events, margin, tenures(events, overruled), successes(events), taken)
-
-
-Overruled = dict[tuple[str, str], int]
-Found = tuple[str, Event | None, Event] | tuple[str, Event | None, Event, tuple[Event, ...]]
-"""A conflict without its key: kind, earlier, later, and the acts behind them."""
-Rule = Callable[[Key], Iterator[Found]]
 
 
 def two_owners(key: Key) -> Iterator[Found]:
@@ -63,14 +36,30 @@ def stale_acts(key: Key) -> Iterator[Found]:
         for act in accepted:
             for claim in key.taken:
                 other = (claim.owner, claim.fence) != (tenure.owner, tenure.first.fence)
-                if other and tenure.since < claim.start and claim.over < act.start:
+                if (
+                    other
+                    and not _done_before(act, claim, tenure)
+                    and tenure.since < claim.start
+                    and claim.over < act.start
+                ):
                     yield STALE, claim, act
 
 
+def _done_before(act: Event, claim: Event, tenure: Tenure) -> bool:
+    """A release that is asked again may have been done at the first time of asking, before the other's claim."""
+    return act.verb == "release" and any(
+        it.verb == "release" and it.outcome in UNSURE and it.start < claim.over for it in tenure.acts
+    )
+
+
 def fences(key: Key) -> Iterator[Found]:
-    """A later owner has a higher fence, and no two owners have the same."""
+    """A later owner has a higher fence, and no two owners have the same.
+
+    Where the server's clock fell and the record is gone, only a process that had seen a later time can know.
+    """
     for a, b in _later_pairs(key):
-        if b.fence < a.fence or (b.fence == a.fence and b.owner != a.owner):
+        fell = b.fence < a.fence or (b.fence == a.fence and b.owner != a.owner)
+        if fell and key.facts.could_know(b.worker, a, b):
             yield FENCE_FELL, a, b
 
 

@@ -21,12 +21,14 @@ from .faults import FAULTS, Fault, Scene
 from .history import MS, SECOND, Event, History, load
 from .homes import Home, Homes
 from .plan import Run
+from .pulse import Pulse
 
 TIMEOUT = 0.15
 """Seconds, the deadline that the workers' operations have."""
 BOUND = TIMEOUT + 0.4 + 0.1 + 1.0
 """Seconds: timeout, the longest lease and wait, and what a busy machine may add. Longer is a hang."""
-WARM, AFTER = 0.3, 0.25
+WARM, AFTER, AUDIT = 0.3, 0.25, 1.4
+"""Seconds; AUDIT is what `facts.GRACE` gives, and what the last of those who gave up may still take."""
 RECOVERY = 8.0
 """Seconds that all workers have to get good answers again."""
 CANARIES = 20
@@ -71,11 +73,13 @@ class Performance:
         self._result = Result(run)
         self._namespace = f"run{run.number}"
         draw = random.Random(run.seed)
-        self._scene = Scene(home, crew, self._namespace, run.seconds, draw, self._restart)
+        self._scene = Scene(home, crew, self._namespace, run.seconds, TIMEOUT, draw, self._restart)
+        self._slow: list[tuple[int, int]] | None = None
 
     async def go(self) -> Result:
         """Perform it; whatever goes wrong in the harness itself is raised."""
         await self._home.reset()
+        pulse = Pulse(self._home.server.socket) if self._fault.healthy else None
         for member, skew in zip(self._crew.members, self._run.skews, strict=True):
             self._crew.board[member.slot, SKEW] = skew * SECOND
         await asyncio.gather(*(self._begin(member) for member in self._crew.members))
@@ -84,14 +88,16 @@ class Performance:
         await self._canaries()
         injected, healed = await self._trouble()
         await self._all_good_since(healed)
-        await asyncio.sleep(AFTER)
+        await asyncio.sleep(AUDIT if self._fault.audited else AFTER)
         await self._finish()
+        self._slow = None if pulse is None else pulse.stop()
         self._conclude(injected, healed)
         return self._result
 
     async def _begin(self, member: Member) -> None:
         await member.ensure()
         file = self._folder / f"{self._run.number}-{member.name}.jsonl"
+        file.unlink(missing_ok=True)  # of a driver before this one, where --keep names the same folder
         self._files.append(file)
         await member.begin(
             {
@@ -104,6 +110,8 @@ class Performance:
                 "file": str(file),
                 "tokens": str(self._folder / f"{self._run.number}-tokens"),
                 "options": self._fault.options,
+                "mix": dict(self._fault.mix),
+                "audited": self._fault.audited,
                 **self._options,
             }
         )
@@ -152,15 +160,15 @@ class Performance:
         result, events = self._result, load(self._files)
         losses = [] if self._fault.keeps_data else [(injected, healed)]
         result.operations = len(events)
-        result.findings = check(History(events, losses))
+        result.findings = check(History(events, losses, self._scene.steps, self._slow))
         result.to_503, result.to_recover = times(events, injected, self._scene.usable or healed)
-        result.hangs += [f"took too long: {event.line(injected)}" for event in self._slow(events)]
+        result.hangs += [f"took too long: {event.line(injected)}" for event in self._too_long(events)]
         result.excerpts = [excerpt(item, events, injected, healed) for item in result.findings.violations[:3]]
         for file in (*self._files, self._folder / f"{self._run.number}-tokens"):
             if not (result.bad and self._options.get("keep")):
                 file.unlink(missing_ok=True)
 
-    def _slow(self, events: Sequence[Event]) -> list[Event]:
+    def _too_long(self, events: Sequence[Event]) -> list[Event]:
         """Operations beyond their bound. Those that a killed worker left behind were never answered at all."""
         extra = {member.name: self._scene.stalled.get(member.slot, 0.0) for member in self._crew.members}
         return [

@@ -3,17 +3,36 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from .history import SECOND
 
 KEYS = 3
 """Keys of a kind that are in use at once."""
-TTL, SHORT_TTL, TOKEN_TTL = 30.0, 0.4, 20.0
+NAMED = 6
+"""Keys of a generation that are claimed under one name by all processes."""
+TTL, SHORT_TTL, TOKEN_TTL, LONG_LEASE = 30.0, 0.4, 20.0, 25.0
 
 KINDS = {"settle": 30, "churn": 22, "again": 10, "lock": 10, "cancel": 8, "many": 4, "token": 16}
-"""What a step is, and how often."""
+KINDS |= {"named": 8, "machine": 8, "giveup": 5, "burn": 4}
+"""What a step is, and how often; a fault may have a mix of its own."""
 ENDS = {"complete": 52, "fail": 10, "release": 14, "renewed": 12, "abandon": 5, "overstay": 7}
+
+
+CIRCLES = {"lamp": ("off", "on"), "signal": ("red", "green", "amber")}
+"""Machines that go round: each state leads to the next one, the last to the first."""
+
+
+def circle_of(key: str) -> tuple[str, ...]:
+    """Return the states of the machine that a key names: "policy/machine/NAME/id"."""
+    return CIRCLES[key.split("/")[2]]
+
+
+def state_at(key: str, version: int) -> str:
+    """Return the state in which so many moves end."""
+    states = circle_of(key)
+    return states[version % len(states)]
 
 
 @dataclass(slots=True)
@@ -32,9 +51,9 @@ class Step:
     """0 to 1: which of the tokens that are known, and what to do with it."""
 
 
-def draw_step(draw: random.Random) -> Step:
-    """Draw a step; always the same number of draws, whatever they are."""
-    kind, end = (draw.choices(list(table), list(table.values()))[0] for table in (KINDS, ENDS))
+def draw_step(draw: random.Random, kinds: Mapping[str, int] = KINDS) -> Step:
+    """Draw a step; always the same number of draws, whatever they are. `kinds`: how often each kind comes."""
+    kind, end = (draw.choices(list(table), list(table.values()))[0] for table in (kinds, ENDS))
     return Step(
         kind,
         end,

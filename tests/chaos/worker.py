@@ -21,10 +21,13 @@ from typing import Any
 import orjson
 
 from .board import GOOD, OPERATIONS, SKEW, Board
-from .history import Recorder
+from .history import CLOSED, Recorder
+from .steps import KINDS
 
 CLIENTS = 5
 """Clients of each of the two policies."""
+LOOKED_AT = 300
+"""Keys and tokens that were given up, and are looked at in the end: the latest ones."""
 PATIENCE = 6.0
 """Seconds that a client has to end its step when all shall stop; far above timeout, wait and lease."""
 
@@ -75,12 +78,12 @@ class Worker:
         say({"is": "done", "failures": self._failures, **facts})
 
     async def _load(self, order: dict[str, Any]) -> dict[str, Any]:
-        from . import planted
+        from .gates import scopes_of
         from .workload import Client, Shared
 
         recorder = Recorder(self._name, Path(order["file"]))
         board, slot = self._board, self._slot
-        shared = Shared(recorder, order["origin"])
+        shared = Shared(recorder, order["origin"], mix=order["mix"] or KINDS, timeout=order["timeout"])
         tokens = Tokens(Path(order["tokens"]), shared)
         shared.publish = tokens.publish
 
@@ -89,7 +92,7 @@ class Worker:
 
         shared.on_good = on_good
         shared.failures = self._failures
-        scopes = planted.scopes(order, shared.on_event)
+        scopes = scopes_of(order, shared.on_event)
         await scopes["reject"].open()
         say({"is": "ready"})
         clients = [
@@ -109,17 +112,28 @@ class Worker:
         await self._stop.wait()
         shared.stopped = True
         hangs = await end(clients, self._failures)
+        if order["audited"]:
+            looking = [
+                asyncio.create_task(
+                    Client(
+                        f"{self._name}-look{n}", policy, scopes[policy], shared, random.Random()
+                    ).look_again(*rest)
+                )
+                for n, (policy, *rest) in enumerate(shared.given_up[-LOOKED_AT:])
+            ]
+            hangs += await end(looking, self._failures) if looking else []
         hangs += await close(scopes["reject"])
         reading.cancel()
+        recorder.answered(recorder.ask(CLOSED, ""))
         recorder.close()
         board[slot, OPERATIONS] += 1
         return {"hangs": hangs, "events": dict(shared.events)}
 
     async def _flood(self, order: dict[str, Any]) -> dict[str, Any]:
-        from . import planted
+        from .gates import scopes_of
         from .outage import flood
 
-        scopes = planted.scopes(order, lambda event: None)
+        scopes = scopes_of(order, lambda event: None)
         await scopes["reject"].open()
         say({"is": "ready"})
         counts = await flood(scopes[order["flood"]], self._stop)

@@ -1,86 +1,39 @@
-"""The load: clients that claim, settle, renew, lock and use tokens, step after step, each step on record."""
+"""The load: clients that claim, settle, renew, lock, move machines and use tokens, step after step, all on record."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-import traceback
-from collections import Counter, deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Sequence
 
-from fastdedup import Claim, ClaimLostError, Dedup, InProgressError, UnavailableError
+from fastdedup import Claim, Dedup, UnavailableError
 
-from .history import OVERRULED, SECOND, Event, Recorder
-from .steps import KEYS, TOKEN_TTL, TTL, Step, draw_step, terms
+from .caller import Caller, Shared, fill
+from .history import SECOND, Event
+from .steps import CIRCLES, KEYS, LONG_LEASE, NAMED, TOKEN_TTL, TTL, Step, draw_step, terms
 
-GENERATION = 0.12
-"""Seconds after which the clients of all processes move on to new keys: a settled key is a dull one."""
-
-
-@dataclass(slots=True)
-class Shared:
-    """What the clients of one process share in one run.
-
-    Attributes:
-        origin: ns, when the run began, for all processes: gives the generation of keys.
-        on_good: called with (policy, start) of an operation that the store itself answered.
-        tokens: the latest tokens that anybody issued, by policy.
-        publish: hands a token to the other processes.
-        marked: the tasks whose present operation the policy answered; told by events.
-        short: those whose present operation too few replicas confirmed.
-    """
-
-    recorder: Recorder
-    origin: int
-    on_good: Callable[[str, int], None] = lambda policy, start: None
-    publish: Callable[[str, str], None] = lambda policy, token: None
-    tokens: dict[str, deque[str]] = field(default_factory=lambda: {"reject": deque(), "local": deque()})
-    stopped: bool = False
-    failures: list[str] = field(default_factory=list)
-    events: Counter[str] = field(default_factory=Counter)
-    marked: set[Any] = field(default_factory=set)
-    short: set[Any] = field(default_factory=set)
-
-    def on_event(self, event: Any) -> None:
-        """Count what fastdedup reports, and remember whose operation it was."""
-        name = type(event).__name__
-        self.events[f"{name} ({event.reason})" if name == "Unreplayed" else name] += 1
-        if getattr(event, "answered", False):
-            self.marked.add(asyncio.current_task())
-        if name == "Shortfall":
-            self.short.add(asyncio.current_task())
-        if getattr(event, "kept", "") == "theirs":  # a Conflict; by name, so that none need exist
-            told = self.recorder.ask(OVERRULED, event.key, owner=event.ours, value=event.theirs)
-            self.recorder.answered(told)
-
-    def learn(self, policy: str, token: str) -> None:
-        known = self.tokens[policy]
-        known.append(token)
-        if len(known) > 6:
-            known.popleft()
-
-    def generation(self) -> int:
-        return int((time.monotonic_ns() - self.origin) / (GENERATION * SECOND))
+LEASE, SAFE_LEASE = 0.4, 5.0
+"""Seconds; SAFE_LEASE is never over before its owner is through."""
+BLOCKS = (0.6, 0.9, 1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.28, 1.6)
+"""For how long a program blocks its loop, in timeouts."""
+SUBJECT = "user:7"
 
 
-class Client:
-    """One caller of one scope. `run` is its life; `_take` the common part of every step."""
+class Client(Caller):
+    """A caller that takes step after step. `run` is its life."""
 
     def __init__(self, name: str, policy: str, dedup: Dedup, shared: Shared, draw: random.Random) -> None:
-        self._name = name
-        self._policy = policy
-        self._dedup = dedup
-        self._shared = shared
-        self._draw = draw
-        self._count = 0
+        super().__init__(name, policy, dedup, shared, draw)
+        self._machines = {
+            name: dedup.machine(name, initial=states[0], transitions=circle(states), ttl=TTL)
+            for name, states in CIRCLES.items()
+        }
 
     async def run(self) -> None:
         """Take steps until all shall stop."""
         while not self._shared.stopped:
-            step = draw_step(self._draw)
+            step = draw_step(self._draw, self._shared.mix)
             self._count += 1
             await getattr(self, f"_{step.kind}")(step)
             await asyncio.sleep(step.pause)
@@ -102,9 +55,10 @@ class Client:
         """The same owner claims again, as after a lost reply."""
         key, owner = self._lasting(step), f"{self._name}-{self._count}"
         call = lambda: self._claim(key, step, owner=owner)  # noqa: E731 -- it is called twice
-        event, claim = await self._asked("claim", f"claim/{key}", call, owner=owner, **terms(step))
+        facts = {"owner": owner, "named": True, **terms(step)}
+        event, claim = await self._asked("claim", f"claim/{key}", call, **facts)
         if event.outcome in ("acquired", "unavailable"):
-            event, again = await self._asked("claim", f"claim/{key}", call, owner=owner, **terms(step))
+            event, again = await self._asked("claim", f"claim/{key}", call, **facts)
             claim = again if event.outcome == "acquired" else claim
         if claim is not None and claim.acquired:
             await self._finish("release", f"claim/{key}", claim, step)
@@ -148,7 +102,7 @@ class Client:
                 self._shared.recorder.answered(event)
             return
         for event, claim in zip(events, claims, strict=True):
-            _fill(event, claim)
+            fill(event, claim)
             self._shared.recorder.answered(event)
         for key, claim in zip(keys, claims, strict=True):
             if claim.acquired:
@@ -157,31 +111,124 @@ class Client:
     async def _token(self, step: Step) -> None:
         known = self._shared.tokens[self._policy]
         if step.use < 0.3 or not known:
-            await self._issue()
+            await self._issue(publish=True)
             return
         token = known[int(step.use * 997) % len(known)]
-        subject = "user:7"
         if step.use < 0.7:
-            call = lambda: self._dedup.tokens.consume(token, subject=subject)  # noqa: E731
-            facts = {"owner": f"{self._name}-{self._count}", "ttl": round(TTL * SECOND)}
-            await self._asked("consume", f"token/{token}", call, **facts)
+            await self._consume(token)
             return
-        redeem = lambda: self._dedup.tokens.redeem(token, subject=subject, lease=step.lease, ttl=TTL)  # noqa: E731
+        redeem = lambda: self._dedup.tokens.redeem(token, subject=SUBJECT, lease=step.lease, ttl=TTL)  # noqa: E731
         await self._take("redeem", f"token/{token}", step, redeem, ttl=TTL)
 
-    async def _issue(self) -> None:
+    async def _consume(self, token: str, owner: str = "") -> Event:
+        """Use a token up; `owner` names the call that is made again."""
+        named = {"owner": owner} if owner else {}
+        call = lambda: self._dedup.tokens.consume(token, subject=SUBJECT, **named)  # noqa: E731
+        facts = {"owner": owner or self._label, "ttl": round(TTL * SECOND)}
+        event, _ = await self._asked("consume", f"token/{token}", call, named=bool(owner), **facts)
+        return event
+
+    async def _issue(self, *, publish: bool) -> str | None:
         """The token is the key, known only when it is there; nobody can use it before."""
         asked = time.monotonic_ns()
         task = asyncio.current_task()
         self._shared.marked.discard(task)
         try:
-            token = await self._dedup.tokens.issue(subject="user:7")
+            token = await self._dedup.tokens.issue(subject=SUBJECT)
         except UnavailableError:
-            return
+            return None
         event = self._shared.recorder.ask("issue", self._key(f"token/{token}"), ttl=round(TOKEN_TTL * SECOND))
         event.start, event.outcome, event.degraded = asked, "ok", task in self._shared.marked
         self._shared.recorder.answered(event)
-        self._shared.publish(self._policy, token)
+        if publish:
+            self._shared.publish(self._policy, token)
+        return token
+
+    async def _named(self, step: Step) -> None:
+        """All processes claim a key under one name: now, or some generations late, as one job started twice."""
+        back = 0 if step.use < 0.6 else 1 + int(step.use * 997) % 5
+        name = f"n{self._shared.generation() - back}-{int(step.use * 9973) % NAMED}"
+        step.ttl, key, owner = TTL, f"claim/{name}", f"job-{name}"
+        call = lambda: self._claim(name, step, owner=owner)  # noqa: E731
+        event, claim = await self._asked("claim", key, call, owner=owner, named=True, **terms(step))
+        if event.outcome == "unavailable":
+            await asyncio.sleep(0.015)
+        if claim is not None and claim.acquired:
+            # All write the same, as twins do: which of them it was, only the fence tells.
+            await self._finish("complete", key, claim, step, value=owner)
+
+    async def _machine(self, step: Step) -> None:
+        """Move a machine that goes round to any of its states."""
+        name = "lamp" if step.use < 0.6 else "signal"
+        states, number = CIRCLES[name], f"m{self._shared.generation() // 2}-{step.slot % 2}"
+        to = states[int(step.use * 997) % len(states)]
+        call = lambda: self._machines[name].transition(number, to=to)  # noqa: E731
+        event, _ = await self._asked("move", f"machine/{name}/{number}", call, value=to)
+        if event.outcome == "unavailable":
+            await asyncio.sleep(0.01)
+
+    async def _giveup(self, step: Step) -> None:
+        """A key that nobody else asks for, with a long lease. Whoever gets no answer gives it up, or asks again."""
+        name = f"u{self._name}-{self._count}"
+        key, lease = f"claim/{name}", round(LONG_LEASE * SECOND)
+        facts = {"lease": lease, "ttl": round(TTL * SECOND)}
+        call = lambda: self._dedup.claim(name, lease=LONG_LEASE, ttl=TTL)  # noqa: E731
+        asked = asyncio.ensure_future(self._asked("claim", key, call, **facts))
+        # One in three goes away before the deadline, if there is no answer by then.
+        await asyncio.wait([asked], timeout=step.use * 0.1 if step.slot == 0 else None)
+        asked.cancel()
+        await asyncio.wait([asked])
+        event, claim = (None, None) if asked.cancelled() else asked.result()
+        if event is not None and event.outcome == "unavailable" and event.owner and step.slot == 1:
+            await asyncio.sleep(step.use * 0.3)
+            again = lambda: self._dedup.claim(name, owner=event.owner, lease=LONG_LEASE, ttl=TTL)  # noqa: E731
+            event, claim = await self._asked("claim", key, again, owner=event.owner, named=True, **facts)
+        elif event is None or event.outcome == "unavailable":
+            self._shared.given_up.append((self._policy, "claim", name))
+        if claim is not None and claim.acquired:
+            await self._finish("release", key, claim, step)
+
+    async def _burn(self, step: Step) -> None:
+        """A token of one's own, used at once. Whoever gets no answer gives it up, or asks again."""
+        token = await self._issue(publish=False)
+        if token is None:
+            return
+        event = await self._consume(token)
+        if event.outcome == "unavailable" and event.owner != self._label and step.slot == 1:
+            await asyncio.sleep(step.use * 0.3)
+            await self._consume(token, event.owner)
+        elif event.outcome == "unavailable":
+            self._shared.given_up.append((self._policy, "consume", token))
+
+    async def _forget(self, step: Step) -> None:
+        """An owner forgets its key in place of releasing it: the key's last fence is forgotten, too."""
+        name = f"f{step.slot}"
+        facts = {"lease": round(SAFE_LEASE * SECOND), "ttl": round(TTL * SECOND)}
+        call = lambda: self._dedup.claim(name, lease=SAFE_LEASE, ttl=TTL)  # noqa: E731
+        event, claim = await self._asked("claim", f"claim/{name}", call, **facts)
+        if event.outcome == "acquired":
+            await asyncio.sleep(step.hold)
+            forget = lambda: self._dedup.forget(name)  # noqa: E731
+            await self._asked("release", f"claim/{name}", forget, owner=claim.owner, fence=claim.fence)
+
+    async def _block(self, step: Step) -> None:
+        """A claim goes out, and the program blocks its own loop for about the timeout."""
+        claim = asyncio.ensure_future(self._giveup(step))
+        for _ in range(2 + step.slot % 2):
+            await asyncio.sleep(0)  # twice: it was asked, and nothing has been sent; thrice: it was sent
+        time.sleep(self._shared.timeout * BLOCKS[int(step.use * 997) % len(BLOCKS)])  # noqa: ASYNC251 -- the fault
+        await claim
+
+    async def look_again(self, verb: str, name: str) -> None:
+        """Ask, as a stranger, for what somebody gave up."""
+        if verb == "consume":
+            await self._consume(name)
+            return
+        call = lambda: self._dedup.claim(name, lease=LEASE, ttl=TTL)  # noqa: E731
+        facts = {"lease": round(LEASE * SECOND), "ttl": round(TTL * SECOND)}
+        event, claim = await self._asked("claim", f"claim/{name}", call, **facts)
+        if event.outcome == "acquired":
+            await self._asked("release", f"claim/{name}", claim.release, owner=claim.owner, fence=claim.fence)
 
     # Common parts
 
@@ -193,96 +240,7 @@ class Client:
     def _claim(self, key: str, step: Step, owner: str | None = None) -> Awaitable[Claim]:
         return self._dedup.claim(key, owner=owner, lease=step.lease, ttl=step.ttl, wait=step.wait)
 
-    async def _take(
-        self,
-        verb: str,
-        key: str,
-        step: Step,
-        call: Callable[[], Awaitable[Claim]],
-        *,
-        last: str = "complete",
-        ttl: float | None = None,
-    ) -> None:
-        event, claim = await self._asked(verb, key, call, **terms(step, ttl))
-        if event.outcome == "unavailable":
-            await asyncio.sleep(0.015)
-        if claim is not None and claim.acquired:
-            await self._finish(last if step.end in ("renewed", "overstay") else step.end, key, claim, step)
 
-    async def _finish(self, how: str, key: str, claim: Claim, step: Step) -> None:
-        """Hold the claim, then end it as drawn; ask again where the answer is lost."""
-        facts = {"owner": claim.owner, "fence": claim.fence, "known": claim.degraded}
-        await asyncio.sleep(step.lease + 0.03 if step.end == "overstay" else step.hold)
-        if step.end == "renewed":
-            ttl = round(TTL * SECOND)
-            await self._asked("renew", key, claim.renew, lease=round(step.lease * SECOND), ttl=ttl, **facts)
-            await asyncio.sleep(step.hold)
-        if how == "abandon":
-            return
-        value = f"{self._name}-{self._count}"
-        calls: dict[str, Callable[[], Awaitable[Any]]] = {
-            "complete": lambda: claim.complete(value, ttl=step.ttl),
-            "fail": lambda: claim.fail(value, ttl=step.ttl),
-            "release": claim.release,
-        }
-        if how != "release":
-            facts |= {"value": value, "ttl": round(step.ttl * SECOND)}
-        for _ in range(3):
-            event, _answer = await self._asked(how, key, calls[how], **facts)
-            if event.outcome != "unavailable":
-                return
-            await asyncio.sleep(0.02)
-
-    async def _asked(
-        self, verb: str, key: str, call: Callable[[], Awaitable[Any]], known: bool = False, **facts: Any
-    ) -> tuple[Event, Any]:
-        """Make one call and put it on record, whatever becomes of it. `known`: it is of a degraded claim."""
-        shared, task = self._shared, asyncio.current_task()
-        event = shared.recorder.ask(verb, self._key(key), **facts)
-        shared.marked.discard(task)
-        shared.short.discard(task)
-        answer: Any = None
-        try:
-            answer = await call()
-            _fill(event, answer)
-        except UnavailableError as error:
-            event.outcome, event.note = "unavailable", str(error)[:80]
-        except ClaimLostError:
-            event.outcome = "lost"
-        except InProgressError:
-            event.outcome = "in_progress"
-        except asyncio.CancelledError:
-            event.outcome = "cancelled"
-            raise
-        except Exception as error:  # noqa: BLE001 -- any other is a finding
-            event.outcome, event.note = "error", repr(error)
-            shared.failures.append(f"{event.line()}\n{traceback.format_exc()}")
-        finally:
-            # A claim says it itself: one that waited may have been refused by the policy, and then acquired.
-            silent = answer is None or isinstance(answer, str)
-            event.degraded = event.degraded or known or (silent and task in shared.marked)
-            event.confirmed = event.confirmed and not (silent and task in shared.short)
-            shared.marked.discard(task)
-            shared.short.discard(task)
-            shared.recorder.answered(event)
-        if event.outcome in ("acquired", "ok") and not event.degraded:
-            shared.on_good(self._policy, event.start)
-        return event, answer
-
-    def _key(self, key: str) -> str:
-        return f"{self._policy}/{key}"
-
-
-def _fill(event: Event, answer: Any) -> None:
-    """Note an answer: a Claim, a Lock, an Outcome, or nothing for what just had to be done."""
-    if answer is None or isinstance(answer, bool):
-        event.outcome = "ok"
-        return
-    if isinstance(answer, str):
-        event.outcome = str(answer)
-        return
-    event.outcome = str(getattr(answer, "outcome", "acquired"))
-    event.owner, event.fence, event.degraded = answer.owner, answer.fence, answer.degraded
-    if isinstance(answer, Claim):
-        event.attempt, event.confirmed = answer.attempt, answer.confirmed
-        event.result = answer.error if event.outcome == "failed" else answer.result
+def circle(states: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the transitions of a machine whose states follow one another, and the last leads to the first."""
+    return {state: (states[(n + 1) % len(states)],) for n, state in enumerate(states)}

@@ -75,7 +75,7 @@ async def test_gates_of_one_process_do_not_share_a_floor(stepping: SteppingServe
 
 async def test_a_store_tells_the_latest_time_that_it_has_seen(redis_url: str) -> None:
     async with Dedup(redis_url, namespace="t") as dedup:
-        store = dedup._core.store
+        store = dedup._namespace.connection.store
         assert isinstance(store, TimedStore)
         claim = await dedup.claim("k", lease=60)
         assert store.latest_us >= claim.fence

@@ -7,6 +7,7 @@ import pytest
 from fastdedup import Dedup, Outcome
 from fastdedup.protocol.operations import ClaimOp, Code, Mode, ReleaseOp, SettleOp, Verb, terms
 from fastdedup.protocol.owners import draw_owner, owner_field
+from fastdedup.tokens import subject_mark
 
 from ..stores import STORES, Backend
 
@@ -16,15 +17,15 @@ pytestmark = pytest.mark.parametrize("backend", [name for name in STORES if name
 async def consumed(dedup: Dedup, token: str, owner: bytes) -> tuple[bytes, int]:
     """Consume a token as `owner`; return its store key and the fence."""
     wire = dedup.tokens.wire(token)
-    mark = dedup.tokens._mark("user:7")
+    mark = subject_mark("user:7")
     op = ClaimOp(wire, terms(Mode.CONSUME, 60_000, 60_000, False), owner, mark)
-    [verdict] = await dedup._core.store.execute(Verb.CLAIM, [op])
+    [verdict] = await dedup._namespace.connection.store.execute(Verb.CLAIM, [op])
     assert verdict.outcome is Outcome.ACQUIRED  # type: ignore[union-attr]
     return wire, verdict.fence  # type: ignore[union-attr]
 
 
 async def released(dedup: Dedup, op: ReleaseOp) -> Code:
-    [code] = await dedup._core.store.execute(Verb.RELEASE, [op])
+    [code] = await dedup._namespace.connection.store.execute(Verb.RELEASE, [op])
     assert isinstance(code, Code)
     return code
 
@@ -67,7 +68,7 @@ async def test_a_token_that_was_redeemed_and_completed_stays_used(backend: Backe
         order = await dedup.claim("order:7")
         wire, owner = b"t:=order:7", owner_field(order.owner)
         settle = SettleOp(wire, owner, order.fence, succeeded=True, keep_ms=60_000, payload=b"")
-        await dedup._core.store.execute(Verb.SETTLE, [settle])
+        await dedup._namespace.connection.store.execute(Verb.SETTLE, [settle])
         assert await released(dedup, ReleaseOp(wire, owner, order.fence, consumed=True)) is Code.LOST
 
 
@@ -80,5 +81,5 @@ async def test_one_batch_holds_releases_of_both_kinds(backend: Backend) -> None:
             ReleaseOp(wire, owner, fence, consumed=place in (1, 2))
             for place, (wire, fence) in enumerate(used)
         ]
-        codes = await dedup._core.store.execute(Verb.RELEASE, ops)
+        codes = await dedup._namespace.connection.store.execute(Verb.RELEASE, ops)
         assert codes == [Code.LOST, Code.OK, Code.OK, Code.LOST]

@@ -193,7 +193,7 @@ async def test_no_neighbour_of_a_malformed_record_fails(
     """Of any verb: healthy keys are done, before and behind it; its own reply is never an error of the batch."""
     make = MAKE[name]
     async with Dedup(redis_url, namespace="t", timeout=30.0) as dedup:
-        store = dedup._core.store
+        store = dedup._namespace.connection.store
         for number, values in enumerate(groups(malformed())):
             with redis_server.client() as raw:
                 poisoned = [b"t:=bad-%d-%d" % (number, place) for place in range(len(values) + len(OTHERS))]
@@ -254,7 +254,7 @@ async def test_adopting_refuses_a_fence_ahead_of_the_clock(ahead: int, redis_url
     """It would stand above all that the server gives for as long."""
     async with Dedup(redis_url, namespace="t") as dedup:
         first = await dedup.claim("other", lease=60)
-        for store in (dedup._core.store, MemoryStore()):
+        for store in (dedup._namespace.connection.store, MemoryStore()):
             op = adopt(b"t:=k")
             assert isinstance(op, AdoptOp)
             op.record.fence = first.fence + ahead * 1_000_000

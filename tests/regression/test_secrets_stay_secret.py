@@ -227,7 +227,7 @@ async def ask(url: str) -> list[BaseException]:
             errors.append(error)
     await gate.aclose()
     check(repr(events))
-    check(f"{gate!r} {vars(gate._core)!r} {vars(gate._core.store)!r}")
+    check(f"{gate!r} {vars(gate._namespace.connection)!r} {vars(gate._namespace.connection.store)!r}")
     return errors
 
 

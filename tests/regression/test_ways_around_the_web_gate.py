@@ -15,6 +15,7 @@ from starlette.routing import Route as Path
 
 from fastdedup import Claim, ConfigError, Dedup, UnavailableError, fingerprint
 from fastdedup.integrations import asgi, wsgi
+from fastdedup.integrations.exchange import AsgiExchange
 from fastdedup.integrations.fastapi import Claimed, Idempotency, OneTimeToken, everyone
 from fastdedup.sync import Dedup as SyncDedup
 
@@ -136,7 +137,7 @@ async def test_empty_chunks_of_a_body_take_no_memory() -> None:
 
     async def send(message: Any) -> None: ...
 
-    exchange = asgi.Exchange(receive, send, 1000)
+    exchange = AsgiExchange(receive, send, 1000)
     assert await exchange.body() == b"end"
     assert len(exchange._chunks) == 1
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,15 +19,18 @@ from typing import Any
 import pytest
 
 from tests.chaos.board import GOOD_LOCAL, SKEW, Board
+from tests.chaos.clock import Clock
 from tests.chaos.crew import ROOT
 from tests.chaos.faults import FAULTS
 from tests.chaos.guard import started
 from tests.chaos.history import MS, SECOND, Event, Recorder, load
 from tests.chaos.plan import plan
 from tests.chaos.proxy import Gate, Mode
+from tests.chaos.pulse import SLOW, Pulse
 from tests.chaos.run import Result, times
 from tests.chaos.steps import draw_step
 from tests.chaos.table import table, totals
+from tests.servers import RedisServer
 
 WaitUntil = Callable[..., Any]
 
@@ -153,6 +157,58 @@ async def test_a_gate_that_says_nothing(tmp_path: Path, mode: Mode) -> None:
             with pytest.raises(TimeoutError):
                 await say(*line, seconds=0.05)
         line[1].close()
+
+
+@pytest.mark.parametrize(("passes", "heard"), [(True, b"hello\n"), (False, b"")])
+async def test_a_gate_that_holds_a_reply_back(tmp_path: Path, passes: bool, heard: bytes) -> None:
+    async with gate_to_echo(tmp_path) as gate:
+        line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
+        gate.late = lambda: (0.1, passes)
+        gate.set(Mode.LATE)
+        with pytest.raises(TimeoutError):
+            await say(*line, seconds=0.02)
+        assert await line[0].readline() == heard
+        line[1].close()
+
+
+async def test_a_connection_whose_reply_was_lost_stays_deaf(tmp_path: Path) -> None:
+    async with gate_to_echo(tmp_path) as gate:
+        line = await asyncio.open_unix_connection(str(tmp_path / "gate.sock"))
+        gate.set(Mode.MUTE)
+        with pytest.raises(TimeoutError):
+            await say(*line, seconds=0.05)
+        gate.reset()
+        with pytest.raises(TimeoutError):
+            await say(*line, seconds=0.05)
+        line[1].close()
+
+
+async def test_a_pulse_tells_when_the_server_stood_still(wait_until: WaitUntil) -> None:
+    server = RedisServer().start()
+    pulse = Pulse(server.socket)
+    try:
+        frozen = time.monotonic_ns()
+        server.freeze()
+        await asyncio.sleep(2 * SLOW / SECOND)
+        server.thaw()
+        thawed = time.monotonic_ns()
+        description = "the pulse has seen it"
+        await wait_until(
+            lambda: any(start < thawed and end > frozen for start, end in pulse.slow), description=description
+        )
+    finally:
+        pulse.stop()
+        server.stop()
+
+
+def test_a_clock_that_is_set_back_stays_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LIBFAKETIME", str(tmp_path / "libfaketime.so.1"))
+    clock = Clock(tmp_path / "clock")
+    clock.back(0.5)
+    clock.back(1.0)
+    assert (tmp_path / "clock").read_text() == "-1.500\n"
+    clock.reset()
+    assert (tmp_path / "clock").read_text() == "-0.000\n"
 
 
 async def test_a_driver_that_is_killed_leaves_nothing_behind(wait_until: WaitUntil) -> None:

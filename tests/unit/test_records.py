@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdedup import Dedup, Outcome
+from fastdedup import Dedup, Fingerprint, Outcome
 from fastdedup.protocol.operations import Code, with_fingerprint
 from fastdedup.protocol.owners import draw_owner, owner_field
 from fastdedup.stores.redis.records import decode, decode_machine, verdict
@@ -110,7 +110,7 @@ def test_without_a_record_there_is_only_the_code() -> None:
 async def test_redis_holds_what_the_layout_says(redis_url: str, redis_server: Any) -> None:
     """A claim with a fingerprint and without a payload, byte for byte, within 44 of them."""
     async with Dedup(redis_url, namespace="t") as dedup:
-        claim = await dedup.claim("order:7", fingerprint=PRINT, lease=10.0, ttl=60.0)
+        claim = await dedup.claim("order:7", fingerprint=Fingerprint(PRINT), lease=10.0, ttl=60.0)
         with redis_server.client() as raw:
             record = raw.get("t:=order:7")
             assert record[:2] == b"\1P"

@@ -6,7 +6,15 @@ acknowledged writes between the two: the checker then counts what it otherwise c
 """
 
 from .base import Fault, Scene
-from .clients import ClockStep, ClockStepInOutage, LoopBlocked, WorkerFrozen, WorkerKilled
+from .clients import (
+    CallersGone,
+    ClockStep,
+    ClockStepInOutage,
+    LoopBlocked,
+    LoopBlockedBriefly,
+    WorkerFrozen,
+    WorkerKilled,
+)
 from .groups import (
     ClusterFailover,
     ClusterKilled,
@@ -18,7 +26,19 @@ from .groups import (
     SentinelKilledWait,
     SlotsMoved,
 )
-from .network import Cut, Delay, HalfOpen, Partition, Refused, ReplyDropped, ReplyTorn, Stalled
+from .network import (
+    Cut,
+    Delay,
+    HalfOpen,
+    LateReplies,
+    Partition,
+    Refused,
+    ReplyDropped,
+    ReplyTorn,
+    RoundAndRound,
+    SameOwners,
+    Stalled,
+)
 from .server import (
     ClientPause,
     DebugSleep,
@@ -31,6 +51,7 @@ from .server import (
     Password,
     ReadOnly,
     ScriptFlush,
+    ServerClockBack,
 )
 
 _ALL: tuple[type[Fault], ...] = (
@@ -53,9 +74,15 @@ _ALL: tuple[type[Fault], ...] = (
     ReplyDropped,
     ReplyTorn,
     Delay,
+    LateReplies,
+    RoundAndRound,
+    SameOwners,
+    CallersGone,
+    ServerClockBack,
     WorkerKilled,
     WorkerFrozen,
     LoopBlocked,
+    LoopBlockedBriefly,
     ClockStep,
     ClockStepInOutage,
     SentinelKilled,

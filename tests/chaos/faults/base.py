@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,6 +23,8 @@ class Scene:
     namespace: str
     """Prefix of the run's keys."""
     seconds: float
+    timeout: float
+    """Seconds that the workers' operations have."""
     draw: random.Random
     restart: Callable[[Member], Coroutine[Any, Any, None]]
     """Brings a killed worker back into the run."""
@@ -30,6 +32,8 @@ class Scene:
     """Seconds for which a worker itself stood still, by slot: its operations may take that much longer."""
     usable: int | None = None
     """When (ns) there was a server to turn to again, where that was before `heal` ended."""
+    steps: list[tuple[int, int]] = field(default_factory=list)
+    """The spans (ns, ns) in which the server's clock was set back."""
     _work: asyncio.Task[None] | None = None
     _calm: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -76,6 +80,12 @@ class Fault:
     """Workers connect through their gates."""
     options: ClassVar[dict[str, Any]] = {}
     """What the workers' `Dedup` is given beside the usual."""
+    mix: ClassVar[Mapping[str, int]] = {}
+    """How often each kind of step comes beside the usual, where that is not said by `steps.KINDS`."""
+    audited: ClassVar[bool] = False
+    """The run goes on for a second and more, then what was given up is looked at."""
+    healthy: ClassVar[bool] = False
+    """The store is well all through: whoever is refused has found an outage that was none."""
 
     async def inject(self, scene: Scene) -> None:
         raise NotImplementedError

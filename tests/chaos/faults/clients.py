@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import ClassVar
 
 from ..board import SKEW
 from ..history import SECOND
+from ..steps import KINDS
 from .base import Fault, Scene
 from .server import Freeze
 
@@ -52,6 +55,36 @@ class LoopBlocked(Fault):
 
     async def heal(self, scene: Scene) -> None:
         """It ends by itself."""
+
+
+class LoopBlockedBriefly(Fault):
+    """Programs block their own loops again and again, for a little less than the deadline or a little more."""
+
+    name = "loops blocked for about the timeout"
+    healthy = True
+    audited = True
+    mix: ClassVar[Mapping[str, int]] = {**KINDS, "giveup": 40, "burn": 30, "block": 6}
+
+    async def inject(self, scene: Scene) -> None:
+        for member in scene.crew.members:
+            scene.stalled[member.slot] = 4 * scene.timeout
+
+        def block() -> None:
+            seconds = scene.timeout * scene.draw.uniform(0.6, 2.0)
+            scene.anyone().tell({"do": "block", "seconds": seconds})
+
+        scene.repeat(block, scene.timeout)
+
+    async def heal(self, scene: Scene) -> None:
+        await scene.calm()
+
+
+class CallersGone(Freeze):
+    """The server hangs, callers are told so or go away: what they had asked for is undone when it is back."""
+
+    name = "callers gone in a freeze"
+    audited = True
+    mix: ClassVar[Mapping[str, int]] = {**KINDS, "giveup": 100, "burn": 40}
 
 
 class ClockStep(Fault):

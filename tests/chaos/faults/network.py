@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from ..proxy import Mode
+from ..steps import KINDS
 from .base import Fault, Scene
 
 
@@ -92,3 +94,46 @@ class Delay(Gated):
     async def inject(self, scene: Scene) -> None:
         for gate in self.gates(scene):
             gate.delay = scene.draw.choice((0.01, 0.05, 0.1, 0.3))
+
+
+class LateReplies(Gated):
+    """The server acts at once; every third reply comes after the deadline, or never."""
+
+    name = "late replies"
+    mode = Mode.LATE
+    audited = True
+    mix: ClassVar[Mapping[str, int]] = {**KINDS, "giveup": 30, "burn": 40, "machine": 20}
+
+    async def inject(self, scene: Scene) -> None:
+        def late() -> tuple[float, bool]:
+            if scene.draw.random() < 0.67:
+                return 0.0, True
+            return scene.timeout * scene.draw.uniform(1.1, 2.0), scene.draw.random() < 0.5
+
+        for gate in self.gates(scene):
+            gate.late = late
+        await super().inject(scene)
+
+
+class RoundAndRound(Gated):
+    """Single replies are lost while machines go round: a call that is sent again finds its move undone by others."""
+
+    name = "cyclic machines"
+    mode = Mode.LATE
+    mix: ClassVar[Mapping[str, int]] = {**KINDS, "machine": 300}
+
+    async def inject(self, scene: Scene) -> None:
+        def late() -> tuple[float, bool]:
+            lost = scene.draw.random() < 0.1
+            return (scene.draw.uniform(0.0, 0.2) * scene.timeout, False) if lost else (0.0, True)
+
+        for gate in self.gates(scene):
+            gate.late = late
+        await super().inject(scene)
+
+
+class SameOwners(Refused):
+    """Processes share the names of their owners, as twins of one job do, before an outage and in it."""
+
+    name = "same owners in an outage"
+    mix: ClassVar[Mapping[str, int]] = {**KINDS, "named": 150}

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Mapping
+from typing import ClassVar
 
+from ..steps import KINDS
 from .base import Fault, Scene
 
 
@@ -144,3 +148,24 @@ class Loading(Fault):
     async def heal(self, scene: Scene) -> None:
         await scene.calm()
         await scene.home.ask("CONFIG", "SET", "key-load-delay", 0)
+
+
+class ServerClockBack(Fault):
+    """The server's clock is set back, again and again. It never jumps ahead: that would end leases early."""
+
+    name = "server's clock set back"
+    home = "clock"
+    healthy = True
+    mix: ClassVar[Mapping[str, int]] = {**KINDS, "lock": 40, "forget": 80}
+
+    async def inject(self, scene: Scene) -> None:
+        def back() -> None:
+            before = time.monotonic_ns()
+            scene.home.clock.back(scene.draw.choice((0.02, 0.1, 0.5, 2.0)))
+            scene.steps.append((before, time.monotonic_ns()))
+
+        scene.repeat(back, 0.15)
+
+    async def heal(self, scene: Scene) -> None:
+        """It stays behind until the next run."""
+        await scene.calm()
