@@ -15,7 +15,8 @@ from fastdedup import Dedup, business_key, fingerprint
 from fastdedup.protocol.keyspace import Keyspace, Kind
 from fastdedup.protocol.operations import ClaimOp, Mode, Verb, terms
 from fastdedup.protocol.owners import draw_owner
-from fastdedup.stores.redis.scripts import MAX_RECORD, load_scripts
+from fastdedup.stores.redis.scripts import MAX_RECORD
+from fastdedup.stores.redis.verbs import load_scripts
 
 BATCH = 256  # the engine's largest
 CLAIMS = 1000

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from enum import Enum, auto
 from hashlib import sha1
 
-from fastdedup.stores.redis.scripts import load_scripts
+from fastdedup.stores.redis.verbs import load_scripts
 
 from .servers import RedisServer
 

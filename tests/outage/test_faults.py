@@ -30,7 +30,8 @@ from fastdedup import (
 )
 from fastdedup.events import Degraded, Event
 from fastdedup.protocol.operations import Verb
-from fastdedup.stores.redis.scripts import FACES, LoadedScript, load_scripts
+from fastdedup.stores.redis.scripts import LoadedScript
+from fastdedup.stores.redis.verbs import FACES, load_scripts
 
 from ..resp import resp_server
 from ..servers import RedisServer

@@ -27,7 +27,7 @@ from fastdedup import (
 from fastdedup.events import Degraded
 from fastdedup.sidecar.resp.frames import encode
 from fastdedup.sidecar.resp.store_commands import Ear
-from fastdedup.stores.redis.packing import pack
+from fastdedup.stores.redis.scripts import pack
 
 from ..contract.test_processes import KEYS, RACER, assert_one_winner_each
 from ..servers import RedisServer

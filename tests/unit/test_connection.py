@@ -12,7 +12,7 @@ from fastdedup import Dedup, Outcome, UnavailableError
 from fastdedup.protocol.operations import Code, ForgetOp, ReadOp, ReleaseOp, Verb
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection
-from fastdedup.stores.redis.packing import pack
+from fastdedup.stores.redis.scripts import pack
 from fastdedup.stores.redis.server import ScriptCall
 from fastdedup.stores.redis.url import ServerURL
 

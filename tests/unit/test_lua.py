@@ -31,7 +31,8 @@ from fastdedup.protocol.operations import (
 )
 from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores.redis.listener import CHANNEL
-from fastdedup.stores.redis.scripts import FACES, load_scripts, lua_source
+from fastdedup.stores.redis.scripts import lua_source
+from fastdedup.stores.redis.verbs import FACES, load_scripts
 
 from ..servers import RedisServer
 

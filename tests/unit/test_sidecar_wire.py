@@ -30,7 +30,7 @@ from fastdedup.protocol.operations import (
     terms,
 )
 from fastdedup.sidecar.resp.frames import FrameError, Frames
-from fastdedup.stores.redis.scripts import FACES
+from fastdedup.stores.redis.verbs import FACES
 from fastdedup.stores.sidecar.store import RunCall, SidecarStore
 from fastdedup.stores.sidecar.unpack import unpack
 from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS, MAX_OPERATIONS, UNSURE, encode, read

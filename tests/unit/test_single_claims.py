@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fastdedup.protocol.operations import ClaimOp, Mode, ReadOp, Terms, Verb, terms
 from fastdedup.stores.redis.cluster.single_claims import pack_singles, read_singles, single_claims
-from fastdedup.stores.redis.packing import pack
-from fastdedup.stores.redis.scripts import CallHead, load_scripts
+from fastdedup.stores.redis.scripts import CallHead, pack
+from fastdedup.stores.redis.verbs import load_scripts
 
 CLAIM = load_scripts()[Verb.CLAIM]
 TERMS = terms(Mode.CLAIM, 30_000, 86_430_000, False)

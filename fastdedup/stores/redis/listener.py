@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from .connection import RedisConnection, stop
-from .packing import pack
+from .scripts import pack
 
 CHANNEL = "fastdedup:settled"
 _PAUSE = 0.2

@@ -12,9 +12,9 @@ import hiredis
 from ...errors import ConfigError, UnavailableError
 from .connection import RedisConnection, stop
 from .errors import MistakeError
-from .packing import pack
-from .scripts import load_scripts
+from .scripts import pack
 from .url import Target
+from .verbs import load_scripts
 
 OLDEST = (6, 2)
 

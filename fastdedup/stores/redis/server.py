@@ -14,9 +14,9 @@ import hiredis
 from ...model import Outcome
 from ...protocol.operations import Code, Moved, Op, Reply, Verb, Verdict, mark_unsure
 from ..base import Done
-from .packing import pack
 from .reconnect import Reconnector
-from .scripts import CallHead, load_scripts
+from .scripts import CallHead, pack
+from .verbs import load_scripts
 
 Answer = Sequence[Reply] | Exception
 

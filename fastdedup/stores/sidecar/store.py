@@ -16,9 +16,9 @@ from ...protocol.operations import Code, Op, ReleaseOp, Reply, SettleOp, Verb, m
 from ..base import Done
 from ..redis.connection import RedisConnection
 from ..redis.listener import Listener
-from ..redis.packing import pack
 from ..redis.reconnect import OnPush, Reconnector
-from ..redis.scripts import FACES
+from ..redis.scripts import pack
+from ..redis.verbs import FACES
 from .wire import PROTOCOL, UNSURE, read
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"

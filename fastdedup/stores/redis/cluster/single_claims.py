@@ -12,7 +12,8 @@ from typing import Any, cast
 
 from ....model import Outcome
 from ....protocol.operations import ClaimOp, Op, Reply, Terms, Verb, Verdict
-from ..scripts import CallHead, LoadedScript, load_scripts
+from ..scripts import CallHead, LoadedScript
+from ..verbs import load_scripts
 from .slots import slot_of
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11

@@ -13,8 +13,8 @@ from ....errors import ConfigError, DedupError, UnavailableError
 from ..connection import stop
 from ..errors import MistakeError, translate
 from ..first_good import NoneGoodError, first_good
-from ..packing import pack
 from ..reconnect import Reconnector
+from ..scripts import pack
 from ..url import Address, ServerURL, hang_up, question
 from .slots import SLOTS, Layout, read_layout
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastdedup.stores.redis.packing import pack, pack_parts
+from fastdedup.stores.redis.scripts import pack, pack_parts
 
 PARTS = st.one_of(
     st.binary(max_size=64),

@@ -1,0 +1,226 @@
+"""The faces of the scripts that claim nothing, one class a verb, and the table of all scripts.
+
+To add a verb: its Lua file, its operation, a class here, and a line in `FACES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+from itertools import groupby
+from operator import attrgetter
+from typing import Any
+
+from ...errors import too_large
+from ...protocol.operations import (
+    Adopted,
+    AdoptOp,
+    Code,
+    IssueOp,
+    Moved,
+    Op,
+    ReleaseOp,
+    RenewOp,
+    Reply,
+    SettleOp,
+    Stored,
+    TransitionOp,
+    Verb,
+    with_fingerprint,
+)
+from .records import encode, is_state, read_record
+from .scripts import Args, ClaimScript, LoadedScript, Script, answer_of, ceil_ms, key_of
+
+_FOREIGN, _TOO_LARGE = Code.FOREIGN.value, Code.TOO_LARGE.value
+
+
+class SettleScript:
+    """`settle.lua`."""
+
+    def pack(self, ops: Sequence[SettleOp]) -> Args:
+        """See the header of the script."""
+        args: Args = []
+        for (succeeded, keep_ms), run in groupby(ops, attrgetter("succeeded", "keep_ms")):
+            stretch = list(run)
+            args += [len(stretch), "S" if succeeded else "F", keep_ms]
+            for op in stretch:
+                args.append(proof(op))
+                args.append(op.payload)
+        return args
+
+    def read(self, ops: Sequence[SettleOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        """All OK but those named."""
+        return codes(ops, reply)
+
+
+class ReleaseScript:
+    """`release.lua`."""
+
+    def pack(self, ops: Sequence[ReleaseOp]) -> Args:
+        """See the header of the script."""
+        args: Args = []
+        for consumed, run in groupby(ops, attrgetter("consumed")):
+            proofs = [proof(op) for op in run]
+            args += [len(proofs), int(consumed), *proofs]
+        return args
+
+    def read(self, ops: Sequence[ReleaseOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        """All OK but those named."""
+        return codes(ops, reply)
+
+
+class RenewScript:
+    """`renew.lua`."""
+
+    def pack(self, ops: Sequence[RenewOp]) -> Args:
+        """See the header of the script."""
+        args: Args = []
+        for (lease_ms, keep_ms), run in groupby(ops, attrgetter("lease_ms", "keep_ms")):
+            proofs = [proof(op) for op in run]
+            args += [len(proofs), lease_ms, keep_ms, *proofs]
+        return args
+
+    def read(self, ops: Sequence[RenewOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        """All OK but those named."""
+        return codes(ops, reply)
+
+
+class IssueScript:
+    """`issue.lua`."""
+
+    def pack(self, ops: Sequence[IssueOp]) -> Args:
+        """See the header of the script."""
+        args: Args = []
+        for ttl_ms, run in groupby(ops, attrgetter("ttl_ms")):
+            tails = [token_tail(op) for op in run]
+            args += [len(tails), ttl_ms, *tails]
+        return args
+
+    def read(self, ops: Sequence[IssueOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        """All OK but those named."""
+        return codes(ops, reply)
+
+
+class TransitionScript:
+    """`transition.lua`."""
+
+    def pack(self, ops: Sequence[TransitionOp]) -> Args:
+        """See the header of the script."""
+        args: Args = []
+        for op in ops:
+            sources = "\n" + "".join(f"{state}\n" for state in sorted(op.sources))
+            version = "" if op.version is None else op.version
+            args += [op.keep_ms, op.change, version, op.to, op.initial, sources, "1" if op.unsure else ""]
+        return args
+
+    def read(self, ops: Sequence[TransitionOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        """A triple for each."""
+        moves = zip(ops, triples(reply), strict=True)
+        return [self._one(op, code, version, state) for op, (code, version, state) in moves]
+
+    def _one(self, op: TransitionOp, code: int, version: int, state: bytes) -> Reply:
+        if code == _TOO_LARGE:
+            return too_large(key_of(op))
+        if code == _FOREIGN or not is_state(state):
+            return Moved(Code.FOREIGN, "", 0)
+        return Moved(Code(code), state.decode(), version)
+
+
+class ReadScript:
+    """`read.lua`."""
+
+    def pack(self, ops: Sequence[Op]) -> Args:
+        """No arguments."""
+        return []
+
+    def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        """A triple for each."""
+        now_ms = ceil_ms(reply[0])
+        found = zip(ops, triples(reply), strict=True)
+        return [self._one(op, code, record, ttl_ms, now_ms) for op, (code, record, ttl_ms) in found]
+
+    def _one(self, op: Op, code: int, record: bytes, ttl_ms: int, now_ms: int) -> Reply:
+        return answer_of(op, code) if code != Code.OK else read_record(record, now_ms, ttl_ms)
+
+
+class ForgetScript:
+    """`forget.lua`."""
+
+    def pack(self, ops: Sequence[Op]) -> Args:
+        """No arguments."""
+        return []
+
+    def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        """A code for each."""
+        return [answer_of(op, code) for op, code in zip(ops, reply[1:], strict=True)]
+
+
+class AdoptScript:
+    """`adopt.lua`."""
+
+    def pack(self, ops: Sequence[AdoptOp]) -> Args:
+        """Four arguments for each."""
+        args: Args = []
+        for op in ops:
+            record = op.record
+            base = b"" if op.base is None else op.base.fence.to_bytes(7, "big") + op.base.owner
+            args += [max(record.ttl_ms, 1), record.left_ms, base, encode(record)]
+        return args
+
+    def read(self, ops: Sequence[AdoptOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        """A pair for each."""
+        now_ms = ceil_ms(reply[0])
+        pairs = zip(reply[1::2], reply[2::2], strict=True)
+        return [self._one(code, former, now_ms) for code, former in pairs]
+
+    def _one(self, code: int, former: bytes, now_ms: int) -> Reply:
+        if code in (_FOREIGN, _TOO_LARGE):
+            return Adopted(Code.FOREIGN, b"", 0)  # told in an event: nobody waits for this answer
+        stored = read_record(former, now_ms)
+        if not isinstance(stored, Stored):
+            return Adopted(Code(code), b"", 0)
+        return Adopted(Code(code), stored.owner, stored.fence, settled=stored.state in "SF")
+
+
+def proof(op: SettleOp | ReleaseOp | RenewOp) -> bytes:
+    """What an owner shows: the fence (0 for any) and the owner field."""
+    return op.fence.to_bytes(7, "big") + op.owner
+
+
+def token_tail(op: IssueOp) -> bytes:
+    """Shape, issuer and subject, with the mark of a token."""
+    tail = op.issuer if op.fingerprint is None else with_fingerprint(op.issuer, op.fingerprint)
+    return bytes((tail[0] | 64,)) + tail[1:]
+
+
+def codes(ops: Sequence[Op], reply: list[Any]) -> list[Reply]:
+    """Read a reply of the form {now, i, code, ...}."""
+    answers: list[Reply] = [Code.OK] * len(ops)
+    for at in range(1, len(reply), 2):
+        place = reply[at] - 1
+        answers[place] = answer_of(ops[place], reply[at + 1])
+    return answers
+
+
+def triples(reply: list[Any]) -> Iterable[tuple[Any, Any, Any]]:
+    """Read a reply of the form {now, a, b, c, ...}."""
+    return zip(reply[1::3], reply[2::3], reply[3::3], strict=True)
+
+
+FACES: dict[Verb, Script] = {
+    Verb.CLAIM: ClaimScript(),
+    Verb.SETTLE: SettleScript(),
+    Verb.RELEASE: ReleaseScript(),
+    Verb.RENEW: RenewScript(),
+    Verb.ISSUE: IssueScript(),
+    Verb.TRANSITION: TransitionScript(),
+    Verb.READ: ReadScript(),
+    Verb.FORGET: ForgetScript(),
+    Verb.ADOPT: AdoptScript(),
+}
+
+
+@cache
+def load_scripts() -> dict[Verb, LoadedScript]:
+    """Read all scripts, once a process."""
+    return {verb: LoadedScript(verb, face) for verb, face in FACES.items()}
