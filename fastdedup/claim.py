@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import Coroutine
 from time import monotonic
-from typing import Any, NoReturn, Protocol
+from typing import Any, Protocol
 
 from . import codec
 from .checks import Seconds, check_seconds, milliseconds
@@ -101,7 +101,7 @@ class Claim:
         self._renewal: Stoppable | None = None
         self._unsure = False
 
-    def __bool__(self) -> NoReturn:
+    def __bool__(self) -> bool:
         raise TypeError("a claim has no truth value: a duplicate's is a claim too; ask claim.acquired")
 
     def __repr__(self) -> str:

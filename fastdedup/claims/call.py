@@ -105,7 +105,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         claim._renewed_by(Renewal(claim, lease, queue, began))
         return claim
 
-    def __bool__(self) -> NoReturn:
+    def __bool__(self) -> bool:
         self._used = True
         raise TypeError(
             "a claim that is not awaited has no truth value: write `claim = await dedup.claim(key)`, "

@@ -14,6 +14,8 @@ from itertools import count
 from time import monotonic
 from weakref import WeakSet
 
+from ..compiled import mypyc_attr
+
 MAX_ENTRIES = 10_000
 """Successes that one gate keeps, over all its namespaces."""
 MAX_BYTES = 16 * 1024 * 1024
@@ -44,6 +46,7 @@ Table = dict[str, RecentSuccess]
 """The recent successes of one namespace, by the key's text: a hit costs neither a hash nor an object."""
 
 
+@mypyc_attr(native_class=False)  # a native object cannot be referred to weakly
 class RecentSuccesses:
     """Successes learned in the last `age` seconds; bounded, those that expire next go first.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
@@ -39,7 +39,7 @@ class Claim:
     def __repr__(self) -> str:
         return repr(self._claim)
 
-    def __bool__(self) -> NoReturn:
+    def __bool__(self) -> bool:
         bool(self._claim)
         raise AssertionError
 
