@@ -75,35 +75,17 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         ask = self._namespace.ask
         if self.wait > 0.0:
             patient = wait_for_verdict(self._namespace, self, self.wait)
-            return self._answered((yield from patient.__await__()))
+            return claim_of(self._namespace, self, (yield from patient.__await__()), self.renew)
         try:
             reply = yield from ask.begin_claim(self)
         except UnavailableError as error:
-            return self._answered(ask.claim_verdict(self, error))
+            return claim_of(self._namespace, self, ask.claim_verdict(self, error), self.renew)
         except asyncio.CancelledError:
             ask.abandon(self)
             raise
         if type(reply) is not Verdict or reply.short:
             reply = ask.claim_verdict(self, reply)
-        return self._answered(reply)
-
-    def _answered(self, verdict: Verdict) -> Claim:
-        outcome = verdict.outcome
-        if self.renew and outcome is _ACQUIRED:
-            return self._renewed(verdict)
-        claim = Claim(self._namespace, self, verdict)
-        if outcome is _SUCCEEDED and (age := self._namespace.recent_for(self, verdict)) > 0.0:
-            self._namespace.learn(self, KnownCall(claim), verdict, age)
-        return claim
-
-    def _renewed(self, verdict: Verdict) -> Claim:
-        claim = RenewedClaim(self._namespace, self, verdict)
-        lease = self.terms.lease_ms / 1000
-        queue = self._namespace.connection.renewals(lease)
-        # Counted from when it was sent: from then on the store's clock may have run. The policy's own from now.
-        began = queue.loop.time() if verdict.degraded else getattr(self, "at", queue.loop.time())
-        claim._renewed_by(Renewal(claim, lease, queue, began))
-        return claim
+        return claim_of(self._namespace, self, reply, self.renew)
 
     def __bool__(self) -> bool:
         self._used = True
@@ -146,7 +128,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         )
 
     def __del__(self) -> None:
-        if not getattr(self, "_used", True):
+        if not self._used:
             warnings.warn(
                 f"the claim of {self.key!r} was never awaited", RuntimeWarning, stacklevel=1, source=self
             )
@@ -243,3 +225,25 @@ class KnownCall(ClaimCall):
         traceback: TracebackType | None,
     ) -> None:
         """Settle nothing: it was settled before."""
+
+
+def claim_of(namespace: Namespace, op: ClaimOp, verdict: Verdict, renew: bool) -> Claim:
+    """Return the claim for a verdict; its lease is kept alive where that was asked for."""
+    outcome = verdict.outcome
+    if renew and outcome is _ACQUIRED:
+        return renewed_claim(namespace, op, verdict)
+    claim = Claim(namespace, op, verdict)
+    if outcome is _SUCCEEDED and (age := namespace.recent_for(op, verdict)) > 0.0:
+        namespace.learn(op, KnownCall(claim), verdict, age)
+    return claim
+
+
+def renewed_claim(namespace: Namespace, op: ClaimOp, verdict: Verdict) -> Claim:
+    """Return a claim whose lease is kept alive until it is settled."""
+    claim = RenewedClaim(namespace, op, verdict)
+    lease = op.terms.lease_ms / 1000
+    queue = namespace.connection.renewals(lease)
+    # Counted from when it was sent: from then on the store's clock may have run. The policy's own from now.
+    began = queue.loop.time() if verdict.degraded else getattr(op, "at", queue.loop.time())
+    claim._renewed_by(Renewal(claim, lease, queue, began))
+    return claim

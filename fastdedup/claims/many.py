@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..checks import Seconds, check_seconds
@@ -11,16 +11,16 @@ from ..claim import Claim
 from ..errors import UnavailableError
 from ..gate.namespace import Namespace
 from ..model import Outcome
-from ..protocol.operations import Reply, Terms, Verdict, with_fingerprint
-from .call import ClaimCall
+from ..protocol.operations import ClaimOp, Reply, Terms, Verdict, with_fingerprint
+from .call import claim_of
 from .waiting import claim_once, wait_on
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _IN_PROGRESS = Outcome.IN_PROGRESS
 
 
-class ListedClaim(ClaimCall):
-    """One claim of a list. The engine finds in it what takes the reply: it needs no future of its own."""
+class ListedClaim(ClaimOp):
+    """One claim of a list. It takes its reply itself: all of a list share one future."""
 
     __slots__ = ("_list", "answer")
 
@@ -28,41 +28,27 @@ class ListedClaim(ClaimCall):
         self, claims: ClaimList, key: str, wire: bytes, owner: bytes, fingerprint: bytes | None
     ) -> None:
         # Written out, as in `ClaimCall`.
-        self._used = True
         self.wire = wire
         self.terms = claims.terms
         self.owner = owner
         self.fingerprint = fingerprint
         self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
-        self.followers = None
+        self.followers = []  # so that the engine hands the reply to `take`
         self.named = claims.named
         self.key = key
-        self.wait = 0.0
-        self.renew = claims.renew
-        self._namespace = claims.namespace
         self._list = claims
         self.answer: Any = None
         """The store's reply, or the error in its place; later the verdict. Set before: it was told recently."""
 
-    # What the engine asks of a future
-
-    def done(self) -> bool:
-        """True once it is answered, or nobody waits any more; the engine then releases what it acquires."""
-        return self.answer is not None or self._list.over
-
-    def set_result(self, reply: Reply) -> None:
-        """Take the store's reply."""
+    def take(self, reply: Reply) -> None:
+        """Keep the store's reply."""
         self.answer = reply
         self._list.answered()
 
-    def set_exception(self, fault: BaseException) -> None:
-        """Take the error that came in the reply's place."""
-        self.answer = fault
+    def fail(self, error: BaseException) -> None:
+        """Keep the error that came in the reply's place."""
+        self.answer = error
         self._list.answered()
-
-    def add_done_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call back when the whole list is answered: then its caller is about to resume."""
-        self._list.on_over.append(callback)
 
 
 class ClaimList:
@@ -80,11 +66,8 @@ class ClaimList:
         self.terms = terms
         self.renew = bool(renew)
         self.named = named
-        self.over = False
-        """True once all are answered, or their caller is gone."""
-        self.on_over: list[Callable[[Any], object]] = []
         self._wait = check_seconds(wait, "wait", least=0.0)
-        # Mutable: how many answers are missing, and what is done when none is.
+        # Mutable: how many answers are missing, and the future of all, done when the last one has come.
         self._left = 0
         self._done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -96,16 +79,10 @@ class ClaimList:
             verdicts = [self._verdict(claim) for claim in claims]
             if self._wait and _IN_PROGRESS in [verdict.outcome for verdict in verdicts]:
                 await self._wait_for_others(claims, gives_up)
-            return [claim._answered(claim.answer) for claim in claims]
+            return [claim_of(self.namespace, claim, claim.answer, self.renew) for claim in claims]
         except BaseException:
-            self._end()
             await asyncio.shield(self.namespace.connection.keep(self._give_back(claims)))
             raise
-        finally:
-            for claim in claims:
-                claim.future = (
-                    self._done
-                )  # it was the claim itself, which only the garbage collector would part
 
     def answered(self) -> None:
         """One more claim has its answer."""
@@ -116,24 +93,16 @@ class ClaimList:
     async def _send(self, claims: Sequence[ListedClaim]) -> None:
         asked = [claim for claim in claims if claim.answer is None]
         self._left = len(asked)
-        begin = self.namespace.ask.begin_claim
+        begin, done = self.namespace.ask.begin_claim, self._done
         for claim in asked:
             try:
-                begin(claim, claim)
+                begin(claim, done)
             except UnavailableError as fault:
-                claim.future = claim  # type: ignore[assignment] # it has what a future has
-                claim.set_exception(fault)
+                claim.fail(fault)
         if self._left:
-            await self._done
+            await done
         else:
             await asyncio.sleep(0)  # answered by the policy at once: whoever asks in a loop lets others run
-        self._end()
-
-    def _end(self) -> None:
-        self.over = True
-        callbacks, self.on_over = self.on_over, []
-        for callback in callbacks:
-            callback(None)
 
     def _verdict(self, claim: ListedClaim) -> Verdict:
         answer = claim.answer

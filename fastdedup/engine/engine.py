@@ -262,7 +262,7 @@ class Engine:
         living = [follower for follower in followers if not follower.future.done()]
         if living:
             leader, rest = living[0], living[1:]
-            leader.followers = rest if rest or hasattr(leader, "witness") else None
+            leader.followers = rest if rest or leader.followers is not None else None
             self._pending += len(rest)
             self._leaders[leader.wire] = leader
             self._put(leader)
@@ -339,27 +339,39 @@ class Engine:
             if hasattr(op, "witness"):
                 reply = op.witness(op, reply)
             if not op.future.done():
-                op.future.set_result(reply)
+                op.take(reply)
 
     def _deliver_claims(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
         leaders = self._leaders
+        if UnavailableError in set(map(type, replies)):
+            ops, replies = self._fail_refused(ops, replies)
         for op, reply in zip(ops, replies, strict=True):
             leader = leaders.pop(op.wire, None)
             if leader is not op and leader is not None:
                 leaders[op.wire] = leader  # a claim beside the one that leads: of other terms, or named
-            if type(reply) is UnavailableError:
-                self._fail(op, reply, sent=True)
-            elif op.followers is None and not op.future.done():
+            if op.followers is None and not op.future.done():
                 op.future.set_result(reply)
             else:
                 self._claim_done(op, reply)
+
+    def _fail_refused(
+        self, ops: Sequence[ClaimOp], replies: Sequence[Reply]
+    ) -> tuple[Sequence[ClaimOp], Sequence[Reply]]:
+        """Fail the claims of a batch that were refused alone; return the others, and their replies."""
+        others: list[ClaimOp] = []
+        for op, reply in zip(ops, replies, strict=True):
+            if type(reply) is UnavailableError:
+                self._fail(op, reply, sent=True)
+            else:
+                others.append(op)
+        return others, [reply for reply in replies if type(reply) is not UnavailableError]
 
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
         """Deliver a claim that others follow, that has a witness, or whose caller is gone."""
         if not op.future.done():
             if hasattr(op, "witness"):
                 reply = op.witness(op, reply)
-            op.future.set_result(reply)
+            op.take(reply)
         elif self._release_unwanted(op, reply):
             # The release overtakes the others: one of these may be the first.
             self._promote(op)
@@ -370,7 +382,7 @@ class Engine:
         answer = behind(reply)
         for follower in followers:
             if not follower.future.done():
-                follower.future.set_result(answer)
+                follower.take(answer)
 
     def _forget_claim(self, op: ClaimOp) -> None:
         if self._leaders.get(op.wire) is op:
@@ -414,7 +426,7 @@ class Engine:
         if sent and op.verb is _CLAIM and self._on_given_up is not None and self._thread_id:
             self._on_given_up(cast(ClaimOp, op))  # before its caller hears of it, and may ask again
         if not op.future.done():
-            op.future.set_exception(_copy(error))
+            op.fail(_copy(error))
         if op.verb is not _CLAIM:
             return
         claim = cast(ClaimOp, op)
@@ -423,7 +435,7 @@ class Engine:
         for follower in followers or ():
             self._pending -= 1
             if not follower.future.done():
-                follower.future.set_exception(_copy(error))
+                follower.fail(_copy(error))
 
     # Deadlines: one timer for all that is under way or waits, set for the oldest of it
 

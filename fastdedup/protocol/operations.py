@@ -102,6 +102,14 @@ class Op:
         """Have the engine call `witness` when the store has answered, before the caller goes on."""
         self.witness = witness
 
+    def take(self, reply: Reply) -> None:
+        """Hand the reply to whoever waits for this operation."""
+        self.future.set_result(reply)
+
+    def fail(self, error: BaseException) -> None:
+        """Hand an error to whoever waits for this operation."""
+        self.future.set_exception(error)
+
     @property
     def weight(self) -> int:
         """Bytes that this operation adds to its batch beyond keys and owners."""
