@@ -34,6 +34,7 @@ class ListedClaim(ClaimOp):
         self.fingerprint = fingerprint
         self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
         self.followers = []  # so that the engine hands the reply to `take`
+        self.witness = None
         self.named = claims.named
         self.key = key
         self._list = claims
@@ -93,10 +94,10 @@ class ClaimList:
     async def _send(self, claims: Sequence[ListedClaim]) -> None:
         asked = [claim for claim in claims if claim.answer is None]
         self._left = len(asked)
-        begin, done = self.namespace.ask.begin_claim, self._done
+        ask, done = self.namespace.ask, self._done
         for claim in asked:
             try:
-                begin(claim, done)
+                ask.begin_claim(claim, done)
             except UnavailableError as fault:
                 claim.fail(fault)
         if self._left:

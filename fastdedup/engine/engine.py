@@ -169,7 +169,7 @@ class Engine:
         self._pending += 1
         op.at = leader.at
         if leader.followers is None:
-            leader.followers = []
+            leader.followers, leader.witness = [], None
         leader.followers.append(op)
         return op.future
 
@@ -262,7 +262,10 @@ class Engine:
         living = [follower for follower in followers if not follower.future.done()]
         if living:
             leader, rest = living[0], living[1:]
-            leader.followers = rest if rest or leader.followers is not None else None
+            if leader.followers is not None:
+                leader.followers = rest
+            elif rest:
+                leader.followers, leader.witness = rest, None
             self._pending += len(rest)
             self._leaders[leader.wire] = leader
             self._put(leader)
@@ -336,7 +339,7 @@ class Engine:
 
     def _deliver(self, ops: Sequence[Op], replies: Sequence[Reply]) -> None:
         for op, reply in zip(ops, replies, strict=True):
-            if hasattr(op, "witness"):
+            if op.witness is not None:
                 reply = op.witness(op, reply)
             if not op.future.done():
                 op.take(reply)
@@ -369,7 +372,7 @@ class Engine:
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
         """Deliver a claim that others follow, that has a witness, or whose caller is gone."""
         if not op.future.done():
-            if hasattr(op, "witness"):
+            if op.witness is not None:
                 reply = op.witness(op, reply)
             op.take(reply)
         elif self._release_unwanted(op, reply):

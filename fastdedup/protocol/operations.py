@@ -95,8 +95,9 @@ class Op:
     at: float
     """When the engine accepted it, in the loop's time."""
     future: asyncio.Future[Any]
-    witness: Callable[[Op, Reply], Reply]
-    """Called with the store's reply before anything else can happen; may change it. Set by `let_witness`."""
+    witness: Callable[[Op, Reply], Reply] | None
+    """Called with the store's reply before anything else can happen; may change it. Of a claim it is set only where
+    `followers` is a list, as the claim's path does not look for it."""
 
     def let_witness(self, witness: Callable[[Op, Reply], Reply]) -> None:
         """Have the engine call `witness` when the store has answered, before the caller goes on."""
@@ -152,6 +153,7 @@ class SettleOp(Op):
         self, wire: bytes, owner: bytes, fence: int, *, succeeded: bool, keep_ms: int, payload: bytes
     ) -> None:
         self.wire = wire
+        self.witness = None
         self.owner = owner
         self.fence = fence
         self.succeeded = succeeded
@@ -174,6 +176,7 @@ class ReleaseOp(Op):
 
     def __init__(self, wire: bytes, owner: bytes, fence: int, *, consumed: bool = False) -> None:
         self.wire = wire
+        self.witness = None
         self.owner = owner
         self.fence = fence
         self.consumed = consumed
@@ -189,6 +192,7 @@ class RenewOp(Op):
 
     def __init__(self, wire: bytes, owner: bytes, fence: int, lease_ms: int, keep_ms: int) -> None:
         self.wire = wire
+        self.witness = None
         self.owner = owner
         self.fence = fence
         self.lease_ms = lease_ms
@@ -203,6 +207,7 @@ class IssueOp(Op):
 
     def __init__(self, wire: bytes, issuer: bytes, fingerprint: bytes | None, ttl_ms: int) -> None:
         self.wire = wire
+        self.witness = None
         self.issuer = issuer
         self.fingerprint = fingerprint
         self.ttl_ms = ttl_ms
@@ -226,6 +231,7 @@ class TransitionOp(Op):
         keep_ms: int,
     ) -> None:
         self.wire = wire
+        self.witness = None
         self.to = to
         self.initial = initial
         self.sources = sources
@@ -247,6 +253,7 @@ class ReadOp(Op):
 
     def __init__(self, wire: bytes) -> None:
         self.wire = wire
+        self.witness = None
 
 
 class ForgetOp(Op):
@@ -257,6 +264,7 @@ class ForgetOp(Op):
 
     def __init__(self, wire: bytes) -> None:
         self.wire = wire
+        self.witness = None
 
 
 class Holding(NamedTuple):
@@ -277,6 +285,7 @@ class AdoptOp(Op):
 
     def __init__(self, wire: bytes, record: Stored, base: Holding | None) -> None:
         self.wire = wire
+        self.witness = None
         self.record = record
         self.base = base
         """The holding that the store last had, as far as known: it gives way."""
