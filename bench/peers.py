@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
+from operator import attrgetter
 from time import perf_counter_ns
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +27,9 @@ from fastdedup.bench import (
     Contestant,
     Ops,
     Setting,
+    Spent,
     as_expected,
+    our_dedup,
     ours,
     redis_client,
     result_of,
@@ -248,6 +251,30 @@ async def pure_python(setting: Setting) -> AsyncIterator[Ops]:
     yield Ops(drive=drive)
 
 
+LIST = 256  # keys in one call of claim_many
+
+
+@asynccontextmanager
+async def in_lists(setting: Setting) -> AsyncIterator[Ops]:
+    """Ours, by `claim_many`: each caller claims 256 keys in one call."""
+    async with our_dedup(setting) as dedup:
+
+        async def drive(verb: str, keys: Sequence[str], spent: Spent[int] | None) -> None:
+            lists = iter([keys[at : at + LIST] for at in range(0, len(keys), LIST)])
+
+            async def caller() -> None:
+                for each in lists:
+                    claims = await dedup.claim_many(each)
+                    if not all(map(attrgetter("acquired"), claims)):
+                        raise ClaimedTwiceError(each[0])
+
+            async with asyncio.TaskGroup() as group:
+                for _ in range(setting.width):
+                    group.create_task(caller())
+
+        yield Ops(drive=drive)
+
+
 REDIS_PY, FASTDEDUP = CONTESTANTS
 REDIS_BENCHMARK = Contestant("redis-benchmark", redis_benchmark, (64, 256, 512), unit="pipelining")
 BATCHED = Contestant("redis-py, batches by hand", batched, (1, 4))
@@ -257,12 +284,13 @@ IDEMPOTENCY_KIT = Contestant("idempotency-kit", idempotency_kit, (0, 32))
 POWERTOOLS = Contestant("aws-lambda-powertools", powertools, (1, 8, 64), unit="threads")
 UNTUNED = Contestant("fastdedup, default gc", ours, tuned=False)
 PURE = Contestant("fastdedup, pure Python", pure_python)
+IN_LISTS = Contestant("fastdedup, claim_many of 256", in_lists, (1, 4), unit="lists under way")
 UNCACHED = Contestant("fastdedup, known duplicates off", partial(ours, known_duplicates=0.0))
 
 CLIENTS_ONLY = (COREDIS, VALKEY_GLIDE)
 LIBRARIES = (IDEMPOTENCY_KIT, POWERTOOLS)
 
-EVERYONE = (REDIS_BENCHMARK, REDIS_PY, BATCHED, *CLIENTS_ONLY, *LIBRARIES, FASTDEDUP, UNTUNED, PURE)
+EVERYONE = (REDIS_BENCHMARK, REDIS_PY, BATCHED, *CLIENTS_ONLY, *LIBRARIES, FASTDEDUP, UNTUNED, PURE, IN_LISTS)
 ONE_CALL_EACH = (REDIS_PY, *CLIENTS_ONLY, *LIBRARIES, FASTDEDUP)
 FULL_CYCLE = (REDIS_PY, *LIBRARIES, FASTDEDUP)
 REPLAYING = (REDIS_PY, IDEMPOTENCY_KIT, FASTDEDUP, UNCACHED)

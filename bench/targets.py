@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.growth import FEW_KEYS
 from bench.pairs import ABOVE
-from bench.peers import IDEMPOTENCY_KIT, POWERTOOLS, REDIS_BENCHMARK
+from bench.peers import IDEMPOTENCY_KIT, IN_LISTS, POWERTOOLS, REDIS_BENCHMARK
 from bench.processes import ONE, SAME, TWO
 from bench.report import Report
 from bench.sidecar import BATCHED, HOP, HTTP, HTTP_ONE_KEY, RESP, RESP_PIPELINED
@@ -77,6 +77,13 @@ def _cpu_ratio(report: Report) -> float:
     return _figure("fresh-1000", "cpu_us")(report) / _figure("fresh-1000", "cpu_us", BASELINE)(report)
 
 
+def _in_lists(name: str) -> Callable[[Report], float]:
+    """A figure of `claim_many` beside that of claims awaited one by one."""
+    return lambda report: (
+        _figure("fresh-1000", name, IN_LISTS.name)(report) / _figure("fresh-1000", name)(report)
+    )
+
+
 def _misjudged(report: Report) -> float:
     return sum(_figure("processes", name, SAME)(report) for name in ("lost", "doubled"))
 
@@ -108,6 +115,8 @@ TARGETS = (
     Target("5", "… winners too many or too few", _not_one_winner, 0, **AT_MOST),
     Target("6", "client CPU per fresh claim, µs", _figure("fresh-1000", "cpu_us"), 4, 2.5, **AT_MOST),
     Target("6", "… ratio to redis-py's", _cpu_ratio),
+    Target("14", "claim_many of 256 fresh keys, ratio to our 1000 callers", _in_lists("rate"), 1.5),
+    Target("14", "… client CPU a key, ratio to a single claim's", _in_lists("cpu_us"), 0.6, **AT_MOST),
     Target("7", "rate at the most live keys, ratio to 10,000 keys", _growth, 0.85),
     Target("7", "growth of client memory, %", _figure("soak", "growth_pct"), 5, **AT_MOST),
     Target("7", "tasks, timers, futures left behind", _figure("soak", "left_behind"), 0, **AT_MOST),
@@ -144,6 +153,7 @@ PLAYED = {
     "11": ("sidecar",),
     "12": ("sidecar",),
     "13": ("web",),
+    "14": ("fresh-1000",),
 }
 """The scenarios of each target: where none was played there is no verdict."""
 

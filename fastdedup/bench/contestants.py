@@ -57,13 +57,9 @@ async def redis_py(setting: Setting) -> AsyncIterator[Ops]:
         await client.aclose()
 
 
-@asynccontextmanager
-async def ours(setting: Setting, **options: Any) -> AsyncIterator[Ops]:
-    """Ours, through the public API, as it is by default: owner, fence, lease, known duplicates from memory.
-
-    What differs: all expires within minutes, and a busy machine does not run into the deadline.
-    """
-    dedup = Dedup(
+def our_dedup(setting: Setting, **options: Any) -> Dedup:
+    """Ours as it is by default, but that all expires within minutes, and the deadline is far."""
+    return Dedup(
         setting.url,
         namespace=setting.namespace,
         lease=LEASE_MS / 1000,
@@ -71,6 +67,12 @@ async def ours(setting: Setting, **options: Any) -> AsyncIterator[Ops]:
         timeout=5.0,
         **options,
     )
+
+
+@asynccontextmanager
+async def ours(setting: Setting, **options: Any) -> AsyncIterator[Ops]:
+    """Ours, through the public API: owner, fence, lease, known duplicates from memory."""
+    dedup = our_dedup(setting, **options)
 
     async def cycle(key: str) -> bool:
         claim = await dedup.claim(key)
