@@ -22,6 +22,7 @@ from ...keys import digest
 from ...model import Outcome
 from ...protocol.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
 from ...protocol.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
+from ...tokens import subject_mark
 from ..counters import Counters, outcome_of_fault
 from ..namespaces import Namespaces
 from ..verbs import (
@@ -309,9 +310,8 @@ async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Cl
 def _token_op(
     dedup: Dedup, ask: models.ConsumeRequest, mode: Mode, lease: int | None, ttl: int | None
 ) -> ClaimOp:
-    mark = None if ask.subject is None else digest(ask.subject)
     terms = dedup._namespace.terms(mode, seconds(lease), seconds(ttl))
-    return ClaimOp(dedup.tokens.wire(ask.token), terms, draw_owner(), mark)
+    return ClaimOp(dedup.tokens.wire(ask.token), terms, draw_owner(), subject_mark(ask.subject))
 
 
 # Faults and counts
