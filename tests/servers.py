@@ -9,7 +9,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
@@ -98,6 +99,15 @@ class RedisServer:
 
     def thaw(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Freeze it for the length of a block."""
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
 
     def stop(self) -> None:
         if self._process is not None and self._process.poll() is None:

@@ -94,7 +94,7 @@ class Engine:
         self._closed = False
         self._now = 0.0
         self._due = 0.0
-        self._excused = False
+        self._excused_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
         # Mutable: the claim that leads each key, and how many claims of a caller-chosen owner are open.
@@ -456,19 +456,22 @@ class Engine:
             return
         self._timer = None
         now = self._loop.time()
-        if not self._excused:
+        blocked = now - self._due > _BLOCKED
+        first = not self._excused_at
+        if first or (blocked and now < self._excused_at + self._timeout):
             # The replies may lie in the socket: it is looked at before anything is given up. Where the loop was
             # blocked, by a callback of the user's, what was to be sent may not even have left.
-            self._excused = True
-            self._timer = self._loop.call_at(
-                now + (_GRACE if now - self._due > _BLOCKED else _ONE_POLL), self._on_timer
-            )
+            if first:
+                self._excused_at = now
+            self._due = now + (_GRACE if blocked else _ONE_POLL)
+            self._timer = self._loop.call_at(self._due, self._on_timer)
             return
-        self._excused = False
-        for op in self._queue.overdue(now - self._timeout):
+        # What has come due since then is excused in its turn.
+        before, self._excused_at = self._excused_at, 0.0
+        for op in self._queue.overdue(before - self._timeout):
             self._pending -= 1
             self._fail(op, UnavailableError(f"the store was busy for {self._timeout:g} s"), sent=False)
-        self._give_up([batch for batch in self._batches if batch.deadline <= now])
+        self._give_up([batch for batch in self._batches if batch.deadline <= before])
         self._flush()
 
     def _give_up(self, overdue: list[Batch]) -> None:
