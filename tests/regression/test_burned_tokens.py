@@ -1,0 +1,152 @@
+"""A token was used up by a call whose reply came too late: nobody was ever told that it had acquired it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fastdedup import Dedup, Outcome, UnavailableError
+from fastdedup import sync as synchronous
+
+from ..proxy import proxied
+from ..servers import RedisServer
+
+WaitUntil = Callable[..., Any]
+TIMEOUT = 0.15
+SOON = 1.0
+SUBJECT = "user:7"
+
+
+class Desk:
+    """A token, a gate whose Redis hangs now and then, and a gate that nobody cuts off."""
+
+    def __init__(self, dedup: Dedup, other: Dedup, token: str, wait_until: WaitUntil) -> None:
+        self.tokens = dedup.tokens
+        self.other = other.tokens
+        self.token = token
+        self.undo = dedup._namespace.connection.undo
+        self._wait_until = wait_until
+
+    async def is_free_soon(self) -> None:
+        async def acquired() -> bool:
+            outcome = await self.other.consume(self.token, SUBJECT)
+            assert outcome in (Outcome.ACQUIRED, Outcome.SUCCEEDED, Outcome.IN_PROGRESS)
+            return outcome is Outcome.ACQUIRED
+
+        await self._wait_until(acquired, description="the token is acquired", deadline=SOON)
+        assert await self.other.consume(self.token, SUBJECT) is Outcome.SUCCEEDED
+
+    async def settled_down(self) -> None:
+        await self._wait_until(lambda: not len(self.undo), description="nothing is left to be undone")
+
+
+@asynccontextmanager
+async def desk(server: RedisServer, wait_until: WaitUntil) -> AsyncIterator[Desk]:
+    async with (
+        Dedup(server.url, namespace="t", timeout=TIMEOUT) as dedup,
+        Dedup(server.url, namespace="t", timeout=5.0) as other,
+    ):
+        await dedup.get("warm")
+        yield Desk(dedup, other, await other.tokens.issue(SUBJECT), wait_until)
+
+
+@pytest.mark.parametrize("verb", ["consume", "redeem"])
+async def test_a_use_whose_reply_is_late_is_taken_back(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, verb: str
+) -> None:
+    async with desk(redis_server, wait_until) as at:
+        with redis_server.frozen(), pytest.raises(UnavailableError):
+            await getattr(at.tokens, verb)(at.token, SUBJECT)
+        await at.is_free_soon()
+
+
+@pytest.mark.parametrize("verb", ["consume", "redeem"])
+async def test_a_use_that_is_cancelled_while_redis_hangs_is_taken_back(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil, verb: str
+) -> None:
+    async with desk(redis_server, wait_until) as at:
+        with redis_server.frozen(), pytest.raises(TimeoutError):
+            async with asyncio.timeout(TIMEOUT / 3):
+                await getattr(at.tokens, verb)(at.token, SUBJECT)
+        await at.is_free_soon()
+
+
+async def test_it_is_still_bound_to_its_subject(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+) -> None:
+    async with desk(redis_server, wait_until) as at:
+        with redis_server.frozen(), pytest.raises(UnavailableError):
+            await at.tokens.consume(at.token, SUBJECT)
+        await at.settled_down()
+        for subject in (None, "user:8"):
+            assert await at.other.consume(at.token, subject) is Outcome.MISMATCH
+        await at.is_free_soon()
+
+
+async def test_the_same_name_consumes_again(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+) -> None:
+    """And is not undone, before or afterwards."""
+    async with desk(redis_server, wait_until) as at:
+        with redis_server.frozen(), pytest.raises(UnavailableError) as info:
+            await at.tokens.consume(at.token, SUBJECT, owner="request-1")
+        assert info.value.owner == "request-1"
+        await at.settled_down()
+        assert await at.other.consume(at.token, SUBJECT) is Outcome.SUCCEEDED
+        for _ in range(2):
+            assert await at.tokens.consume(at.token, SUBJECT, owner="request-1") is Outcome.ACQUIRED
+        assert await at.tokens.consume(at.token, SUBJECT, owner="request-2") is Outcome.SUCCEEDED
+
+
+async def test_the_same_name_redeems_again(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+) -> None:
+    async with desk(redis_server, wait_until) as at:
+        with redis_server.frozen(), pytest.raises(UnavailableError):
+            await at.tokens.redeem(at.token, SUBJECT, owner="request-1")
+        await at.settled_down()
+        assert (await at.other.redeem(at.token, SUBJECT)).outcome is Outcome.IN_PROGRESS
+        claim = await at.tokens.redeem(at.token, SUBJECT, owner="request-1")
+        assert (claim.acquired, claim.attempt) == (True, 1)
+        await claim.complete("done")
+        assert (await at.other.redeem(at.token, SUBJECT)).result == "done"
+
+
+async def test_the_drawn_owner_of_the_error_consumes_again(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+) -> None:
+    """Told of it in time, the undo list leaves it alone."""
+    async with desk(redis_server, wait_until) as at:
+        with redis_server.frozen(), pytest.raises(UnavailableError) as info:
+            await at.tokens.consume(at.token, SUBJECT)
+        assert await at.tokens.consume(at.token, SUBJECT, owner=info.value.owner) is Outcome.ACQUIRED
+        await at.settled_down()
+        assert await at.other.consume(at.token, SUBJECT) is Outcome.SUCCEEDED
+        assert await at.tokens.consume(at.token, SUBJECT, owner=info.value.owner) is Outcome.ACQUIRED
+
+
+@pytest.mark.parametrize("owner", [None, "request-1"])
+async def test_a_lost_reply_is_asked_for_again(
+    redis_url: str, redis_server: RedisServer, owner: str | None
+) -> None:
+    async with proxied(redis_server) as proxy, Dedup(proxy.url, namespace="t", timeout=5.0) as dedup:
+        token = await dedup.tokens.issue(SUBJECT)
+        proxy.lose("claim")
+        assert await dedup.tokens.consume(token, SUBJECT, owner=owner) is Outcome.ACQUIRED
+        assert proxy.lost["claim"] == 1
+        assert await dedup.tokens.consume(token, SUBJECT) is Outcome.SUCCEEDED
+
+
+def test_synchronous_code_names_its_use_as_well(redis_url: str, redis_server: RedisServer) -> None:
+    with synchronous.Dedup(redis_url, namespace="t", timeout=TIMEOUT) as dedup:
+        token = dedup.tokens.issue(SUBJECT)
+        with redis_server.frozen(), pytest.raises(UnavailableError):
+            dedup.tokens.consume(token, SUBJECT, owner="request-1")
+        assert dedup.tokens.consume(token, SUBJECT, owner="request-1") is Outcome.ACQUIRED
+        assert dedup.tokens.consume(token, SUBJECT) is Outcome.SUCCEEDED
+        claim = dedup.tokens.redeem(dedup.tokens.issue(SUBJECT), SUBJECT, owner="request-2")
+        assert claim.owner == "request-2"
