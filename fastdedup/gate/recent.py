@@ -17,7 +17,7 @@ from weakref import WeakSet
 from ..compiled import mypyc_attr
 
 MAX_ENTRIES = 10_000
-"""Successes that one gate keeps, over all its namespaces."""
+"""Successes that the whole process keeps, over all gates."""
 MAX_BYTES = 16 * 1024 * 1024
 """Bytes of results that the whole process keeps, over all gates."""
 
@@ -91,7 +91,7 @@ class RecentSuccesses:
         table[key] = success
         heappush(self._learned, (success.until, next(self._number), table, success))
         self.bytes += size
-        while len(self._learned) > MAX_ENTRIES or (self._learned and bytes_held() > MAX_BYTES):
+        while self._learned and (entries_held() > MAX_ENTRIES or bytes_held() > MAX_BYTES):
             self._drop_first()
         if self._sweep is None:
             self._sweep = asyncio.get_running_loop().call_later(self._age, self._sweep_now)
@@ -123,6 +123,11 @@ class RecentSuccesses:
 
 
 _ALL: WeakSet[RecentSuccesses] = WeakSet()
+
+
+def entries_held() -> int:
+    """Return how many successes the gates of this process hold."""
+    return sum(len(each) for each in _ALL)
 
 
 def bytes_held() -> int:
