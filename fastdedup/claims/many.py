@@ -8,6 +8,7 @@ from typing import Any
 
 from ..checks import Seconds, check_seconds
 from ..claim import Claim
+from ..engine.engine import is_first_hand
 from ..errors import UnavailableError
 from ..gate.namespace import Namespace
 from ..model import Outcome
@@ -150,6 +151,6 @@ class ClaimList:
             for claim in claims
             if type(claim.answer) is Verdict
             and claim.answer.outcome is _ACQUIRED
-            and (claim.answer.fresh or not self.named)
+            and (not self.named or is_first_hand(claim, claim.answer))
         ]
         await asyncio.gather(*[claim.release() for claim in acquired], return_exceptions=True)

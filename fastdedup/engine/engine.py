@@ -17,13 +17,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from threading import get_ident
+from time import monotonic
 from typing import Any, NoReturn, cast
 
 from ..errors import ConfigError, UnavailableError, UsageError
 from ..forking import InChild
 from ..model import BreakerState, Outcome
 from ..protocol.operations import ClaimOp, Op, ReleaseOp, Reply, Verb, Verdict
-from ..stores.base import DirectStore, Store
+from ..stores.base import DirectStore, Store, TimedStore
+from .clock import ClockBound
 from .health import OnChange, StoreHealth
 from .queue import OperationQueue
 
@@ -72,6 +74,9 @@ class Engine:
     ) -> None:
         self._store = store
         self._direct = store if isinstance(store, DirectStore) else None
+        self._clock = ClockBound(store) if isinstance(store, TimedStore) else None
+        # Mutable: nothing is known yet of the server's clock.
+        self._clock_unknown = self._clock is not None
         self._timeout = timeout
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
@@ -276,6 +281,8 @@ class Engine:
         self._batches.add(batch)
         if self._on_batch is not None:
             self._on_batch(len(batch.ops))
+        if self._clock_unknown or self._named:
+            self._note_clock(batch)
         try:
             begun = self._direct is not None and self._direct.begin(
                 batch.verb, batch.ops, partial(self._begun, batch)
@@ -284,6 +291,16 @@ class Engine:
             begun = False
         if not begun:
             self._run_as_task(batch)
+
+    def _note_clock(self, batch: Batch) -> None:
+        """Note what the server's clock has not passed yet: see `is_first_hand`."""
+        if self._clock is None:
+            return
+        batch.sent_at = monotonic()
+        floor_us = self._clock.latest_us(batch.sent_at)
+        for op in batch.ops:
+            if op.verb is _CLAIM and cast(ClaimOp, op).named:
+                cast(ClaimOp, op).floor_us = floor_us
 
     def _begun(self, batch: Batch, replies: Sequence[Reply] | None) -> None:
         if replies is not None:
@@ -319,6 +336,9 @@ class Engine:
             )
         else:
             self._pending -= len(ops)
+            if batch.sent_at and self._clock is not None:
+                self._clock.answered(batch.sent_at)
+                self._clock_unknown = False
             if batch.verb is _CLAIM:
                 self._deliver_claims(cast("Sequence[ClaimOp]", ops), outcome)
             else:
@@ -413,7 +433,7 @@ class Engine:
         if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
             return False
         others = self._named.get((op.wire, op.owner), 0) - getattr(op, "counted", False)
-        if op.named and (not reply.fresh or others > 0):
+        if op.named and (others > 0 or not is_first_hand(op, reply)):
             return False
         release = ReleaseOp(op.wire, op.owner, reply.fence, consumed=op.terms.consumes)
         self._enqueue(release).add_done_callback(partial(self._released, op))
@@ -507,13 +527,15 @@ class Engine:
 class Batch:
     """Operations of one verb on their way. `deadline` is that of the oldest, in the loop's time."""
 
-    __slots__ = ("deadline", "expired", "ops", "task", "verb")
+    __slots__ = ("deadline", "expired", "ops", "sent_at", "task", "verb")
 
     def __init__(self, ops: list[Op], deadline: float) -> None:
         self.ops = ops
         self.verb = ops[0].verb
         self.deadline = deadline
         self.expired = False
+        self.sent_at = 0.0
+        """By time.monotonic(), where somebody wants to know."""
         self.task: asyncio.Task[Sequence[Reply]] | None = None
 
 
@@ -523,6 +545,15 @@ def wrong_loop() -> UsageError:
         "this Dedup was opened in another event loop; open one Dedup in each loop, "
         "and settle a claim in the loop that made it"
     )
+
+
+def is_first_hand(op: ClaimOp, reply: Verdict) -> bool:
+    """True where this call acquired the key, also where its first reply was lost; else its owner held it before.
+
+    A fence is its server's time, so one that the server's clock had not reached when the call was sent is the call's
+    own. What this cannot tell apart is another process's claim of the same name that came in between.
+    """
+    return reply.fresh or (hasattr(op, "floor_us") and reply.fence > op.floor_us)
 
 
 def behind(reply: Reply) -> Reply:

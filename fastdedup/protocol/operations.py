@@ -121,10 +121,12 @@ class ClaimOp(Op):
     """Claim, redeem or consume a key."""
 
     verb = Verb.CLAIM
-    __slots__ = ("counted", "fingerprint", "followers", "key", "named", "owner", "tail", "terms")
+    __slots__ = ("counted", "fingerprint", "floor_us", "followers", "key", "named", "owner", "tail", "terms")
 
     key: str
     """What the caller calls it."""
+    floor_us: float
+    """The engine's, of a caller-chosen owner: what the server's clock had not passed when the claim was sent."""
 
     def __init__(self, wire: bytes, terms: Terms, owner: bytes, fingerprint: bytes | None) -> None:
         self.wire = wire

@@ -45,7 +45,10 @@ async def attempts(other: Dedup, keys: list[str], wait_until: WaitUntil) -> list
 async def test_what_a_failed_batch_had_written_is_undone(
     redis_url: str, forbidding: Callable[[], None], wait_until: WaitUntil
 ) -> None:
-    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup, Dedup(redis_url, namespace="t") as other:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
+        Dedup(redis_url, namespace="t") as other,
+    ):
         await dedup.claim("held", owner="w1", lease=1)
         forbidding()
         # As few as one batch takes: the last of them fails, the others are written before.
@@ -64,7 +67,10 @@ async def test_what_a_failed_batch_had_written_is_undone(
 async def test_a_list_in_a_failed_batch_is_undone(
     redis_url: str, forbidding: Callable[[], None], wait_until: WaitUntil
 ) -> None:
-    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup, Dedup(redis_url, namespace="t") as other:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
+        Dedup(redis_url, namespace="t") as other,
+    ):
         await dedup.claim("held", owner="w1", lease=1)
         forbidding()
         with pytest.raises(UnavailableError):

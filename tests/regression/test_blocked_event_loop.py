@@ -73,7 +73,9 @@ def test_a_blocked_loop_is_no_outage(
 
 
 @both_loops
-def test_claims_of_a_list_and_of_the_blocking_task_succeed(redis_url: str, new_loop: Callable[[], Any]) -> None:
+def test_claims_of_a_list_and_of_the_blocking_task_succeed(
+    redis_url: str, new_loop: Callable[[], Any]
+) -> None:
     async def claims_and_blocks(dedup: Dedup, seconds: float) -> Claim:
         call = asyncio.ensure_future(dedup.claim(f"own{seconds}", lease=60))
         await asyncio.sleep(0)

@@ -44,7 +44,10 @@ async def test_a_named_owner_gets_its_claim_each_time(backend: Backend) -> None:
 
 
 async def test_duplicates_held_elsewhere_wait_once(redis_url: str, wait_until: WaitUntil) -> None:
-    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup, Dedup(redis_url, namespace="t") as other:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
+        Dedup(redis_url, namespace="t") as other,
+    ):
         held = await other.claim("q", lease=60)
         listed = asyncio.ensure_future(dedup.claim_many(["q", "r", "q", "q"], wait=WAIT))
         wakeups = dedup._namespace.connection.wakeups
@@ -59,7 +62,10 @@ async def test_duplicates_held_elsewhere_wait_once(redis_url: str, wait_until: W
 async def test_the_first_of_several_duplicates_takes_a_freed_key(
     redis_url: str, wait_until: WaitUntil
 ) -> None:
-    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup, Dedup(redis_url, namespace="t") as other:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
+        Dedup(redis_url, namespace="t") as other,
+    ):
         held = await other.claim("q", lease=60)
         listed = asyncio.ensure_future(dedup.claim_many(["q", "q"], wait=WAIT))
         wakeups = dedup._namespace.connection.wakeups
@@ -69,7 +75,10 @@ async def test_the_first_of_several_duplicates_takes_a_freed_key(
 
 
 async def test_it_gives_up_once_for_all_duplicates(redis_url: str) -> None:
-    async with Dedup(redis_url, namespace="t", timeout=5.0) as dedup, Dedup(redis_url, namespace="t") as other:
+    async with (
+        Dedup(redis_url, namespace="t", timeout=5.0) as dedup,
+        Dedup(redis_url, namespace="t") as other,
+    ):
         await other.claim("q", lease=60)
         began = asyncio.get_running_loop().time()
         claims = await dedup.claim_many(["q"] * 8, wait=0.2)

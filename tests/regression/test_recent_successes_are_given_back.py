@@ -51,7 +51,9 @@ async def test_memory_is_given_back_where_nothing_more_is_asked(
 
 async def test_the_gates_of_a_process_share_one_bound(redis_url: str) -> None:
     """Of entries as of bytes."""
-    gates = [Dedup(redis_url, namespace=f"t{number}", timeout=5.0, known_duplicates=60) for number in range(3)]
+    gates = [
+        Dedup(redis_url, namespace=f"t{number}", timeout=5.0, known_duplicates=60) for number in range(3)
+    ]
     for gate in gates:
         await gate.open()
     try:

@@ -1,0 +1,36 @@
+"""Bounds a server's clock from above: so an acquisition is told from those that were made before a moment."""
+
+from __future__ import annotations
+
+from math import inf
+
+from ..stores.base import TimedStore
+
+_DRIFT_US = 1000.0
+"""Microseconds in a second by which the server's clock may gain on ours: twice what NTP slews."""
+
+
+class ClockBound:
+    """What a server's clock had not passed at a moment of this process, by time.monotonic().
+
+    A server that told a time was asked before, so its clock showed no more then. The call that was answered fastest
+    bounds it best.
+    """
+
+    __slots__ = ("_ahead_us", "_at", "_store")
+
+    def __init__(self, store: TimedStore) -> None:
+        self._store = store
+        # Mutable: by how much the server's clock is ahead at most, and of which moment that is known.
+        self._ahead_us = inf
+        self._at = 0.0
+
+    def answered(self, sent_at: float) -> None:
+        """Take in that a batch has its replies; `sent_at` is before it was sent."""
+        ahead_us = self._store.latest_us - sent_at * 1e6
+        if ahead_us < self._ahead_us + (sent_at - self._at) * _DRIFT_US:
+            self._ahead_us, self._at = ahead_us, sent_at
+
+    def latest_us(self, at: float) -> float:
+        """Return what the server's clock had not passed at a moment, in microseconds; infinite before any reply."""
+        return at * 1e6 + self._ahead_us + (at - self._at) * _DRIFT_US
