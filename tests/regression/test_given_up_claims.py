@@ -56,9 +56,8 @@ class Two:
 
     async def loses(self, ask: Ask, key: str) -> UnavailableError:
         """Make a claim while Redis hangs, until it is given up."""
-        with self.server.frozen():
-            with pytest.raises(UnavailableError) as info:
-                await ask(self.dedup, key)
+        with self.server.frozen(), pytest.raises(UnavailableError) as info:
+            await ask(self.dedup, key)
         return info.value
 
 
