@@ -122,8 +122,10 @@ class UndoList:
 
     async def _try(self) -> None:
         answered = await self._round()
+        while answered and self._due():
+            answered = await self._round()
         self._pause = _FIRST_PAUSE if answered else min(self._pause * _GROWTH, _LONGEST_PAUSE)
-        if answered and self._given_up and not self._due():
+        if answered and self._given_up:
             self._pause = _SECOND_LOOK
         self._task = None
         if self._given_up and not self._closed:
@@ -146,7 +148,10 @@ class UndoList:
             wire, owner = holding
             if isinstance(record, Stored) and is_held(record, owner, given_up.consumed):
                 held.append((holding, ReleaseOp(wire, owner, record.fence, consumed=given_up.consumed)))
-            elif not isinstance(record, UnavailableError):
+            elif isinstance(record, UnavailableError):
+                # To the end: where a store is made of parts, the others' turn must come.
+                self._given_up[holding] = self._given_up.pop(holding)
+            else:
                 self._nothing_found(holding, given_up)
         answers = await self._ask([release for _, release in held])
         for (holding, _), answer in zip(held, answers, strict=True):
@@ -162,15 +167,18 @@ class UndoList:
 
     async def _ask(self, ops: list[Op] | list[ReleaseOp] | list[ReadOp]) -> list[object]:
         """Return a reply for each; an operation that the store did not answer has UnavailableError."""
-        futures: list[asyncio.Future[Reply]] = []
-        for op in ops:
-            try:
-                futures.append(self._submit(op))
-            except DedupError:
-                break
-        replies = await asyncio.gather(*futures, return_exceptions=True)
-        rest = len(ops) - len(futures)
-        return [*replies, *[UnavailableError("not asked") for _ in range(rest)]]
+        futures = [self._asked(op) for op in ops]
+        return await asyncio.gather(*futures, return_exceptions=True)
+
+    def _asked(self, op: Op) -> asyncio.Future[Reply]:
+        try:
+            return self._submit(op)
+        except DedupError as error:  # of this key alone, where a store is made of parts
+            refused: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            refused.set_exception(
+                error if isinstance(error, UnavailableError) else UnavailableError("not asked")
+            )
+            return refused
 
 
 def is_held(record: Stored, owner: bytes, consumed: bool) -> bool:

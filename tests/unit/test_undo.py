@@ -1,0 +1,65 @@
+"""What was given up is undone part by part: a part of the store that is down holds up no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import UnavailableError, UsageError
+from fastdedup.errors import DedupError
+from fastdedup.events import Event
+from fastdedup.gate.undo import UndoList
+from fastdedup.protocol.operations import ClaimOp, Mode, Op, Reply, terms
+from fastdedup.protocol.owners import draw_owner
+from fastdedup.stores.memory import MemoryStore
+
+WaitUntil = Callable[..., Any]
+TERMS = terms(Mode.CLAIM, 60_000, 120_000, False)
+
+
+class Parts:
+    """A store of two parts; the one whose keys begin with `down` refuses."""
+
+    def __init__(self, fault: DedupError) -> None:
+        self.store = MemoryStore()
+        self.down = b"down"
+        self._fault = fault
+
+    def submit(self, op: Op) -> asyncio.Future[Reply]:
+        if self.down and op.wire.startswith(self.down):
+            raise self._fault
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        future.set_result(self.store.apply(op))
+        return future
+
+    def claimed(self, wire: bytes) -> ClaimOp:
+        op = ClaimOp(wire, TERMS, draw_owner(), None)
+        self.store.apply(op)
+        return op
+
+    def holds(self, wire: bytes) -> bool:
+        self.store.now()
+        entry = self.store.entry(wire)
+        return entry is not None and entry.state in "PW"
+
+
+@pytest.mark.parametrize("fault", [UnavailableError("down"), UsageError("closed")], ids=str)
+async def test_a_part_that_is_down_holds_up_no_other(wait_until: WaitUntil, fault: DedupError) -> None:
+    """Also where more was given up there than one round looks at."""
+    events: list[Event] = []
+    parts = Parts(fault)
+    undo = UndoList(parts.submit, events.append)
+    for number in range(600):
+        undo.add(parts.claimed(b"down:%d" % number))
+    undo.add(parts.claimed(b"up"))
+    await wait_until(lambda: not parts.holds(b"up"), description="the other part's is freed", deadline=2.0)
+    assert len(undo) == 600
+    parts.down = b""
+    undo.store_is_back()
+    await wait_until(lambda: not len(undo), description="all is freed")
+    assert not any(parts.holds(b"down:%d" % number) for number in range(600))
+    assert not events
+    await undo.finish(1.0)
