@@ -83,6 +83,7 @@ class ClaimList:
                 await self._wait_for_others(claims, gives_up)
             return [claim_of(self.namespace, claim, claim.answer, self.renew) for claim in claims]
         except BaseException:
+            self._done.cancel()  # what is still under way then has nobody to tell
             await asyncio.shield(self.namespace.connection.keep(self._give_back(claims)))
             raise
 

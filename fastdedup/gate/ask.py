@@ -133,6 +133,20 @@ class Ask:
         That holds for a claim or a transition that somebody still waits for. To settle, free or renew a claim twice
         is answered as the first time.
         """
+        try:
+            return self._witnessed(op, reply)
+        except Exception as fault:  # noqa: BLE001 -- its caller gets it; the engine has others to tell
+            if (
+                isinstance(op, ClaimOp)
+                and type(reply) is Verdict
+                and reply.outcome == "acquired"
+                and not op.named
+            ):
+                release = ReleaseOp(op.wire, op.owner, reply.fence, consumed=op.terms.consumes)
+                self._connection.keep(self.run(release))
+            return cast(Reply, fault)
+
+    def _witnessed(self, op: Op, reply: Reply) -> Reply:
         assert self._journal is not None
         self._journal.saw(op, reply)
         if op.verb not in _GRANTING or op.future.done() or not self._policy.holds(op.wire):
