@@ -1,4 +1,4 @@
--- Shared by every script: stores/redis/scripts.py puts this text in front of each of them.
+-- What every script shares: stores/redis/scripts.py puts this text in front of each script.
 --
 -- A record is one string. Bytes, counted from 1 as Lua does:
 --   1      format version                  10-15  deadline, ms since 1970: the lease's end while
@@ -7,8 +7,9 @@
 --   18     shape: 128 has a fingerprint, 64 is a token, the rest is the owner's length
 --          (0 stands for ten random bytes, the owner that the library draws itself)
 --   19-    owner, then the fingerprint (16 bytes, if any), then the payload
--- W is PROCESSING with somebody waiting: only such a record costs a PUBLISH when it is settled.
--- 44 bytes without payload at the most, Redis's limit for an embedded string.
+-- The states: Issued, in Process, in process and Watched, Succeeded, Failed, Released. W means that another
+-- claimant waits for the key: only such a record costs a PUBLISH when it is settled or released.
+-- Without payload a record has at most 44 bytes, Redis's limit for an embedded string.
 -- A machine's record: format version, M, 7 bytes of version, 10 bytes naming the last change, the state's name.
 --
 -- Every script takes two arguments before its own:
@@ -17,8 +18,8 @@
 --   ARGV[2]  limit, the bytes that a record may have; a larger value is never read into a script
 --
 -- A fresh fence is the server's time, or floor_us + 1 where that is later. So the fence of a key that expired or
--- was forgotten rises for all who have seen its last time, also after the server's clock was set back. A client
--- that has not seen it, and claims such a key before the clock has caught up, may still get a lower fence.
+-- was forgotten still rises, also after the server's clock was set back, for every client that has seen the key's
+-- last time. A client that has not seen that time may get a lower fence until the clock has caught up.
 -- Leases and expiry follow the server's clock alone.
 
 local VERSION = '\1'
@@ -31,8 +32,8 @@ local MAX_STATE = 64 -- bytes of a machine's state
 
 local byte, char, sub, find, floor = string.byte, string.char, string.sub, string.find, math.floor
 
--- TIME once a batch. A lease is counted from this millisecond's end and compared with its beginning, so that it
--- never ends before its full length.
+-- A batch reads TIME once. A lease starts at the end of this millisecond and is compared with the millisecond's
+-- beginning, so that a lease never ends before its full length.
 local time = redis.call('TIME')
 local now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now_ms = floor(now_us / 1000)
@@ -42,8 +43,8 @@ local f1, f2, f3, f4, f5, f6, f7 = byte(ARGV[1], 1, 7)
 local fresh_fence = (((((f1 * 256 + f2) * 256 + f3) * 256 + f4) * 256 + f5) * 256 + f6) * 256 + f7 + 1
 if fresh_fence < now_us then fresh_fence = now_us end
 
--- Big-endian, by arithmetic: `struct` and `bit` are not everywhere that fastdedup runs. 2, 6 or 7
--- bytes; written out, as a loop over a table costs several microseconds a call.
+-- Returns the number as 2, 6 or 7 bytes, big-endian. By arithmetic, because some servers have no `struct` and no
+-- `bit`. Without a loop, because a loop over a table costs several microseconds a call.
 local function pack(number, width)
   local low, rest = number % 65536, floor(number / 65536)
   local b1, b2 = low % 256, floor(low / 256)
@@ -62,7 +63,7 @@ local function unpack_number(text, first, last)
   return number
 end
 
--- Returns: index of the owner's last byte, has a fingerprint, is a token, owner's length code.
+-- Returns four values: the index of the owner's last byte, has a fingerprint, is a token, the owner's length code.
 local function shape(record)
   local code = byte(record, 18)
   local printed = code >= 128
@@ -72,12 +73,14 @@ local function shape(record)
   return 18 + (code == 0 and 10 or code), printed, token, code
 end
 
--- Refused (an ACL, no memory, a stale replica) says nothing of the value. A list or a hash is foreign.
+-- True where the server refused the command (an ACL, no memory, a stale replica): the value is then not known.
+-- False for WRONGTYPE: the value is a list or a hash, so it is foreign.
 local function refused(answer)
   return type(answer) == 'table' and not find(tostring(answer.err), 'WRONGTYPE', 1, true)
 end
 
--- True for UTF-8. Whole characters are replaced, not removed: what stands around one must not join.
+-- True for UTF-8. Each whole character is replaced by '.', not removed: the bytes around it must not join into
+-- another character.
 local function is_text(name)
   if not find(name, '[\128-\255]') then return true end
   for _, character in ipairs({
@@ -90,9 +93,9 @@ local function is_text(name)
   return not find(name, '[\128-\255]')
 end
 
--- Returns what a key holds; nil and FOREIGN where that is no record of ours. Whatever stands there, no number in
--- a record that passes is so large that raising it, or writing it again, fails.
--- `states`: the states that the caller can deal with.
+-- Returns the record; nil and FOREIGN where the value is not a record of fastdedup. Every number in a record that
+-- passes is small enough to be raised by 1 and written again.
+-- `states`: the states that the caller can handle.
 local function checked(record, states)
   if type(record) ~= 'string' or #record < 19 then return nil, FOREIGN end
   local version, state, fence, _, _, _, _, _, _, deadline, _, _, _, _, _, high, low = byte(record, 1, 17)
@@ -108,19 +111,20 @@ local function checked(record, states)
   return record
 end
 
--- Returns the record; false where there is none; nil and FOREIGN as `checked`; nil and TOO_LARGE.
+-- Returns the record; false where the key is absent; nil and FOREIGN as `checked`; nil and TOO_LARGE.
 local function read(key, states)
-  local record = redis.pcall('GETRANGE', key, '0', ARGV[2]) -- a byte more than the limit, if there is one
+  local record = redis.pcall('GETRANGE', key, '0', ARGV[2]) -- one byte more than the limit, of a larger value
   if record == '' then
     if redis.call('PTTL', key) == -2 then return false end
     return nil, FOREIGN
   end
-  if refused(record) then redis.call('GETRANGE', key, '0', '0') end -- raises it
+  if refused(record) then redis.call('GETRANGE', key, '0', '0') end -- raises the refusal
   if type(record) == 'string' and #record > tonumber(ARGV[2]) then return nil, TOO_LARGE end
   return checked(record, states)
 end
 
--- `proof` is 7 bytes of fence (zeros: any), then the owner with its length code.
+-- True where `proof` names the record's owner. `proof`: 7 bytes of fence (zeros match any fence), then the owner's
+-- length code and the owner.
 local function held_by(record, proof)
   local last, _, _, code = shape(record)
   local fence = sub(proof, 1, 7)
@@ -128,8 +132,8 @@ local function held_by(record, proof)
     and byte(proof, 8) == code and sub(proof, 9) == sub(record, 19, last)
 end
 
--- Waiters poll nothing: whoever frees or settles a watched record tells them. A refused PUBLISH
--- (an ACL without the channel) must not undo the settling, so it is a pcall.
+-- Tells the waiters of a watched record that it was freed or settled, so that they need not poll. A refused PUBLISH
+-- (an ACL without the channel) must not undo the settling, so this is a pcall.
 local function wake(record, key)
   if sub(record, 2, 2) == 'W' then redis.pcall('PUBLISH', CHANNEL, key) end
 end

@@ -1,14 +1,15 @@
--- Adopt each record that was made elsewhere, while this store was out of reach, unless a record that
--- outranks it stands there by now. A success outranks all but another success; else what stands does.
--- An owner and a fence together name one acquisition; the table is in fastdedup/fallback/adoption.py.
+-- Adopt each record that was made elsewhere while this store was out of reach, unless the key now holds a record
+-- that outranks the new one. A success outranks everything but another success; otherwise the present record
+-- outranks the new one. An owner and a fence together name one acquisition. The full table is in
+-- fastdedup/fallback/adoption.py.
 --
 -- KEYS[i]  a record's key
 -- ARGV     after floor_us and limit, four per key: keep_ms, left_ms (until the record's deadline), base (7 bytes
---          of fence and the owner field, of a machine its version and change, that this store last held as far
---          as known; '' where nothing is known), record
--- returns  {now_us, code, former, ...}: a pair for each key, `former` the record that stood there or '':
---          OK (adopted, nobody lost), OUTRANKED (ours is lost), OVERRULED (the former is), TOO_LARGE,
---          FOREIGN (also for a record that nobody can have made)
+--          of fence and the owner field that this store is last known to have held; of a machine its version and
+--          its change; '' where nothing is known), record
+-- returns  {now_us, code, former, ...}: a pair for each key, `former` the record that the key held before, or '':
+--          OK (adopted, no claim is lost), OUTRANKED (the new record is lost), OVERRULED (the former record is
+--          lost), TOO_LARGE, FOREIGN (also for a new record that fastdedup cannot have made)
 
 local reply = { now_us }
 local DAY = 86400000000 -- us by which another host's clock may be ahead
@@ -19,12 +20,12 @@ local function owner_of(record)
   return char(code) .. sub(record, 19, last)
 end
 
--- Seven bytes of fence and the owner, as `base` has them.
+-- Returns seven bytes of fence and the owner, in the form of `base`.
 local function holding(record)
   return sub(record, 3, 9) .. owner_of(record)
 end
 
--- A number: Lua compares strings by the server's locale.
+-- Returns a number, because Lua compares strings by the server's locale.
 local function fence_of(record)
   return unpack_number(record, 3, 9)
 end
@@ -40,20 +41,20 @@ local function is_live(record, ends)
   return (state == 'P' or state == 'W') and ends > now_ms
 end
 
--- A token that was consumed in one step, by an owner that the library drew. Nobody else has that owner,
+-- True for a token that was consumed in one step by an owner that the library drew. No other caller has that owner,
 -- so a use under another fence is the same use, whose reply was lost.
 local function is_consumed(record)
   local last, printed, token, code = shape(record)
   return token and code == 0 and sub(record, 2, 2) == 'S' and #record == last + (printed and 16 or 0)
 end
 
--- True where both records are of one acquisition, as far as can be told.
+-- True where both records are of one acquisition, as far as they show.
 local function is_same(ours, base, former)
   if holding(former) == holding(ours) then return true end
   if owner_of(former) ~= owner_of(ours) then return false end
   if is_settled(former) then return is_consumed(former) and is_consumed(ours) end
-  -- At work or idle under another fence: its owner's own claim, whose reply was lost. Unless this
-  -- store gave ours itself: then it has given the key away once more since.
+  -- The former record is not settled and has another fence: it is its owner's own claim, whose reply was lost.
+  -- But where this store itself had given our holding, it has given the key away once more since.
   return base ~= holding(ours)
 end
 
@@ -66,7 +67,7 @@ local function judge(ours, ends, base, former)
   end
   local success, same = sub(ours, 2, 2) == 'S', is_same(ours, base, former)
   if is_settled(former) then
-    if same then return OK, false end -- it was told the store as well, and the reply was lost
+    if same then return OK, false end -- the store was told of the settling as well, and its reply was lost
     if success and sub(former, 2, 2) == 'F' then return OVERRULED, true end
     return OUTRANKED, false
   end
@@ -77,14 +78,14 @@ local function judge(ours, ends, base, former)
     return matters and OUTRANKED or OK, false
   end
   if is_settled(ours) then return OK, true end
-  -- Nobody is at work here: the later owner stands, and the fence goes on rising.
+  -- No live owner holds the key: the later owner stands, and the fence goes on rising.
   if fence_of(ours) > fence_of(former) then return OK, true end
   return matters and OUTRANKED or OK, false
 end
 
 local function write(key, keep, ends, ours, former)
   local fence, machine = sub(ours, 3, 9), sub(ours, 2, 2) == 'M'
-  -- The fence says which acquisition a record is of, so it stays. Of a key that is free to claim it must not fall.
+  -- The fence names the record's acquisition, so it stays. But the fence of a key that is free to claim must not fall.
   local free = not (machine or is_settled(ours) or is_live(ours, ends))
   if former and free and fence_of(former) > fence_of(ours) then fence = sub(former, 3, 9) end
   local rest = machine and sub(ours, 10) or pack(ends, 6) .. sub(ours, 16)

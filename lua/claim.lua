@@ -1,7 +1,7 @@
--- Claim each key: the first claimant becomes its owner, everyone else learns how the key stands.
+-- Claim each key: the first claimant becomes its owner, every other claimant learns the key's state.
 --
 -- KEYS[i]  a record's key
--- ARGV     after floor_us and limit, runs, one for each stretch of keys with equal terms: count, lease_ms,
+-- ARGV     after floor_us and limit, runs, each for a stretch of keys with equal terms: count, lease_ms,
 --          keep_ms, mode, watch; then a tail per key: shape, owner and fingerprint as they stand in the record.
 --          mode: claim | redeem (only what was issued) | consume (redeem and succeed in one step)
 --          keep_ms: how long the record lives, the lease included
@@ -15,7 +15,7 @@ local function answer(i, code, record)
   reply[n + 1], reply[n + 2], reply[n + 3] = i, code, record
 end
 
--- The claimant's owner with the fingerprint and the token mark that the record already had.
+-- Returns the claimant's tail, with the fingerprint and the token mark that the record already had.
 local function adopt(tail, record)
   local last, printed, token = shape(record)
   local code = byte(tail, 1)
@@ -43,7 +43,7 @@ local function take(i, key, tail, record, terms)
   answer(i, TAKEN, record)
 end
 
--- The owner's lease starts anew, but never ends sooner than it would have.
+-- Gives the owner's own claim back. The lease starts anew, but never ends sooner than before.
 local function reenter(i, key, record, terms)
   if terms.ends > unpack_number(record, 10, 15) then
     record = sub(record, 1, 9) .. terms.deadline .. sub(record, 16)
@@ -54,11 +54,11 @@ local function reenter(i, key, record, terms)
 end
 
 local function judge(i, key, tail, record, terms)
-  -- Before all else, or a token whose first holder died would open to another subject.
+  -- Checked first: else a token whose first holder died would open to another subject.
   if differs(tail, record) then return answer(i, MISMATCH, record) end
   local state = sub(record, 2, 2)
   if state == 'S' then
-    -- The same owner consuming again lost the first reply: the token is still its own.
+    -- The same owner consumes again because its first reply was lost: the token is still its own.
     if terms.mode == 'consume' and same_owner(tail, record) then return answer(i, REENTERED, record) end
     return answer(i, SUCCEEDED, record)
   end
@@ -70,7 +70,7 @@ local function judge(i, key, tail, record, terms)
   answer(i, IN_PROGRESS, record)
 end
 
--- Returns whether anything stands there.
+-- Answers for a key that may be held. Returns true where the key holds a value.
 local function contend(i, key, tail, terms)
   local record, fault = read(key, CLAIMS)
   if record then
@@ -85,9 +85,9 @@ local function contend(i, key, tail, terms)
   return record ~= false
 end
 
--- Write first, read only on conflict: a fresh key costs one command and one string. Behind a conflict, read first:
--- duplicates come in crowds. Not SET with NX and GET, which Redis 7 has: it copies what stands there, whatever its
--- size, and 300 MB take it 2.5 s.
+-- Write first, read only on conflict: a fresh key costs one command and one string. After a conflict, read first:
+-- duplicates come in crowds. Not SET with NX and GET, which Redis 7 has: it copies the present value, whatever its
+-- size; 300 MB take 2.5 s.
 local KEYS, ARGV, call = KEYS, ARGV, redis.call
 local met = false
 

@@ -1,8 +1,8 @@
--- Remove each record, whoever owns it: administration, not part of a claim's life.
+-- Remove each record, without asking for its owner: administration, not part of a claim's life.
 --
 -- KEYS[i]  a record's key
--- ARGV     after floor_us and limit, none
--- returns  {now_us, code, ...}: one for each key: OK, ABSENT, FOREIGN, TOO_LARGE
+-- ARGV     after floor_us and limit, nothing
+-- returns  {now_us, code, ...}: a code for each key: OK, ABSENT, FOREIGN, TOO_LARGE
 
 local reply = { now_us }
 

@@ -16,7 +16,7 @@ while i <= #KEYS do
   for k = i, last do
     if not redis.call('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', ttl) then
       local record, fault = read(KEYS[k], CLAIMS)
-      -- The same issuer again: its reply was lost. Anything else under 128 random bits is not ours.
+      -- The same issuer issues again because its reply was lost. Any other value under 128 random bits is foreign.
       if not record or sub(record, 18) ~= ARGV[a] then
         reply[#reply + 1] = k
         reply[#reply + 1] = fault or FOREIGN

@@ -1,7 +1,7 @@
--- Read each record, changing nothing.
+-- Read each record. Nothing is changed.
 --
 -- KEYS[i]  a record's key
--- ARGV     after floor_us and limit, none
+-- ARGV     after floor_us and limit, nothing
 -- returns  {now_us, code, record, ttl_ms, ...}: a triple for each key: OK, ABSENT, FOREIGN, TOO_LARGE
 
 local reply = { now_us }

@@ -1,14 +1,14 @@
--- Release each key, for its present owner only: free to claim again, attempt and fence keep counting.
+-- Release each key, for its present owner only: the key is free to claim again, attempt and fence keep counting.
 --
 -- KEYS[i]  a record's key
 -- ARGV     after floor_us and limit, runs: count, consumed (1 or 0); then a proof (fence and owner) per key.
---          consumed: a token that its owner consumed in one step is issued again, too
+--          consumed: where 1, a token that its owner consumed in one step is also issued again
 -- returns  {now_us, i, code, ...}: a pair for each key that was not released: LOST, FOREIGN, TOO_LARGE
 
 local reply = { now_us }
 
--- Nothing happened under this key, so the next request may be another one: no fingerprint. A token is issued
--- again, and still bound to its subject.
+-- Returns the record as it stands after the release. The owner did nothing under this key, so the next request may
+-- differ: the fingerprint goes. A token is issued again and keeps its subject.
 local function freed(record)
   local last, _, token, code = shape(record)
   if token then return VERSION .. 'I' .. sub(record, 3, 9) .. pack(0, 6) .. sub(record, 16) end
@@ -17,7 +17,7 @@ end
 
 local function was_consumed(record)
   local last, printed, token = shape(record)
-  return token and #record == last + (printed and 16 or 0) -- with a payload it was redeemed and completed
+  return token and #record == last + (printed and 16 or 0) -- a token with a payload was redeemed and completed
 end
 
 local function release(key, proof, consumed)

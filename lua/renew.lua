@@ -11,7 +11,7 @@ local function renew(key, deadline, keep, proof)
   if record == nil then return fault end
   if not record or not held_by(record, proof) then return LOST end
   local state = sub(record, 2, 2)
-  -- A lease that ran out but that nobody took over is still the owner's.
+  -- Where the lease ran out and no other owner took the key over, the claim is still its owner's.
   if state ~= 'P' and state ~= 'W' then return LOST end
   redis.call('SETRANGE', key, 9, deadline)
   redis.call('PEXPIRE', key, keep)

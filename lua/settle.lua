@@ -1,4 +1,4 @@
--- Complete or fail each key, for its present owner only. Doing it again is answered as the first time.
+-- Complete or fail each key, for its present owner only. A repeated settling gets the answer of the first.
 --
 -- KEYS[i]  a record's key
 -- ARGV     after floor_us and limit, runs: count, state (S or F), keep_ms; then per key: proof (fence and owner), payload

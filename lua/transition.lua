@@ -1,4 +1,4 @@
--- Move each state machine to a state, if it stands where that is allowed.
+-- Move each state machine to a state, if its present state allows that.
 --
 -- KEYS[i]  a machine's key
 -- ARGV     after floor_us and limit, seven per key: keep_ms, change (10 bytes naming this call), version ('' for any), to,
@@ -19,11 +19,11 @@ local function transition(key, keep, change, expected, to, initial, sources, aga
   end
   if last == change then return OK, version, state end -- the reply to the first try was lost
   expected = tonumber(expected)
-  -- The record names its last change alone, so another change may hide ours. Ours would have been the
-  -- first change of all, or the one that follows the expected version; with none after that it would show.
+  -- The record names only its last change, so a later change may hide ours. Ours would have made version 1, or the
+  -- version after the expected one; at that version the record still names it.
   if again == '1' and version > (expected or 0) + 1 then return UNSURE, version, state end
   local behind = expected and version - expected or 0
-  -- One version on and in the wanted state: the same message, delivered again.
+  -- One version later and in the wanted state: the same message was delivered again.
   if state == to and (behind == 0 or behind == 1) then return ALREADY, version, state end
   if behind ~= 0 then return STALE, version, state end
   if not string.find(sources, '\n' .. state .. '\n', 1, true) then return ILLEGAL, version, state end

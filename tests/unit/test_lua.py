@@ -206,7 +206,7 @@ def test_transition_takes_the_arguments_that_its_header_counts() -> None:
 @pytest.mark.parametrize("name", ["read", "forget"])
 def test_a_script_without_arguments_says_so(name: str) -> None:
     """ARGV is empty, however many keys."""
-    assert Header.of(name).argv == "after floor_us and limit, none"
+    assert Header.of(name).argv == "after floor_us and limit, nothing"
     assert pack(name, [ReadOp(b"a"), ForgetOp(b"b")]) == []
     assert "ARGV" not in lua_source(name).split("returns")[1]
 
