@@ -137,5 +137,5 @@ def token_bytes(token: str) -> bytes:
         InvalidKeyError: not text.
     """
     if not isinstance(token, str):
-        raise InvalidKeyError(f"a token is text, not {type(token).__name__}")
+        raise InvalidKeyError(f"a token must be text, got {type(token).__name__}")
     return token[:_MAX_TEXT].encode(errors="backslashreplace")

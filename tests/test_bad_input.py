@@ -265,7 +265,7 @@ async def test_a_token_that_is_no_text_is_a_mistake(token: Any) -> None:
     """InvalidKeyError from consume and redeem."""
     async with Dedup() as dedup:
         for ask in (dedup.tokens.consume, dedup.tokens.redeem):
-            with pytest.raises(InvalidKeyError, match="a token is text"):
+            with pytest.raises(InvalidKeyError, match="a token must be text"):
                 await ask(token)
 
 

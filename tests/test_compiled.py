@@ -106,7 +106,7 @@ def test_it_looks_like_the_other(package: Path) -> None:
     assert Path(where).is_relative_to(package)
     assert acquired == "True"
     assert looks == "True True"
-    assert bytes_as_key == "InvalidKeyError: a key is text, not bytes; decode it, or use its hex()"
+    assert bytes_as_key == "InvalidKeyError: a key must be text, got bytes; decode it, or use its hex()"
     assert text_as_lease == "ConfigError: lease must be a number of seconds or a timedelta, got str"
 
 

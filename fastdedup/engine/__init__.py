@@ -1,1 +1,1 @@
-"""Batches: what waits, what is under way, and whether the store is asked at all."""
+"""Batches: the operations that wait, the batches under way, and the breaker that stops them in an outage."""

@@ -1,12 +1,12 @@
 """Gathers the concurrent operations of one event loop into batches: the main path of every claim.
 
-`submit` puts an operation into the lane of its verb; at the end of the loop's current turn `_flush`
-takes batches from the lanes in turn, while fewer than `max_in_flight` are under way. So a single call
-is sent at once, and under load a batch gathers what arrives while others are under way.
+`submit` puts an operation into the queue of its verb. At the end of the loop's current turn `_flush` takes
+batches from the queues in turn, while fewer than `max_in_flight` batches are under way. So a single call is sent
+at once, and under load a batch gathers the operations that arrive while other batches are under way.
 There is no timer and no task per operation: one timer serves all batches.
 
-Concurrent claims for one key with equal terms become one operation: the first leads, the others
-follow and are answered from its reply, as if they had come right behind it.
+Concurrent claims for one key with equal terms become one operation: the first claim leads, the others follow and
+are answered from its reply, as if they had arrived directly after it.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from .health import OnChange, StoreHealth
 from .queue import OperationQueue
 
 _GRACE = 0.05
-"""Seconds that a batch gets on top, once, where the loop was blocked: the replies may lie in the socket."""
+"""Further seconds that a batch gets, once, after the loop was blocked: its replies may lie in the socket unread."""
 _BLOCKED = 0.02
-"""Seconds by which the loop is late before that counts as blocked."""
+"""A loop that runs a timer this many seconds late counts as blocked."""
 _ONE_POLL = 0.001
-"""Seconds in which the loop looks at its sockets once more, before a batch is given up."""
+"""Seconds in which the loop reads its sockets once more, before a batch is given up."""
 
 _OPEN = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
 _CLAIM = Verb.CLAIM
 OnBatch = Callable[[int], None]
 OnGivenUp = Callable[[ClaimOp], None]
-"""Called with each claim that was sent and whose reply did not come: its record may hold the key for nobody."""
+"""Called with each claim that was sent and got no reply: its record may hold the key although no caller knows."""
 
 
 class Engine:
@@ -51,8 +51,8 @@ class Engine:
         max_batch: operations in a batch at most; a script blocks Redis for about 2 µs for each.
         max_bytes: bytes of results in a batch at most.
         max_in_flight: batches under way at once.
-        max_pending: operations waiting or under way; one more is refused with UnavailableError.
-        probe_wire: a store key that nobody uses, to ask by whether the store is back.
+        max_pending: operations that may wait or be under way; any further operation gets UnavailableError.
+        probe_wire: a store key without a record, to find out whether the store is back.
         on_breaker: called when the breaker has opened or closed.
         on_batch: called with the number of operations of each batch that starts.
         on_given_up: see `OnGivenUp`.
@@ -84,12 +84,12 @@ class Engine:
         self._on_batch = on_batch
         self._on_given_up = on_given_up
         self._health = StoreHealth(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
-        # Mutable: how much may be pending; 0 once closed and while the breaker is open, so that one comparison
-        # refuses all.
+        # Mutable: how many operations may be pending; 0 once closed and while the breaker is open, so that one
+        # comparison finds every reason to refuse.
         self._room = max_pending
         self._loop = asyncio.get_running_loop()
         self._thread_id = get_ident()
-        # Mutable: what waits; how much waits or is under way; the batches under way.
+        # Mutable: the waiting operations; how many wait or are under way; the batches under way; the timer.
         self._queue = OperationQueue(max_batch=max_batch, max_bytes=max_bytes, retire=self._retire)
         self._claims = self._queue.claims
         self._pending = 0
@@ -102,36 +102,36 @@ class Engine:
         self._excused_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
-        # Mutable: the claim that leads each key, and how many claims of a caller-chosen owner are open.
+        # Mutable: for each key the claim that leads; for each caller-chosen owner the number of its open claims.
         self._leaders: dict[bytes, ClaimOp] = {}
         self._named: Counter[tuple[bytes, bytes]] = Counter()
         self._in_child = InChild(self._leave_to_parent)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that all of this belongs to."""
+        """The event loop that this engine belongs to."""
         return self._loop
 
     @property
     def pending(self) -> int:
-        """Operations waiting or under way."""
+        """The number of operations that wait or are under way."""
         return self._pending
 
     @property
     def in_flight(self) -> int:
-        """Batches under way."""
+        """The number of batches under way."""
         return len(self._batches)
 
     @property
     def breaker(self) -> BreakerState:
-        """OPEN while the store does not answer and is asked by probes alone."""
+        """OPEN while the store does not answer; then only probes are sent to it."""
         return self._health.state
 
     def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
-        """Accept an operation; the future gets its reply. `future` as for `claim`.
+        """Accept an operation and return the future of its reply. `future` as for `claim`.
 
         Raises:
-            UnavailableError: too much is pending.
+            UnavailableError: the breaker is open, or `max_pending` operations are pending.
             UsageError: the engine is closed.
         """
         if self._pending >= self._room or get_ident() != self._thread_id:
@@ -139,15 +139,17 @@ class Engine:
         return self._enqueue(op, future)
 
     def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
-        """Accept a claim. One whose owner was drawn here is led by an equal one that is under way.
+        """Accept a claim and return the future of its reply; the main path of every claim.
 
-        `future`: what takes the reply; whatever has a future's done, set_result and set_exception.
+        Where the owner was drawn by the library and an equal claim is under way, this claim follows that claim.
+
+        `future`: takes the reply; any object with a future's done, set_result and set_exception.
         """
-        # Written out flat, as is `_deliver_claims`: each call that this path does not make is worth 2 % of a claim.
+        # Written without calls, as is `_deliver_claims`: each call on this path costs 2 % of a claim.
         if self._pending >= self._room or get_ident() != self._thread_id:
             self._refuse()
         if not self._flushing:
-            self._flush_soon()  # first: in another event loop it raises, and nothing may be left behind
+            self._flush_soon()  # first, because it raises in another event loop: then nothing must be changed yet
         taker: asyncio.Future[Reply] = self._loop.create_future() if future is None else future
         op.future = taker
         if op.named or not op.terms.shared:
@@ -161,7 +163,7 @@ class Engine:
         return taker
 
     def _claim_alone(self, op: ClaimOp) -> asyncio.Future[Reply]:
-        """Accept a claim that stands for itself: of a caller-chosen owner, or of a token."""
+        """Accept a claim that neither leads nor follows: it has a caller-chosen owner, or claims a token."""
         self._put(op)
         if op.named:
             self._count(op)
@@ -179,13 +181,13 @@ class Engine:
         return op.future
 
     def disown(self, op: ClaimOp) -> None:
-        """Release a claim whose caller was cancelled after the answer had come."""
+        """Release a claim whose caller was cancelled after the answer had arrived."""
         future = op.future
         if future.done() and not future.cancelled() and future.exception() is None:
             self._release_unwanted(op, future.result())
 
     async def drain(self) -> None:
-        """Refuse new operations and answer the accepted ones, for one deadline at most."""
+        """Refuse new operations and wait until the accepted operations are answered, for `timeout` at most."""
         self._closed = True
         self._room = 0
         await self._health.aclose()
@@ -198,7 +200,7 @@ class Engine:
             self._timer = None
 
     def _leave_to_parent(self) -> None:
-        """Refuse all in a forked child: what waits and what is under way belongs to the parent."""
+        """Refuse every operation in a forked child: the operations here belong to the parent."""
         self._room = self._thread_id = 0
 
     def _refuse(self) -> NoReturn:
@@ -209,7 +211,8 @@ class Engine:
         if self._health.state is _OPEN:
             raise self._health.error()
         raise UnavailableError(
-            f"{self._pending} operations are pending, which is the limit (max_pending): the store is too slow"
+            f"{self._pending} operations are pending, which is the limit (max_pending): the store is too slow "
+            "for this load; send less, or raise max_pending"
         )
 
     def _enqueue(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
@@ -226,7 +229,7 @@ class Engine:
         self._queue.put(op)
 
     def _flush_soon(self) -> None:
-        """Flush at the end of this turn of the loop; all that comes until then shares one look at the clock."""
+        """Flush at the end of this turn of the loop. All operations of this turn share one reading of the clock."""
         if asyncio.get_running_loop() is not self._loop:
             raise wrong_loop()
         self._flushing = True
@@ -237,13 +240,15 @@ class Engine:
 
     def _flush(self) -> None:
         if not self._thread_id:
-            return  # in a forked child that goes on in its parent's loop
+            return  # in a forked child that runs on in its parent's loop
         earliest = 0.0
         if self._flushing:
             self._flushing = False
             now = self._loop.time()
             if now - self._now > _BLOCKED:
-                earliest = now + _GRACE  # the loop was blocked since: what was accepted then leaves only now
+                earliest = (
+                    now + _GRACE
+                )  # the loop was blocked: operations from before the block are sent only now
         queue, claims = self._queue, self._claims
         while (claims or queue.others) and (free := self._max_in_flight - len(self._batches)) > 0:
             ops = queue.next_batch(free) if queue.others else queue.take_claims(free)
@@ -256,7 +261,7 @@ class Engine:
             self._drained.set_result(None)
 
     def _retire(self, op: ClaimOp) -> None:
-        """Drop a claim that was never sent; its first living follower leads."""
+        """Drop a claim that was never sent; its first follower with a waiting caller becomes the leader."""
         self._pending -= 1
         self._forget_claim(op)
         self._promote(op)
@@ -287,7 +292,7 @@ class Engine:
             begun = self._direct is not None and self._direct.begin(
                 batch.verb, batch.ops, partial(self._begun, batch)
             )
-        except Exception:  # noqa: BLE001 -- the task meets it again, and tells those who wait
+        except Exception:  # noqa: BLE001 -- the task gets the same error and gives it to the callers
             begun = False
         if not begun:
             self._run_as_task(batch)
@@ -308,12 +313,12 @@ class Engine:
         elif batch.expired:
             self._end(batch, self._too_late())
         else:
-            # The same operations again, the long way: each names its owner, so that is safe.
+            # Sends the same operations again by `execute`. This is safe, because each names its owner.
             self._run_as_task(batch)
 
     def _run_as_task(self, batch: Batch) -> None:
         batch.task = self._loop.create_task(self._execute(batch))
-        # Not by try and except inside: a task cancelled before its first step runs none of its code.
+        # Not by try and except inside: a task that is cancelled before its first step runs no code.
         batch.task.add_done_callback(partial(self._ran, batch))
 
     async def _execute(self, batch: Batch) -> Sequence[Reply]:
@@ -371,7 +376,7 @@ class Engine:
         for op, reply in zip(ops, replies, strict=True):
             leader = leaders.pop(op.wire, None)
             if leader is not op and leader is not None:
-                leaders[op.wire] = leader  # a claim beside the one that leads: of other terms, or named
+                leaders[op.wire] = leader  # `op` was sent beside the leader: it has other terms, or is named
             if op.followers is None and not op.future.done():
                 op.future.set_result(reply)
             else:
@@ -380,7 +385,7 @@ class Engine:
     def _fail_refused(
         self, ops: Sequence[ClaimOp], replies: Sequence[Reply]
     ) -> tuple[Sequence[ClaimOp], Sequence[Reply]]:
-        """Fail the claims of a batch that were refused alone; return the others, and their replies."""
+        """Fail the claims of a batch that the store refused; return the other claims, and their replies."""
         others: list[ClaimOp] = []
         for op, reply in zip(ops, replies, strict=True):
             if type(reply) is UnavailableError:
@@ -390,13 +395,13 @@ class Engine:
         return others, [reply for reply in replies if type(reply) is not UnavailableError]
 
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
-        """Deliver a claim that others follow, that has a witness, or whose caller is gone."""
+        """Deliver the reply to a claim that has followers, that has a witness, or whose caller was cancelled."""
         if not op.future.done():
             if op.witness is not None:
                 reply = op.witness(op, reply)
             op.take(reply)
         elif self._release_unwanted(op, reply):
-            # The release overtakes the others: one of these may be the first.
+            # The release overtakes the followers, so one of them may become the owner.
             self._promote(op)
         followers, op.followers = op.followers, None
         if not followers:
@@ -414,8 +419,8 @@ class Engine:
     def _count(self, op: ClaimOp) -> None:
         op.counted = True
         self._named[op.wire, op.owner] += 1
-        # Counted until its caller is about to resume: callbacks run in order, so of two claims that
-        # one batch answered, the first still sees the second here when it resumes to be cancelled.
+        # Counted until its caller is about to resume. Callbacks run in order: so where one batch answered two claims
+        # and the caller of the first is cancelled as it resumes, the second is still counted.
         op.future.add_done_callback(lambda _: self._uncount(op))
 
     def _uncount(self, op: ClaimOp) -> None:
@@ -426,9 +431,10 @@ class Engine:
             del self._named[name]
 
     def _release_unwanted(self, op: ClaimOp, reply: Reply) -> bool:
-        """Free a claim that was acquired for a caller who is gone; a consumed token is issued again.
+        """Release a claim that was acquired after its caller was cancelled; a consumed token is issued again.
 
-        Not where the same named owner holds it by an earlier claim, or has another under way.
+        Returns False, and releases nothing, where the same named owner holds the key by an earlier claim or has
+        another claim for it under way.
         """
         if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
             return False
@@ -440,14 +446,14 @@ class Engine:
         return True
 
     def _released(self, op: ClaimOp, future: asyncio.Future[Reply]) -> None:
-        """The release of an unwanted claim has ended: where it was not answered, it is still to be done."""
+        """Take note that the release of an unwanted claim has ended; without an answer the claim is given up."""
         unanswered = future.cancelled() or isinstance(future.exception(), UnavailableError)
         if unanswered and self._on_given_up is not None and self._thread_id:
             self._on_given_up(op)
 
     def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
         if sent and op.verb is _CLAIM and self._on_given_up is not None and self._thread_id:
-            self._on_given_up(cast(ClaimOp, op))  # before its caller hears of it, and may ask again
+            self._on_given_up(cast(ClaimOp, op))  # before the caller learns of it and may claim again
         if not op.future.done():
             op.fail(_copy(error))
         if op.verb is not _CLAIM:
@@ -460,7 +466,7 @@ class Engine:
             if not follower.future.done():
                 follower.fail(_copy(error))
 
-    # Deadlines: one timer for all that is under way or waits, set for the oldest of it
+    # Deadlines: one timer for all operations, set for the earliest deadline
 
     def _set_timer(self) -> None:
         due = [batch.deadline for batch in self._batches]
@@ -479,14 +485,14 @@ class Engine:
         blocked = now - self._due > _BLOCKED
         first = not self._excused_at
         if first or (blocked and now < self._excused_at + self._timeout):
-            # The replies may lie in the socket: it is looked at before anything is given up. Where the loop was
-            # blocked, by a callback of the user's, what was to be sent may not even have left.
+            # The replies may lie in the socket unread, so the loop reads it once before anything is given up. Where
+            # the loop was blocked, by a callback of the user's, the commands may not even have been sent.
             if first:
                 self._excused_at = now
             self._due = now + (_GRACE if blocked else _ONE_POLL)
             self._timer = self._loop.call_at(self._due, self._on_timer)
             return
-        # What has come due since then is excused in its turn.
+        # Operations that have come due since then get their own reading of the socket.
         before, self._excused_at = self._excused_at, 0.0
         for op in self._queue.overdue(before - self._timeout):
             self._pending -= 1
@@ -495,7 +501,7 @@ class Engine:
         self._flush()
 
     def _give_up(self, overdue: list[Batch]) -> None:
-        # Marked first: abandoning ends every batch under way, and those that have time left try again.
+        # Marked first: `abandon` ends every batch under way, and the batches that have time left are sent again.
         for batch in overdue:
             batch.expired = True
         if self._direct is not None and any(batch.task is None for batch in overdue):
@@ -507,7 +513,7 @@ class Engine:
     def _too_late(self) -> UnavailableError:
         return UnavailableError(f"the store gave no answer within {self._timeout:g} s")
 
-    # The breaker: while it is open everything is refused at once
+    # The breaker: while it is open every operation is refused at once
 
     def _breaker_changed(self, reason: str, lasted: float) -> None:
         closed = not reason
@@ -518,14 +524,14 @@ class Engine:
             self._on_breaker(reason, lasted)
 
     def _refuse_waiting(self) -> None:
-        """Refuse what waited for a batch when the breaker opened."""
+        """Refuse the operations that waited for a batch when the breaker opened."""
         for op in self._queue.overdue(inf):
             self._pending -= 1
             self._fail(op, self._health.error(), sent=False)
 
 
 class Batch:
-    """Operations of one verb on their way. `deadline` is that of the oldest, in the loop's time."""
+    """Operations of one verb that are sent together. `deadline` is the oldest operation's, in the loop's time."""
 
     __slots__ = ("deadline", "expired", "ops", "sent_at", "task", "verb")
 
@@ -540,7 +546,7 @@ class Batch:
 
 
 def wrong_loop() -> UsageError:
-    """The error for a call from another event loop or thread than the one that opened."""
+    """Return the error for a call from an event loop or thread that did not open this Dedup."""
     return UsageError(
         "this Dedup was opened in another event loop; open one Dedup in each loop, "
         "and settle a claim in the loop that made it"
@@ -550,16 +556,16 @@ def wrong_loop() -> UsageError:
 def is_first_hand(op: ClaimOp, reply: Verdict) -> bool:
     """True where this call acquired the key, also where its first reply was lost; else its owner held it before.
 
-    A fence is its server's time, so one that the server's clock had not reached when the call was sent is the call's
-    own. What this cannot tell apart is another process's claim of the same name that came in between.
+    A fence is its server's time, so a fence that the server's clock had not reached when the call was sent is the
+    call's own. A claim of another process under the same name, made in between, looks the same.
     """
     return reply.fresh or (hasattr(op, "floor_us") and reply.fence > op.floor_us)
 
 
 def behind(reply: Reply) -> Reply:
-    """What a claimant finds who comes right behind one that got `reply`.
+    """Return the reply for a claimant that arrives directly after a claimant that got `reply`.
 
-    Not `fresh`: the store has not heard of this claimant, so it will not tell it when the key is freed.
+    It is not `fresh`: the store does not know this claimant, so it does not tell it when the key is freed.
     """
     if isinstance(reply, Verdict) and reply.outcome is Outcome.ACQUIRED:
         return Verdict(
@@ -569,7 +575,7 @@ def behind(reply: Reply) -> Reply:
 
 
 def _copy(error: BaseException) -> BaseException:
-    """One instance for each waiter: a shared exception collects the tracebacks of all its raisers."""
+    """Return an instance of the error for one waiter: a shared exception would collect every waiter's traceback."""
     if isinstance(error, UnavailableError):
         return UnavailableError(*error.args, retry_after=error.retry_after)
     return error

@@ -1,4 +1,4 @@
-"""Runs one store's breaker: counts what fails, and while it is open looks whether the store is back."""
+"""Runs one store's breaker: counts the batches that fail, and probes the store while the breaker is open."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..tasks import stop
 from .breaker import Breaker
 
 OnChange = Callable[[str, float], None]
-"""Called with a reason and 0.0 when the breaker has opened, with "" and the seconds it was open when closed."""
+"""Called with a reason and 0.0 when the breaker opens; with "" and the seconds that it was open when it closes."""
 
 
 class StoreHealth:
-    """Says whether a store is to be asked; belongs to one event loop.
+    """Knows whether a store answers; belongs to one event loop.
 
     Args:
-        timeout: seconds that a probe has.
-        wire: a store key that nobody uses, to ask by.
+        timeout: seconds that a probe may take.
+        wire: a store key without a record, for the probes.
         on_change: see `OnChange`; called in the loop, must not raise.
     """
 
@@ -31,7 +31,7 @@ class StoreHealth:
         self._wire = wire
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
-        # Mutable: the decider; since when it is open, in the loop's time; the task that probes.
+        # Mutable: the breaker; since when it is open, in the loop's time; the task that probes, its timer.
         self._breaker = Breaker()
         self._opened_at = 0.0
         self._prober: asyncio.Task[None] | None = None
@@ -39,32 +39,32 @@ class StoreHealth:
 
     @property
     def state(self) -> BreakerState:
-        """CLOSED or OPEN."""
+        """The breaker's state: CLOSED or OPEN."""
         return self._breaker.state
 
     @property
     def troubled(self) -> bool:
-        """True where the last batches failed: then `answered` has something to do."""
+        """True where the last batch failed: then `answered` must be called after the next success."""
         return self._breaker.failed_in_a_row > 0
 
     def answered(self) -> None:
-        """A batch was answered."""
+        """Take note of a batch that was answered."""
         self._breaker.succeeded()
 
     def failed(self, error: UnavailableError) -> None:
-        """A batch was not answered."""
+        """Take note of a batch that was not answered."""
         if self._breaker.failed(str(error)):
             self._opened_at = self._loop.time()
             self._probe_later()
             self._on_change(self._breaker.reason, 0.0)
 
     def error(self) -> UnavailableError:
-        """The error for an operation that is not even tried."""
+        """Return the error for an operation that is refused because the breaker is open."""
         lasted = self._loop.time() - self._opened_at
         return UnavailableError(f"{self._breaker.reason} (breaker open: not asked for {lasted:.1f} s)")
 
     async def aclose(self) -> None:
-        """Probe no more."""
+        """Stop probing."""
         if self._alarm is not None:
             self._alarm.cancel()
         if self._prober is not None:
@@ -84,7 +84,7 @@ class StoreHealth:
             self._probe_later()
 
     async def _probe(self) -> str | None:
-        """Ask once; None where the store would take a write, else why not."""
+        """Probe once; return None where the store would take a write, otherwise the reason why it would not."""
         try:
             async with asyncio.timeout(self._timeout):
                 if isinstance(self._store, ProbedStore):
@@ -96,6 +96,6 @@ class StoreHealth:
             return f"the store gave no answer within {self._timeout:g} s"
         except UnavailableError as error:
             return str(error)
-        except Exception:  # noqa: BLE001 -- it answers, and this is no outage: who asks next shall meet it
+        except Exception:  # noqa: BLE001 -- the store answers, so this is no outage: the next caller gets the error
             return None
         return None

@@ -1,4 +1,4 @@
-"""An engine for each part of a store that is made of parts, such as a Cluster's nodes: they queue and fail apart."""
+"""An engine for each part of a store, such as the nodes of a Cluster: each part queues and fails by itself."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .engine import Engine, wrong_loop
 MakeEngine = Callable[[Store], Engine]
 
 _LOOK_EVERY = 1.0
-"""Seconds between two looks for parts that have gone, whose engines would probe for ever."""
+"""Seconds between two searches for parts that are gone: their engines would probe for ever."""
 
 
 class ShardedEngine:
-    """What `Engine` is for one store, for a `ShardedStore`: each operation goes to the engine of its key's part.
+    """The engine of a `ShardedStore`: each operation goes to the `Engine` of its key's part.
 
-    A node that hangs makes nobody wait but those who ask for its keys, and its breaker opens alone.
+    A part that hangs delays only the operations on its own keys, and its breaker opens alone.
     """
 
     def __init__(self, store: ShardedStore, make_engine: MakeEngine) -> None:
         self._store = store
         self._make_engine = make_engine
         self._loop = asyncio.get_running_loop()
-        # Mutable: the engines of the parts that exist; those of parts that have gone, until they are drained.
+        # Mutable: the engines of the parts that exist; the draining of the engines whose parts are gone.
         self._engines: dict[Store, Engine] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._look: asyncio.TimerHandle | None = None
@@ -37,22 +37,22 @@ class ShardedEngine:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that all of this belongs to."""
+        """The event loop that this engine belongs to."""
         return self._loop
 
     @property
     def pending(self) -> int:
-        """Operations waiting or under way."""
+        """The number of operations that wait or are under way."""
         return sum(engine.pending for engine in self._engines.values())
 
     @property
     def in_flight(self) -> int:
-        """Batches under way."""
+        """The number of batches under way."""
         return sum(engine.in_flight for engine in self._engines.values())
 
     @property
     def breaker(self) -> BreakerState:
-        """OPEN where no part answers, PARTLY_OPEN where some do not."""
+        """OPEN where no part answers, PARTLY_OPEN where only some parts answer."""
         shards = self._store.shards()
         return together(
             self._engines[shard].breaker if shard in self._engines else BreakerState.CLOSED
@@ -60,22 +60,22 @@ class ShardedEngine:
         )
 
     def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
-        """As `Engine.submit`; UnavailableError also where no part is known to hold the key."""
+        """Accept an operation, as `Engine.submit` does. UnavailableError also if no part is known to hold the key."""
         return self._engine(op.wire).submit(op, future)
 
     def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
-        """As `Engine.claim`."""
+        """Accept a claim, as `Engine.claim` does."""
         return self._engine(op.wire).claim(op, future)
 
     def disown(self, op: ClaimOp) -> None:
-        """As `Engine.disown`. Not for a claim that was never accepted, or whose part is out of reach by now."""
+        """Release a claim, as `Engine.disown` does. Does nothing where it was never accepted or its part is gone."""
         if hasattr(op, "future"):
-            # Never raises: its caller is being cancelled, and shall be. Then the lease ends by itself.
+            # Never raises, because the caller's cancellation must go on. Without a release the lease ends by itself.
             with contextlib.suppress(DedupError):
                 self._engine(op.wire).disown(op)
 
     async def drain(self) -> None:
-        """As `Engine.drain`, all at once."""
+        """Drain the engines of all parts at once, as `Engine.drain` does."""
         self._closed = True
         if self._look is not None:
             self._look.cancel()
@@ -103,7 +103,7 @@ class ShardedEngine:
         self._look = self._loop.call_later(_LOOK_EVERY, self._look_around)
 
     def _let_go(self) -> None:
-        """Close the engines of parts that have gone. What they hold is answered first, as by any drain."""
+        """Close the engines whose parts are gone. Their accepted operations are answered first."""
         present = set(self._store.shards())
         for shard in [shard for shard in self._engines if shard not in present]:
             task = self._loop.create_task(self._engines.pop(shard).drain(), name="fastdedup-drain")
@@ -112,6 +112,6 @@ class ShardedEngine:
 
 
 def together(states: Iterable[BreakerState]) -> BreakerState:
-    """Return the state of a whole from those of its parts; a whole without parts does not answer."""
+    """Return the state of a whole store from the states of its parts; OPEN where there are no parts."""
     found = set(states) or {BreakerState.OPEN}
     return found.pop() if len(found) == 1 else BreakerState.PARTLY_OPEN

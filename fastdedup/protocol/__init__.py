@@ -1,1 +1,1 @@
-"""What a store is asked and what it answers, and how keys and owners look on the way."""
+"""The operations that a store executes, its replies, and the form of keys and owners on the way."""

@@ -1,4 +1,4 @@
-"""What the store sees of a key: its namespace, what it is for, and the key or a digest of it."""
+"""A key's form in the store: its namespace, its kind, and the key or a digest of the key."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ..errors import InvalidKeyError
 
 MAX_KEY_BYTES = 1024
 READABLE_BYTES = 40
-"""A key up to this size is stored as it is: UUIDs and most business keys can be read in redis-cli, and cost
-no hash. A longer one is stored as a 16-byte digest."""
+"""A key up to this size is stored unchanged: UUIDs and most business keys can be read in redis-cli, and cost
+no hash. A longer key is stored as a 16-byte digest."""
 
 
 class Kind(Enum):
-    """What a key is for; keys of different kinds never meet. Two marks: readable, digested.
+    """The purpose of a key; keys of different kinds never meet. The two marks: of a readable key, of a digest.
 
-    A namespace holds none of these characters, so no two (namespace, kind, key) share a store key.
+    A namespace cannot contain these characters, so two different (namespace, kind, key) never share a store key.
     """
 
     CLAIM = (b"=", b"#")
@@ -32,7 +32,7 @@ _READABLE_MARKS = {kind.value[0] for kind in Kind}
 
 
 class Keyspace:
-    """Turns the keys of one namespace and kind into store keys: `shop:=order:7`, or a digest where long."""
+    """Turns the keys of one namespace and kind into store keys: `shop:=order:7`, or a digest of a long key."""
 
     __slots__ = ("_digested", "_plain", "_readable")
 
@@ -46,26 +46,24 @@ class Keyspace:
         """Return the store key of `key`.
 
         Raises:
-            InvalidKeyError: not text, empty, over 1024 bytes of UTF-8, or with lone surrogates.
+            InvalidKeyError: the key is not text, is empty, has over 1024 bytes of UTF-8 or a lone surrogate.
         """
         if not isinstance(key, str):
             raise _not_text("key", key)
         try:
             data = key.encode()
         except UnicodeEncodeError as error:
-            raise InvalidKeyError(f"a key must be text that UTF-8 can hold: {error.reason}") from None
+            raise InvalidKeyError(f"a key must be text that UTF-8 can encode: {error.reason}") from None
         if 0 < len(data) <= self._readable:
-            return self._plain + data  # as `wire_of` does; a call less for nearly every key
+            return self._plain + data  # the same as `wire_of`; saves a call for nearly every key
         return self.wire_of(data)
 
     def wire_of(self, data: bytes) -> bytes:
-        """Return the store key of a key's UTF-8. Raises as `wire`; that it is UTF-8 is the caller's to see to."""
+        """Return the store key of a key's UTF-8, which the caller has checked. Raises the errors of `wire`."""
         size = len(data)
         if size > self._readable:
             if size > MAX_KEY_BYTES:
-                raise InvalidKeyError(
-                    f"a key takes at most {MAX_KEY_BYTES} bytes of UTF-8, this one has {size}"
-                )
+                raise InvalidKeyError(f"a key must have at most {MAX_KEY_BYTES} bytes of UTF-8, got {size}")
             return self._digested + blake2b(data, digest_size=16).digest()
         if not size:
             raise InvalidKeyError("the key is empty: it would make every request a duplicate of the first")
@@ -77,7 +75,7 @@ class Keyspace:
 
 
 def names_of(wire: bytes) -> tuple[str, str]:
-    """Return the namespace and the key that a store key stands for; of a long key or a token its digest."""
+    """Return the namespace and the key of a store key; for a long key or a token the digest."""
     found = _WIRE.fullmatch(wire)
     if found is None:
         return "", wire.decode(errors="replace")
@@ -87,4 +85,4 @@ def names_of(wire: bytes) -> tuple[str, str]:
 
 def _not_text(what: str, value: object) -> InvalidKeyError:
     hint = "; decode it, or use its hex()" if isinstance(value, bytes | bytearray | memoryview) else ""
-    return InvalidKeyError(f"a {what} is text, not {type(value).__name__}{hint}")
+    return InvalidKeyError(f"a {what} must be text, got {type(value).__name__}{hint}")

@@ -1,6 +1,6 @@
-"""What a store is asked and what it answers: the operations of each verb, and their replies.
+"""The operations that a store executes, one class for each verb, and their replies.
 
-Times are milliseconds, keys and owners are bytes, so that a store can hand them on as they are.
+Times are milliseconds, keys and owners are bytes, so that a store can send them unchanged.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..model import Outcome
 
 
 class Code(IntEnum):
-    """What a script answers for one key. `lua/_record.lua` mirrors these numbers; a test compares."""
+    """A script's answer for one key. `lua/_record.lua` has the same numbers; a test compares the two."""
 
     OK = 0
     REENTERED = 1
@@ -40,7 +40,7 @@ class Code(IntEnum):
 
 
 class Verb(StrEnum):
-    """The atomic verbs: one Lua file, one operation class, one method of the memory store each."""
+    """The atomic verbs: each has one Lua file, one operation class and one method of the memory store."""
 
     CLAIM = "claim"
     SETTLE = "settle"
@@ -54,17 +54,17 @@ class Verb(StrEnum):
 
 
 class Mode(StrEnum):
-    """How a key is claimed."""
+    """The ways to claim a key."""
 
     CLAIM = "claim"
     REDEEM = "redeem"
-    """Only a key that was issued."""
+    """Claim only a key that was issued."""
     CONSUME = "consume"
-    """Redeem and succeed in one step."""
+    """Redeem a key and record its success in one step."""
 
 
 class Terms:
-    """What claims have in common, so that a batch states it once. Compared by identity: use `terms()`."""
+    """The settings that claims share; a batch states them once. Compared by identity: make them with `terms()`."""
 
     __slots__ = ("consumes", "header", "keep_ms", "lease_ms", "mode", "shared", "watch")
 
@@ -72,13 +72,13 @@ class Terms:
         self.mode = mode
         self.lease_ms = lease_ms
         self.keep_ms = keep_ms
-        """How long the record lives, the lease included: then a takeover still counts attempts."""
+        """How long the record lives: longer than the lease, so that a takeover counts attempts."""
         self.watch = watch
-        """The claimant will wait: whoever frees or settles the key must tell."""
-        # Looked up once here: an enum's member costs 50 ns to name, several times a claim.
+        """The claimant waits: the operation that frees or settles the key must publish that."""
+        # Looked up once here: naming an enum's member costs 50 ns, and a claim would do so several times.
         self.consumes = mode is Mode.CONSUME
         self.shared = mode is Mode.CLAIM
-        """Equal concurrent claims may travel as one; each use of a token must be judged by itself."""
+        """Equal concurrent claims may share one operation; each use of a token needs an answer of its own."""
         self.header = (str(lease_ms), str(keep_ms), mode.value, "1" if watch else "0")
 
 
@@ -86,29 +86,29 @@ terms = lru_cache(maxsize=4096)(Terms)
 
 
 class Op:
-    """One operation on one key. `future` is the engine's; a store leaves it alone."""
+    """One operation on one key. Only the engine uses `future`; a store never touches it."""
 
     verb: ClassVar[Verb]
     __slots__ = ("at", "future", "wire", "witness")
 
     wire: bytes
     at: float
-    """When the engine accepted it, in the loop's time."""
+    """When the engine accepted the operation, in the loop's time."""
     future: asyncio.Future[Any]
     witness: Callable[[Op, Reply], Reply] | None
-    """Called with the store's reply before anything else can happen; may change it. Of a claim it is set only where
-    `followers` is a list, as the claim's path does not look for it."""
+    """Called with the store's reply before the caller goes on; may change the reply. A claim has a witness only where
+    `followers` is a list, because the claim's path does not look for witnesses."""
 
     def let_witness(self, witness: Callable[[Op, Reply], Reply]) -> None:
-        """Have the engine call `witness` when the store has answered, before the caller goes on."""
+        """Let the engine call `witness` once the store has answered, before the caller goes on."""
         self.witness = witness
 
     def take(self, reply: Reply) -> None:
-        """Hand the reply to whoever waits for this operation."""
+        """Give the reply to the caller of this operation."""
         self.future.set_result(reply)
 
     def fail(self, error: BaseException) -> None:
-        """Hand an error to whoever waits for this operation."""
+        """Give an error to the caller of this operation."""
         self.future.set_exception(error)
 
     @property
@@ -124,9 +124,9 @@ class ClaimOp(Op):
     __slots__ = ("counted", "fingerprint", "floor_us", "followers", "key", "named", "owner", "tail", "terms")
 
     key: str
-    """What the caller calls it."""
+    """The key as the caller wrote it."""
     floor_us: float
-    """The engine's, of a caller-chosen owner: what the server's clock had not passed when the claim was sent."""
+    """Set by the engine for a caller-chosen owner: a time that the server had not passed when the claim was sent."""
 
     def __init__(self, wire: bytes, terms: Terms, owner: bytes, fingerprint: bytes | None) -> None:
         self.wire = wire
@@ -134,15 +134,16 @@ class ClaimOp(Op):
         self.owner = owner
         self.fingerprint = fingerprint
         self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
-        # The engine's: claims that this one leads; is the owner the caller's own, and counted as such.
+        # For the engine: the claims that follow this claim; whether the caller chose the owner; whether the engine
+        # counts this claim among those of such an owner.
         self.followers: list[ClaimOp] | None = None
         self.named = False
         self.counted = False
 
     def let_witness(self, witness: Callable[[Op, Reply], Reply]) -> None:
-        """As `Op.let_witness`."""
+        """Let the engine call `witness`, as `Op.let_witness` does."""
         self.witness = witness
-        self.followers = []  # so that the engine takes the way on which it looks closer
+        self.followers = []  # not None, so that the engine delivers the reply by `_claim_done`, which calls witnesses
 
 
 class SettleOp(Op):
@@ -162,16 +163,16 @@ class SettleOp(Op):
         self.keep_ms = keep_ms
         self.payload = payload
         self.unsure = False
-        """It was sent and got no reply: it may have settled the key, and its record have expired since."""
+        """True where it was sent and got no reply: it may have settled the key, and the record may have expired."""
 
     @property
     def weight(self) -> int:
-        """The payload's size."""
+        """The size of the payload in bytes."""
         return len(self.payload)
 
 
 class ReleaseOp(Op):
-    """Free a claim. `consumed`: also a token that this owner consumed in one step; it is issued again."""
+    """Free a claim. `consumed`: a token that this owner consumed in one step is also freed: it is issued again."""
 
     verb = Verb.RELEASE
     __slots__ = ("consumed", "fence", "owner", "unsure")
@@ -183,7 +184,7 @@ class ReleaseOp(Op):
         self.fence = fence
         self.consumed = consumed
         self.unsure = False
-        """It was sent and got no reply: then it may have freed the key, and another owner may have it."""
+        """True where it was sent and got no reply: it may have freed the key, and another owner may hold the key."""
 
 
 class RenewOp(Op):
@@ -241,9 +242,9 @@ class TransitionOp(Op):
         self.change = change
         self.keep_ms = keep_ms
         self.unsure = False
-        """It was sent before and got no reply: it may have moved the machine, and another call have moved it on.
+        """True where it was sent and got no reply: it may have moved the machine, and other calls may have since.
 
-        Then it acts only where the record proves that it did not act before; else the answer is UNSURE.
+        Then it acts only where the record proves that it did not act before; otherwise the answer is UNSURE.
         """
 
 
@@ -259,7 +260,7 @@ class ReadOp(Op):
 
 
 class ForgetOp(Op):
-    """Remove a record, whoever owns it."""
+    """Remove a record, without asking for its owner."""
 
     verb = Verb.FORGET
     __slots__ = ()
@@ -270,9 +271,9 @@ class ForgetOp(Op):
 
 
 class Holding(NamedTuple):
-    """One acquisition of a key: an owner may hold a key twice, and then under two fences.
+    """One acquisition of a key: an owner that acquires a key twice gets two fences.
 
-    Of a state machine the owner is the last change, and the fence is the version.
+    For a state machine the owner is the last change, and the fence is the version.
     """
 
     owner: bytes
@@ -280,7 +281,7 @@ class Holding(NamedTuple):
 
 
 class AdoptOp(Op):
-    """Put a record that was made elsewhere, during an outage, where it belongs."""
+    """Write a record that was made elsewhere during an outage, unless the store's own record outranks it."""
 
     verb = Verb.ADOPT
     __slots__ = ("base", "record")
@@ -290,32 +291,32 @@ class AdoptOp(Op):
         self.witness = None
         self.record = record
         self.base = base
-        """The holding that the store last had, as far as known: it gives way."""
+        """The last holding that the store is known to have had: the new record replaces it."""
 
     @property
     def weight(self) -> int:
-        """The payload's size."""
+        """The size of the payload in bytes."""
         return len(self.record.payload)
 
 
 def mark_unsure(ops: Iterable[Op]) -> None:
-    """Note that operations were sent and have no reply: to send them again must not act twice."""
+    """Mark operations that were sent and got no reply, so that sending them again does not act twice."""
     for op in ops:
         if isinstance(op, ReleaseOp | SettleOp | TransitionOp):
             op.unsure = True
 
 
 def with_fingerprint(owner: bytes, fingerprint: bytes) -> bytes:
-    """Join an owner field and a fingerprint as they stand in a record."""
+    """Join an owner field and a fingerprint in the form that a record has."""
     return bytes((owner[0] | 128,)) + owner[1:] + fingerprint
 
 
 class Verdict:
-    """The answer to one claim. One object may answer many claims of a batch: never mutated.
+    """The answer to one claim. Never mutated, because one object may answer many claims of a batch.
 
-    `left_ms` is the time until the state ends: of the lease, or of the settled record.
-    `fresh` is False where the same owner only got its own claim back, and on what the engine
-    answered from another claim's reply.
+    `left_ms` is the time until the lease or the settled record ends.
+    `fresh` is False where the same owner got its own claim back, and where the engine answered from
+    another claim's reply.
     """
 
     __slots__ = ("attempt", "degraded", "fence", "fresh", "left_ms", "outcome", "payload", "short", "value")
@@ -337,11 +338,11 @@ class Verdict:
         self.left_ms = left_ms
         self.payload = payload
         self.value: Any = None
-        """The payload decoded, where that is done and can be shared."""
+        """The decoded payload, where it is decoded already and can be shared."""
         self.fresh = fresh
         self.degraded = degraded
         self.short = False
-        """Acquired, and too few replicas confirmed it (`replicas=`); set by the store before it answers."""
+        """True where too few replicas confirmed the acquisition (`replicas=`); set by the store before it answers."""
 
 
 class Moved:
@@ -358,10 +359,10 @@ class Moved:
 
 
 class Adopted:
-    """The answer to one adoption, and whose record stands there now.
+    """The answer to one adoption; names the record that the key held before.
 
-    `code`: OK (ours, and nobody lost), OUTRANKED (another's stands, ours is lost), OVERRULED (ours
-    stands, another's is lost), FOREIGN.
+    `code`: OK (adopted, no claim is lost), OUTRANKED (the former record stays, the new record is lost),
+    OVERRULED (the new record stands, the former record is lost), FOREIGN.
     """
 
     __slots__ = ("code", "fence", "owner", "settled")
@@ -369,14 +370,14 @@ class Adopted:
     def __init__(self, code: Code, owner: bytes, fence: int, *, settled: bool = False) -> None:
         self.code = code
         self.owner = owner
-        """The owner field of the record that stood there; empty where there was no record."""
+        """The owner field of the former record; empty where the key held no record."""
         self.fence = fence
         self.settled = settled
-        """The record that stood there was a success or a failure."""
+        """True where the former record was a success or a failure."""
 
 
 class Stored:
-    """A record as a store holds it. `state` is a letter: I P W S F R, or M for a machine (see `lua/`)."""
+    """A record in a store. `state` is a letter: I P W S F R, or M for a machine (see `lua/_record.lua`)."""
 
     __slots__ = ("attempt", "fence", "fingerprint", "left_ms", "owner", "payload", "state", "token", "ttl_ms")
 
@@ -407,7 +408,7 @@ class Stored:
 Reply = (
     Verdict | Moved | Stored | Adopted | Code | UnavailableError | ResultTooLargeError | ForeignRecordError
 )
-"""Claim: Verdict, or FOREIGN. Transition: Moved. Read: Stored, ABSENT or FOREIGN. Adopt: Adopted. All others: Code.
-Any: UnavailableError, where one operation of a batch is refused alone. UNCONFIRMED is OK that too few
-replicas confirmed. ResultTooLargeError: a store with a limit of its own refuses a result. ForeignRecordError: the
-key holds a value that is larger than the store's limit for a record; `Code.TOO_LARGE` is a script's word alone."""
+"""A claim gets a Verdict or FOREIGN; a transition Moved; a read Stored, ABSENT or FOREIGN; an adoption Adopted;
+every other operation a Code. UNCONFIRMED means OK, but too few replicas confirmed the change. Any operation may
+get UnavailableError (it alone was refused), ResultTooLargeError (the result is over the store's own limit) or
+ForeignRecordError (the key's value is over the store's limit for a record; scripts say TOO_LARGE)."""

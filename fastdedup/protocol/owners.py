@@ -1,8 +1,8 @@
-"""Who holds a claim: an owner is either text of the caller's, or ten random bytes drawn here.
+"""The owners of claims: an owner is either text that the caller chose, or ten random bytes drawn here.
 
-Inside the library an owner is a *field*, as it stands in a record: a length byte, then the bytes.
-Length 0 stands for ten random bytes, whose text is 20 hexadecimal digits; so an owner that went
-out as text and came back (through an HTTP client, say) is again the same field.
+Inside the library an owner is a *field*, in the form that a record has: a length byte, then the bytes.
+Length 0 stands for ten random bytes, whose text is 20 hexadecimal digits. So an owner that went
+out as text and came back (for example through an HTTP client) becomes the same field again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import InvalidKeyError
 
 RANDOM_BYTES = 10
-"""80 bits: owners only have to differ among the claimants of one key."""
+"""80 bits are enough: owners need to differ only among the claimants of one key."""
 MAX_OWNER_BYTES = 63
 _DRAWN = re.compile(r"[0-9a-f]{20}")
 _POOL_SIZE = 512
@@ -35,12 +35,12 @@ def _draw_many() -> list[bytes]:
     return _fields
 
 
-# One system call for many: urandom costs as much as the rest of a claim. A chain, as it hands out the next field
-# without a Python call.
+# One system call draws many, because a call of urandom costs as much as the rest of a claim. A chain, because it
+# returns the next field without a Python call.
 draw_owner: Callable[[], bytes] = chain.from_iterable(iter(_draw_many, None)).__next__
 """Return a fresh owner field."""
 
-# A forked child inherits the fields that are left; two processes must never share an owner.
+# A forked child inherits the unused fields; two processes must never share an owner.
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
     os.register_at_fork(after_in_child=_fields.clear)
 
@@ -49,19 +49,17 @@ def owner_field(owner: Any) -> bytes:
     """Turn an owner's text into its field.
 
     Raises:
-        InvalidKeyError: not text, empty, or more than 63 bytes of UTF-8.
+        InvalidKeyError: the owner is not text, is empty, or has more than 63 bytes of UTF-8.
     """
     if not isinstance(owner, str):
-        raise InvalidKeyError(f"an owner is text, not {type(owner).__name__}")
+        raise InvalidKeyError(f"an owner must be text, got {type(owner).__name__}")
     if _DRAWN.fullmatch(owner):
         return b"\0" + bytes.fromhex(owner)
     data = owner.encode(errors="ignore")
-    if data.decode() != owner:  # Python's own error would hold the owner
-        raise InvalidKeyError("an owner must be text that UTF-8 can hold, and this one has a lone surrogate")
+    if data.decode() != owner:  # the message of Python's own error would contain the owner
+        raise InvalidKeyError("an owner must be text that UTF-8 can encode, got a lone surrogate")
     if not 0 < len(data) <= MAX_OWNER_BYTES:
-        raise InvalidKeyError(
-            f"an owner takes 1 to {MAX_OWNER_BYTES} bytes of UTF-8, this one has {len(data)}"
-        )
+        raise InvalidKeyError(f"an owner must have 1 to {MAX_OWNER_BYTES} bytes of UTF-8, got {len(data)}")
     return bytes((len(data),)) + data
 
 

@@ -1,7 +1,7 @@
-"""The store protocol: what a backend guarantees. What it is asked and what it answers is in `ops.py`.
+"""The store protocol: the guarantees of a backend. Its operations and replies are in `protocol/operations.py`.
 
-A store executes *batches of independent operations of one verb*. Nothing here waits, retries,
-decodes results or knows policies: that is the gateway's work.
+A store executes *batches of independent operations of one verb*. A store does not wait for keys, decode results or
+know policies: that is the work of the gate above it.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ class Store(Protocol):
     2.  The same owner claiming again gets its own claim back: same fence, same attempt.
     3.  Another owner finds IN_PROGRESS with the time that the lease has left.
     4.  When the lease has ended the next claimant acquires the key: attempt + 1, a higher fence.
-    5.  Settling, releasing and renewing act for the present owner alone; a stale one changes nothing.
-    6.  Settling, releasing and issuing again, after a lost reply, is answered as the first time.
+    5.  Settling, releasing and renewing act for the present owner alone; a stale owner changes nothing.
+    6.  Settling, releasing and issuing again, after a lost reply, get the same answer as the first time.
     7.  A settled record answers every claimant with the first payload until it expires.
     8.  A released key is free: attempt + 1, a higher fence, any fingerprint.
     9.  Two different fingerprints on one key are a MISMATCH in every state.
-    10. A token is acquired once, only if issued, only by its subject.
+    10. A token is acquired once, only if it was issued, only by its subject.
     11. A transition is one atomic step and moves only along the definition.
     12. Every record expires by itself.
-    13. The operations of a batch are independent: one bad key fails alone.
-    14. Whoever frees or settles a watched key tells the listener.
-    15. A record made elsewhere is adopted, unless one that outranks it stands there: then both are named.
+    13. The operations of a batch are independent: a bad key fails alone.
+    14. When a watched key is freed or settled, the listener is told.
+    15. A record made elsewhere is adopted, unless the key holds a record that outranks it: then both are named.
 
-    A store raises UnavailableError, and nothing else, where it cannot answer.
+    Where a store cannot answer it raises UnavailableError, and no other error.
     """
 
     async def open(self) -> None:
-        """Check that the settings can work. Not an error: a backend that is down just now.
+        """Check that the settings can work. A backend that is down at present is not an error.
 
         Raises:
-            ConfigError: the backend is there and cannot be used: too old, wrong password.
+            ConfigError: the backend answers but cannot be used, for example: too old, wrong password.
         """
         ...
 
     async def aclose(self) -> None:
-        """Let go of everything. Also fine when never opened."""
+        """Close all connections. May also be called on a store that was never opened."""
         ...
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Execute operations of one verb; the replies stand in the order of the operations.
+        """Execute operations of one verb; the replies have the order of the operations.
 
-        Cancelled at the engine's deadline; what was sent by then may have taken effect.
+        Cancelled at the engine's deadline; operations that were sent before it may have taken effect.
         """
         ...
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """From the return on, call `on_freed(wire)` for each watched key that is freed or settled.
+        """Call `on_freed(wire)` from now on for each watched key that is freed or settled.
 
-        `on_freed(None)` says that news may have been missed: every waiter must look again.
+        `on_freed(None)` means that messages may have been lost: every waiter must ask again.
         """
         ...
 
@@ -68,47 +68,47 @@ Done = Callable[[Sequence[Reply] | None], None]
 
 @runtime_checkable
 class DirectStore(Protocol):
-    """An optional ability of a store: to execute a batch without a task, which saves a third of a lone call.
+    """An optional ability of a store: to execute a batch without a task, which saves a third of a single call.
 
-    The engine uses it where it is there, and `execute` for all that does not go smoothly.
+    The engine uses it where the store has it, and `execute` wherever `begin` cannot answer.
     """
 
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        """Send a batch, if that can be done at once; False: nothing was sent, use `execute`.
+        """Send a batch, if that is possible at once. False: nothing was sent, the engine uses `execute`.
 
         `done` is called once, later, never from within `begin`: with the replies, or with None where
-        the engine shall use `execute` for the same operations (they may have taken effect).
+        the engine must use `execute` for the same operations (they may have taken effect).
         """
         ...
 
     def abandon(self) -> None:
-        """Call `done(None)` for every batch under way: one of them is past its deadline."""
+        """Call `done(None)` for every batch under way, because one batch is past its deadline."""
         ...
 
 
 @runtime_checkable
 class ProbedStore(Protocol):
-    """An optional ability of a store: to say cheaply whether it would take a write now.
+    """An optional ability of a store: to find out at a low cost whether it would take a write now.
 
     Without it the breaker probes by reading a key that does not exist.
     """
 
     async def probe(self, wire: bytes) -> None:
-        """Return where a write of `wire` would be taken; nothing is written.
+        """Return normally if the store would take a write of `wire` now. Nothing is written.
 
         Raises:
-            UnavailableError: it would not.
+            UnavailableError: the store would not take the write.
         """
         ...
 
 
 @runtime_checkable
 class TimedStore(Protocol):
-    """An optional ability of a store: to tell the latest time that one of its servers has told it."""
+    """An optional ability of a store: to know the latest time that any of its servers has reported."""
 
     @property
     def latest_us(self) -> int:
-        """Microseconds since 1970 by a server's clock, or a fresh fence where that is later; it never falls."""
+        """Microseconds since 1970 by a server's clock, or the latest fresh fence if that is later. Never falls."""
         ...
 
 
@@ -118,9 +118,9 @@ RECORD_HEAD = 128
 
 @runtime_checkable
 class BoundedStore(Protocol):
-    """An optional ability of a store: to leave a value alone that is larger than any record of its users.
+    """An optional ability of a store: to refuse to read a value that is larger than any record of its users.
 
-    Such a key is answered by ForeignRecordError. `max_record`: bytes; raised by who stores larger results.
+    Such a key gets ForeignRecordError. `max_record`: bytes; a gate that stores larger results raises this limit.
     """
 
     max_record: int
@@ -130,7 +130,7 @@ class BoundedStore(Protocol):
 class DegradingStore(Protocol):
     """An optional ability of a store: to have a policy of its own, such as the sidecar's.
 
-    Its answers may be `degraded`, and the records that they are about are still its own to settle.
+    Its answers may be `degraded`; their claims are still settled at this store.
     """
 
     degrades: Literal[True]
@@ -138,20 +138,20 @@ class DegradingStore(Protocol):
 
 @runtime_checkable
 class ShardedStore(Protocol):
-    """An optional ability of a store: to be made of parts that fail and queue apart, such as a Cluster's nodes.
+    """An optional ability of a store: to consist of parts that queue and fail separately, such as a Cluster's nodes.
 
-    Each part is a `Store` that executes the operations on the keys that it holds. The router gives
-    each an engine and a breaker of its own; `open`, `aclose` and `listen` are the whole store's.
+    Each part is a `Store` that executes the operations on the keys that it holds. `ShardedEngine` gives each part
+    its own engine and breaker; `open`, `aclose` and `listen` concern the whole store.
     """
 
     def shard(self, wire: bytes) -> Store:
-        """Return the part that holds a key now. Called for each operation: a lookup, no I/O.
+        """Return the part that holds a key now. Called for each operation, so it must not do I/O.
 
         Raises:
-            UnavailableError: no part is known to hold it.
+            UnavailableError: no part is known to hold the key.
         """
         ...
 
     def shards(self) -> Sequence[Store]:
-        """Return the parts that exist now. A part that has gone answers no more; its engine is closed."""
+        """Return the parts that exist now. The engine of a part that is gone is closed."""
         ...

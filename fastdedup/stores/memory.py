@@ -1,4 +1,4 @@
-"""The embedded store: `memory://`, and what `LocalLRU` answers from. One process, nothing persisted."""
+"""The embedded store: behind `memory://`, and behind `LocalLRU`. One process; nothing is kept on disk."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _LIVE = "PW"
 _SETTLED = "SF"
 _STATES = ("I", "P", "W", "S", "F", "R", "M")
 _OVERHEAD = 400
-"""Bytes that an entry costs beside its payload, roughly: dictionary slot, object, key, heap entry."""
+"""Rough size in bytes of an entry without its payload: dictionary slot, object, key, heap entry."""
 _MAX_ATTEMPT = 65_535
 _MAX_FENCE = 31 << 48
-"""As in `_record.lua`, for versions as well."""
+"""The bound of a fence and of a version, as in `_record.lua`."""
 _FAR_US = 86_400_000_000
-"""As `DAY` in `adopt.lua`."""
+"""Microseconds by which another host's clock may be ahead; `DAY` in `adopt.lua`."""
 
 
 class Entry:
-    """One record. `until` is the lease's end, `expires` the record's; both in ms of the store's clock."""
+    """One record. `until`: when the lease ends; `expires`: when the record ends; both in ms of the store's clock."""
 
     __slots__ = ("attempt", "expires", "fence", "fingerprint", "owner", "payload", "state", "token", "until")
 
@@ -61,18 +61,18 @@ class Entry:
 
 
 class NoRoomError(UnavailableError):
-    """There is no room for a record. Nothing was changed, so nothing is to be taken back."""
+    """The store has no room for a record. Nothing was changed, so no undo is needed."""
 
 
 class MemoryStore:
-    """Guarantees: see `Store`. Bounded by count and bytes: full, it refuses rather than forget.
+    """A store in this process, with the guarantees of `Store`. When full it refuses new keys, and forgets no claim.
 
     Args:
         maxsize: records held at most.
-        max_bytes: estimate of the memory they may take.
-        clock: seconds since 1970, as of now and then by the monotonic clock: when the system's time is set,
-            no lease ends early.
-        make_room: called when full: drops a record that may go, or returns False.
+        max_bytes: estimated memory of the records, at most.
+        clock: returns seconds since 1970; by default a clock that setting the system's time does not change, so
+            that no lease ends early.
+        make_room: called when the store is full: drops a record that is not needed, or returns False.
     """
 
     def __init__(
@@ -88,13 +88,13 @@ class MemoryStore:
         self._clock = steady_clock() if clock is None else clock
         self._evict = make_room
         self._listeners: list[Callable[[bytes | None], None]] = []
-        # Mutable: the records, the order in which they expire (stale pairs are passed over), their size.
+        # Mutable: the records, the order in which they expire (outdated pairs are skipped), their size.
         self._entries: dict[bytes, Entry] = {}
         self._expiry: list[tuple[int, bytes]] = []
         self._bytes = 0
-        # Microseconds: two processes that give a key away in the same millisecond shall differ in the fence.
+        # Microseconds, so that two processes that give a key away in the same millisecond give different fences.
         self._offset = randrange(1000)
-        # Rises over all keys: so a forgotten or expired key's next fence is higher whatever the clock does.
+        # One fence for all keys: so the next fence of a forgotten or expired key is higher, whatever the clock does.
         self._fence = 0
         self._from = 0
 
@@ -105,17 +105,17 @@ class MemoryStore:
         return iter(list(self._entries.items()))
 
     async def open(self) -> None:
-        """Nothing to do."""
+        """Do nothing: the memory store needs no connection."""
 
     async def aclose(self) -> None:
-        """Forget everything."""
+        """Forget all records and listeners."""
         self._entries.clear()
         self._expiry.clear()
         self._listeners.clear()
         self._bytes = 0
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Answer at once. A key for which there is no room is refused alone."""
+        """Execute the operations at once. Where there is no room for a key, only that key is refused."""
         replies: list[Reply] = []
         for op in ops:
             try:
@@ -125,15 +125,15 @@ class MemoryStore:
         return replies
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """Call `on_freed` for each watched key that is freed or settled."""
+        """Call `on_freed` from now on for each watched key that is freed or settled."""
         if on_freed not in self._listeners:
             self._listeners.append(on_freed)
 
     def apply(self, op: Op) -> Reply:
-        """Execute one operation: atomic, as nothing here awaits."""
+        """Execute one operation. It is atomic, because nothing here awaits."""
         now_us = round(self._clock() * 1_000_000)
         now = now_us // 1000
-        # A lease is counted from this millisecond's end and compared with its beginning, so that it never ends early.
+        # A lease starts at the end of this millisecond and is compared with its beginning, so it never ends early.
         self._from = -(-now_us // 1000)
         self._expire(now)
         match op:
@@ -155,30 +155,30 @@ class MemoryStore:
                 return self._forget(op)
             case AdoptOp():
                 return self._adopt(op, now)
-        raise TypeError(f"the memory store does not know {op!r}")
+        raise TypeError(f"the memory store has no operation {type(op).__name__}: {op!r}")
 
     def holds(self, wire: bytes) -> bool:
-        """True while a record stands under this key."""
+        """True while the store holds a record of this key."""
         self.now()
         return wire in self._entries
 
-    # For `fallback/local.py`, which keeps another store's records here
+    # For `fallback/local.py`, which keeps the records of another store here
 
     def now(self) -> int:
-        """Return the time in ms since 1970; what has expired by then is gone."""
+        """Return the time in ms since 1970, after removing the records that have expired."""
         now = round(self._clock() * 1_000_000) // 1000
         self._expire(now)
         return now
 
     def entry(self, wire: bytes) -> Entry | None:
-        """Return the record under a key."""
+        """Return the record of a key, or None."""
         return self._entries.get(wire)
 
     def put(self, wire: bytes, entry: Entry, expires: int) -> None:
-        """Put a record under a key, whatever stands there, until `expires` (ms since 1970).
+        """Store a record of a key until `expires` (ms since 1970), and replace the key's present record.
 
         Raises:
-            UnavailableError: there is no room.
+            UnavailableError: the store has no room.
         """
         former = self._entries.get(wire)
         if former is None:
@@ -194,11 +194,11 @@ class MemoryStore:
         self._keep(wire, entry, expires)
 
     def keep(self, wire: bytes, entry: Entry, expires: int) -> None:
-        """Let a record stand until another time."""
+        """Keep a record until `expires` (ms since 1970)."""
         self._keep(wire, entry, expires)
 
     def drop(self, wire: bytes) -> None:
-        """Remove the record under a key, where there is one."""
+        """Remove the record of a key, if the store holds it."""
         if wire in self._entries:
             self._drop(wire)
 
@@ -260,7 +260,10 @@ class MemoryStore:
         while self._bytes + len(op.payload) > self._max_bytes:
             if self._evict():
                 continue
-            raise NoRoomError(f"the local store is full: {self._max_bytes} bytes of results and records")
+            raise NoRoomError(
+                f"the local store is full: it holds {self._bytes} of {self._max_bytes} bytes, "
+                f"no room for a result of {len(op.payload)} (raise max_bytes or lower ttl)"
+            )
         self._bytes += len(op.payload)
         entry.payload = trimmed(op.payload)
         entry.until = self._from + op.keep_ms
@@ -370,8 +373,8 @@ class MemoryStore:
         live = ours.state in _LIVE and until > now
         code, writes = _judge(ours, live, op.base, former, now)
         if writes:
-            # The fence says which acquisition a record is of, so it stays. Of a key that is free to claim
-            # it must not fall.
+            # The fence names the record's acquisition, so it stays. But the fence of a key that is free to claim
+            # must not fall.
             free = not live and ours.state not in "SFM"
             self._place(op, now, max(ours.fence, former.fence) if free else ours.fence)
             if former.state == "W":
@@ -379,7 +382,7 @@ class MemoryStore:
         return Adopted(code, former.owner, former.fence, settled=former.state in _SETTLED)
 
     def _may_adopt(self, ours: Stored, now: int) -> bool:
-        """False for a record that nobody can have made."""
+        """False for a record that fastdedup cannot have made."""
         if ours.state not in _STATES or not ours.owner:
             return False
         if ours.state == "M":
@@ -427,23 +430,23 @@ class MemoryStore:
                 continue
             raise NoRoomError(
                 f"the local store is full: {len(self._entries)} unexpired records, {self._bytes} bytes; "
-                "it refuses new keys rather than forget a claim (raise maxsize or lower ttl)"
+                "new keys are refused, because no claim may be forgotten (raise maxsize or lower ttl)"
             )
 
 
 def steady_clock() -> Callable[[], float]:
-    """Return a clock that starts at the time of day and goes on whatever is done to that."""
+    """Return a clock that starts at the time of day and that setting the system's time does not change."""
     started = time.time() - time.monotonic()
     return lambda: started + time.monotonic()
 
 
 def trimmed(payload: bytes) -> bytes:
-    """Return the same bytes in memory of their own size: orjson's results hold 4 KiB for the shortest of them."""
+    """Return a copy that takes only the memory of its bytes: each result of orjson holds at least 4 KiB."""
     return bytes(memoryview(payload)) if payload else payload
 
 
 def stored(entry: Entry, now: int) -> Stored:
-    """Return an entry as a record, at `now` ms of the store's clock."""
+    """Return an entry as a `Stored` record, with times counted from `now` (ms of the store's clock)."""
     return Stored(
         entry.state,
         owner=entry.owner,
@@ -458,7 +461,7 @@ def stored(entry: Entry, now: int) -> Stored:
 
 
 def _judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: int) -> tuple[Code, bool]:
-    """Judge by the table in `fallback/adoption.py`, as `adopt.lua` does; return the code, and whether to write."""
+    """Return an adoption's code and whether to write: the table in `fallback/adoption.py`, as `adopt.lua` has it."""
     if "M" in (former.state, ours.state):
         known = former.owner == ours.owner or (base is not None and former.owner == base.owner)
         return (Code.OK, True) if known else (Code.OUTRANKED, False)
@@ -477,20 +480,20 @@ def _judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: i
 
 
 def _is_same(ours: Stored, base: Holding | None, former: Entry) -> bool:
-    """True where both records are of one acquisition, as far as can be told."""
+    """True where both records are of one acquisition, as far as they show."""
     if former.owner != ours.owner or former.fence == ours.fence:
         return former.owner == ours.owner
     if former.state in _SETTLED:
         return _is_consumed(former) and _is_consumed(ours)
-    # At work or idle under another fence: its owner's own claim, whose reply was lost. Unless the store
-    # gave ours itself: then it has given the key away once more since.
+    # The former record is not settled and has another fence: it is its owner's own claim, whose reply was lost.
+    # But where the store itself had given our holding, it has given the key away once more since.
     return base != (ours.owner, ours.fence)
 
 
 def _is_consumed(record: Entry | Stored) -> bool:
-    """True for a token that was consumed in one step, by an owner that the library drew.
+    """True for a token that was consumed in one step by an owner that the library drew.
 
-    Nobody else has that owner, so a use under another fence is the same use, whose reply was lost.
+    No other caller has that owner, so a use under another fence is the same use, whose reply was lost.
     """
     return record.token and record.state == "S" and not record.payload and not record.owner[0]
 

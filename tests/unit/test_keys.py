@@ -113,14 +113,14 @@ def test_lone_surrogates_are_refused(key: str) -> None:
     ("key", "advice"),
     [
         ("", "empty"),
-        ("k" * 1025, "at most 1024 bytes of UTF-8, this one has 1025"),
+        ("k" * 1025, "at most 1024 bytes of UTF-8, got 1025"),
         ("é" * 513, "1026"),
         (b"order:7", "decode it"),
         (bytearray(b"order:7"), "decode it"),
         (memoryview(b"order:7"), "decode it"),
-        (None, "not NoneType"),
-        (7, "not int"),
-        (["order:7"], "not list"),
+        (None, "got NoneType"),
+        (7, "got int"),
+        (["order:7"], "got list"),
     ],
 )
 def test_an_unusable_key_is_refused_with_the_rule_it_breaks(key: Any, advice: str) -> None:

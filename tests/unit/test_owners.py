@@ -48,13 +48,13 @@ def test_63_bytes_are_the_limit(owner: str) -> None:
 @pytest.mark.parametrize(
     ("owner", "rule"),
     [
-        ("", "1 to 63 bytes of UTF-8, this one has 0"),
-        ("x" * 64, "this one has 64"),
-        ("é" * 32, "this one has 64"),
-        ("\ud800", "UTF-8 can hold"),
-        (b"worker", "an owner is text, not bytes"),
-        (None, "not NoneType"),
-        (7, "not int"),
+        ("", "1 to 63 bytes of UTF-8, got 0"),
+        ("x" * 64, "got 64"),
+        ("é" * 32, "got 64"),
+        ("\ud800", "UTF-8 can encode"),
+        (b"worker", "an owner must be text, got bytes"),
+        (None, "got NoneType"),
+        (7, "got int"),
     ],
 )
 def test_an_unusable_owner_is_refused_with_the_rule(owner: str, rule: str) -> None:
