@@ -1,4 +1,4 @@
-"""Stores by URL scheme: add one here and in the matrix of the contract suite (`tests/stores.py`)."""
+"""The stores by URL scheme. A new store is added here and in the matrix of the contract suite (`tests/stores.py`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def make_store(url: str, timeout: float, replicas: int = 0) -> Store:
     Args:
         url: memory://, redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or sidecar://.
         timeout: seconds, the deadline of one operation.
-        replicas: how many shall confirm each write; what fewer confirm is marked.
+        replicas: how many replicas must confirm each write; a write that fewer confirm is marked as short.
 
     Raises:
         ConfigError: the URL cannot be used; the message says how to write one, and shows no secret of it.
@@ -29,7 +29,7 @@ def make_store(url: str, timeout: float, replicas: int = 0) -> Store:
         return _make(url, timeout, replicas)
     except ConfigError as error:
         fault = error.with_traceback(None)
-    # Without the frames that know the URL: tools that log tracebacks may show their local variables.
+    # Raised without the frames that hold the URL: tools that log tracebacks may show local variables.
     url = ""
     raise fault
 
@@ -48,7 +48,7 @@ def _make(url: Any, timeout: float, replicas: int) -> Store:
 
 
 def _wrong_scheme(url: str) -> str:
-    """Say what to write for a URL without a known scheme; what may be a password is never repeated."""
+    """Return what to write for a URL without a known scheme. A part that may be a password is never repeated."""
     if not url.strip():
         return f"the store's URL is empty: write {_FORMS['redis']}"
     scheme, slashes, _ = url.partition("://")

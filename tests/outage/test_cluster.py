@@ -239,7 +239,7 @@ async def test_a_single_server_is_no_cluster(redis_server: RedisServer) -> None:
         single._options = ("--save", "")
         single.spawn()
         until(single.up, "it is up")
-        with pytest.raises(ConfigError, match="single server, no cluster: use redis://"):
+        with pytest.raises(ConfigError, match="single server, not a Cluster: use redis://"):
             await Dedup(f"redis+cluster://127.0.0.1:{single.port}").open()
     finally:
         group.stop()

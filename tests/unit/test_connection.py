@@ -95,14 +95,14 @@ async def test_abort_drops_what_is_outstanding_at_once(redis_url: str) -> None:
     "garbage", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\0\xff\xfe", b"*-7\r\n", b"$x\r\n"]
 )
 async def test_garbage_from_the_server_ends_the_connection(garbage: bytes, tmp_path: Path) -> None:
-    """What is no reply is never taken for one."""
+    """Bytes that are not a reply are never taken for a reply."""
 
     def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
         writer.write(garbage)
 
     async with resp_server(tmp_path, answer) as url:
         link = await link_to(url)
-        with pytest.raises(ConnectionError, match="what is no reply"):
+        with pytest.raises(ConnectionError, match="a reply that cannot be read"):
             await link.send(pack("A"))
         assert not link.usable
 
@@ -198,7 +198,7 @@ async def test_a_server_that_speaks_no_redis_is_unavailable(tmp_path: Path) -> N
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     async with resp_server(tmp_path, answer) as url, Dedup(url, timeout=5.0) as dedup:
-        with pytest.raises(UnavailableError, match="what is no reply"):
+        with pytest.raises(UnavailableError, match="a reply that cannot be read"):
             await dedup.claim("k")
 
 

@@ -27,5 +27,5 @@ def test_arguments_of_any_size(size: int) -> None:
 
 @pytest.mark.parametrize("part", [None, 1.5, [], bytearray(b"x"), object()])
 def test_what_is_no_argument_is_refused(part: object) -> None:
-    with pytest.raises(TypeError, match="an argument is text, bytes or a whole number"):
+    with pytest.raises(TypeError, match="an argument must be text, bytes or a whole number"):
         pack_parts(["SET", part])

@@ -126,9 +126,9 @@ def test_the_scheme_names_the_store(url: str, store: type) -> None:
         # redis+cluster://
         ("redis+cluster://", "names no host"),
         ("redis+cluster://a b", "its hosts cannot be read"),
-        ("redis+cluster://host/1", "no database but 0"),
-        ("redis+cluster://host/zero", "no database but 0"),
-        ("redis+cluster://host?db=1", "no database but 0"),
+        ("redis+cluster://host/1", "only database 0"),
+        ("redis+cluster://host/zero", "only database 0"),
+        ("redis+cluster://host?db=1", "only database 0"),
         ("redis+cluster://host?sentinel_password=x", "unknown option: .*sentinel_password"),
         ("rediss+cluster://host?ssl_cert_reqs=perhaps", "must be none, optional or required"),
     ],

@@ -1,8 +1,7 @@
-"""One connection that many batches share: redis-py connects, a small protocol then carries the batches.
+"""One connection that many batches share: redis-py connects it, a small protocol then sends the batches.
 
-redis-py does what it is good at (URLs, TLS, AUTH, SELECT, Sentinel's discovery). Afterwards its
-socket is taken over by an asyncio.Protocol on hiredis: replies come back in order, so a batch
-costs one write, one future and one parse.
+redis-py does the URLs, TLS, AUTH, SELECT and Sentinel's discovery. Afterwards an asyncio.Protocol with a hiredis
+reader takes over its socket. Replies come in order, so a batch costs one write, one future and one parse.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from ...forking import InChild
 
 OnReply = Callable[[Any], None]
 _GOODBYE = 0.5
-"""Seconds that the other side has to close properly."""
+"""Seconds that the server gets to close the connection properly."""
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
 class RedisConnection(asyncio.Protocol):
-    """Sends packed commands and hands out their replies in order.
+    """Sends packed commands and delivers their replies in order.
 
-    Errors of the server come back as `hiredis.ReplyError` values. When the connection ends, every
-    command without a reply fails with ConnectionError: whether it took effect is unknown.
-    What arrives while no command waits goes to `on_push`: the messages of a subscription.
+    Errors of the server are delivered as `hiredis.ReplyError` values. When the connection ends, every command without
+    a reply fails with ConnectionError: it may or may not have taken effect. Messages that arrive while no command
+    waits go to `on_push`: the messages of a subscription.
     """
 
     def __init__(self, connection: AbstractConnection, on_push: Callable[[Any], None] | None = None) -> None:
@@ -39,13 +38,13 @@ class RedisConnection(asyncio.Protocol):
         """Done once the connection has ended."""
         self._gone: asyncio.Future[None] = self._loop.create_future()
         self.on_unusable: Callable[[RedisConnection], None] | None = None
-        """Called once, when nothing more can be sent over it."""
+        """Called once, when the connection can no longer send."""
         self._on_push = on_push
         self._reader = hiredis.Reader()
         self._waiting: deque[OnReply] = deque()
         self._lost: ConnectionError | None = None
         self._finishing = False
-        # Kept alive as long as we use its socket: redis-py closes it when collected.
+        # Kept alive as long as its socket is in use: redis-py closes the socket when this object is collected.
         self._connection = connection
         self._transport = take_transport(connection)
         self._transport.set_protocol(self)
@@ -53,13 +52,13 @@ class RedisConnection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        """False once the connection has ended, or is to."""
+        """False once the connection has ended or is being closed."""
         return self._lost is None and not self._finishing and not self._transport.is_closing()
 
     def call(self, packed: bytes, on_reply: OnReply) -> None:
         """Send one command; `on_reply` is called once, with its reply or with a ConnectionError.
 
-        Straight from the socket, without a turn of the loop: it must neither block nor raise.
+        `on_reply` is called directly as the socket is read: it must neither block nor raise.
 
         Raises:
             ConnectionError: the connection has ended; nothing was sent.
@@ -70,9 +69,9 @@ class RedisConnection(asyncio.Protocol):
         self._transport.write(packed)
 
     def call_many(self, packed: bytes, count: int, on_replies: Callable[[list[Any]], None]) -> None:
-        """Send `count` commands in one write; `on_replies` gets all replies at once, under the terms of `call`.
+        """Send `count` commands in one write; `on_replies` gets all replies in one list. Else as `call`.
 
-        Where the connection ended in between, the last of them are ConnectionErrors.
+        Where the connection ended between two replies, the last replies are ConnectionErrors.
         """
         if count == 1:
             self.call(packed, lambda reply: on_replies([reply]))
@@ -90,7 +89,7 @@ class RedisConnection(asyncio.Protocol):
         self._transport.write(packed)
 
     def send_many(self, packed: bytes, count: int) -> asyncio.Future[list[Any]]:
-        """Send `count` commands in one write; the future gets all replies, as of `call_many`."""
+        """Send `count` commands in one write, as `call_many` does, and return a future of all replies."""
         future: asyncio.Future[list[Any]] = self._loop.create_future()
 
         def on_replies(replies: list[Any]) -> None:
@@ -101,12 +100,12 @@ class RedisConnection(asyncio.Protocol):
         return future
 
     def post(self, packed: bytes) -> None:
-        """Send a command whose reply comes as a push: PING on a subscription."""
+        """Send a command whose reply goes to `on_push`: PING on a subscription."""
         if self._lost is None:
             self._transport.write(packed)
 
     def send(self, packed: bytes) -> asyncio.Future[Any]:
-        """Send one command; the future gets its reply. Raises as `call`."""
+        """Send one command and return a future of its reply. Raises ConnectionError as `call` does."""
         future = self._loop.create_future()
 
         def on_reply(reply: Any) -> None:
@@ -121,7 +120,7 @@ class RedisConnection(asyncio.Protocol):
         return future
 
     def finish(self) -> None:
-        """Close once every command that was sent has its reply; nothing more is to be sent."""
+        """Close the connection once every sent command has its reply. After this call no command may be sent."""
         self._finishing = True
         self._tell_unusable()
         if not self._waiting and self._lost is None:
@@ -129,13 +128,13 @@ class RedisConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self, reason: str) -> None:
-        """Drop the connection at once, and with it every reply that is still to come."""
+        """Drop the connection at once; the replies that are still outstanding are lost."""
         self._end(ConnectionError(reason))
         self._transport.abort()
         self._forget_connection()
 
     async def aclose(self) -> None:
-        """Close after what was written has gone out; TLS says goodbye, which takes a turn or two."""
+        """Close the connection after the written data was sent. TLS needs a turn or two of the loop for that."""
         self._end(ConnectionError("the connection was closed"))
         self._transport.close()
         await asyncio.wait([self._gone], timeout=_GOODBYE)
@@ -143,11 +142,13 @@ class RedisConnection(asyncio.Protocol):
         self._forget_connection()
 
     def _leave_to_parent(self) -> None:
-        """In a forked child: let go of the parent's socket, so that nothing here can send, read or close it.
+        """Disconnect a forked child from the parent's socket, so that the child cannot send, read or close it.
 
-        Not by closing the transport: that would take the socket out of the epoll set, which is shared.
+        Closing the transport would remove the socket from the epoll set, which the parent shares.
         """
-        self._lost = ConnectionError("this connection belongs to the process that this one was forked from")
+        self._lost = ConnectionError(
+            "this connection belongs to the parent process; open a Dedup in the forked process"
+        )
         self._tell_unusable()
         sock = self._transport.get_extra_info("socket")
         if sock is None or sock.fileno() < 0:
@@ -157,7 +158,7 @@ class RedisConnection(asyncio.Protocol):
         os.close(null)
 
     def data_received(self, data: bytes) -> None:
-        """Hand out the replies that are complete (asyncio calls this)."""
+        """Deliver the replies that are complete (asyncio calls this)."""
         reader, waiting = self._reader, self._waiting
         try:
             reader.feed(data)
@@ -171,10 +172,10 @@ class RedisConnection(asyncio.Protocol):
             if self._finishing:
                 self.finish()
         except (hiredis.ProtocolError, IndexError) as error:
-            self.abort(f"Redis sent what is no reply: {error!r}")
+            self.abort(f"Redis sent a reply that cannot be read: {error!r}")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail what waits (asyncio calls this)."""
+        """Fail every command that waits for a reply (asyncio calls this)."""
         self._end(ConnectionError(str(exc) if exc else "Redis closed the connection"))
         if not self._gone.done():
             self._gone.set_result(None)
@@ -187,7 +188,7 @@ class RedisConnection(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(None)
         while self._waiting:
-            # One instance each: a shared exception collects the tracebacks of all its raisers.
+            # An instance for each: a shared exception would collect the tracebacks of all its raisers.
             self._waiting.popleft()(ConnectionError(*error.args))
 
     def _tell_unusable(self) -> None:
@@ -203,15 +204,15 @@ class RedisConnection(asyncio.Protocol):
 def take_transport(connection: AbstractConnection) -> asyncio.Transport:
     """Return the transport of a connected redis-py connection.
 
-    redis-py has no public name for it; tests run this on the oldest and the newest redis-py allowed.
+    redis-py has no public name for it; tests run this on the oldest and the newest allowed redis-py.
     """
     writer = connection._writer
     assert writer is not None, "the connection is not connected"
-    return cast(asyncio.Transport, writer.transport)  # uvloop's own only look like one
+    return cast(asyncio.Transport, writer.transport)  # uvloop's transports are no subclass of asyncio's
 
 
 async def stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task until it ends: redis-py's connecting may take a cancellation for its own timeout."""
+    """Cancel a task again and again until it ends: redis-py may mistake a cancellation for its own timeout."""
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=0.05)

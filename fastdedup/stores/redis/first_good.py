@@ -1,4 +1,4 @@
-"""Asking several servers at once: the first good answer counts, so a frozen one costs nothing."""
+"""Asks several servers at once and takes the first good answer, so that a frozen server costs no time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class NoneGoodError(Exception):
-    """No attempt succeeded; `errors` are theirs, in the order of the attempts."""
+    """No attempt succeeded. `errors`: the error of each attempt, in the order of the attempts."""
 
     def __init__(self, errors: list[BaseException]) -> None:
         super().__init__(*errors)
@@ -22,12 +22,12 @@ class NoneGoodError(Exception):
 async def first_good(
     attempts: Iterable[Coroutine[Any, Any, T]], discard: Callable[[T], Awaitable[None]] | None = None
 ) -> T:
-    """Make all attempts at once; return the first result, and give up the others.
+    """Start all attempts at once, return the first result, and cancel the other attempts.
 
-    `discard` gets the results that come all the same.
+    `discard`: called with each further result that an attempt still brings.
 
     Raises:
-        NoneGoodError: none succeeded.
+        NoneGoodError: no attempt succeeded.
     """
     tasks = [asyncio.create_task(attempt, name="fastdedup-race") for attempt in attempts]
     winner: asyncio.Task[T] | None = None
@@ -54,7 +54,7 @@ def succeeded(task: asyncio.Task[Any]) -> bool:
 
 
 async def _to_the_end(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Do all of it, also where we are cancelled meanwhile, and again."""
+    """Finish all works, also where the caller is cancelled meanwhile; the cancellation is raised at the end."""
     doing = asyncio.gather(*works)
     cancelled: asyncio.CancelledError | None = None
     while not doing.done():

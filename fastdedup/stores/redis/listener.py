@@ -1,7 +1,7 @@
-"""Hears which watched keys were freed: one subscription a process, however many wait.
+"""Hears which watched keys were freed: one subscription for all waiters of a store.
 
-Pub/sub delivers at most once, and nothing while disconnected. So each (re)connection reports
-`None`, upon which every waiter looks again; and waiters set their own alarm for the lease's end.
+Pub/sub delivers a message at most once, and loses it while the subscriber is not connected. So each (re)connection
+reports `None`, after which every waiter asks again. Waiters also set a timer of their own for the lease's end.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ CHANNEL = "fastdedup:settled"
 _PAUSE = 0.2
 """Seconds between attempts to subscribe again."""
 _QUIET = 1.0
-"""Seconds of silence after which the server is asked whether it is still there, and that it has to answer."""
+"""Seconds of silence after which a PING is sent, and seconds within which the server must answer it."""
 
 OnFreed = Callable[[bytes | None], None]
 
@@ -30,13 +30,14 @@ class Listener:
     ) -> None:
         self._connect = connect
         self._timeout = timeout
-        # Mutable: the task that listens, a future that is done once it does, and whether the server spoke of late.
+        # Mutable: the task that listens; a future that is done once it has subscribed; whether the server has sent
+        # anything in the present interval.
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._heard = False
 
     async def start(self, on_freed: OnFreed) -> None:
-        """Return once subscribed; at once where it was before. Concurrent callers share one attempt."""
+        """Subscribe, and return when that is done; at once where it is subscribed. Callers share one attempt."""
         if self._task is None or self._task.done() or self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(on_freed, self._ready), name="fastdedup-listener")
@@ -52,7 +53,7 @@ class Listener:
     async def _run(self, on_freed: OnFreed, ready: asyncio.Future[None]) -> None:
         try:
             connection = await self._subscribe(on_freed)
-        except Exception as error:  # noqa: BLE001 -- whoever waits for the subscription translates it
+        except Exception as error:  # noqa: BLE001 -- the callers of `start` get it and translate it
             _fail(ready, error)
             return
         ready.set_result(None)
@@ -66,7 +67,7 @@ class Listener:
             connection.abort("no longer listening")
 
     async def _until_ended(self, connection: RedisConnection) -> None:
-        """Also where nothing says so: behind a frozen server or a cut cable nobody would be woken."""
+        """Return once the connection has ended, also by a frozen server or a cut cable, which send no sign of it."""
         while not connection.closed.done():
             self._heard = False
             await asyncio.wait([connection.closed], timeout=_QUIET)
@@ -81,7 +82,7 @@ class Listener:
             await asyncio.sleep(_PAUSE)
             try:
                 return await self._subscribe(on_freed)
-            except Exception:  # noqa: BLE001 -- whatever it is, waiters go on by their alarms until it ends
+            except Exception:  # noqa: BLE001 -- whatever the error, until then the waiters rely on their timers
                 continue
 
     async def _subscribe(self, on_freed: OnFreed) -> RedisConnection:
@@ -105,4 +106,4 @@ class Listener:
 def _fail(ready: asyncio.Future[None], error: Exception) -> None:
     if not ready.done():
         ready.set_exception(error)
-        ready.exception()  # seen: whoever waited may have been cancelled
+        ready.exception()  # marks it as retrieved: the callers of `start` may have been cancelled

@@ -1,4 +1,4 @@
-"""A connection that is made when first needed, and anew when it has ended."""
+"""A connection that is opened when it is first needed, and opened again after it has ended."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Check = Callable[[Any], None]
 
 
 class Reconnector:
-    """Keeps one `RedisConnection`; concurrent callers share one attempt to make it."""
+    """Keeps one `RedisConnection`; concurrent callers share one attempt to connect."""
 
     def __init__(self, connect: Connect) -> None:
         self._connect = connect
-        # Mutable: the connection, and the attempt to make it.
+        # Mutable: the connection, the last connection, and the attempt to connect.
         self.connection: RedisConnection | None = None
-        """The connection, while it stands. Kept up to date by itself, as every batch looks at it."""
+        """The connection while it is usable, otherwise None. An attribute, because every batch reads it."""
         self._last: RedisConnection | None = None
         self._connecting: asyncio.Task[RedisConnection] | None = None
         self._closed = False
 
     async def connected(self) -> RedisConnection:
-        """Return the connection, making it if need be."""
+        """Return the connection; connect first where it has ended."""
         if self._closed:
             raise ConnectionError("the store is closed")
         if self.connection is not None and self.connection.usable:
@@ -52,12 +52,12 @@ class Reconnector:
             self._last.abort(reason)
 
     def finish(self) -> None:
-        """Close the connection once what was sent is answered."""
+        """Close the connection once every sent command is answered."""
         if self._last is not None:
             self._last.finish()
 
     async def aclose(self) -> None:
-        """Close the connection, and make none any more."""
+        """Close the connection, and refuse to connect again."""
         self._closed = True
         if self._connecting is not None:
             await stop(self._connecting)
@@ -81,18 +81,18 @@ class Reconnector:
 
 
 async def dial(target: Target, timeout: float, on_push: OnPush | None, check: Check) -> RedisConnection:
-    """Connect, check the server, load the scripts. `timeout` (seconds) holds for each step of it.
+    """Connect, check the server, load the scripts. `timeout`: seconds for each of these steps.
 
     Raises:
-        ConfigError: the server is none that can be used.
-        Exception: redis-py's, hiredis's and the system's, for `translate`.
+        ConfigError: fastdedup cannot use this server.
+        Exception: an error of redis-py, hiredis or the system, for `translate`.
     """
     connection = RedisConnection(await target.connection(timeout), on_push)
     try:
         async with asyncio.timeout(timeout):
             check(await connection.send(pack("INFO", "server")))
             if on_push is None:
-                # So that the first batches need not be sent twice. A login that may not: EVAL does it.
+                # So that the first batches need not be sent twice. Where the login may not SCRIPT LOAD, EVAL does it.
                 texts = [script.text for script in load_scripts().values()]
                 await asyncio.gather(*[connection.send(pack("SCRIPT", "LOAD", text)) for text in texts])
     except BaseException:
@@ -102,13 +102,13 @@ async def dial(target: Target, timeout: float, on_push: OnPush | None, check: Ch
 
 
 def check_version(info: Any) -> None:
-    """Refuse a server that lacks what the scripts use.
+    """Refuse a server that is too old for the scripts.
 
     Raises:
-        ConfigError: older than Redis 6.2.
+        ConfigError: the server is older than Redis 6.2.
     """
     if isinstance(info, hiredis.ReplyError):
-        # A login or a server without INFO: the scripts themselves will tell.
+        # The login or the server has no INFO: a server that is too old then fails at the scripts.
         if str(info).startswith(("NOPERM", "ERR unknown command")):
             return
         raise info
@@ -121,9 +121,13 @@ def check_version(info: Any) -> None:
 
 
 def check_single(info: Any) -> None:
-    """Refuse what is no single server, too. Raises as `check_version`."""
+    """Refuse a Cluster's node and a Sentinel, as well as every server that `check_version` refuses.
+
+    Raises:
+        ConfigError: the server is not a single server, or older than Redis 6.2.
+    """
     check_version(info)
-    # Valkey says `server_mode`.
+    # Valkey names the field `server_mode`.
     mode = re.search(rb"(?:redis|server)_mode:(\w+)", info) if isinstance(info, bytes) else None
     if mode and mode[1] == b"cluster":
         raise no_single_server()
@@ -132,7 +136,7 @@ def check_single(info: Any) -> None:
 
 
 def only_mistakes(fault: BaseException) -> None:
-    """At opening: raise what is a mistake, pass over an outage.
+    """Raise a mistake of the configuration that was found at opening, and ignore an outage.
 
     Raises:
         ConfigError: the login, the service or the port's protocol is wrong.
@@ -144,5 +148,5 @@ def only_mistakes(fault: BaseException) -> None:
 
 
 def no_single_server() -> ConfigError:
-    """The error for a Cluster's node behind a redis:// URL."""
+    """Return the error for a redis:// URL that leads to a Cluster's node."""
     return ConfigError("this is a node of a Redis Cluster: use redis+cluster://")

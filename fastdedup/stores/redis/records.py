@@ -1,4 +1,4 @@
-"""A record's bytes, read. The layout stands in `lua/_record.lua`, which alone writes it."""
+"""Reads and builds the bytes of records. `lua/_record.lua` describes the layout."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _OUTCOMES = {
 
 
 MAX_FENCE = 31 << 48
-"""No record has a fence or a version as high as this; a clock's microseconds reach it in the year 2246."""
+"""Every record's fence or version is below this number; a clock's microseconds reach it in the year 2246."""
 _MAX_DEADLINE = 8 << 40
-"""As `MAX_FENCE`, in milliseconds: the year 2248."""
+"""Every record's deadline is below this number; a clock's milliseconds reach it in the year 2248."""
 _MAX_STATE = 64
 _ISSUED, _MACHINE = b"IM"
 _STATES = b"IPWSFRM"
 
 
 def is_record(record: bytes) -> bool:
-    """True for a record that can be read and written again; says the same as `checked` in `_record.lua`."""
+    """True for a record that can be read and written again; the same check as `checked` in `_record.lua`."""
     if len(record) < 19 or record[0] != 1 or record[1] not in _STATES or record[2] >= MAX_FENCE >> 48:
         return False
     state = record[1]
@@ -38,7 +38,7 @@ def is_record(record: bytes) -> bool:
 
 
 def is_state(name: bytes) -> bool:
-    """True for what can be the name of a machine's state: 1 to 64 bytes of UTF-8."""
+    """True for a possible name of a machine's state: 1 to 64 bytes of UTF-8."""
     try:
         name.decode()
     except UnicodeDecodeError:
@@ -47,14 +47,14 @@ def is_state(name: bytes) -> bool:
 
 
 def read_record(record: bytes, now_ms: int, ttl_ms: int = 0) -> Stored | Code:
-    """Take any record apart; FOREIGN for what is not one. Raises nothing."""
+    """Read any record; return FOREIGN for a value that is not a record. Never raises."""
     if not is_record(record):
         return Code.FOREIGN
     return decode_machine(record, ttl_ms) if record[1] == _MACHINE else decode(record, now_ms, ttl_ms)
 
 
 def decode(record: bytes, now_ms: int, ttl_ms: int = 0) -> Stored:
-    """Take a record of a claim, token or lock apart. It must be one: see `is_record`."""
+    """Read the record of a claim, token or lock. The caller has checked it with `is_record`."""
     shape = record[17]
     owner_end = 18 + ((shape & 63) or 10)
     payload_at = owner_end + (16 if shape & 128 else 0)
@@ -72,7 +72,7 @@ def decode(record: bytes, now_ms: int, ttl_ms: int = 0) -> Stored:
 
 
 def encode(stored: Stored) -> bytes:
-    """Put a record together as the scripts would; its deadline is zero, `adopt.lua` sets it by its own clock."""
+    """Build a record in the scripts' layout. Its deadline is zero: `adopt.lua` sets it by the server's clock."""
     head = b"\1" + stored.state.encode() + stored.fence.to_bytes(7, "big")
     if stored.state == "M":
         return head + stored.owner + stored.payload
@@ -83,7 +83,7 @@ def encode(stored: Stored) -> bytes:
 
 
 def decode_machine(record: bytes, ttl_ms: int) -> Stored:
-    """Take a state machine's record apart: its version is the fence, its state the payload. As `decode`."""
+    """Read the record of a state machine: the version becomes `fence`, the state `payload`. Else as `decode`."""
     return Stored(
         "M",
         owner=record[9:19],
@@ -97,7 +97,7 @@ def decode_machine(record: bytes, ttl_ms: int) -> Stored:
 
 
 def verdict(code: int, record: bytes, now_ms: int) -> Verdict | Code:
-    """Judge a claim that met a record."""
+    """Return the answer to a claim from a script's code and the record that the claim found."""
     if code == Code.UNKNOWN:
         return Verdict(Outcome.UNKNOWN)
     if code == Code.FOREIGN or not is_record(record):

@@ -1,10 +1,10 @@
-"""The Lua scripts' Python face: a batch packed into one command, and its reply read. `verbs.py` has the other verbs.
+"""The Python side of the Lua scripts: packs a batch into one command and reads its reply. See also `verbs.py`.
 
-Why scripts at all: a claim is a SET NX whose failure must be judged (same owner? lease over?
-another fingerprint?) in the same atomic step, and a completion must compare before it writes.
-Each script takes N keys as a batch of independent operations, so a thousand claims cost one
-round trip. The SHA is computed once, here; a server that lost its scripts (restart, SCRIPT FLUSH)
-answers NOSCRIPT before doing anything, and the batch is sent again with the text.
+Scripts are needed because a claim is a SET NX whose failure must be judged in the same atomic step (same owner? lease
+over? another fingerprint?), and because a completion must compare before it writes. Each script takes N keys as a
+batch of independent operations, so a thousand claims cost one round trip. The SHA is computed once, here. A server
+that lost its scripts (restart, SCRIPT FLUSH) answers NOSCRIPT before it changes anything; then the batch is sent
+again with the script's text.
 """
 
 from __future__ import annotations
@@ -34,54 +34,54 @@ from .records import MAX_FENCE, verdict
 
 Args = list[str | bytes | int]
 MAX_RECORD = 256 * 1024 + RECORD_HEAD
-"""Bytes of the largest record by default: a result of 256 KiB, and what stands before it."""
+"""Bytes of the largest record by default: a result of 256 KiB and the bytes before it."""
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _FOREIGN, _TOO_LARGE = Code.FOREIGN.value, Code.TOO_LARGE.value
 _FAR_US = 86_400_000_000
-"""A fence that is further ahead of its server's clock than a day is not a time that somebody has seen."""
+"""Microseconds by which a fence may be ahead of its server's clock: no real time is further ahead."""
 
 
 _SIZES = [b"\r\n$%d\r\n" % size for size in range(1024)]
-"""What ends an argument and begins the next one, by the next one's size."""
+"""The bytes between two arguments, by the size of the second argument."""
 
 
 @cache
 def lua_source(name: str) -> str:
-    """Return the text of `lua/<name>.lua`: in an installed package, else beside it in a checkout."""
+    """Return the text of `lua/<name>.lua`: from inside the package, or from beside it in a checkout."""
     package = Path(__file__).parents[2]
     for folder in (package / "lua", package.parent / "lua"):
         path = folder / f"{name}.lua"
         if path.is_file():
             return path.read_text(encoding="utf-8")
     raise ConfigError(
-        f"fastdedup's {name}.lua is missing: the package is not installed whole, install it again"
+        f"fastdedup's {name}.lua is missing: the package is only partly installed, install it again"
     )
 
 
 class CallHead:
-    """What every script call of a store carries, whichever of its servers and connections it goes to."""
+    """The two numbers that every script call of a store sends; shared by all servers of the store."""
 
     __slots__ = ("latest_us", "max_record")
 
     def __init__(self) -> None:
         self.latest_us = 0
-        """The latest time that a server has told, in microseconds since 1970: the floor of the next fresh fence."""
+        """The latest time of any server, in microseconds since 1970: the floor of the next fresh fence."""
         self.max_record = MAX_RECORD
-        """Bytes; a larger value in a key is an error of that key's."""
+        """The limit in bytes: a key with a larger value gets ForeignRecordError."""
 
     def next_floor(self) -> int:
-        """Return the floor of the next call; no two share one, as no two may give the same fence."""
+        """Return the floor of the next call. Each call gets another floor, because no two may give the same fence."""
         floor_us = self.latest_us
         self.latest_us = floor_us + 1
         return floor_us
 
     def saw(self, reply: list[Any], answers: Sequence[Reply]) -> None:
-        """Take in a script's reply. No record raises the floor beyond the server's clock by more than a day."""
+        """Raise the floor to the times in a script's reply. A record raises it to one day past the clock at most."""
         now_us = cast(int, reply[0])
         if self.latest_us < now_us < MAX_FENCE:
             self.latest_us = now_us
         if len(reply) == 1:
-            return  # fresh claims: their fences are the floor's, or the clock's
+            return  # fresh claims: their fences come from the floor or the clock
         for answer in answers:
             if type(answer) is Verdict and self.latest_us < answer.fence <= now_us + _FAR_US:
                 self.latest_us = answer.fence
@@ -93,10 +93,10 @@ def pack(*command: str | bytes | int) -> bytes:
 
 
 def pack_parts(command: Sequence[object], head: bytes = b"", heads: int = 0) -> bytes:
-    """Return one command of many arguments, packed. `head`: its first `heads` arguments, packed before.
+    """Return one command of many arguments, packed. `head`: its first `heads` arguments, already packed.
 
     Raises:
-        TypeError: one of them is not text, bytes or a whole number.
+        TypeError: an argument is not text, bytes or a whole number.
     """
     out = [b"*%d" % (heads + len(command)), head]
     for part in command:
@@ -107,7 +107,7 @@ def pack_parts(command: Sequence[object], head: bytes = b"", heads: int = 0) -> 
         elif isinstance(part, int):
             data = b"%d" % part
         else:
-            raise TypeError(f"an argument is text, bytes or a whole number, not {part!r}")
+            raise TypeError(f"an argument must be text, bytes or a whole number, got {part!r}")
         size = len(data)
         out.append(_SIZES[size] if size < 1024 else b"\r\n$%d\r\n" % size)
         out.append(data)
@@ -116,7 +116,7 @@ def pack_parts(command: Sequence[object], head: bytes = b"", heads: int = 0) -> 
 
 
 class Script(Protocol):
-    """How one verb is packed and its reply read."""
+    """Packs the operations of one verb and reads their reply."""
 
     def pack(self, ops: Sequence[Any]) -> Args:
         """Return ARGV, without the floor and the limit that every script takes first."""
@@ -125,7 +125,7 @@ class Script(Protocol):
     def read(self, ops: Sequence[Any], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
         """Return one reply per operation. `reply[0]` is the server's time in microseconds.
 
-        `floor_us`: what the call carried.
+        `floor_us`: the floor that the call sent.
         """
         ...
 
@@ -155,7 +155,7 @@ class LoadedScript:
         return pack_parts(parts, self._head, 2)
 
     def command_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
-        """Return the same for a server that has lost the script."""
+        """Return the same call with the script's text, for a server that has lost the script."""
         wires = [op.wire for op in ops]
         return pack_parts(
             ["EVAL", self.text, len(ops), *wires, floor_us.to_bytes(7, "big"), limit, *self.pack(ops)]
@@ -179,7 +179,7 @@ class ClaimScript:
         return args
 
     def read(self, ops: Sequence[ClaimOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """Fresh claims share one Verdict per run: they differ in nothing but their owner."""
+        """Return a Verdict for each claim. The fresh claims of a run share one: only their owners differ."""
         now_us = cast(int, reply[0])
         fence = now_us if now_us > floor_us else floor_us + 1
         if len(ops) == len(reply) == 1:
@@ -200,7 +200,7 @@ class ClaimScript:
 
 def runs_of(ops: Sequence[ClaimOp]) -> Sequence[tuple[Terms, int]]:
     """Return the terms and the length of each stretch of claims with equal terms."""
-    # Nearly always one. `count` compares by identity first: no Python code per operation.
+    # Nearly always a single stretch. `count` compares by identity first, so it runs no Python code per operation.
     terms = ops[0].terms
     if len(ops) == 1:
         return ((terms, 1),)
@@ -210,15 +210,15 @@ def runs_of(ops: Sequence[ClaimOp]) -> Sequence[tuple[Terms, int]]:
 
 
 def ceil_ms(now_us: int) -> int:
-    """Return a server's time in whole milliseconds: rounded up, as leases are counted from there."""
+    """Return a server's time in whole milliseconds, rounded up, because leases start there."""
     return -(-now_us // 1000)
 
 
 def answer_of(op: Op, code: int) -> Reply:
-    """Return what a script's code says to the one who asked."""
+    """Return a script's code as the reply to the operation: TOO_LARGE becomes ForeignRecordError."""
     return too_large(key_of(op)) if code == _TOO_LARGE else Code(code)
 
 
 def key_of(op: Op) -> str:
-    """Return the key as its caller calls it; of any other operation than a claim, as the store key tells it."""
+    """Return the key as its caller wrote it, or, for any operation but a claim, as the store key has it."""
     return getattr(op, "key", "") or names_of(op.wire)[1]

@@ -1,6 +1,6 @@
-"""One server that takes writes: batches go there as script calls, several in one write, and come back read.
+"""One Redis server that takes writes: sends batches as script calls, several in one write, and reads their replies.
 
-This is what a single Redis and a Cluster's node have in common.
+The store of a single Redis and each node of a Cluster use it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Answer = Sequence[Reply] | Exception
 _LATE = "Redis did not answer in time"
 _ASKING = pack("ASKING")
 _CONFIRM = 0.4
-"""Share of the deadline that the replicas have to confirm. Redis ends a WAIT up to 0.1 s late."""
+"""Share of the deadline in which the replicas must confirm. Redis ends a WAIT up to 0.1 s late."""
 _UNTOUCHED = (
     *("NOSCRIPT", "MOVED", "ASK", "TRYAGAIN", "CROSSSLOT", "CLUSTERDOWN", "MASTERDOWN", "LOADING", "BUSY"),
     *("READONLY", "NOREPLICAS", "MISCONF", "OOM", "NOAUTH"),
 )
-"""Refusals that hold for a script as a whole: no operation of it has taken effect."""
+"""Refusals of a whole script: none of its operations has taken effect."""
 _COUNT = pack("WAIT", 0, 0)
-"""Waits for nobody, and says how many have confirmed so far."""
-_PATIENCE = 1.0
-"""Seconds between attempts to wait for replicas that are missing."""
+"""Returns at once how many replicas have confirmed so far."""
+_RETRY_WAIT = 1.0
+"""Seconds between two attempts to wait for missing replicas."""
 
 
 class ScriptCall:
-    """Operations of one verb that one script call takes, and what came of them.
+    """The operations of one script call, and their answer.
 
-    `answer` is their replies, or the error of the server or the connection; `floor_us` what the call carried.
+    `answer`: the replies, or the error of the server or the connection. `floor_us`: the floor that the call sent.
     """
 
     __slots__ = ("answer", "floor_us", "ops")
@@ -54,8 +54,8 @@ class RedisServer:
 
     Args:
         timeout: seconds, the deadline of an operation.
-        replicas: that shall confirm each write; a reply that too few confirmed is marked.
-        head: what every call of the store carries; one for all of its servers.
+        replicas: how many replicas must confirm each write; a write that fewer confirm is marked as short.
+        head: the numbers that every call sends; one object for all servers of a store.
     """
 
     def __init__(self, reconnector: Reconnector, *, timeout: float, replicas: int, head: CallHead) -> None:
@@ -64,15 +64,15 @@ class RedisServer:
         self._scripts = load_scripts()
         self._replicas = replicas
         self.head = head
-        # Mutable: whether replicas are missing, and when they are waited for again, in the loop's time.
+        # Mutable: whether replicas are missing, and when to wait for them again, in the loop's time.
         self._missing = False
         self._wait_at = 0.0
         self._wait = pack("WAIT", replicas, max(1, round(timeout * _CONFIRM * 1000))) if replicas else b""
 
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        """Send a batch over the connection, if it stands: see `DirectStore`. The main path of every claim.
+        """Send a batch over the open connection, as `DirectStore` says; the main path of every claim.
 
-        Anything but a plain answer goes the long way.
+        Any answer but a script's replies makes the engine use `execute`.
         """
         connection = self._reconnector.connection
         if connection is None or verb is Verb.FORGET:
@@ -81,7 +81,7 @@ class RedisServer:
             return self._begin_confirmed(verb, ops, done)
         script, head = self._scripts[verb], self.head
         floor_us = head.latest_us
-        head.latest_us = floor_us + 1  # as `next_floor`; a call less for every batch
+        head.latest_us = floor_us + 1  # the same as `next_floor`; saves a call for every batch
 
         def on_reply(reply: Any) -> None:
             if type(reply) is not list:
@@ -91,7 +91,7 @@ class RedisServer:
             try:
                 answers = script.read(ops, reply, floor_us)
                 head.saw(reply, answers)
-            except Exception:  # noqa: BLE001 -- the long way meets it again, and tells those who wait
+            except Exception:  # noqa: BLE001 -- `execute` gets the same error and gives it to the callers
                 done(None)
                 return
             done(answers)
@@ -109,9 +109,9 @@ class RedisServer:
         return self.begin_calls(verb, [call], on_done)
 
     def begin_calls(self, verb: Verb, calls: Sequence[ScriptCall], done: Callable[[], None]) -> bool:
-        """Send calls over the connection that stands; `done` is called, later, when each has its answer.
+        """Send calls over the open connection; `done` is called, later, when each call has its answer.
 
-        False: nothing was sent, as there is no connection, or what to send may not be repeated.
+        False: nothing was sent, because there is no open connection or because the verb must not be repeated.
         """
         connection = self._reconnector.connection
         if connection is None or verb is Verb.FORGET:
@@ -128,34 +128,34 @@ class RedisServer:
     async def deliver(
         self, verb: Verb, calls: Sequence[ScriptCall], *, asking: bool = False, guest: bool = False
     ) -> None:
-        """Send calls in one write; afterwards each has its answer.
+        """Send calls in one write, and set the answer of each call.
 
-        Sent again once when the connection breaks: every operation names its owner, so repeating
-        one that took effect is answered as the first time. FORGET names none: repeated, it might
+        When the connection breaks, the calls are sent once more: every operation names its owner, so a repeated
+        operation gets the same answer as the first time. FORGET names no owner and is not repeated, because it might
         remove the record of the next owner.
 
         Args:
-            verb: of all of them.
+            verb: the verb of all calls.
             calls: each gets its answer set.
-            asking: this server is only taking over their slot.
-            guest: they are here on their way elsewhere: when they are late, the connection is left to
-                those whose server this is.
+            asking: the slot of the calls is still moving to this server (ASK).
+            guest: the calls were redirected here by another node: when they are late, the connection is not
+                dropped, because the calls of this server's own engine use it.
         """
         try:
             await self._send(verb, calls, asking, guest)
             broken = [call for call in calls if isinstance(call.answer, ConnectionError)]
             if broken and verb is not Verb.FORGET:
                 await self._send(verb, broken, asking, guest)
-        except Exception as error:  # noqa: BLE001 -- handed to those whom it concerns
+        except Exception as error:  # noqa: BLE001 -- given to the callers of these operations
             for call in calls:
                 if call.answer is None:
                     call.answer = error
 
     def confirmation(self, verb: Verb) -> bytes:
-        """Return the WAIT to send behind a batch, or nothing.
+        """Return the WAIT command to send after a batch, or b"".
 
-        It holds up its connection. So where replicas are missing not every batch waits for them in turn,
-        which would take them all past the deadline: one does, now and then.
+        WAIT blocks its connection. While replicas are missing, only one batch in a second waits for them: if every
+        batch waited, all batches would miss their deadline.
         """
         if not self._wait or verb is Verb.READ:
             return b""
@@ -163,25 +163,25 @@ class RedisServer:
             now = asyncio.get_running_loop().time()
             if now < self._wait_at:
                 return _COUNT
-            self._wait_at = now + _PATIENCE
+            self._wait_at = now + _RETRY_WAIT
         return self._wait
 
     def confirmed(self, reply: Any) -> bool:
-        """True where a WAIT's reply says that enough replicas have what was written before it."""
+        """True where the reply of a WAIT says that enough replicas have the writes before it."""
         enough = type(reply) is int and reply >= self._replicas
         if not isinstance(reply, ConnectionError):
             self._missing = not enough
         return enough
 
     def abandon(self) -> None:
-        """Drop the connection: the replies behind one that is late are as late."""
+        """Drop the connection: every reply after a late reply is late as well."""
         self._reconnector.abort(_LATE)
 
     async def try_write(self, key: bytes) -> Any:
-        """Return the server's answer to a write that changes nothing, an error of its own included.
+        """Return the server's answer to a write that changes nothing; the answer may be an error of the server.
 
         Raises:
-            Exception: it did not answer within the timeout, or cannot be reached; for `translate`.
+            Exception: the server cannot be reached, or did not answer within the timeout; for `translate`.
         """
         async with asyncio.timeout(self._timeout):
             connection = await self._reconnector.connected()
@@ -208,7 +208,7 @@ class RedisServer:
         try:
             return await connection.send_many(b"".join(commands), len(commands))
         except asyncio.CancelledError:
-            # The deadline passed with a reply outstanding. The replies behind it are as late: drop all.
+            # The deadline passed before the reply came. The replies after it are late as well, so all are dropped.
             for call in calls:
                 mark_unsure(call.ops)
             if not guest:
@@ -244,40 +244,40 @@ class RedisServer:
         try:
             answers = self._scripts[verb].read(call.ops, reply, call.floor_us)
             self.head.saw(reply, answers)
-        except Exception as error:  # noqa: BLE001 -- handed to those whom it concerns
+        except Exception as error:  # noqa: BLE001 -- given to the callers of these operations
             mark_unsure(call.ops)
             return error
         return answers
 
     def _not_read(self, ops: Sequence[Op], reply: Any) -> Exception:
-        """Return the error that came in place of a script's reply."""
+        """Return the error that the server sent instead of a script's reply."""
         if not (isinstance(reply, Exception) and is_untouched(reply)):
             mark_unsure(ops)
         self._mind(reply)
         return reply if isinstance(reply, Exception) else hiredis.ProtocolError(f"not a list: {reply!r}")
 
     def _mind(self, reply: Any) -> None:
-        """Leave a server that has become a replica: whoever connects anew may find the next one."""
+        """Leave a server that has become a replica: a new connection may find the new primary."""
         connection = self._reconnector.connection
         if connection is not None and starts(reply, "READONLY"):
-            # Later: the replies that came with this one belong to others.
+            # Later, because further replies that came together with this one are still to be read.
             asyncio.get_running_loop().call_soon(connection.abort, "Redis has become a replica")
 
 
 def starts(answer: Any, prefix: str) -> bool:
-    """True for an error of the server with this prefix, also from within a script (Redis 6.2 wraps it)."""
+    """True for an error of the server with this prefix, also where a script raised it (Redis 6.2 wraps it)."""
     return type(answer) is hiredis.ReplyError and (
         str(answer).startswith(prefix) or f": -{prefix} " in str(answer)
     )
 
 
 def is_untouched(answer: Exception) -> bool:
-    """True for an error of a server that has not begun with the script."""
+    """True for an error of a server that has not begun to run the script."""
     return any(starts(answer, prefix) for prefix in _UNTOUCHED)
 
 
 def marked_short(replies: Sequence[Reply | None]) -> list[Any]:
-    """Mark all that took effect, and return it: fewer replicas than wanted have confirmed it."""
+    """Return the replies, each that took effect marked as short: too few replicas have confirmed it."""
     for reply in replies:
         if type(reply) is Verdict:
             reply.short = reply.outcome is Outcome.ACQUIRED

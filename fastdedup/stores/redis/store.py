@@ -1,4 +1,4 @@
-"""The Redis store: one primary, one connection, a batch is one EVALSHA."""
+"""The Redis store: one primary, one connection, one EVALSHA for each batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _REDIRECTIONS = ("MOVED", "ASK", "CROSSSLOT")
 
 
 def target_of(url: str) -> Target:
-    """Return what a redis://, rediss://, unix:// or redis+sentinel:// URL names.
+    """Return the server that a redis://, rediss://, unix:// or redis+sentinel:// URL names.
 
     Raises:
         ConfigError: the URL cannot be used.
@@ -34,8 +34,9 @@ class RedisStore:
 
     Args:
         timeout: seconds for connecting, and for one command of the handshake.
-        replicas: that shall confirm each write (WAIT); what fewer confirm within 40 % of `timeout` is marked.
-        connect: makes the connections in place of the URL; for tests.
+        replicas: how many replicas must confirm each write (WAIT) within 40 % of `timeout`; a write that fewer
+            confirm is marked as short.
+        connect: makes the connections instead of the URL; for tests.
     """
 
     def __init__(
@@ -50,16 +51,16 @@ class RedisStore:
         self._server = RedisServer(self._reconnector, timeout=timeout, replicas=replicas, head=self._head)
         self._listener = Listener(connect, timeout)
         self.begin = self._server.begin
-        """See `DirectStore`. The server's own: every call that the main path does not make counts."""
+        """Send a batch, as `DirectStore` says. It is the server's own method, which saves a call on the main path."""
 
     @property
     def latest_us(self) -> int:
-        """The latest time that the server has told: see `TimedStore`."""
+        """The latest time that the server has reported: see `TimedStore`."""
         return self._head.latest_us
 
     @property
     def max_record(self) -> int:
-        """Bytes of the largest record that is read. To be raised by who stores larger results."""
+        """Bytes of the largest record that the store reads. A gate that stores larger results raises it."""
         return self._head.max_record
 
     @max_record.setter
@@ -67,7 +68,7 @@ class RedisStore:
         self._head.max_record = size
 
     async def open(self) -> None:
-        """Connect once, to find mistakes early. A server that is down now is the policy's matter."""
+        """Connect once, to find mistakes early. A server that is down is no mistake: then the policy answers."""
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self._reconnector.connected()
@@ -80,7 +81,7 @@ class RedisStore:
         await self._reconnector.aclose()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Send one EVALSHA for the whole batch; again, once, when the connection breaks."""
+        """Send one EVALSHA for the whole batch, and send it once more when the connection breaks."""
         call = ScriptCall(ops)
         await self._server.deliver(verb, [call])
         assert call.answer is not None
@@ -89,21 +90,21 @@ class RedisStore:
         return call.answer
 
     def abandon(self) -> None:
-        """Drop the connection: the replies behind one that is late are as late."""
+        """Drop the connection: every reply after a late reply is late as well."""
         self._server.abandon()
 
     async def probe(self, wire: bytes) -> None:
-        """Try a write that changes nothing: it is refused as any write would be."""
+        """Try a write that changes nothing: the server refuses it if it refuses writes."""
         try:
             reply = await self._server.try_write(wire)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
-        # A key that holds something else of the user's: the write was looked at, and would be taken.
+        # WRONGTYPE: the key holds another value of the user's. The server looked at the write, so it takes writes.
         if isinstance(reply, Exception) and not starts(reply, "WRONGTYPE"):
             raise self._fault(reply)
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """Subscribe, once, over a connection of its own."""
+        """Subscribe once, over a separate connection."""
         try:
             async with asyncio.timeout(self._timeout):
                 await self._listener.start(on_freed)

@@ -1,4 +1,4 @@
-"""TLS: the host name is checked on every redis-py, and a port that speaks the other protocol is found out."""
+"""TLS: checks the host name on every version of redis-py, and finds out a port that speaks the other protocol."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .errors import causes, reason_of
 
 
 def check_host_name(options: dict[str, Any], connection_class: type[AbstractConnection]) -> None:
-    """Have the certificate's host name checked, unless the URL says otherwise: redis-py 5.2 did not by default."""
+    """Let redis-py check the certificate's host name, unless the URL says otherwise: 5.2 did not by default."""
     if not issubclass(connection_class, SSLConnection):
         return
     if options.get("ssl_cert_reqs") == "none":
-        options["ssl_check_hostname"] = False  # no certificate is looked at; both together are an error
+        options["ssl_check_hostname"] = False  # without a certificate check, checking the name is an error
     else:
         options.setdefault("ssl_check_hostname", True)
 
@@ -28,8 +28,8 @@ def may_be_other_protocol(error: Exception, *, tls: bool) -> bool:
     """True where a connection may have failed because one side speaks TLS and the other does not.
 
     Args:
-        error: why it failed.
-        tls: whether our side speaks it.
+        error: the error of the connection.
+        tls: whether our side speaks TLS.
     """
     chain = list(causes(error))
     if any(isinstance(each, _TELLING) for each in chain):
@@ -46,16 +46,16 @@ _TELLING = (
     socket.gaierror,
     ssl.SSLCertVerificationError,
 )
-"""Errors of a server that is away, or that was understood."""
+"""Errors that have another cause: the server cannot be reached, or it speaks our protocol."""
 
 
 async def has_other_protocol(address: tuple[str, int], *, tls: bool, timeout: float) -> bool:
-    """Ask a port for the protocol that our side does not speak. It gets no login.
+    """Find out whether a port speaks the protocol that our side does not speak. The port gets no login.
 
     Args:
         address: the server's host and port.
         tls: whether our side speaks TLS.
-        timeout: seconds for the question.
+        timeout: seconds for the attempt.
     """
     ask = _answers_plain if tls else _answers_tls
     with contextlib.suppress(OSError, EOFError):
@@ -79,6 +79,6 @@ async def _answers_tls(address: tuple[str, int]) -> bool:
     try:
         _, writer = await asyncio.open_connection(*address, ssl=context)
     except ssl.SSLError as error:
-        return "ALERT" in reason_of(error)  # it wants a certificate of ours, say
+        return "ALERT" in reason_of(error)  # TLS, too: for example, the server asks for a client certificate
     writer.transport.abort()
     return True

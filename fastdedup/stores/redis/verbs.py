@@ -1,4 +1,4 @@
-"""The faces of the scripts that claim nothing, one class a verb, and the table of all scripts.
+"""The Python side of the scripts other than `claim.lua`, a class for each verb, and the table of all scripts.
 
 To add a verb: its Lua file, its operation, a class here, and a line in `FACES`.
 """
@@ -49,7 +49,7 @@ class SettleScript:
         return args
 
     def read(self, ops: Sequence[SettleOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """All OK but those named."""
+        """Return OK for each operation that the reply does not name, else its code."""
         return codes(ops, reply)
 
 
@@ -65,7 +65,7 @@ class ReleaseScript:
         return args
 
     def read(self, ops: Sequence[ReleaseOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """All OK but those named."""
+        """Return OK for each operation that the reply does not name, else its code."""
         return codes(ops, reply)
 
 
@@ -81,7 +81,7 @@ class RenewScript:
         return args
 
     def read(self, ops: Sequence[RenewOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """All OK but those named."""
+        """Return OK for each operation that the reply does not name, else its code."""
         return codes(ops, reply)
 
 
@@ -97,7 +97,7 @@ class IssueScript:
         return args
 
     def read(self, ops: Sequence[IssueOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """All OK but those named."""
+        """Return OK for each operation that the reply does not name, else its code."""
         return codes(ops, reply)
 
 
@@ -114,7 +114,7 @@ class TransitionScript:
         return args
 
     def read(self, ops: Sequence[TransitionOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """A triple for each."""
+        """Read a triple for each operation."""
         moves = zip(ops, triples(reply), strict=True)
         return [self._one(op, code, version, state) for op, (code, version, state) in moves]
 
@@ -130,11 +130,11 @@ class ReadScript:
     """`read.lua`."""
 
     def pack(self, ops: Sequence[Op]) -> Args:
-        """No arguments."""
+        """Return no arguments."""
         return []
 
     def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """A triple for each."""
+        """Read a triple for each operation."""
         now_ms = ceil_ms(reply[0])
         found = zip(ops, triples(reply), strict=True)
         return [self._one(op, code, record, ttl_ms, now_ms) for op, (code, record, ttl_ms) in found]
@@ -147,11 +147,11 @@ class ForgetScript:
     """`forget.lua`."""
 
     def pack(self, ops: Sequence[Op]) -> Args:
-        """No arguments."""
+        """Return no arguments."""
         return []
 
     def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """A code for each."""
+        """Read a code for each operation."""
         return [answer_of(op, code) for op, code in zip(ops, reply[1:], strict=True)]
 
 
@@ -159,7 +159,7 @@ class AdoptScript:
     """`adopt.lua`."""
 
     def pack(self, ops: Sequence[AdoptOp]) -> Args:
-        """Four arguments for each."""
+        """Return four arguments for each operation; see the header of the script."""
         args: Args = []
         for op in ops:
             record = op.record
@@ -168,14 +168,14 @@ class AdoptScript:
         return args
 
     def read(self, ops: Sequence[AdoptOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
-        """A pair for each."""
+        """Read a pair for each operation."""
         now_ms = ceil_ms(reply[0])
         pairs = zip(reply[1::2], reply[2::2], strict=True)
         return [self._one(code, former, now_ms) for code, former in pairs]
 
     def _one(self, code: int, former: bytes, now_ms: int) -> Reply:
         if code in (_FOREIGN, _TOO_LARGE):
-            return Adopted(Code.FOREIGN, b"", 0)  # told in an event: nobody waits for this answer
+            return Adopted(Code.FOREIGN, b"", 0)  # reported in an event: no caller waits for this answer
         stored = read_record(former, now_ms)
         if not isinstance(stored, Stored):
             return Adopted(Code(code), b"", 0)
@@ -183,12 +183,12 @@ class AdoptScript:
 
 
 def proof(op: SettleOp | ReleaseOp | RenewOp) -> bytes:
-    """What an owner shows: the fence (0 for any) and the owner field."""
+    """Return the proof that an owner sends: the fence (0 for any fence) and the owner field."""
     return op.fence.to_bytes(7, "big") + op.owner
 
 
 def token_tail(op: IssueOp) -> bytes:
-    """Shape, issuer and subject, with the mark of a token."""
+    """Return the shape (with a token's mark), the issuer and the subject, as a record has them."""
     tail = op.issuer if op.fingerprint is None else with_fingerprint(op.issuer, op.fingerprint)
     return bytes((tail[0] | 64,)) + tail[1:]
 
@@ -222,5 +222,5 @@ FACES: dict[Verb, Script] = {
 
 @cache
 def load_scripts() -> dict[Verb, LoadedScript]:
-    """Read all scripts, once a process."""
+    """Read all scripts, once for the process."""
     return {verb: LoadedScript(verb, face) for verb, face in FACES.items()}

@@ -1,4 +1,4 @@
-"""The sidecar store: asks a sidecar on this host, over its Unix socket. `wire.py` describes what both send."""
+"""The sidecar store: asks a sidecar on this host, over its Unix socket. `wire.py` describes their protocol."""
 
 from .store import SidecarStore
 

@@ -46,11 +46,11 @@ class SidecarStore:
         self._timeout = timeout
         self._reconnector = Reconnector(self._dial)
         self._listener = SidecarListener(self._dial, timeout)
-        # Mutable: how many bytes a command may take, as the sidecar has told last.
+        # Mutable: how many bytes a command may have; the sidecar's last word.
         self._frame = _DEFAULT_FRAME
 
     async def open(self) -> None:
-        """Connect once, to find mistakes early. That the sidecar does not answer is no mistake, but an outage."""
+        """Connect once, to find mistakes early. A sidecar that does not answer is an outage, not a mistake."""
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self._reconnector.connected()
@@ -71,8 +71,8 @@ class SidecarStore:
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Send the batch, and send it once more where the connection breaks.
 
-        An operation names its owner, so a second one gets the same answer as the first. FORGET is not sent twice: it
-        has no owner, and might remove the record of the next one.
+        An operation names its owner, so a repeated operation gets the same answer as the first time. FORGET is not
+        sent twice: it names no owner, and might remove the record of the next owner.
         """
         try:
             try:
@@ -85,7 +85,7 @@ class SidecarStore:
             raise self._fault(error) from None
 
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        """Send a batch over the open connection. Without one, or on any fault, `run` is the way."""
+        """Send a batch over the open connection. Without one, or after any fault, the engine uses `execute`."""
         connection = self._reconnector.connection
         if connection is None or verb is Verb.FORGET:
             return False
@@ -96,7 +96,7 @@ class SidecarStore:
         def on_replies(replies: list[Any]) -> None:
             try:
                 done(self._answers(calls, replies))
-            except Exception:  # noqa: BLE001 -- the task meets it again, and tells those who wait
+            except Exception:  # noqa: BLE001 -- `execute` gets the same error and gives it to the callers
                 done(None)
 
         connection.call_many(b"".join([call.packed for call in calls]), len(calls), on_replies)
@@ -107,7 +107,7 @@ class SidecarStore:
         self._reconnector.abort(_LATE)
 
     async def probe(self, wire: bytes) -> None:
-        """Ask whether the sidecar answers. Whether its store answers is for its own breaker."""
+        """Ask whether the sidecar answers. The sidecar's own breaker knows whether its store answers."""
         try:
             async with asyncio.timeout(self._timeout):
                 reply = await (await self._reconnector.connected()).send(pack("PING"))
@@ -117,7 +117,7 @@ class SidecarStore:
             raise self._fault(reply)
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """Have the sidecar tell of freed keys, over a connection of its own."""
+        """Let the sidecar report freed keys, over a separate connection."""
         try:
             async with asyncio.timeout(self._timeout):
                 await self._listener.start(on_freed)
@@ -145,7 +145,7 @@ class SidecarStore:
         return self._answers(calls, replies)
 
     def _cut(self, verb: Verb, ops: Sequence[Op]) -> list[RunCall]:
-        """Return the commands for a batch: nearly always one, more where a command would be too large."""
+        """Return the commands for a batch: nearly always one command, more where it would be too large."""
         packed = pack("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *FACES[verb].pack(ops))
         if len(packed) <= self._frame:
             return [RunCall(ops, packed)]
@@ -201,10 +201,10 @@ class SidecarStore:
             if text.startswith("UNAVAILABLE"):
                 return UnavailableError(f"{self.name}: {text.split(' ', 2)[-1]}")
             if text.startswith("ERR unknown command"):
-                return ConfigError(f"{self._path} is no fastdedup sidecar, or an older one: {text}")
+                return ConfigError(f"{self._path} is no fastdedup sidecar, or an older version: {text}")
             return ConfigError(f"{self.name} refuses: {text.removeprefix('ERR ')}")
         if isinstance(error, hiredis.ProtocolError | LookupError | TypeError | ValueError):
-            return ConfigError(f"{self._path} answers what no fastdedup sidecar does: {error!r}")
+            return ConfigError(f"{self._path} is no fastdedup sidecar, its answer cannot be read: {error!r}")
         if isinstance(error, FileNotFoundError | ConnectionRefusedError):
             return UnavailableError(f"{self.name} is not running")
         if isinstance(error, OSError):
@@ -247,7 +247,7 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
     """Return the answers in a reply to FD.RUN.
 
     Raises:
-        ConnectionError: the batch was not executed, or this is unknown: it may be sent again.
+        ConnectionError: the batch was not executed, or may have been executed: it may be sent again.
         hiredis.ReplyError: the sidecar has refused the batch.
         hiredis.ProtocolError: the reply is not a sidecar's.
     """
@@ -268,14 +268,14 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
 
 
 def mark_sent(calls: Sequence[RunCall], replies: Sequence[Any]) -> None:
-    """Note that a batch may be sent again as a whole: also the commands that the sidecar has executed."""
+    """Mark the operations of commands that the sidecar may have executed: the whole batch may be sent again."""
     for call, reply in zip(calls, replies, strict=True):
         if not is_leaving(reply):
             mark_unsure(call.ops)
 
 
 def is_leaving(reply: Any) -> bool:
-    """Return True where the sidecar refuses further commands over this connection."""
+    """True where the sidecar refuses further commands over this connection."""
     return isinstance(reply, hiredis.ReplyError) and str(reply).startswith("UNAVAILABLE")
 
 

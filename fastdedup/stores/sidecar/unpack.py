@@ -1,6 +1,7 @@
 """Turns the arguments of scripts, which `stores/redis/scripts.py` packs, into operations.
 
-The arguments come from another process. A malformed one is refused here, as a script would write it into a record.
+The arguments come from another process. Malformed arguments are refused here, because a script would write them into
+a record.
 """
 
 from __future__ import annotations
@@ -162,7 +163,7 @@ _UNPACK: dict[Verb, Callable[[Keys, Args], Iterator[Op]]] = {
 
 
 def _runs(keys: Keys, args: Args, heads: int, each: int) -> Iterator[tuple[Keys, Args, Args]]:
-    """Yield of each run its keys, its head without the count, and its arguments."""
+    """Yield for each run its keys, its head without the count, and its arguments."""
     at = start = 0
     while at < len(args):
         count = _number(args[at], 1, len(keys) - start)
@@ -186,7 +187,7 @@ def _owner_and_fingerprint(tail: bytes, mark: int) -> tuple[bytes, bytes | None]
 
 
 def _holding(base: bytes, machine: bool) -> Holding:
-    """Read the holding that an adoption is based on; of a machine its change stands in the owner's place."""
+    """Read the holding that an adoption is based on; for a machine the change takes the owner's place."""
     if machine and len(base) != 7 + _RANDOM:
         raise ValueError("a base of a version and a change")
     fence, owner = (int.from_bytes(base[:7], "big"), base[7:]) if machine else _proof(base)

@@ -1,1 +1,1 @@
-"""A Redis Cluster: nodes, the slots that they hold, and the way of each key to its node."""
+"""A Redis Cluster: its nodes, their slots, and the way of each key to its node."""

@@ -1,6 +1,6 @@
-"""One primary of a Cluster: a store for the keys in its slots, that follows them when they move.
+"""One primary of a Cluster: a store for the keys in its slots, which follows the slots when they move.
 
-A script's keys must share a slot, so a batch becomes a call for each slot; all go out in one write.
+A script's keys must share a slot, so a batch becomes a call for each slot; all calls are sent in one write.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from .slots import read_redirection, slot_of
 from .topology import Topology
 
 _HOPS = 6
-"""A key whose slot moves costs two or three; more is a cluster at odds with itself."""
+"""Nodes that an operation is sent to at most. A slot that moves costs two or three; more means a faulty cluster."""
 
 _ASK_AROUND = ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
-"""Errors upon which another node may know better."""
+"""Errors after which the other nodes are asked for the layout."""
 
 Listen = Callable[[Callable[[bytes | None], None]], Coroutine[Any, Any, None]]
 
 
 class SlotCall(ScriptCall):
-    """Operations on keys of one slot, and where they go.
+    """Operations on keys of one slot, and the node that they are sent to.
 
-    `places` are their places in the batch; `asking`: to the node that is taking the slot over.
+    `places`: the positions of the operations in the batch. `asking`: the slot is still moving to `node` (ASK).
     """
 
     __slots__ = ("asking", "node", "places")
@@ -56,9 +56,9 @@ class Node:
 
     Args:
         timeout: seconds, the deadline of an operation, and of connecting.
-        replicas: that shall confirm each write.
-        listen: the whole Cluster's.
-        head: what the calls of all nodes carry.
+        replicas: how many replicas must confirm each write.
+        listen: `ClusterStore.listen`, for the whole Cluster.
+        head: the numbers that every call sends; one object for all nodes.
     """
 
     def __init__(
@@ -78,17 +78,17 @@ class Node:
         self._topology = topology
         self._timeout = timeout
         self._server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=head)
-        # Mutable: a key of a slot that it holds, to probe with; what is being sent on.
+        # Mutable: a key in a slot of this node, to probe with; the tasks that send redirected calls on.
         self._probe_key = b""
         self._travelling: set[asyncio.Task[None]] = set()
 
     @property
     def latest_us(self) -> int:
-        """The latest time that any node of the Cluster has told: see `TimedStore`."""
+        """The latest time that any node of the Cluster has reported: see `TimedStore`."""
         return self._server.head.latest_us
 
     async def open(self) -> None:
-        """Connect. Raises as `translate` says."""
+        """Connect. Raises the errors that `translate` returns."""
         try:
             await self.reconnector.connected()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
@@ -99,26 +99,26 @@ class Node:
         await self.reconnector.aclose()
 
     def retire(self) -> None:
-        """It holds no slot any more: what is under way goes on, then the connection ends."""
+        """Close the connection once the sent commands are answered: the node holds no slot any more."""
         self.reconnector.finish()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Send one EVALSHA a slot, all in one write, and follow the slots that have moved.
+        """Send one EVALSHA for each slot, all in one write, and follow the slots that have moved.
 
-        What cannot be answered for some slots only is a reply; for all, it is raised.
+        UnavailableError is a reply where it concerns some of the slots; it is raised where it concerns all of them.
         """
         replies: list[Reply | None] = [None] * len(ops)
         try:
             await self._travel(verb, self._by_slot(ops), replies)
         except asyncio.CancelledError:
-            self._topology.refresh_soon()  # the deadline passed: it may have failed over
+            self._topology.refresh_soon()  # the deadline passed: the node may have failed over
             raise
         if all(isinstance(reply, UnavailableError) for reply in replies):
             raise cast(UnavailableError, replies[0])
         return cast("list[Reply]", replies)
 
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        """Send a batch over the connection, if it stands. A task is made only for what has to be sent on."""
+        """Send a batch over the open connection. Only a redirected call needs a task."""
         claims = single_claims(verb, ops)
         if claims is not None:
             return self._begin_singles(claims, done)
@@ -132,8 +132,8 @@ class Node:
         return mine and self._server.begin_calls(verb, calls, on_done)
 
     def abandon(self) -> None:
-        """Drop the connection: the replies behind one that is late are as late."""
-        self._topology.refresh_soon()  # it may have failed over
+        """Drop the connection: every reply after a late reply is late as well."""
+        self._topology.refresh_soon()  # the node may have failed over
         self._server.abandon()
         for task in self._travelling:
             task.cancel()
@@ -168,11 +168,11 @@ class Node:
     async def probe(self, wire: bytes) -> None:
         """Try a write that changes nothing, of a key like `wire` in a slot of this node.
 
-        It is refused as any write would be; then the others are asked who holds the slots now.
+        The node refuses it if it refuses writes; then the other nodes are asked for the present layout.
         """
         try:
             reply = await self._server.try_write(self._own_key(wire))
-            # ASK: the key is not here, as its slot is leaving; so this node is well.
+            # ASK: the slot is moving away from this node, so the node answers and takes writes.
             if isinstance(reply, Exception) and not (starts(reply, "ASK") or starts(reply, "WRONGTYPE")):
                 raise self._fault(reply)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
@@ -180,13 +180,13 @@ class Node:
             raise self._fault(error) from None
 
     def _go_on(self, verb: Verb, calls: Sequence[SlotCall], replies: list[Reply | None], done: Done) -> None:
-        """Hand out what was answered; where something has to be sent on, a task does that first."""
+        """Deliver the replies; where some calls were redirected, after a task has sent them on."""
         if any(isinstance(call.answer, ConnectionError) for call in calls):
             done_again(calls, done)
             return
         try:
             onward = [more for call in calls for more in self._unpack(call, replies)]
-        except Exception:  # noqa: BLE001 -- the long way meets it again, and tells those who wait
+        except Exception:  # noqa: BLE001 -- `execute` gets the same error and gives it to the callers
             done_again(calls, done)
             return
         if not onward:
@@ -211,7 +211,7 @@ class Node:
             hand_out(replies, done)
 
     async def _travel(self, verb: Verb, calls: Sequence[SlotCall], replies: list[Reply | None]) -> None:
-        """Carry calls, and what comes of them, until every operation has its reply."""
+        """Send calls, and the calls that they are redirected to, until every operation has its reply."""
         for _ in range(_HOPS):
             await self._carry(verb, calls)
             calls = [onward for call in calls for onward in self._unpack(call, replies)]
@@ -221,7 +221,7 @@ class Node:
             refuse(call, UnavailableError(f"{self.name}: the key's slot is being moved"), replies)
 
     def _by_slot(self, ops: Sequence[Op]) -> list[SlotCall]:
-        """Sort into calls, each for whoever holds its slot by now."""
+        """Sort operations into calls, each for the node that holds its slot now."""
         owners = self._topology.owners
         calls: dict[int, SlotCall] = {}
         for place, op in enumerate(ops):
@@ -249,7 +249,7 @@ class Node:
             await asyncio.gather(*deliveries)
 
     def _unpack(self, call: SlotCall, replies: list[Reply | None]) -> Sequence[SlotCall]:
-        """Put a call's replies into their places, or return what has to be sent on."""
+        """Put a call's replies into their places in the batch, or return the calls that must be sent on."""
         answer = call.answer
         if isinstance(answer, Exception):
             return self._redirect(call, answer, replies)
@@ -267,25 +267,25 @@ class Node:
                 call.asking = not to.moved
                 return (call,)
             if starts(answer, "NOSCRIPT"):
-                return (call,)  # the long way has an answer to that
+                return (call,)  # `RedisServer.deliver` sends it again with the script's text
             if starts(answer, "TRYAGAIN") and len(call.ops) > 1:
-                # Some of its keys have moved on, some have not: each by itself is in one place.
-                return [SlotCall(*one, self) for one in zip(call.ops, call.places, strict=True)]
+                # Some of its keys have moved to the next node, some not: each key is sent in a call of its own.
+                return [SlotCall(op, place, self) for op, place in zip(call.ops, call.places, strict=True)]
         refuse(call, call.node._fault(answer), replies)
         if type(answer) is not hiredis.ReplyError or any(starts(answer, prefix) for prefix in _ASK_AROUND):
             self._topology.refresh_soon()
         return ()
 
     def _own_key(self, wire: bytes) -> bytes:
-        """Return a key that begins as `wire` does, in a slot of this node.
+        """Return a key that begins like `wire`, in a slot of this node.
 
         Raises:
-            UnavailableError: it holds none.
+            UnavailableError: this node holds no slot.
         """
         owners, number = self._topology.owners, 0
         if self not in self._topology.primaries:
-            raise UnavailableError(f"{self.name}: holds no slot (any more)")
-        stem = wire.replace(b"{", b"(")  # a hash tag would keep the slot what it is
+            raise UnavailableError(f"{self.name}: the node holds no slot of the Cluster (any more)")
+        stem = wire.replace(b"{", b"(")  # with a hash tag all these keys would be in one slot
         key = self._probe_key
         while owners[slot_of(key)] is not self or not key.startswith(stem):
             key = b"%b:%d" % (stem, number)
@@ -301,22 +301,22 @@ class Node:
 
 
 def hand_out(replies: list[Reply | None], done: Done) -> None:
-    """Give a batch its replies; if none is an answer, the long way says so for the node as a whole."""
+    """Deliver the replies of a batch; None, so that `execute` raises, where each reply is an UnavailableError."""
     useless = all(isinstance(reply, UnavailableError) for reply in replies)
     done(None if useless else cast("list[Reply]", replies))
 
 
 def done_again(calls: Sequence[SlotCall], done: Done) -> None:
-    """Have a batch sent again as a whole, also the calls that were answered."""
+    """Let the engine send a whole batch again, also the calls that were answered."""
     for call in calls:
         mark_unsure(call.ops)
     done(None)
 
 
 def refuse(call: SlotCall, fault: Exception, replies: list[Reply | None]) -> None:
-    """Answer a call's operations with an outage; what is none is raised."""
+    """Answer a call's operations with an outage; any other error is raised."""
     if not isinstance(fault, UnavailableError):
         raise fault
     for place in call.places:
-        # One instance each: a shared exception collects the tracebacks of all its raisers.
+        # An instance for each: a shared exception would collect the tracebacks of all its raisers.
         replies[place] = UnavailableError(*fault.args)

@@ -1,7 +1,7 @@
-"""Claims that travel one by one, on a Cluster nearly always: packed and read without an object for each.
+"""Packs and reads claims that each need a call of their own, as nearly always on a Cluster.
 
-The long way (`scripts.py`, by `pack_parts`) costs four times as much for a single key; here
-it is gone once for all claims of the same terms, and what differs is filled in.
+`scripts.py` with `pack_parts` costs four times as much for a single key. Here it packs one claim for each set of
+terms; the key, the owner and the floor of every further claim are filled into that text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEY, _TAIL, _FLOOR = b"<the key>", b"<the tail>", b"<floor>"
 
 
 def single_claims(verb: Verb, ops: Sequence[Op]) -> Sequence[ClaimOp] | None:
-    """Return claims that are best sent one by one: of equal terms, and hardly any two in one slot."""
+    """Return the claims if they are best sent one by one: equal terms, and hardly any two in one slot; else None."""
     if verb is not Verb.CLAIM:
         return None
     claims = cast("Sequence[ClaimOp]", ops)
@@ -29,13 +29,13 @@ def single_claims(verb: Verb, ops: Sequence[Op]) -> Sequence[ClaimOp] | None:
     if [op.terms for op in claims].count(terms) != len(claims):
         return None
     if b"{" not in b"".join([op.wire for op in claims]):
-        return claims  # no hash tags, so of thousands of slots hardly any comes twice
+        return claims  # without hash tags hardly any of the thousands of slots comes twice
     slots = {slot_of(op.wire) for op in claims}
     return claims if len(slots) * 2 > len(claims) else None
 
 
 def pack_singles(claims: Sequence[ClaimOp], floor_us: int, limit: int) -> bytes:
-    """Return an EVALSHA for each, joined. `floor_us`: of the first; those behind it have one more each."""
+    """Return an EVALSHA for each claim, joined. `floor_us`: of the first claim; each next floor is one higher."""
     head, middle = _frame(load_scripts()[Verb.CLAIM], claims[0].terms, limit)
     calls = []
     for number, op in enumerate(claims, floor_us):
@@ -50,7 +50,7 @@ def pack_singles(claims: Sequence[ClaimOp], floor_us: int, limit: int) -> bytes:
 def read_singles(
     claims: Sequence[ClaimOp], answers: Sequence[Any], floor_us: int, head: CallHead
 ) -> list[Reply | None]:
-    """Return a reply for each; None for an answer that is an error. `floor_us`: as they were packed with."""
+    """Return a reply for each claim; None where the answer is an error. `floor_us`: as for `pack_singles`."""
     read = load_scripts()[Verb.CLAIM].read
     lease_ms = claims[0].terms.lease_ms
     replies: list[Reply | None] = []
@@ -58,7 +58,7 @@ def read_singles(
     for floor, (op, answer) in enumerate(zip(claims, answers, strict=True), floor_us):
         if type(answer) is not list:
             replies.append(None)
-        elif len(answer) == 1:  # only the time: it is fresh, as `ClaimScript.read` says
+        elif len(answer) == 1:  # only the time: the claim is fresh, as in `ClaimScript.read`
             told, fence = answer, max(answer[0], floor + 1)
             replies.append(Verdict(_ACQUIRED, fence=fence, attempt=1, left_ms=lease_ms))
         else:
@@ -72,7 +72,7 @@ def read_singles(
 
 @lru_cache(maxsize=1024)
 def _frame(script: LoadedScript, terms: Terms, limit: int) -> tuple[bytes, bytes]:
-    """Return what stands before the key's length, and between the floor and the tail's length."""
+    """Return the bytes before the key's length, and the bytes between the floor and the tail's length."""
     op, floor_us = ClaimOp(_KEY, terms, _TAIL, None), int.from_bytes(_FLOOR, "big")
     head, _, rest = script.command([op], floor_us, limit).partition(
         b"%d\r\n%b\r\n$7\r\n%b" % (len(_KEY), _KEY, _FLOOR)

@@ -1,4 +1,4 @@
-"""Slots of a Redis Cluster: which one a key falls into, and what the servers say of who holds them. No I/O."""
+"""The slots of a Redis Cluster: finds a key's slot, and reads the layout that the servers report. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SLOTS = 16_384
 
 
 def slot_of(wire: bytes) -> int:
-    """Return a key's slot: of what stands between the first braces, if anything does, else of all of it."""
+    """Return a key's slot: of the text between the first braces, or of the whole key where that is empty."""
     if b"{" in wire:
         tag, closed, _ = wire.partition(b"{")[2].partition(b"}")
         if tag and closed:
@@ -24,7 +24,7 @@ def slot_of(wire: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Redirection:
-    """A node's answer for a key that it does not hold: `moved` for good, or (ASK) for this key this time."""
+    """A node's answer for a key that it does not hold. `moved`: for good (MOVED), or only this time (ASK)."""
 
     moved: bool
     slot: int
@@ -32,7 +32,7 @@ class Redirection:
 
 
 def read_redirection(error: str, host: str) -> Redirection | None:
-    """Read `MOVED 3999 10.0.0.1:7000` or `ASK …`; None for any other error. `host`: of the node that said it."""
+    """Read `MOVED 3999 10.0.0.1:7000` or `ASK …`; None for any other error. `host`: of the node that sent it."""
     kind, _, rest = error.partition(" ")
     if kind not in ("MOVED", "ASK"):
         return None
@@ -45,13 +45,13 @@ def read_redirection(error: str, host: str) -> Redirection | None:
 
 @dataclass(slots=True)
 class Layout:
-    """Who holds what, as one node told it."""
+    """The nodes and their slots, as one node reported them."""
 
     ranges: list[tuple[int, int, Address]] = field(default_factory=list)
     """First slot, last slot, primary."""
     replicas: set[Address] = field(default_factory=set)
     epoch: int = 0
-    """The cluster's, as far as that node knows: higher is newer. 0 where it may not be asked."""
+    """The cluster's epoch that the node knows: higher is newer. 0 where the login may not ask for it."""
 
 
 def read_layout(slots: Sequence[Any], info: Any, host: str) -> Layout:
@@ -70,5 +70,5 @@ def _address(node: Sequence[Any], host: str) -> Address:
 
 
 def host_or(named: str, host: str) -> str:
-    """Return the host that a node announces, or, where it knows none, the one by which we reached it."""
+    """Return the host that a node announces, or, where it announces none, the host of the node that was asked."""
     return named if named not in ("", "?") else host

@@ -1,4 +1,4 @@
-"""The Cluster store: made of nodes, each with a connection of its own."""
+"""The store of a Redis Cluster: a part for each node, each with its own connection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ClusterStore:
 
     Args:
         timeout: seconds, the deadline of an operation, and of connecting.
-        replicas: of each primary that shall confirm each write (WAIT).
+        replicas: how many replicas of a primary must confirm each write (WAIT).
 
     Raises:
         ConfigError: the URL cannot be used.
@@ -38,7 +38,7 @@ class ClusterStore:
         group = GroupURL(url, form=FORM, port=PORT)
         self._seed = group.server()
         if group.path not in ([], ["0"]) or self._seed.database:
-            raise group.refused("a Cluster has no database but 0")
+            raise group.refused("a Cluster has only database 0, leave the database out")
         self._timeout = timeout
         self._replicas = replicas
         self._head = CallHead()
@@ -48,12 +48,12 @@ class ClusterStore:
 
     @property
     def latest_us(self) -> int:
-        """The latest time that any node has told: see `TimedStore`."""
+        """The latest time that any node has reported: see `TimedStore`."""
         return self._head.latest_us
 
     @property
     def max_record(self) -> int:
-        """Bytes of the largest record that is read. To be raised by who stores larger results."""
+        """Bytes of the largest record that the store reads. A gate that stores larger results raises this limit."""
         return self._head.max_record
 
     @max_record.setter
@@ -61,7 +61,7 @@ class ClusterStore:
         self._head.max_record = size
 
     async def open(self) -> None:
-        """Learn the layout and connect to all, to find mistakes early. An outage is the policy's matter."""
+        """Learn the layout and connect to all nodes, to find mistakes early. An outage is no mistake."""
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self._topology.refresh()
@@ -91,7 +91,10 @@ class ClusterStore:
         return self._topology.primaries
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Have each node execute what is its own. For callers without a router: the slowest node is waited for."""
+        """Let each node execute the operations on its keys, and wait for the slowest.
+
+        For callers without a `ShardedEngine`, which waits for each node separately.
+        """
         replies: list[Reply] = [UnavailableError("unanswered")] * len(ops)
         places: dict[Store, list[int]] = {}
         for place, op in enumerate(ops):
@@ -106,7 +109,7 @@ class ClusterStore:
         for at, answer in zip(places.values(), answers, strict=True):
             spread(answer, at, replies)
         if all(isinstance(reply, UnavailableError) for reply in replies):
-            raise replies[0]  # type: ignore[misc] # it is one of them
+            raise replies[0]  # type: ignore[misc] # every reply is an UnavailableError
         return replies
 
     async def probe(self, wire: bytes) -> None:
@@ -116,7 +119,7 @@ class ClusterStore:
         await asyncio.gather(*(node.probe(wire) for node in self._topology.primaries))
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """Subscribe on any node: what is published goes over the whole Cluster."""
+        """Subscribe at any node: a published message goes to all nodes of the Cluster."""
         try:
             async with asyncio.timeout(self._timeout):
                 await self._listener.start(on_freed)
@@ -147,7 +150,7 @@ class ClusterStore:
 
 
 def spread(answer: Sequence[Reply] | BaseException, places: Sequence[int], replies: list[Reply]) -> None:
-    """Put a node's replies where they belong; an outage of its own is a reply, any other error is raised."""
+    """Put a node's replies into their places; UnavailableError becomes a reply, any other error is raised."""
     if isinstance(answer, UnavailableError):
         answer = [UnavailableError(*answer.args) for _ in places]
     if isinstance(answer, BaseException):
@@ -157,5 +160,5 @@ def spread(answer: Sequence[Reply] | BaseException, places: Sequence[int], repli
 
 
 async def drop(connection: RedisConnection) -> None:
-    """Close a connection that came second."""
-    connection.abort("another one was quicker")
+    """Close a connection that was opened later than another."""
+    connection.abort("another connection was opened first")

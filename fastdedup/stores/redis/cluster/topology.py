@@ -1,4 +1,4 @@
-"""Who holds which slot of a Cluster just now: asked at the start, and whenever something does not fit."""
+"""The present nodes of a Cluster and their slots: asked at the start, and again when an answer does not fit them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from .slots import SLOTS, Layout, read_layout
 
 _QUESTION = pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS")
 _PAUSE = 0.25
-"""Seconds between two questions for the layout, whatever happens."""
+"""Seconds between two questions for the layout, at least."""
 _ASKED = 8
 """Servers that are asked at once, at most."""
 
 
 class Member(Protocol):
-    """What a topology needs to know of a node."""
+    """The attributes that a topology needs of a node."""
 
     reconnector: Reconnector
 
     def retire(self) -> None:
-        """It holds no slot any more."""
+        """Close the connection: the node holds no slot any more."""
         ...
 
 
@@ -39,7 +39,7 @@ N = TypeVar("N", bound=Member)
 
 
 class OutdatedError(Exception):
-    """A node that was frozen or cut off tells how things stood before a failover."""
+    """A node that was frozen or cut off has reported a layout from before a failover."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__("outdated")
@@ -50,9 +50,10 @@ class Topology(Generic[N]):
     """The table of slots, kept up to date in the background.
 
     Args:
-        seed: the login; it stands at the first of `seeds`.
+        seed: the URL of the first of `seeds`, with the login for all nodes.
+        seeds: the addresses in the store's URL.
         make_node: called once for each primary that appears.
-        timeout: seconds that a server has to say what it knows.
+        timeout: seconds within which a server must answer.
     """
 
     def __init__(
@@ -69,15 +70,15 @@ class Topology(Generic[N]):
         self._timeout = timeout
         self.name = "Redis Cluster at " + ", ".join(f"{host}:{port}" for host, port in seeds)
         self.owners: list[N | None] = [None] * SLOTS
-        """By slot; read on every operation."""
-        # Mutable: the nodes that hold slots or were named by a redirection; those that did, while they
-        # are connected; who else can be asked.
+        """The node of each slot; read for every operation."""
+        # Mutable: the nodes that hold slots or were named by a redirection; former nodes while they are still
+        # connected; the replicas, which can also be asked.
         self._nodes: dict[Address, N] = {}
         self._retired: set[N] = set()
         self._replicas: set[Address] = set()
         self._primaries: list[N] | None = None
         self._epoch = 0
-        # Mutable: the question that is under way, when the last one began, what went wrong with it.
+        # Mutable: the question that is under way; when the last question began; why it failed.
         self._refreshing: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
         self._trouble = "not asked yet"
@@ -85,32 +86,32 @@ class Topology(Generic[N]):
 
     @property
     def primaries(self) -> list[N]:
-        """The nodes that hold slots."""
+        """The nodes that hold at least one slot."""
         if self._primaries is None:
             self._primaries = list(dict.fromkeys(node for node in self.owners if node is not None))
         return self._primaries
 
     def unassigned(self) -> UnavailableError:
-        """The error for a key whose slot nobody is known to hold. It has the others asked."""
+        """Return the error for a key whose slot has no known node, and ask for the layout again."""
         self.refresh_soon()
         return UnavailableError(f"{self.name}: no node is known to hold the key's slot: {self._trouble}")
 
     def node_at(self, address: Address) -> N:
-        """Return the node at an address that a server named."""
+        """Return the node at an address; make it where the address is new."""
         node = self._nodes.get(address)
         if node is None:
             node = self._nodes[address] = self._make_node(self._seed.at(address))
         return node
 
     def learn(self, slot: int, address: Address) -> N:
-        """Take a node's word (MOVED) for who holds a slot, and have the rest asked for."""
+        """Take the new node of a slot from a redirection (MOVED), and ask for the rest of the layout."""
         node = self.owners[slot] = self.node_at(address)
         self._primaries = None
         self.refresh_soon()
         return node
 
     def refresh_soon(self) -> None:
-        """Ask for the layout, in the background; not more often than is good, and once for all who want it."""
+        """Ask for the layout in the background. Concurrent calls share one question; at most four a second."""
         if self._closed or self._refreshing is not None:
             return
         self._refreshing = asyncio.create_task(self._refresh(), name="fastdedup-topology")
@@ -120,15 +121,15 @@ class Topology(Generic[N]):
         """Ask for the layout and wait for it.
 
         Raises:
-            ConfigError: what answers is no cluster.
-            UnavailableError: nobody answers.
+            ConfigError: the servers are not a Cluster.
+            UnavailableError: no server answers.
         """
         self.refresh_soon()
         if self._refreshing is not None:
             await asyncio.shield(self._refreshing)
 
     async def aclose(self) -> None:
-        """Ask no more, and close every node's connection."""
+        """Stop asking, and close every node's connection."""
         self._closed = True
         if self._refreshing is not None:
             await stop(self._refreshing)
@@ -136,20 +137,20 @@ class Topology(Generic[N]):
         await asyncio.gather(*(reconnector.aclose() for reconnector in reconnectors))
 
     def ask_around(self) -> list[Address]:
-        """Return whom to ask: those with a connection first, then any; never all of a large cluster."""
+        """Return the servers to ask: first those with a connection, then others; never all of a large cluster."""
         connected = [
             address for address, node in self._nodes.items() if node.reconnector.connection is not None
         ]
         others = list({*self._nodes, *self._replicas, *self._seeds} - set(connected))
         random.shuffle(connected)
         random.shuffle(others)
-        # Not only the connected: they may all hang.
+        # Not only connected servers, because all of these may hang.
         return [*connected[: _ASKED - 2], *others][:_ASKED]
 
     def _refreshed(self, task: asyncio.Task[None]) -> None:
         self._refreshing = None
         if not task.cancelled():
-            self._trouble = str(task.exception() or "the cluster says that nobody does")
+            self._trouble = str(task.exception() or "the cluster says that no node holds it")
 
     async def _refresh(self) -> None:
         loop = asyncio.get_running_loop()
@@ -161,7 +162,7 @@ class Topology(Generic[N]):
             outdated = [one.layout for one in error.errors if isinstance(one, OutdatedError)]
             if not outdated:
                 raise most_telling(error.errors) from None
-            # Nobody knows better: it is another cluster, made anew.
+            # No server has a newer layout: the cluster was set up again, and its epoch starts from the beginning.
             layout = max(outdated, key=lambda one: one.epoch)
         self._adopt(layout)
 
@@ -192,11 +193,11 @@ class Topology(Generic[N]):
 
 
 async def ask(server: ServerURL, reconnector: Reconnector | None, timeout: float) -> Layout:
-    """Ask one server for the layout: over its connection, if it has one, else over one for this.
+    """Ask one server for the layout: over its open connection, or else over a new connection.
 
     Raises:
-        ConfigError: it is no node of a cluster.
-        UnavailableError: it does not answer within `timeout` seconds, or knows of no slot.
+        ConfigError: the server is not a node of a Cluster.
+        UnavailableError: the server does not answer within `timeout` seconds, or knows of no slot.
     """
     connection = None if reconnector is None else reconnector.connection
     try:
@@ -228,11 +229,11 @@ async def _ask_anew(server: ServerURL, timeout: float) -> tuple[Any, Any]:
 
 def _fault(error: Exception, name: str) -> Exception:
     if "cluster support disabled" in str(error):
-        return ConfigError(f"{name}: this is a single server, no cluster: use redis://")
+        return ConfigError(f"{name}: this is a single server, not a Cluster: use redis://")
     return error if isinstance(error, DedupError) else translate(error, name)
 
 
 def most_telling(errors: Sequence[BaseException]) -> BaseException:
-    """Return the error to show where no server was of use: a mistake before an outage."""
+    """Return the error to show where every server failed: rather a mistake than an outage."""
     kinds = (ConfigError, MistakeError, UnavailableError, BaseException)
     return next(error for kind in kinds for error in errors if isinstance(error, kind))
