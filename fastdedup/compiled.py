@@ -1,4 +1,4 @@
-"""The main path can be compiled (see `hatch_build.py`): whether it is, and what its modules say to the compiler."""
+"""The compiled build of the main path (see `hatch_build.py`): its decorator, and whether this build is compiled."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mypy_extensions import mypyc_attr as mypyc_attr
 else:
-    # At run time it says nothing, so the package that it is from is not needed.
+    # At run time the decorator has no effect, so mypy_extensions need not be installed.
     def mypyc_attr(**_: Any) -> Any:
-        """Mark a class for mypyc: `allow_interpreted_subclasses` where others may derive from it."""
+        """Mark a class for mypyc: `allow_interpreted_subclasses` where pure Python classes may derive from it."""
         return lambda cls: cls
 
 
 def is_compiled() -> bool:
-    """True where the modules that every claim runs through are compiled ones."""
+    """True where the modules of the main path are compiled."""
     from .engine import engine
 
     return not engine.__file__.endswith(".py")
 
 
 def build() -> str:
-    """Return which of the two this is, in words."""
+    """Return the kind of this build: "compiled" or "pure Python"."""
     return "compiled" if is_compiled() else "pure Python"

@@ -1,4 +1,4 @@
-"""What a forked child must not share with its parent is let go of there, before anything else runs."""
+"""Disconnects a forked child, before any other code runs there, from the objects that it must not share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 
 class InChild:
-    """Calls `leave` in every forked child, for as long as somebody keeps this."""
+    """Calls `leave` in every forked child, for as long as this object is kept alive."""
 
     __slots__ = ("__weakref__", "_leave")
 
@@ -17,7 +17,7 @@ class InChild:
         _KEPT.add(self)
 
     def forked(self) -> None:
-        """This is a child."""
+        """Call `leave`: this process is a forked child."""
         self._leave()
 
 

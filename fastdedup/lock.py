@@ -1,4 +1,4 @@
-"""Mutual exclusion on top of claims: a lock is a claim that nobody completes."""
+"""Mutual exclusion by claims: a lock is a claim that is released and never completed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import InProgressError
 
 
 class Lock:
-    """A lock that is held. Pass `fence` to what you write to: it can refuse an owner that was overtaken."""
+    """A lock that is held. Send `fence` with your writes, so that their receiver can refuse an earlier holder."""
 
     __slots__ = ("_claim",)
 
@@ -24,31 +24,31 @@ class Lock:
 
     @property
     def key(self) -> str:
-        """The key."""
+        """The key of the lock."""
         return self._claim.key
 
     @property
     def owner(self) -> str:
-        """This holder's name."""
+        """The owner's name: the present holder."""
         return self._claim.owner
 
     @property
     def fence(self) -> int:
-        """Rises from holder to holder."""
+        """A number that rises from holder to holder."""
         return self._claim.fence
 
     @property
     def degraded(self) -> bool:
-        """True where the fallback policy gave it: then it excludes within this process only."""
+        """True where the fallback policy gave the lock: then it excludes only callers in this process."""
         return self._claim.degraded
 
     async def renew(self, lease: Seconds | None = None) -> None:
-        """Start the lease anew from now. Raises ClaimLostError where another has it."""
+        """Start the lease anew from now. Raises ClaimLostError where another owner holds the lock."""
         await self._claim.renew(lease)
 
 
 class LockCall:
-    """What `dedup.lock()` returns: enter it with `async with`."""
+    """The return value of `dedup.lock()`: enter it with `async with`."""
 
     __slots__ = ("_call", "_held")
 
@@ -58,7 +58,7 @@ class LockCall:
 
     @property
     def call(self) -> ClaimCall:
-        """The claim that it stands on."""
+        """The call that claims the lock's key."""
         return self._call
 
     async def __aenter__(self) -> Lock:

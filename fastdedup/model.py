@@ -1,4 +1,4 @@
-"""The values that answers are made of. Names follow the outcome table in the README."""
+"""The values in answers: outcomes, states, records and transitions."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 
 
 class Outcome(StrEnum):
-    """What a claimant finds."""
+    """The answer to a claim."""
 
     ACQUIRED = "acquired"
-    """You are the first: do the work, then settle."""
+    """You are the first: do the work, then settle the claim."""
     IN_PROGRESS = "in_progress"
-    """Another owner is at work; `retry_after` says when its lease ends."""
+    """Another owner is at work; `retry_after` is the time until its lease ends."""
     SUCCEEDED = "succeeded"
-    """Done before; `result` is the first result."""
+    """The work was done before; `result` is the first result."""
     FAILED = "failed"
-    """Failed before, for good; `error` is what was recorded."""
+    """The work failed before, for good; `error` is the recorded error."""
     MISMATCH = "mismatch"
-    """The key is known with another fingerprint."""
+    """The key was claimed before with another fingerprint."""
     UNKNOWN = "unknown"
     """The token was never issued, or has expired."""
 
 
 class State(StrEnum):
-    """Where a stored record stands."""
+    """The state of a stored record."""
 
     ISSUED = "issued"
     PROCESSING = "processing"
@@ -35,22 +35,23 @@ class State(StrEnum):
 
 
 class BreakerState(StrEnum):
-    """Whether a store is asked."""
+    """The state of the breaker, which stops operations while a store does not answer."""
 
     CLOSED = "closed"
-    """It answers."""
+    """The store answers."""
     PARTLY_OPEN = "partly_open"
     """Some nodes of a Cluster do not answer."""
     OPEN = "open"
-    """It does not answer: callers are answered by the policy at once, and probes look whether it is back."""
+    """The store does not answer: the policy answers callers at once, and probes find out when the store is back."""
 
 
 class TransitionOutcome(StrEnum):
-    """What became of a requested transition."""
+    """The outcome of a requested transition."""
 
     CHANGED = "changed"
+    """This call moved the machine."""
     ALREADY = "already"
-    """The machine stood in the wanted state already: a duplicate."""
+    """The machine was in the wanted state already: the call is a duplicate."""
     ILLEGAL = "illegal"
     """The definition does not allow this move from the present state."""
     STALE = "stale"
@@ -59,15 +60,20 @@ class TransitionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What the store holds under a key, as `Dedup.get` shows it.
+    """The store's record of a key, as `Dedup.get` returns it.
 
     Attributes:
-        owner: the owner's text, which repr() leaves out; never show it to a claimant, who could settle with it.
-        fence: rises from owner to owner of the key.
-        attempt: how often the key was acquired; 0 for a token that nobody redeemed.
-        lease: seconds until the lease ends (0 or less: it ended), None unless PROCESSING.
-        ttl: seconds until the record vanishes.
+        key: the key.
+        state: the record's state.
+        owner: the owner's text, which repr() leaves out. Never show it to a claimant, because anyone who knows it
+            can settle the claim.
+        fence: a number that rises from owner to owner of the key.
+        attempt: how often the key was acquired; 0 for a token that was not redeemed yet.
+        lease: seconds until the lease ends (0 or less: it has ended); None unless the state is PROCESSING.
+        ttl: seconds until the record expires.
         fingerprint: 16 bytes, or None.
+        result: the recorded result of a success.
+        error: the recorded error of a failure.
     """
 
     key: str
@@ -87,10 +93,11 @@ class Transition:
     """The answer to one requested transition.
 
     Attributes:
-        state: where the machine stands now, changed or not.
-        version: how many changes it has had.
+        outcome: CHANGED, ALREADY, ILLEGAL or STALE.
+        state: the machine's present state, also where this call did not change it.
+        version: the number of the machine's changes.
         degraded: True where the fallback policy answered instead of the store.
-        confirmed: False where too few replicas had it in time (`replicas=`).
+        confirmed: False where too few replicas confirmed the change in time (`replicas=`).
     """
 
     outcome: TransitionOutcome

@@ -1,4 +1,4 @@
-"""`@dedup.once`: an async function that runs once per key."""
+"""`@dedup.once`: a decorator that runs an async function once for each key."""
 
 from __future__ import annotations
 
@@ -24,21 +24,28 @@ def once(
 ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
     """Return the decorator.
 
-    The first call runs the function and completes with its result. A later one returns that result,
-    as the codec gives it back. A call while the first runs raises InProgressError (after `wait`);
-    another fingerprint MismatchError. An exception frees the key, so that a retry runs again; one
-    of the types in `fail_on` is recorded, and later calls raise FailedError. So is a result that cannot
-    be stored (ResultError, ResultTooLargeError): its effect has happened, and must not happen again.
+    The first call runs the function and completes the key with its result. A later call returns that result, in the
+    form that the codec decodes. A call while the first call runs raises InProgressError (after `wait`); a call with
+    another fingerprint raises MismatchError.
+
+    An exception releases the key, so that a retry runs the function again. An exception of a type in `fail_on` is
+    recorded, and later calls raise FailedError. A result that cannot be stored (ResultError, ResultTooLargeError) is
+    also recorded as a failure: the function's effect has happened, and must not happen again.
 
     Raises:
-        ConfigError: the function is not async, or the key function is.
+        ConfigError: the function is not async, or the key function is async.
     """
     if not callable(key) or inspect.iscoroutinefunction(key):
-        raise ConfigError("once(key=…) takes a sync function that returns the key's text")
+        raise ConfigError(
+            f"once(key=…) must be a sync function that returns the key's text, got {key!r}: "
+            "for example key=lambda order: order.id"
+        )
 
     def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         if not inspect.iscoroutinefunction(function):
-            raise ConfigError(f"once() decorates async functions; {function!r} is none")
+            raise ConfigError(
+                f"once() decorates async functions, got {function!r}: write async def, or use fastdedup.sync"
+            )
 
         @functools.wraps(function)
         async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -51,7 +58,9 @@ def once(
                 except fail_on as error:
                     await first.fail(error)
                     raise
-                await first.complete(result)  # where that cannot be stored, leaving records it as a failure
+                await first.complete(
+                    result
+                )  # a result that cannot be stored is recorded as a failure on leaving
                 return result
 
         return wrapper

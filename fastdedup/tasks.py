@@ -1,4 +1,4 @@
-"""Ending tasks."""
+"""Functions that end asyncio tasks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 async def stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task until it ends: redis-py's connecting may take a cancellation for its own timeout."""
+    """Cancel a task again and again until it ends: redis-py may mistake a cancellation for its own timeout."""
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=0.05)

@@ -1,4 +1,4 @@
-"""One-time tokens: for forms, links and confirmations that must act once."""
+"""One-time tokens: for forms, links and confirmations that must take effect only once."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _BYTES = 24
 """192 random bits: 32 characters."""
 _MAX_TEXT = 256
 _NOBODY = blake2b(b"", digest_size=16, person=b"no subject").digest()
-"""The fingerprint of whoever names no subject; `fingerprint()` returns it for nothing."""
+"""The fingerprint of a caller that names no subject. `fingerprint()` never returns it."""
 
 
 class Tokens:
     """Issue, consume and redeem one-time tokens, as `dedup.tokens`. The store keeps only their hashes.
 
-    A token is a record that must be issued before it can be claimed, and its subject is its
-    fingerprint: so it has leases, takeover after a crash, and replay like any other claim.
+    A token is a record that must be issued before it can be claimed, and its subject is its fingerprint. So a token
+    has leases, takeover after a crash, and replay like any other claim.
     """
 
     def __init__(self, namespace: Namespace) -> None:
@@ -38,9 +38,12 @@ class Tokens:
         """Return a new token: URL-safe text of 192 random bits.
 
         Args:
-            subject: whom or what it is for (text or any JSON-able value); redeeming it for another
-                one is a MISMATCH.
-            ttl: seconds in which it can be redeemed (`token_ttl` by default).
+            subject: the user or thing that the token is for (text or any JSON-able value). Redeeming it for
+                another subject, or for no subject, is a MISMATCH.
+            ttl: seconds in which the token can be redeemed (`token_ttl` by default).
+
+        Raises:
+            UnavailableError: neither the store nor the policy answered.
         """
         token = secrets.token_urlsafe(_BYTES)
         ttl_ms = milliseconds(self._namespace.settings.token_ttl if ttl is None else ttl, "ttl")
@@ -52,24 +55,26 @@ class Tokens:
         )
         if await self._namespace.ask.run(op) != Code.OK:
             raise ForeignRecordError(
-                "the store holds a foreign value under a fresh token's key; issue another"
+                "the store holds a foreign value under a new token's key: issue another token"
             )
         return token
 
     async def consume(self, token: str, subject: Any = None, *, owner: str | None = None) -> Outcome:
-        """Use a token up in one step: ACQUIRED once, then SUCCEEDED; MISMATCH for another subject; UNKNOWN.
+        """Use a token up in one step. Returns ACQUIRED once, and SUCCEEDED afterwards.
 
-        For an effect that may fail half-way, `redeem`: a consumed token is gone even if what follows is not done.
+        Returns MISMATCH for another subject, and UNKNOWN for a token that was never issued or has expired.
+        For an effect that may fail half-way use `redeem`: a consumed token is gone even if the effect then fails.
 
         Args:
-            token: what `issue` returned, as the client sent it.
-            subject: for whom or what it was issued. A token that was issued for a subject is a MISMATCH to
-                everybody else, and to a caller that names no subject.
-            owner: your own name for this use: the same one again gets ACQUIRED again, after a lost reply.
+            token: the text that `issue` returned, as the client sent it.
+            subject: the subject that the token was issued for. A token that was issued for a subject is a MISMATCH
+                for any other subject, and for a caller that names no subject.
+            owner: your own name for this use. The same name gets ACQUIRED again, for example after a lost reply.
 
         Raises:
-            UnavailableError: neither the store nor the policy answered. A use that nobody was told of is taken
-                back as soon as the store answers; with `owner=` it is left to the same name, to ask again.
+            UnavailableError: neither the store nor the policy answered. A use whose answer did not reach its caller
+                is taken back as soon as the store answers. With `owner=` it is kept, so that the same owner can
+                ask again.
         """
         claim = await self._call(token, subject, Mode.CONSUME, None, None, owner)
         return claim.outcome
@@ -89,11 +94,11 @@ class Tokens:
         wait: Seconds = 0.0,
         renew: bool = False,
     ) -> ClaimCall:
-        """Claim a token: do the work, then `complete(result)`, and a second click replays that result.
+        """Claim a token: do the work, then call `complete(result)`; a second click gets that result.
 
-        Await it or enter it with `async with`; arguments as for `Dedup.claim`. A token that was redeemed
-        and released, or whose redeemer crashed, can be redeemed again by its subject for `ttl` seconds
-        more, whatever was left of its `token_ttl`: its form was sent in time.
+        Await the call or enter it with `async with`; the arguments are those of `Dedup.claim`. A token that was
+        redeemed and released, or whose redeemer crashed, can be redeemed again by its subject for another `ttl`
+        seconds, also past its `token_ttl`: its form was sent in time.
         """
         call = self._call(token, subject, Mode.REDEEM, lease, ttl, owner)
         call.set_patience(wait, renew)
@@ -111,7 +116,7 @@ class Tokens:
         secret = token_bytes(token)
         call = ClaimCall(
             self._namespace,
-            # A token is a secret: its claim is called by a digest, which may stand in logs.
+            # A token is a secret: the claim's key is a digest, which may appear in logs.
             "token:" + blake2b(secret, digest_size=8).hexdigest(),
             self._keyspace.wire_digest(secret),
             self._namespace.terms(mode, lease, ttl),
@@ -123,18 +128,18 @@ class Tokens:
 
 
 def subject_mark(subject: Any) -> bytes:
-    """Return the fingerprint that a token of this subject is asked for with.
+    """Return the fingerprint for redeeming a token as this subject.
 
-    Who names no subject has one of its own: to a token that was issued for somebody it is a MISMATCH.
+    "No subject" has a fingerprint of its own, so that a token that was issued for a subject answers MISMATCH.
     """
     return _NOBODY if subject is None else fingerprint(subject)
 
 
 def token_bytes(token: str) -> bytes:
-    """Return the bytes of what a client sent as its token; anything textual that is none is just unknown.
+    """Return the bytes of a token that a client sent. A text that is not a token is then simply UNKNOWN.
 
     Raises:
-        InvalidKeyError: not text.
+        InvalidKeyError: the token is not text.
     """
     if not isinstance(token, str):
         raise InvalidKeyError(f"a token must be text, got {type(token).__name__}")

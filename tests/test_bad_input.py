@@ -347,7 +347,7 @@ def test_once_decorates_async_functions_only(function: Any) -> None:
 @pytest.mark.parametrize("key", [None, "k", nothing])
 def test_once_takes_a_sync_key_function(key: Any) -> None:
     """Not the key itself, nor a coroutine that would never be awaited."""
-    with pytest.raises(ConfigError, match=r"once\(key=…\) takes a sync function"):
+    with pytest.raises(ConfigError, match=r"once\(key=…\) must be a sync function"):
         Dedup().once(key)
 
 
