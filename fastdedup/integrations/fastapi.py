@@ -124,7 +124,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     dedup: Dedup | Chooser | None = None,
     **settings: Unpack[KeySettings],
 ) -> Any:
-    """A dependency: the handler runs once for each Idempotency-Key, and is given its `Claim`.
+    """Return a dependency: the handler runs once for each Idempotency-Key, and gets its `Claim`.
 
         @app.post("/orders")
         async def order(body: Order, claim: Annotated[Claim, Claimed(principal=current_account)]): ...
@@ -133,13 +133,13 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     a running request, other payloads and outages are answered before it runs. A request without a key has the claim
     None, unless a key is `required`.
 
-    A dependency with `yield` ends after the response is stored and sent: what commits a transaction there can
-    fail when the response says that all is well. Give that one `Depends(..., scope="function")`.
+    A dependency with `yield` ends after the response is stored and sent. A commit that fails there comes too late,
+    because the response has reported success: give such a dependency `Depends(..., scope="function")`.
 
     Args:
-        principal: a dependency that names the caller whom keys belong to (text, a number, a UUID, or None for
-            anybody): best the one that authenticates. `everyone` where all callers may share their keys. Make
-            it `async def` even if it awaits nothing: FastAPI runs any other in a thread, for each request.
+        principal: a dependency that names the caller whom keys belong to (text, a number, a UUID, or None for all
+            callers): best the dependency that authenticates. `everyone` where all callers may share their keys.
+            Make it `async def` even if it never awaits: FastAPI runs a sync function in a thread, for each request.
         dedup: another `Dedup` than the application's, or a function that chooses one for a request.
         settings: see `fastdedup.web.rules.Rule`.
 
@@ -189,19 +189,19 @@ def OneTimeToken(  # noqa: N802
     dedup: Dedup | Chooser | None = None,
     **settings: Unpack[ClaimSettings],
 ) -> Any:
-    """A dependency: a form's one-time token is redeemed, its handler runs once, and is given the `Claim`.
+    """Return a dependency: it redeems a form's one-time token; the handler runs once and gets the `Claim`.
 
         token = await dedup.tokens.issue(subject=session_id)           # on rendering the form, as a hidden field
         @app.post("/orders")
         async def order(claim: Annotated[Claim, OneTimeToken(subject=session_id)]): ...
 
-    The same form again (a second click, a refresh, a duplicated tab) gets the first response. All else raises
-    FormRefused, which is answered by a short page unless you handle it, to show your form anew.
+    The same form again (a second click, a refresh, a duplicated tab) gets the first response. Any other form that
+    cannot be accepted raises FormRefused. A short page answers it, unless you handle it to show your form again.
 
     Args:
-        subject: a dependency that names whom the token was issued to: best a session, which ends with signing out.
+        subject: a dependency that returns the token's subject: best a session, which ends with signing out.
         field: the form's field; scripts may send the header X-One-Time-Token instead.
-        wait: seconds that a second click waits for the first one's page.
+        wait: seconds that a second click waits for the first click's page.
         dedup: as for `Claimed`.
         settings: as for `Claimed`.
 
@@ -253,7 +253,9 @@ def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], Guard]:
     """Return a function that finds the guard of a route; guards are made once for each `Dedup` and route."""
     guards: dict[tuple[Dedup, str], Guard] = {}
     if "methods" in settings:
-        raise ConfigError("methods= is for the middleware: a dependency goes with its own operation")
+        raise ConfigError(
+            "methods= is only for the middleware: leave it out, a dependency belongs to one operation"
+        )
     make_rules(["/"], {"principal": everybody, **settings})  # so that mistakes show here
 
     def rule_at(dedup: Dedup, request: Request) -> Guard:
@@ -272,7 +274,8 @@ def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], Guard]:
 def _check_callable(what: str, dependency: Any) -> None:
     if not callable(dependency):
         raise ConfigError(
-            f"{what}= is a dependency that names the caller, not {dependency!r}; see `everyone`"
+            f"{what}= must be a dependency that names the caller, got {dependency!r}; use `everyone` where all "
+            "callers share"
         )
 
 
@@ -285,12 +288,14 @@ def _route_path(request: Request) -> str:
 
 def _check(rule: Rule, limit: int, endpoint: Any) -> None:
     if rule.max_request > limit:
-        raise ConfigError(f"max_request={rule.max_request} exceeds that of Idempotency(...), {limit}")
+        raise ConfigError(
+            f"max_request={rule.max_request} is over the {limit} of Idempotency(...): lower it, or raise that one"
+        )
     in_thread = isfunction(endpoint) and not (iscoroutinefunction(endpoint) or isasyncgenfunction(endpoint))
     if rule.on_disconnect == "cancel" and in_thread:
         raise ConfigError(
-            f"on_disconnect='cancel' is for async handlers: {endpoint.__name__}() runs in a thread, which cannot "
-            "be cancelled, and would go on beside the retry"
+            f"on_disconnect='cancel' needs an async handler: {endpoint.__name__}() runs in a thread, which cannot "
+            "be cancelled and would go on beside the retry"
         )
 
 
@@ -306,10 +311,13 @@ def _slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
 def _free_slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
     idempotency, exchange = _slot(request)
     if exchange.holds:
-        raise ConfigError("an operation has one Claimed() or OneTimeToken(): one response cannot settle two")
+        raise ConfigError(
+            "an operation can have only one Claimed() or OneTimeToken(), as one response cannot settle two claims"
+        )
     if claim_of(request.scope) is not None:
         raise ConfigError(
-            "IdempotencyMiddleware has claimed this request: leave its route to it or to Claimed()"
+            "IdempotencyMiddleware has claimed this request already: use either the middleware or Claimed() for this "
+            "route"
         )
     return idempotency, exchange
 
@@ -333,7 +341,7 @@ def _name(caller: Any) -> str | None:
     if isinstance(caller, int | uuid.UUID) and not isinstance(caller, bool):
         return str(caller)
     raise ConfigError(
-        f"a principal or subject is text, a number, a UUID or None, not {type(caller).__name__}"
+        f"a principal or subject must be text, a number, a UUID or None, got {type(caller).__name__}"
     )
 
 

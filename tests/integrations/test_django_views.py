@@ -111,11 +111,11 @@ class TestIdempotent:
         for settings, told in (
             ({"wiat": 1.0}, "unknown setting 'wiat'"),
             ({"wait": -1.0}, "wait"),
-            ({"on_disconnect": "cancel"}, "is for async views"),
+            ({"on_disconnect": "cancel"}, "needs an async view"),
         ):
             with pytest.raises(ConfigError, match=told):
                 idempotent(principal=everyone, **settings)(lambda request: HttpResponse())  # type: ignore[arg-type]
-        with pytest.raises(ConfigError, match="decorates a view"):
+        with pytest.raises(ConfigError, match="a view must be decorated"):
             one_time_form("subject")  # type: ignore[type-var]
 
     def test_a_method_that_is_decorated_as_a_function_is_told(self, desk: Desk) -> None:
@@ -140,7 +140,7 @@ class TestIdempotent:
     def test_a_view_that_returns_nothing_releases(self, desk: Desk) -> None:
         view = idempotent(principal=everyone)(lambda request: None)
         for _ in range(2):
-            with pytest.raises(TypeError, match="no response"):
+            with pytest.raises(TypeError, match="must return an HttpResponse"):
                 view(RequestFactory().post("/", headers=KEY))
 
 
@@ -244,7 +244,7 @@ class TestTheTag:
     def test_a_subject_is_a_name(self, redis_url: str) -> None:
         with (
             open_shop(FASTDEDUP={"url": redis_url}, FASTDEDUP_HTTP={"subject": lambda request: 7.5}),
-            pytest.raises(ConfigError, match="a subject is text"),
+            pytest.raises(ConfigError, match="a subject must be text"),
         ):
             issue_token(RequestFactory().get("/"))
 

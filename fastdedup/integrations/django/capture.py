@@ -1,7 +1,6 @@
-"""Runs a view under a claim, and settles it by what the view answers. Main path: `run` → `_finish`.
+"""Runs a view under a claim, and settles the claim by the view's response. Main path: `run` → `_finish`.
 
-A view's response is captured once it is rendered; one that streams is passed on as it comes, and settles
-at its end.
+A view's response is captured once it is rendered. A stream is passed on as it comes, and settles at its end.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ _HOLD = "_fastdedup_hold"
 
 
 def claim_of(request: HttpRequest) -> Claim | None:
-    """Return the claim under which a view runs, a `fastdedup.sync.Claim`: its fence, whether it is lost.
+    """Return the claim under which a view runs, a `fastdedup.sync.Claim`, for its `fence` and `lost`.
 
-    A view is not interrupted when its lease is lost: look at `lost` before what cannot be undone. None where
-    the request came without a key or token.
+    A view is not interrupted when its lease is lost: check `lost` before a step that cannot be undone. None where
+    the request has no key and no token.
     """
     hold = hold_of(request)
     return None if hold is None else hold.public
 
 
 def hold_of(request: HttpRequest) -> Hold | None:
-    """Return what a request holds."""
+    """Return the claim that a request holds, with its background thread; None where it holds no claim."""
     return getattr(request, _HOLD, None)
 
 
 async def run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
-    """Run a view that shall run once.
+    """Run a view that must run once, and settle its claim.
 
     Raises:
-        BaseException: whatever the view raises; then its claim is released.
+        BaseException: any exception of the view; then its claim is released.
     """
     setattr(request, _HOLD, hold)
     work = _run(bridge, hold, view)
@@ -52,7 +51,7 @@ async def run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[
 
 
 async def _unsent(response: Any) -> None:
-    """Settle by a response that would only have been settled while it was rendered, or sent."""
+    """Settle by a response that will not be sent: rendering or closing the response settles the claim."""
     if response.streaming:
         await sync_to_async(response.close)()
     elif callable(getattr(response, "render", None)):
@@ -63,8 +62,8 @@ async def _run(bridge: Bridge, hold: Hold, view: Callable[[], Any]) -> HttpRespo
     try:
         response = await bridge.view(view)
         if not isinstance(response, HttpResponseBase):
-            raise TypeError(f"the view returned {response!r}, which is no response")
-    except GeneratorExit:  # thrown away by its loop: nothing can be awaited any more
+            raise TypeError(f"a view must return an HttpResponse, got {response!r}")
+    except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await
         raise
     except BaseException:
         with suppress(DedupError):  # the view's own error matters more
@@ -87,18 +86,18 @@ async def _finish(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpRes
 
 
 def _settle_once_rendered(hold: Hold, response: Any) -> None:
-    """A TemplateResponse is rendered after its view, where middleware may still change what it says."""
+    """Settle when the response is rendered: after the view, as middleware may still change a TemplateResponse."""
     render = response.render
 
     def rendered() -> HttpResponse:
-        del response.render  # for once
+        del response.render  # so that it replaces the response's own render() only once
         return drive(_run(BLOCKING, hold, render))
 
     response.render = rendered
 
 
 def captured(hold: Hold, response: HttpResponse) -> Response:
-    """Return a response as it settles a claim."""
+    """Return a view's response in the form that settles a claim."""
     return response_of(response, hold.rule.max_response, hold.held.mark)
 
 
@@ -106,7 +105,7 @@ def captured(hold: Hold, response: HttpResponse) -> Response:
 
 
 def _watch(hold: Hold, response: HttpResponse) -> None:
-    """Settle when the stream ends, or the server closes it because its client has left."""
+    """Settle when the stream ends, or when the server closes it because the client has disconnected."""
     watched = _AsyncStream if response.is_async else _Stream
     mark(response, [UNSTORED] + [DEGRADED] * hold.held.claim.degraded)
     end = captured(hold, response)
@@ -114,25 +113,25 @@ def _watch(hold: Hold, response: HttpResponse) -> None:
 
 
 class _Ending:
-    """Settles once, however a stream ends."""
+    """Settles the claim once, however the stream ends."""
 
     def __init__(self, hold: Hold, response: Response) -> None:
         self._hold = hold
         self._response = response
-        # Mutable.
+        # Mutable: whether the claim is settled.
         self._over = False
 
     async def end(self, bridge: Bridge, *, failed: bool = False) -> None:
         if not self._over:
             self._over = True
-            with suppress(DedupError):  # what was sent was sent
+            with suppress(DedupError):  # the response is sent already, so an error could not be shown
                 if failed:
                     await give_back(bridge, self._hold)
                 else:
                     await settle(bridge, self._hold, self._response)
 
     def close(self) -> None:
-        """Called by Django with the response, in a thread that may block."""
+        """Settle when the response is closed. Django calls this in a thread that may block."""
         drive(self.end(BLOCKING))
 
 

@@ -1,4 +1,4 @@
-"""Django's requests and responses, and those of `fastdedup.web`, made of one another."""
+"""Conversions between Django's requests and responses and those of `fastdedup.web`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...web.request import Request, RequestTooLarge
 from ...web.response import Response
 
 SOURCE = "django.request"
-"""Where a principal function finds the HttpRequest: `request.source["django.request"].user`."""
+"""The name under which a principal function finds the HttpRequest: `request.source["django.request"].user`."""
 _CSRF = "csrfmiddlewaretoken"
 
 
@@ -24,14 +24,17 @@ def key_of(request: HttpRequest) -> str | None:
     """Return the Idempotency-Key, or None.
 
     Raises:
-        BadKey: it cannot be read.
+        BadKey: the header cannot be read.
     """
     field = request.META.get("HTTP_IDEMPOTENCY_KEY")
     return None if field is None else parse([field.encode("utf-8", "surrogateescape")])
 
 
 def request_of(request: HttpRequest, body: bytes) -> Request:
-    """Return a request as principal and fingerprint functions see it; `source` is its META, and itself."""
+    """Return a request in the form that principal and fingerprint functions get.
+
+    `source` has the entries of META, and the HttpRequest under `SOURCE`.
+    """
     headers = [(name.lower().encode(), _latin(value)) for name, value in request.headers.items()]
     query = request.META.get("QUERY_STRING", "").encode("utf-8", "surrogateescape")
     source = ChainMap({SOURCE: request}, request.META)
@@ -39,14 +42,14 @@ def request_of(request: HttpRequest, body: bytes) -> Request:
 
 
 def body_of(request: HttpRequest, limit: int) -> bytes:
-    """Return the body; of a form that was parsed already, and is gone, what it said.
+    """Return the body. Where Django has parsed it as a form already, return the form's contents instead.
 
     Raises:
-        RequestTooLarge: it exceeds the limit, or Django's.
-        UnreadablePostError: the client left before it had sent it.
+        RequestTooLarge: the body exceeds `limit` bytes, or Django's limit.
+        UnreadablePostError: the client disconnected before it had sent the whole body.
     """
     length = request.META.get("CONTENT_LENGTH") or "0"
-    if length.isdecimal() and int(length) > limit:  # of what is no number Django reads nothing
+    if length.isdecimal() and int(length) > limit:  # with a length that is no number Django reads no body
         raise RequestTooLarge
     try:
         body: bytes = request.body
@@ -60,7 +63,7 @@ def body_of(request: HttpRequest, limit: int) -> bytes:
 
 
 def form_of(request: HttpRequest, *without: str) -> bytes:
-    """Return what a form said: its fields and files, but for its CSRF token, which is masked anew each time."""
+    """Return a form's contents: its fields and files, without its CSRF token, which differs in each page."""
     fields = request.POST.copy()
     for name in (_CSRF, *without):
         fields.pop(name, None)
@@ -73,7 +76,7 @@ def form_of(request: HttpRequest, *without: str) -> bytes:
 
 
 def response_of(response: HttpResponse, limit: int, mark: bytes) -> Response:
-    """Return a response as it is stored: whole, or where it is a stream or too large, what it is."""
+    """Return a response in the form that is stored: without its body where it is a stream or too large."""
     headers = [(name.lower().encode(), _latin(value)) for name, value in response.items()]
     headers += [(b"set-cookie", _latin(cookie.OutputString())) for cookie in response.cookies.values()]
     whole = not response.streaming and len(response.content) <= limit
@@ -81,7 +84,7 @@ def response_of(response: HttpResponse, limit: int, mark: bytes) -> Response:
 
 
 def reply(response: Response) -> HttpResponse:
-    """Return a response that stands in for the view's."""
+    """Return a Django response that is sent instead of the view's response."""
     made = HttpResponse(response.body, status=response.status)
     del made["Content-Type"]
     for name, value in response.headers:
@@ -91,7 +94,7 @@ def reply(response: Response) -> HttpResponse:
 
 
 def mark(response: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> HttpResponse:
-    """Set headers of a response."""
+    """Set headers of a Django response, and return it."""
     for name, value in headers:
         response[name.decode("latin-1")] = value.decode("latin-1")
     return response
@@ -105,5 +108,5 @@ def _digest(upload: UploadedFile) -> str:
     digest = blake2b(digest_size=16)
     for chunk in upload.chunks():
         digest.update(chunk)
-    upload.seek(0)  # the view reads it from its start
+    upload.seek(0)  # the view reads the file from its start
     return digest.hexdigest()

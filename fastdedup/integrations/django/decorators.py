@@ -1,4 +1,4 @@
-"""`@idempotent`: a view's requests with an Idempotency-Key happen once. `@one_time_form` is in `one_time`."""
+"""`@idempotent`: a view's requests with an Idempotency-Key take effect once. `@one_time_form` is in `one_time`."""
 
 from __future__ import annotations
 
@@ -25,26 +25,29 @@ View = TypeVar("View", bound=Callable[..., Any])
 def idempotent(
     *, principal: Principal | str | None = None, **settings: Unpack[KeySettings]
 ) -> Callable[[View], View]:
-    """Decorate a view: POST and PATCH requests with an Idempotency-Key happen once, and are replayed to the others.
+    """Decorate a view: a POST or PATCH request with an Idempotency-Key takes effect once.
+
+    Its response is stored, and replayed to duplicates:
 
         @idempotent(principal=by_user, required=True, wait=5.0)
         def charge(request): ...
 
-    For views that the middleware does not cover; where it does, that is enough. Classes:
+    Use it for views that the middleware does not cover. Classes:
     `@method_decorator(idempotent(...), name="dispatch")`. A response settles the key as in the middleware; an
-    exception releases it, Http404 and PermissionDenied too. With ATOMIC_REQUESTS the view's transaction ends
+    exception releases it, also Http404 and PermissionDenied. With ATOMIC_REQUESTS the view's transaction ends
     before its response is stored.
 
     Args:
-        principal: whom a key belongs to, see `IdempotencyMiddleware`; `FASTDEDUP_HTTP["principal"]` by default.
-        settings: see `fastdedup.web.rules.Rule`. What `FASTDEDUP_HTTP` says for all routes holds here, too.
+        principal: names the caller whom a key belongs to, see `IdempotencyMiddleware`; by default
+            `FASTDEDUP_HTTP["principal"]`.
+        settings: see `fastdedup.web.rules.Rule`. The settings of `FASTDEDUP_HTTP` for all routes apply here, too.
 
     Raises:
-        ConfigError: a setting cannot be used, or is an unknown one.
+        ConfigError: a setting cannot be used, or is unknown.
     """
     check, _ = make_rules(
         ["/", "/"], {"principal": everyone, **settings}
-    )  # mistakes are told where they are made
+    )  # so that a mistake raises here, where it is made
     operation = _Operation(principal, dict(settings))
 
     def decorate(view: View) -> View:
@@ -55,12 +58,12 @@ def idempotent(
 
 
 class _Operation:
-    """A decorated view's rules: one for each route that leads to it, which are few."""
+    """The rules of a decorated view: a rule for each route that leads to it."""
 
     def __init__(self, principal: Principal | str | None, settings: dict[str, Any]) -> None:
         self._principal = principal
         self._settings = settings
-        # Mutable, by route; and the settings that it was made of, which tests override.
+        # Mutable: the guards by route; the settings that they were made of, which tests override.
         self._guards: dict[str, Guards] = {}
         self._shared: dict[str, Any] = {}
 
@@ -86,14 +89,14 @@ class _Operation:
 def _rule(route: str, settings: dict[str, Any]) -> Rule:
     if "principal" not in settings:
         raise ConfigError(
-            'idempotent(principal=...) is missing, and so is FASTDEDUP_HTTP["principal"]: a function that names whom '
-            "a key belongs to, such as fastdedup.integrations.django.by_user"
+            'idempotent(principal=...) and FASTDEDUP_HTTP["principal"] are both missing: give a function that names '
+            "the caller whom a key belongs to, such as fastdedup.integrations.django.by_user"
         )
     return make_rules([route], settings)[0]
 
 
 def _route(request: HttpRequest) -> str:
-    """The path as it is declared, whatever stands in its place: its fingerprint tells those apart."""
+    """Return the path as it is declared. The request's own path is part of the fingerprint."""
     match = getattr(request, "resolver_match", None)
-    # A * would make many paths of it: it stands for itself here, as in a regular expression.
+    # A * in a rule stands for many paths. In a route it stands for itself, as in a regular expression.
     return str(request.path) if match is None else "/" + match.route.lstrip("/").replace("*", "%2A")

@@ -13,18 +13,18 @@ __all__ = ["OneTimeFormMixin"]
 
 
 class OneTimeFormMixin:
-    """Adds the token to a form, as a hidden field, new whenever the form is rendered.
+    """Adds a one-time token to a form, as a hidden field. Each rendering of the form gets a new token.
 
         class OrderForm(OneTimeFormMixin, forms.Form): ...
         form = OrderForm(request.POST or None, request=request)
 
-    It stands first among the bases, and its view is decorated with `one_time_form`, which checks the token:
-    the form does not, and `cleaned_data` has none. A form that is not valid gives its token back, unless the
-    view redirects all the same, and shows it again: so whatever becomes of a page, corrected, gone back to
-    and sent again, is one order. A form that was refused shows what was typed.
+    Write it first among the base classes, and decorate the view with `one_time_form`, which checks the token: the
+    form does not check it, and `cleaned_data` does not have it. A form that is not valid keeps its token, unless the
+    view redirects: so a page that is corrected, or gone back to, and sent again, is still one order. A form that was
+    refused shows the values that the user typed.
 
     Args:
-        request: the request for which the form is shown, or with which it came.
+        request: the request that the form is rendered for, or that sent the form.
     """
 
     def __init__(self, *args: Any, request: HttpRequest, **kwargs: Any) -> None:
@@ -35,14 +35,14 @@ class OneTimeFormMixin:
         self.fields[self._one_time] = _TokenField(widget=_TokenInput(request, self._one_time))
 
     def full_clean(self) -> None:
-        """Validate."""
+        """Validate the form; with errors, its token can be used again."""
         super().full_clean()  # type: ignore[misc] # of the form that this is mixed into
         getattr(self, "cleaned_data", {}).pop(self._one_time, None)
         if self.is_bound and self.errors:  # type: ignore[attr-defined]
             reopen_invalid(self.request)
 
     def get_initial_for_field(self, field: forms.Field, field_name: str) -> Any:
-        """Return a field's first value: where the form was refused, what was sent."""
+        """Return a field's initial value: the value that was sent, where the form was refused."""
         sent = form_of(self.request).data
         name = self.add_prefix(field_name)  # type: ignore[attr-defined]
         if not sent or field.widget.value_omitted_from_data(sent, {}, name):
@@ -55,11 +55,11 @@ class _TokenField(forms.CharField):
         super().__init__(required=False, **kwargs)
 
     def has_changed(self, initial: Any, data: Any) -> bool:
-        return False  # it is none of what a person says
+        return False  # a person does not edit it
 
 
 class _TokenInput(forms.HiddenInput):
-    """Shows the token that there is now, by the name that the view looks for, whatever the form's prefix."""
+    """A hidden input with the request's token, by the name that the view expects, without the form's prefix."""
 
     def __init__(self, request: HttpRequest, name: str) -> None:
         super().__init__({"autocomplete": "off"})

@@ -38,7 +38,7 @@ class IdempotencyMiddleware:
 
     Cookies that a view sets are not replayed unless `drop_headers` is empty. Exceptions, and the 500 that
     Django makes of them, release the key. Under ASGI a view whose client leaves is finished all the same;
-    `on_disconnect="cancel"` is for async views: a sync one runs in a thread, which nothing stops.
+    `on_disconnect="cancel"` is for async views: a sync view runs in a thread, which cannot be stopped.
 
     Raises:
         ImproperlyConfigured: a setting is missing or cannot be used.

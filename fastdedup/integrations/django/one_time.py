@@ -1,4 +1,4 @@
-"""`@one_time_form`: a form is acted upon once. Main path: `_OneTime.handle` → `_redeemed` → `capture.run`."""
+"""`@one_time_form`: a form takes effect once. Main path: `_OneTime.handle` → `_redeemed` → `capture.run`."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ _SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _SOON = 1.0
 _PAGES: WeakSet[Any] = WeakSet()
-"""Views that were seen to answer a GET. One that never is (inside of require_POST, say) may look at nothing but its
-data, and must not be called for its page."""
+"""Views that have answered a GET. A view that never has (for example inside of require_POST) may expect form data,
+so it must not be called to get its page."""
 
 
 @overload
@@ -72,37 +72,37 @@ def one_time_form(
     refused: Refused | None = None,
     **settings: Unpack[ClaimSettings],
 ) -> Any:
-    """Decorate a view whose form is acted upon once: GET passes, anything else redeems the form's token.
+    """Decorate a view whose form takes effect once: GET passes, any other method redeems the form's token.
 
         @one_time_form
         def order(request):
             form = OrderForm(request.POST or None, request=request)   # with OneTimeFormMixin, or {% one_time_token %}
 
-    The same form again (a second click, a refresh, a duplicated tab) gets the first response. Where nothing is to be
-    done and there is nothing to replay, the view's own page is shown, as for GET (once it has answered a GET: one
-    that takes nothing but POST gets a short page in its place), with the refusal's status,
-    `request.form_refused` (a FormRefused, for `{% one_time_notice %}`) and a fresh form. Where the same form may
-    be sent again it has the same token, so that it is still done only once. A form that a script sends, its token
-    in the header X-One-Time-Token, is told by a problem or a short page.
+    The same form again (a second click, a refresh, a duplicated tab) gets the first response. A form that is refused,
+    and has no response to replay, gets the view's own page, as for GET, with the refusal's status,
+    `request.form_refused` (a FormRefused, for `{% one_time_notice %}`) and a new form. A view that has not answered
+    a GET yet gets a short page instead. Where the same form may be sent again, the page has the same token, so that
+    the form still takes effect only once. A form that a script sends, with its token in the header X-One-Time-Token,
+    gets a problem or a short page.
 
-    Classes: `@method_decorator(one_time_form, name="dispatch")`. Put it inside of `login_required` and its kin. An
-    exception releases the token, so that the form can be sent again; so do a form that is not valid
-    (`OneTimeFormMixin`) and `reopen(request)`. With ATOMIC_REQUESTS the view's transaction ends before its
+    Classes: `@method_decorator(one_time_form, name="dispatch")`. Put it inside of `login_required` and similar
+    decorators. The token is released, so that the form can be sent again, by an exception, by a form that is not
+    valid (`OneTimeFormMixin`) and by `reopen(request)`. With ATOMIC_REQUESTS the view's transaction ends before its
     response is stored.
 
     Args:
-        view: the view, where there is nothing else to say.
-        subject: whom a token belongs to, a function of the HttpRequest; by default `FASTDEDUP_HTTP["subject"]`,
-            or else `session_subject`: this session, and this user.
-        field: the form's field; `FASTDEDUP_HTTP["field"]`, or else `one_time_token`.
-        wait: seconds that a second click waits for the first one's page.
-        refused: makes the page for a refusal, instead: `refused(request, error)`.
+        view: the view, where the decorator is used without arguments.
+        subject: a function of the HttpRequest that returns the subject of its tokens; by default
+            `FASTDEDUP_HTTP["subject"]`, or else `session_subject`: this session and this user.
+        field: the form's field; by default `FASTDEDUP_HTTP["field"]`, or else `one_time_token`.
+        wait: seconds that a second click waits for the first click's page.
+        refused: a function that makes the page for a refusal: `refused(request, error)`.
         settings: see `fastdedup.web.rules.Rule`.
 
     Raises:
         ConfigError: a setting cannot be used.
     """
-    rule = Rule("/", everyone, wait=wait, **settings)  # of forms the token alone is the key
+    rule = Rule("/", everyone, wait=wait, **settings)  # a form's key is its token alone
     form = _OneTime(rule, subject, field, refused)
 
     def decorate(view: Any) -> Any:
@@ -123,7 +123,7 @@ class _OneTime:
         self._refused = refused
 
     def _view_of(self, request: HttpRequest) -> Any:
-        # What stands in the URL configuration: method_decorator decorates anew for each request.
+        # The view in the URL configuration, because method_decorator decorates again for each request.
         match = request.resolver_match
         return self if match is None else match.func
 
@@ -148,7 +148,7 @@ class _OneTime:
         return await run(bridge, got, request, view)
 
     async def _redeemed(self, bridge: Bridge, request: HttpRequest, form: Form) -> Hold | Response:
-        """Return the claim for the first, the first's response for others. Raises FormRefused."""
+        """Return the claim for the first form, and the first response for a duplicate. Raises FormRefused."""
         form.token = token = _sent_token(request, form.field)
         contents = self._mark(request, form.field)
         who = await subject_of(bridge, request)
@@ -183,7 +183,7 @@ class _OneTime:
             body = convert.body_of(request, within_limits(self._rule).max_request)
         return self._rule.mark(convert.request_of(request, body))
 
-    # What a person is told
+    # Pages for refused forms
 
     async def _refuse(
         self, bridge: Bridge, request: HttpRequest, form: Form, error: FormRefused, view: Callable[[], Any]
@@ -199,12 +199,15 @@ class _OneTime:
             if page.status_code != 405:
                 return _told(request, page, error)
         asked = convert.request_of(request, b"")
-        asked.headers = [(b"host", request.get_host().encode()), *asked.headers]  # as the proxy tells it
+        asked.headers = [
+            (b"host", request.get_host().encode()),
+            *asked.headers,
+        ]  # the host as the proxy reports it
         return convert.reply(error.response(asked))
 
 
 def _sent_token(request: HttpRequest, field: str) -> str:
-    """Return the token that came. An empty one was rendered while the store was unavailable."""
+    """Return the token of the request. An empty token was rendered while the store was unavailable."""
     token = request.headers.get(HEADER) or request.POST.get(field)
     if token is None:
         raise FormRefused(Refusal.MISSING)
@@ -214,15 +217,17 @@ def _sent_token(request: HttpRequest, field: str) -> str:
 
 
 def _done_before() -> FormRefused:
-    """A person whose first page was a stream or too large, and is not kept, is told so by a page, not a problem."""
-    error = FormRefused(Refusal.CHANGED)  # as there, the first was done, and this is not
+    """Return the refusal for a form whose first page was not stored, because it was a stream or too large."""
+    error = FormRefused(
+        Refusal.CHANGED
+    )  # as with CHANGED, the first form took effect, and this form does not
     error.status, error.title = 409, "This form was sent before"
     error.message = "It was done; its page cannot be shown again. To do it once more use a fresh form."
     return error
 
 
 def _told(request: HttpRequest, page: HttpResponse, error: FormRefused) -> HttpResponse:
-    """Make the view's own page that of a refusal; what else it answers, a redirect say, stays."""
+    """Turn the view's own page into the page of a refusal; another answer, for example a redirect, stays."""
     if page.status_code == 200:
         page.status_code = error.status
     if error.retry_after is not None:
@@ -232,7 +237,7 @@ def _told(request: HttpRequest, page: HttpResponse, error: FormRefused) -> HttpR
         render = page.render
 
         def rendered() -> HttpResponse:
-            del page.render  # for once
+            del page.render  # so that it replaces the page's own render() only once
             with _as_get(request):
                 return render()
 
@@ -242,7 +247,7 @@ def _told(request: HttpRequest, page: HttpResponse, error: FormRefused) -> HttpR
 
 @contextmanager
 def _as_get(request: HttpRequest) -> Iterator[None]:
-    """Let a view see the request as one for its page. In place, as class-based views hold on to it."""
+    """Let a view see the request as a GET. The request is changed in place, because class-based views keep it."""
     before = (request.method, request.POST, request.FILES)
     request.method, request.POST = "GET", QueryDict(encoding=request.encoding)
     request._files = MultiValueDict()  # there is no public way to set it

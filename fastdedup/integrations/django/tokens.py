@@ -25,7 +25,7 @@ from .convert import SOURCE
 __all__ = ["by_header", "by_user", "everyone", "session_subject"]
 
 Subject = Callable[[HttpRequest], Any]
-"""A function, sync or async, that names whom a token is issued to: text, a number, a UUID, or None for everybody."""
+"""A function, sync or async, that returns the subject of a token: text, a number, a UUID, or None for all callers."""
 _FORM = "_fastdedup_form"
 _SESSION_ID = "_fastdedup"
 
@@ -47,7 +47,7 @@ class Form:
 
 
 def form_of(request: HttpRequest) -> Form:
-    """Return what is known of a request's form; by the settings, where its view is not decorated."""
+    """Return the state of a request's form; where its view is not decorated, by the settings."""
     form = getattr(request, _FORM, None)
     if form is None:
         given = http()
@@ -56,14 +56,14 @@ def form_of(request: HttpRequest) -> Form:
 
 
 def open_form(request: HttpRequest, subject: Subject | str | None, name: str) -> Form:
-    """Say whose tokens a request's form has, and in which field."""
+    """Set the subject and the field of the tokens of a request's form, and return the form's state."""
     form = Form(session_subject if subject is None else function(subject, "subject"), name)
     setattr(request, _FORM, form)
     return form
 
 
 def session_subject(request: HttpRequest) -> str:
-    """Name the session and the user: a token dies with signing in or out, and is no use to anybody else.
+    """Return the session and the user as the subject: no other session can use the token, and signing out ends it.
 
     Raises:
         ImproperlyConfigured: there is no session.
@@ -72,11 +72,11 @@ def session_subject(request: HttpRequest) -> str:
         raise ImproperlyConfigured(
             "one-time tokens need django.contrib.sessions' SessionMiddleware, or a subject= of your own"
         )
-    user = _user_of(request)  # first, as it may end the session
+    user = _user_of(request)  # first, because finding the user may end the session
     session = request.session
-    name = session.get(_SESSION_ID)  # reading it loads it: a key that has expired is not one any more
+    name = session.get(_SESSION_ID)  # reads the session first: after that an expired session has no key
     if isinstance(session, signed_cookies.SessionStore):
-        if name is None:  # its key is its contents
+        if name is None:  # here the session's key is its contents, which change
             name = session[_SESSION_ID] = secrets.token_urlsafe(16)
     else:
         if session.session_key is None:
@@ -86,16 +86,16 @@ def session_subject(request: HttpRequest) -> str:
 
 
 def by_user(request: Request) -> str | None:
-    """A principal: the user who is signed in. Those who are not share their keys, as if there were one of them."""
+    """Return the signed-in user as the principal; all users who are not signed in share their keys."""
     user = _user_of(request.source[SOURCE])
     return None if user is None else str(user)
 
 
 def issue_token(request: HttpRequest, ttl: float | None = None) -> str:
-    """Return a new token for whoever sent this request.
+    """Return a new token for the sender of this request.
 
     Args:
-        request: of the page that shows the form.
+        request: the request for the page that shows the form.
         ttl: seconds in which the form can be sent; by default the `Dedup`'s `token_ttl`.
 
     Raises:
@@ -105,10 +105,10 @@ def issue_token(request: HttpRequest, ttl: float | None = None) -> str:
 
 
 async def aissue_token(request: HttpRequest, ttl: float | None = None) -> str:
-    """Do as `issue_token`, from an async view; the next form rendered for this request shows this token.
+    """Return a new token, as `issue_token`, for async views. The next form of this request shows this token.
 
-    A template is rendered in the event loop's thread. Without this, `{% one_time_token %}` blocks the loop for an
-    answer of the store, usually for less than a millisecond, and cannot read a session or user from the database.
+    A template is rendered in the event loop's thread. Without this call, `{% one_time_token %}` blocks the loop until
+    the store answers, usually for less than a millisecond, and cannot read a session or user from the database.
     """
     token = await _issue(AWAITING, request, ttl)
     form_of(request).prepared.append(token)
@@ -116,10 +116,10 @@ async def aissue_token(request: HttpRequest, ttl: float | None = None) -> str:
 
 
 def token_for(request: HttpRequest, ttl: float | None = None) -> str:
-    """Return the token for a form that is being rendered: a new one, unless the one that came stays good.
+    """Return the token for a form that is being rendered: a new token, unless the form's own can be used again.
 
-    While the store is unavailable, and the policy refuses to do without: an empty one. The page is shown, and
-    when the form is sent, it is shown once more, with a token if there is one by then.
+    Returns an empty token while the store is unavailable and the policy refuses. Then the page is still shown, and
+    when the form is sent, it is shown once more, with a token if the store answers by then.
     """
     form = form_of(request)
     if form.again:
@@ -133,9 +133,9 @@ def token_for(request: HttpRequest, ttl: float | None = None) -> str:
 
 
 def reopen(request: HttpRequest) -> None:
-    """Say, in a view, that nothing was done for this form, whatever the response: its token stays good.
+    """Call this in a view where the form has not taken effect, whatever the response: its token can be used again.
 
-    For a declined card, say. `OneTimeFormMixin` does so itself for a form that is not valid.
+    For example after a declined card. `OneTimeFormMixin` does the same for a form that is not valid.
     """
     hold, form = hold_of(request), form_of(request)
     if hold is not None:
@@ -144,7 +144,7 @@ def reopen(request: HttpRequest) -> None:
 
 
 def reopen_invalid(request: HttpRequest) -> None:
-    """Say that a form has errors: unless its view redirects, nothing was done."""
+    """Take note that a form has errors: unless its view redirects, its token can be used again."""
     hold, form = hold_of(request), form_of(request)
     if hold is not None:
         hold.invalid = True
@@ -152,17 +152,17 @@ def reopen_invalid(request: HttpRequest) -> None:
 
 
 async def subject_of(bridge: Bridge, request: HttpRequest) -> str | None:
-    """Return whom tokens are issued to.
+    """Return the subject of a request's tokens.
 
     Raises:
-        ConfigError: the function returned something else than a name.
+        ConfigError: the subject function returned a value of another type.
     """
     who = await bridge.call(form_of(request).subject, request)
     if who is None or isinstance(who, str):
         return who
     if isinstance(who, int | uuid.UUID) and not isinstance(who, bool):
         return str(who)
-    raise ConfigError(f"a subject is text, a number, a UUID or None, not {type(who).__name__}")
+    raise ConfigError(f"a subject must be text, a number, a UUID or None, got {type(who).__name__}")
 
 
 async def _issue(bridge: Bridge, request: HttpRequest, ttl: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Decorating views: functions and methods, sync and async; and where a transaction of theirs ends."""
+"""Decorates views, sync and async, functions and methods; keeps a view's transaction inside of the decorator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Handle = Callable[[Bridge, HttpRequest, Callable[[], Any]], Coroutine[Any, Any, 
 
 
 def wrap(view: Callable[..., Any], handle: Handle) -> Callable[..., Any]:
-    """Return the view with `handle` in front of it, sync or async as the view is."""
+    """Return a view that calls `handle` with this view; it is sync or async as this view is."""
     if is_async(view):
 
         @functools.wraps(view)
@@ -39,44 +39,46 @@ def wrap(view: Callable[..., Any], handle: Handle) -> Callable[..., Any]:
 
 
 def is_async(view: Callable[..., Any]) -> bool:
-    """Return whether a view is awaited; `dispatch` of a class of async handlers is, and does not look like it."""
+    """True where a view must be awaited, also for the `dispatch` of a class with async handlers."""
     owner = getattr(getattr(view, "func", None), "__self__", None)
     return iscoroutinefunction(view) or bool(getattr(owner, "view_is_async", False))
 
 
 def check_settings(rule: Rule, view: Callable[..., Any]) -> None:
-    """Check what holds for a view.
+    """Check that a view can be decorated with these settings.
 
     Raises:
-        ConfigError: it is no view, or runs in a thread, and is to be cancelled.
+        ConfigError: the object is not a view, or it runs in a thread but `on_disconnect` wants to cancel it.
     """
     if not callable(view):
-        raise ConfigError(f"this decorates a view, not {view!r}; its arguments are named ones")
+        raise ConfigError(
+            f"a view must be decorated, got {view!r}: call the decorator's arguments by their names"
+        )
     if rule.on_disconnect == "cancel" and not is_async(view):
         raise ConfigError(
-            "on_disconnect='cancel' is for async views: a sync one runs in a thread, which cannot be cancelled, and "
-            "would go on beside the retry"
+            f"on_disconnect='cancel' needs an async view, got {view!r}: it runs in a thread, which cannot be "
+            "cancelled and would go on beside the retry; use on_disconnect='finish'"
         )
 
 
 def check_request(request: Any) -> None:
-    """Raise ConfigError for what is no request: `self`, say."""
+    """Raise ConfigError where a view's first argument is not a request, for example `self`."""
     if not hasattr(request, "META"):
         raise ConfigError(
-            f"a view's first argument is a request, not {request!r}: decorate a class with "
+            f"a view's first argument must be a request, got {request!r}: decorate a class with "
             '@method_decorator(..., name="dispatch")'
         )
 
 
 class _Every(set[str]):
-    """All databases: ATOMIC_REQUESTS would commit outside of us, after the result is stored. `_atomic` does it."""
+    """All databases: Django's own transaction would end after the result is stored, so `_atomic` makes it instead."""
 
     def __contains__(self, alias: object) -> bool:
         return True
 
 
 def _atomic(view: Callable[..., Any], outside: set[str]) -> Callable[..., Any]:
-    """Return the view in the transactions that ATOMIC_REQUESTS asks for."""
+    """Return the view inside of the transactions that ATOMIC_REQUESTS asks for."""
     without = {*getattr(view, "_non_atomic_requests", ()), *outside}
     for alias, database in connections.settings.items():
         if database["ATOMIC_REQUESTS"] and alias not in without:

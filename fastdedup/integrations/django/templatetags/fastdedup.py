@@ -17,9 +17,9 @@ register = template.Library()
 
 @register.simple_tag(takes_context=True)
 def one_time_token(context: template.Context, ttl: float | None = None) -> SafeString:
-    """Render the hidden input with a token, which is new unless the form that came may be sent again.
+    """Render a hidden input with a token: a new token, unless the form that was sent may be sent again.
 
-    `autocomplete="off"`: or a browser that reloads the page puts back the token that the field had before.
+    `autocomplete="off"`, because otherwise a browser that reloads the page puts the former token back.
 
     Args:
         context: has the `request`.
@@ -35,7 +35,7 @@ def one_time_token(context: template.Context, ttl: float | None = None) -> SafeS
 
 @register.simple_tag(takes_context=True)
 def one_time_notice(context: template.Context) -> SafeString:
-    """Render why the form was not acted upon, or nothing where it was."""
+    """Render why the form was refused; nothing where it was not refused."""
     refused = getattr(_request(context), "form_refused", None)
     if refused is None:
         return SafeString()
