@@ -1,4 +1,4 @@
-# The two commands: `make demo` and `make test`. Each sets up what it needs; repeats are quick. So does `make bench`.
+# The two main commands: `make demo` and `make test`. Each sets up everything that it needs; the next run is quick.
 
 PYTHON  ?= python3
 WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
@@ -24,8 +24,8 @@ demo: $(CLI) ## run the flash sale; REDIS_URL=redis://… runs it on a real Redi
 demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS='--port 8000 --workers 2'
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/fastdedup demo --web $(ARGS)
 
-# The server and the browser come first: without them nothing else is worth the wait. pytest comes last: its closing line is
-# the verdict. PYTEST_ARGS may narrow a run, which then falls short of the coverage asked for.
+# The server and the browser come first: without them the tests cannot pass. pytest comes last: its last line is the
+# verdict. With PYTEST_ARGS only some tests run; then the coverage is below the required one.
 test: redis-server chromium lint types ## lint, type check and test, with at least 95 % branch coverage
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" \
 	  $(BIN)/pytest -n $(WORKERS) --cov --cov-fail-under=95 $(PYTEST_ARGS)
@@ -34,27 +34,27 @@ lint: $(DEV) ## ruff: rules and format
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 
-types: $(DEV) ## mypy, strict
+types: $(DEV) ## mypy in strict mode
 	@$(BIN)/mypy
 
-format: $(DEV) ## let ruff rewrite what it can
+format: $(DEV) ## let ruff fix and format the code
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# For figures that mean something let nothing else run. ARGS='--quick' sees that it works; bench/README.md has more.
-bench: $(BUILT)/.stamp redis-server ## measure everything beside the peers, in under 10 minutes; writes bench/results
+# Run no other program meanwhile, or the figures mean little. ARGS='--quick' is a short trial; see bench/README.md.
+bench: $(BUILT)/.stamp redis-server ## measure fastdedup and its peers, in under 10 minutes; writes bench/results
 	@$(MEASURE) $(ARGS)
 
-bench-check: $(BUILT)/.stamp redis-server ## measure, print each target with pass or short, fail on a short one
+bench-check: $(BUILT)/.stamp redis-server ## measure, print each target with pass or short, fail if a target is short
 	@$(MEASURE) check $(ARGS)
 
-# The compiled package comes before the checkout's, whose folder Python would otherwise look into first.
+# PYTHONPATH puts the compiled package before the checkout's, which Python would otherwise import.
 MEASURE = PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" PYTHONSAFEPATH=1 PYTHONPATH="$(BUILT):$(CURDIR)" \
 	  $(BIN)/python -m bench
 
 compiled: $(BUILT)/.stamp ## compile the package into build/compiled, as FASTDEDUP_COMPILE=1 pip install does
 
-# Where there is nothing to compile with, the checkout is measured as it is, and the report says so.
+# Without a C compiler the checkout is measured in pure Python, and the report says so.
 $(BUILT)/.stamp: $(BENCH) hatch_build.py $(shell find fastdedup lua -name '*.py' -o -name '*.lua')
 	@rm -rf $(BUILT) && mkdir -p $(BUILT)
 	@if command -v "$${CC:-cc}" >/dev/null; then \
@@ -62,8 +62,8 @@ $(BUILT)/.stamp: $(BENCH) hatch_build.py $(shell find fastdedup lua -name '*.py'
 	else echo "No C compiler: this measures pure Python. With one (Debian: gcc) it would measure the compiled package."; fi
 	@touch $@
 
-# Prints its seed first; ARGS='--seed N' replays one, ARGS=--quick takes a minute. tests/chaos/README.md has more.
-chaos: $(DEV) redis-server libfaketime ## break real servers under load for about 10 minutes, and check every answer that was given
+# Prints its seed first; ARGS='--seed N' repeats a run, ARGS=--quick takes a minute. See tests/chaos/README.md.
+chaos: $(DEV) redis-server libfaketime ## break real servers under load for about 10 minutes, and check every answer
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m tests.chaos $(ARGS)
 
 clean: ## remove the virtual environment and every cache

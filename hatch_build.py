@@ -1,7 +1,7 @@
-"""Compiles the main path with mypyc where `FASTDEDUP_COMPILE=1` asks for it. Without, the wheel is pure Python.
+"""Compiles the main path with mypyc where `FASTDEDUP_COMPILE=1` is set. Otherwise the wheel is pure Python.
 
-The same source either way: `pyproject.toml` names the modules that each claim runs through. They are compiled in
-a copy, so that no checkout is left with modules that hide their own source.
+Both wheels have the same source. `pyproject.toml` names the modules that each claim runs through. They are compiled
+in a copy, because compiled modules in a checkout would hide their own source.
 """
 
 import ast
@@ -28,7 +28,7 @@ setup(name="fastdedup", packages=[], ext_modules=modules)
 """
 MYPY = """
 [mypy]
-# What else is installed must make no difference to what comes out.
+# Other installed packages must not change the result.
 ignore_missing_imports = True
 no_site_packages = True
 follow_imports = silent
@@ -36,15 +36,15 @@ follow_imports = silent
 
 
 class CompileHook(BuildHookInterface):
-    """Puts compiled modules beside the others of a wheel."""
+    """Adds the compiled modules to a wheel."""
 
     @property
     def asked(self) -> bool:
-        """True where somebody wants them."""
+        """True where the build is to be compiled: for a wheel, with `FASTDEDUP_COMPILE` set."""
         return self.target_name == "wheel" and os.environ.get("FASTDEDUP_COMPILE", "0") not in ("", "0")
 
     def dependencies(self) -> list[str]:
-        """Return what the build needs for it."""
+        """Return the packages that compiling needs."""
         return self.config["requires"] if self.asked else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ class CompileHook(BuildHookInterface):
         if not self.asked or version == "editable":
             return
         folder = TemporaryDirectory(prefix="fastdedup-build-")
-        self._folder = folder  # until the wheel is written
+        self._folder = folder  # kept until the wheel is written
         built = compiled(Path(self.root), Path(folder.name), self.config["modules"], self.config["public"])
         build_data["force_include"].update({str(path): name for path, name in built.items()})
         build_data["pure_python"] = False
@@ -60,7 +60,7 @@ class CompileHook(BuildHookInterface):
 
 
 def compiled(root: Path, folder: Path, modules: list[str], public: list[str]) -> dict[Path, str]:
-    """Compile `modules` of the package in `root`; return the files, and where they belong in the wheel."""
+    """Compile `modules` of the package in `root`; return the files with their paths in the wheel."""
     shutil.copytree(root / "fastdedup", folder / "fastdedup", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "mypy.ini").write_text(MYPY)
     (folder / "setup.py").write_text(SETUP)
@@ -71,8 +71,8 @@ def compiled(root: Path, folder: Path, modules: list[str], public: list[str]) ->
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(
-            "fastdedup could not be compiled; it needs a C compiler and Python's headers. Without "
-            f"FASTDEDUP_COMPILE it is installed as pure Python.\n{done.stdout}{done.stderr}"
+            "fastdedup could not be compiled: install a C compiler and Python's headers, or unset FASTDEDUP_COMPILE "
+            f"to install pure Python.\n{done.stdout}{done.stderr}"
         )
     found = chain(
         folder.glob("*__mypyc.*"), folder.glob("fastdedup/**/*.so"), folder.glob("fastdedup/**/*.pyd")
@@ -81,7 +81,7 @@ def compiled(root: Path, folder: Path, modules: list[str], public: list[str]) ->
 
 
 def widened(source: str) -> str:
-    """Make every parameter `Any`: what users pass is judged by our own checks, which say what is wrong with it."""
+    """Make every parameter `Any`: our own checks refuse wrong arguments, with better messages than mypyc's."""
     lines = source.splitlines(keepends=True)
     functions = [
         node
@@ -95,7 +95,7 @@ def widened(source: str) -> str:
         if each.annotation is not None
     ]
     for mark in sorted(marks, key=lambda mark: (mark.lineno, mark.col_offset), reverse=True):
-        assert mark.lineno == mark.end_lineno, f"line {mark.lineno}: a parameter's type stands on one line"
+        assert mark.lineno == mark.end_lineno, f"line {mark.lineno}: a parameter's type must be on one line"
         line = lines[mark.lineno - 1].encode()
         lines[mark.lineno - 1] = (line[: mark.col_offset] + b"Any" + line[mark.end_col_offset :]).decode()
     return "".join(lines)

@@ -1,1 +1,1 @@
-"""fastdedup beside its peers, in one run: ``python -m bench``; see README.md."""
+"""The benchmark of fastdedup and its peers, in one run: ``python -m bench``; see README.md."""

@@ -1,4 +1,4 @@
-"""``python -m bench`` measures everything; ``python -m bench check`` says which targets are met."""
+"""``python -m bench`` measures everything; ``python -m bench check`` prints which targets are met."""
 
 import asyncio
 import resource
@@ -31,22 +31,24 @@ SIZES = {
     "quick": (0.1, 200_000, 500_000, (1, 256)),
 }
 PRIVATE_MAX_OPS = 1_000_000
-FILES = 4096  # open at once: a pool may have a connection for each of 2000 callers
+FILES = 4096  # files open at once: a pool may have a connection for each of 2000 callers
 LIVE_KEYS, CLAIMS = "live keys at most", "claims of the soak"  # settings in a report
 Command = Callable[..., Any]
 
 
 def run_options(command: Command) -> Command:
-    """The options that both commands share."""
+    """Add the options that both commands have."""
     options = [
-        click.option("--quick", is_flag=True, help="Short turns and small sizes: to see that it works."),
+        click.option("--quick", is_flag=True, help="Short turns and small sizes: a trial."),
         click.option(
             "--only", multiple=True, type=click.Choice([job.name for job in JOBS]), help="Repeatable."
         ),
         click.option("--rounds", type=click.IntRange(min=1), default=3, show_default=True),
-        click.option("--url", help="Your own Redis; what the run leaves there expires within minutes."),
-        click.option("--live-keys", type=click.IntRange(min=20_000), help="How far growth goes: 10 million."),
-        click.option("--claims", type=click.IntRange(min=200_000), help="How long the soak is: 10 million."),
+        click.option("--url", help="Your own Redis; the keys of the run expire within minutes."),
+        click.option(
+            "--live-keys", type=click.IntRange(min=20_000), help="Live keys of growth at most: 10 million."
+        ),
+        click.option("--claims", type=click.IntRange(min=200_000), help="Claims of the soak: 10 million."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -58,9 +60,9 @@ def run_options(command: Command) -> Command:
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), help="The folder to write to.")
 @click.pass_context
 def main(ctx: click.Context, /, out: Path | None, **options: Any) -> None:
-    """Measure fastdedup beside its peers, in one run.
+    """Measure fastdedup and its peers in one run.
 
-    A full run writes bench/results; one that an option shortens only prints, unless --out is given.
+    A full run writes bench/results. A run that an option shortens only prints, unless --out is given.
     """
     if ctx.invoked_subcommand:
         return
@@ -77,10 +79,10 @@ def main(ctx: click.Context, /, out: Path | None, **options: Any) -> None:
     "--from",
     "source",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Of an earlier run.",
+    help="The report of an earlier run.",
 )
 def check(source: Path | None, **options: Any) -> None:
-    """Print each target with its figure; exit with 1 if one falls short."""
+    """Print each target with its figure; exit with 1 if a target is not met."""
     report = from_json(source.read_bytes()) if source else _measured(**options)
     lines = verdicts(report)
     _print("Targets", HEADINGS, lines, texts=2)
@@ -136,7 +138,7 @@ async def _play(run: Run, jobs: Sequence[Job]) -> Report:
 
 
 def _let_signals_stop_us() -> None:
-    """SIGTERM too must unwind the blocks that stop servers and workers."""
+    """Let SIGTERM, too, unwind the blocks that stop servers and workers."""
     task = asyncio.current_task()
     assert task
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -160,7 +162,7 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _write(report: Report, folder: Path) -> None:
-    from bench.plots import draw  # after the run: what it imports would weigh on the garbage collector
+    from bench.plots import draw  # after the run, because its imports would slow the garbage collector
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "latest.json").write_bytes(to_json(report))
@@ -177,7 +179,7 @@ def _show(report: Report) -> None:
 
 
 def _print(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1) -> None:
-    """A table whose first `texts` columns and whose last are text, and the others figures."""
+    """Print a table. Its first `texts` columns and its last column are text, the others figures."""
     table = Grid(title=title, title_justify="left")
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="right" if texts <= i < len(headings) - 1 else "left")

@@ -1,6 +1,6 @@
-"""The bare ASGI application that the sidecar's HTTP is held against: it reads nothing and answers a constant.
+"""The bare ASGI application that the sidecar's HTTP is compared with: it reads nothing and answers a constant.
 
-As long as the sidecar's answer to a claim, and with the same headers.
+The constant is as long as the sidecar's answer to a claim, and has the same headers.
 """
 
 import gc
@@ -22,4 +22,4 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
 
 
 gc.collect()
-gc.freeze()  # as the sidecar's own main does
+gc.freeze()  # as the sidecar does at its start

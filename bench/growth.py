@@ -1,4 +1,4 @@
-"""What growth does: to the rate as Redis fills with live keys, to the client's memory claim after claim."""
+"""The effects of growth: the rate while Redis fills with live keys, the client's memory claim after claim."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,10 +16,10 @@ from fastdedup.bench import Ops, Row, Setting, Table, collector, drive, fresh_ke
 CALLERS = 1000
 FEW = 10_000
 FEW_KEYS = "10,000 live keys"
-SLICE = 50_000  # claims; the few must stay few, so they are made anew before each slice
-SLICES = 3  # a round
-PREFILL_CHUNK = 20_000  # keys that a script makes in one go; clients wait meanwhile
-PREFILL_TTL = 86_400_000  # ms; nothing expires while we measure
+SLICE = 50_000  # claims; before each slice the 10,000 live keys are made again, so that they stay 10,000
+SLICES = 3  # in a round
+PREFILL_CHUNK = 20_000  # keys that one script call makes; clients wait meanwhile
+PREFILL_TTL = 86_400_000  # ms, so that no key expires during the measurement
 DIGITS = 12
 PREFILL = f"""
 for i = ARGV[3], ARGV[4] do
@@ -49,37 +49,37 @@ class Side:
     filled: int = 0
 
     async def refill(self, count: int) -> None:
-        """Have just `count` live keys."""
+        """Empty the server, and make `count` live keys."""
         await flush(self.url)
         self.filled = 0
         await self.fill(count)
 
     async def fill(self, count: int) -> None:
-        """Bring the live keys up to `count`."""
+        """Add live keys until there are `count`."""
         key, value = await self._sample()
         for first in range(self.filled + 1, count + 1, PREFILL_CHUNK):
             last = min(first + PREFILL_CHUNK - 1, count)
-            # As long as a real key: the number takes the place of the last bytes.
+            # As long as a real key: the number replaces the key's last bytes.
             await self.client.eval(PREFILL, 0, key[:-DIGITS], value, first, last, PREFILL_TTL)
         if (live := await self.client.dbsize()) < count:
             raise RuntimeError(f"{live:,} live keys instead of {count:,}")
         self.filled = count
 
     async def slice(self) -> float:
-        """The rate of fresh claims."""
+        """Return the rate of fresh claims in one slice."""
         keys = fresh_keys(self.namespace, SLICE)
         with collector(tuned=True):
             return (await drive(self.ops, "claim", keys, CALLERS)).rate
 
     async def _sample(self) -> tuple[Any, Any]:
-        """A live record of ours: its key, and its value."""
+        """Return the key and the value of one of our live records."""
         known = {key async for key in self.client.scan_iter(count=1000)} if not self.filled else set()
         await drive(self.ops, "claim", fresh_keys(self.namespace, 1), 1)
         async for key in self.client.scan_iter(count=1000, _type="string"):
             value = await self.client.get(key)
             if key not in known and len(key) > DIGITS and value is not None:
                 return key, value
-        raise RuntimeError("a claim left no string to copy")
+        raise RuntimeError("cannot fill Redis: a claim has left no string to copy")
 
 
 def growth_steps(run: Run) -> int:

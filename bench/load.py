@@ -1,6 +1,6 @@
-"""A load generator of our own, a process: ``python -m bench.load`` (internal).
+"""A load generator, in a process of its own: ``python -m bench.load`` (internal).
 
-For what redis-benchmark and h2load cannot do: a fresh key in each HTTP request, batches, and a steady rate. The
+It does what redis-benchmark and h2load cannot do: a fresh key in each HTTP request, batches, and a steady rate. The
 parent gives a `Load` as JSON in the argument; the answer is one line of JSON.
 """
 
@@ -21,36 +21,36 @@ import uvloop
 
 from fastdedup.bench import GC_THRESHOLDS, ClaimedTwiceError, Setting, ours
 
-SECONDS_MORE = 5.0  # after the end of a turn, for what is under way to be answered
-WARM_UP = 0.2  # of a turn
+SECONDS_MORE = 5.0  # after the end of a turn, for the requests under way to be answered
+WARM_UP = 0.2  # the share of a turn
 TICK = 0.001  # seconds
 Claim = Callable[[str], Awaitable[bool]]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What to do: `role` is a key of ROLES; `where` a socket's path, for the library a URL."""
+    """The load to generate. `role`: a key of ROLES; `where`: a socket's path, for the library a URL."""
 
     role: str
     where: str
     seconds: float
     callers: int
-    batch: int = 0  # claims in a request; 0: a claim as a request of its own
+    batch: int = 0  # claims in a request; 0: each claim is a request of its own
     rate: float = 0.0  # claims a second of all callers together
     namespace: str = "bench"
     path: str = ""  # of a web application
 
 
-# As fast as it goes, by HTTP
+# At full speed, by HTTP
 
 
 async def http(load: Load) -> dict[str, Any]:
-    """Send request after request on every connection; tell the claims won, and the seconds."""
+    """Send request after request on every connection; return the claims won, and the seconds."""
     return await _as_fast_as_it_goes(load, HttpClient)
 
 
 async def web(load: Load) -> dict[str, Any]:
-    """The same of a web application: a fresh Idempotency-Key with each request."""
+    """Send requests to a web application, as `http` does, with a fresh Idempotency-Key in each request."""
     return await _as_fast_as_it_goes(load, WebClient)
 
 
@@ -85,7 +85,9 @@ class HttpClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start (asyncio calls this)."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own only look like one
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transports are no subclass of asyncio's
         self._ask()
 
     def _ask(self) -> None:
@@ -103,7 +105,7 @@ class HttpClient(asyncio.Protocol):
         return b"%b-%d" % (self._salt.encode(), next(self._numbers))
 
     def data_received(self, data: bytes) -> None:
-        """Count what was won, and ask again (asyncio calls this)."""
+        """Count the claims won, and send the next request (asyncio calls this)."""
         data = self._held + data
         won = self._won(data)
         if won is None:
@@ -123,7 +125,7 @@ class HttpClient(asyncio.Protocol):
         return won_in(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It must not end before the turn does (asyncio calls this)."""
+        """Fail the turn, because the connection ended before it (asyncio calls this)."""
         self._fail(exc or ConnectionError("the server closed"))
 
     def _fail(self, error: Exception) -> None:
@@ -150,7 +152,7 @@ class WebClient(HttpClient):
 
 
 def won_in(answer: bytes) -> int | None:
-    """Return the claims that an HTTP answer says were won; None where it is not whole."""
+    """Return the number of claims that an HTTP answer reports as won; None where the answer is not complete."""
     head, found, body = answer.partition(b"\r\n\r\n")
     if not found:
         return None
@@ -194,29 +196,29 @@ class RespClient(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     async def claim(self, key: str) -> bool:
-        """Claim; True where it was won."""
+        """Claim a key; return True where the claim was won."""
         self._answer = asyncio.get_running_loop().create_future()
         self._transport.write(b"*2\r\n$8\r\nFD.CLAIM\r\n$%d\r\n%b\r\n" % (len(key), key.encode()))
         answer = await self._answer
         return isinstance(answer, list) and answer[0] == b"acquired"
 
     def data_received(self, data: bytes) -> None:
-        """Hand over a reply (asyncio calls this)."""
+        """Deliver a reply (asyncio calls this)."""
         self._reader.feed(data)
         answer = self._reader.gets()
         if answer is not False:
             self._answer.set_result(answer)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell who waits (asyncio calls this)."""
+        """Fail the claim that waits for a reply (asyncio calls this)."""
         if hasattr(self, "_answer") and not self._answer.done():
             self._answer.set_exception(exc or ConnectionError("the sidecar closed"))
 
 
 async def paced(load: Load, claims: Sequence[Claim]) -> dict[str, Any]:
-    """Ask at the rate, whoever is free; a claim's time runs from when it was let go, waiting for a caller included.
+    """Start claims at the rate, each by any free caller. A claim's time includes its wait for a free caller.
 
-    Once a millisecond, as finely as a loop's timer goes, those that are due are let go.
+    Once a millisecond, the resolution of a loop's timer, the claims that are due are started.
     """
     salt, now = secrets.token_hex(5), time.perf_counter
     total = round(load.rate * load.seconds * (1 + WARM_UP))
@@ -255,7 +257,7 @@ ROLES = {"http": http, "web": web, "resp": resp, "library": library}
 
 
 async def main(load: Load) -> None:
-    """Do it and print what came out."""
+    """Generate the load and print the result."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

@@ -1,4 +1,4 @@
-"""What a live record without payload costs Redis."""
+"""The memory that a live record without payload takes in Redis."""
 
 import asyncio
 from dataclasses import replace
@@ -11,8 +11,8 @@ from bench.server import flush
 from fastdedup.bench import BASELINE, Contestant, Row, Setting, Table, drive, fresh_keys, reason
 
 CALLERS = 64
-WARM_UP = 200  # claims, so that the server's buffers and scripts are there before its memory is read
-NAMESPACE = "shop"  # it is part of most contestants' keys, so a long one costs
+WARM_UP = 200  # claims, so that the server has its buffers and scripts before its memory is read
+NAMESPACE = "shop"  # short, because it is a part of most contestants' keys
 KEY_LENGTH = 36  # a UUID's
 SETTLING = 0.7  # seconds
 MAIN = "memory_usage"
@@ -54,7 +54,7 @@ async def _figures(run: Run, contestant: Contestant) -> dict[str, float]:
     await _claim(run, contestant, WARM_UP)
     await flush(run.plan.url)
     async with Redis.from_url(run.plan.url) as client:
-        # Nobody else is connected at either reading, so no connection's buffers are counted.
+        # At both readings no other client is connected, so no connection's buffers are counted.
         before = await _used(client)
         await _claim(run, contestant, run.records)
         grown = await _used(client) - before

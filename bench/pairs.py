@@ -1,4 +1,4 @@
-"""Two rows that are played in turns, the second held against the first: for what has its own baseline each."""
+"""Pairs of rows that take turns: the second row is compared with the first, which is its own baseline."""
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -12,7 +12,9 @@ from bench.peers import output
 from fastdedup.bench import Plan, Row, reason
 
 ABOVE = "the row above"  # the baseline of every second row
-STRETCH = 2  # a turn here takes so many of the plan's: programs need longer to start than our own callers
+STRETCH = (
+    2  # a turn here lasts this many turns of the plan: programs need longer to start than our own callers
+)
 GENERATOR = "bench/load.py"
 
 Figures = Mapping[str, float]
@@ -21,7 +23,7 @@ Turn = Callable[[], Awaitable[Figures]]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two rows: the second is held against the first by its figure `main`."""
+    """Two rows: the second is compared with the first by the figure `main`."""
 
     names: tuple[str, str]
     turns: tuple[Turn, Turn]
@@ -35,16 +37,16 @@ MakePair = Callable[[], Awaitable[Pair]]
 async def play_pairs(
     plan: Plan, table: str, pairs: Iterable[tuple[tuple[str, str], MakePair]], *, times: int = 1
 ) -> list[Row]:
-    """Play pair after pair, of which each is its names, and what makes it: that may fail, as any turn may.
+    """Play pair after pair. Each pair is given by its names and the function that makes it, which may fail.
 
-    `times` as many rounds as the plan has, where the difference sought is small.
+    `times`: a factor for the plan's rounds, where the expected difference is small.
     """
     plan = replace(plan, rounds=times * plan.rounds)
     return [row for names, make in pairs for row in await play(plan, table, names, make)]
 
 
 async def play(plan: Plan, table: str, names: tuple[str, str], make: MakePair) -> list[Row]:
-    """Play a pair's turns, the first one first in every other round; one that fails is two rows that say why."""
+    """Play a pair's turns; the row that begins changes in each round. A pair that fails is two rows that say why."""
     found: tuple[list[Figures], list[Figures]] = ([], [])
     told = 0
     try:
@@ -55,7 +57,7 @@ async def play(plan: Plan, table: str, names: tuple[str, str], make: MakePair) -
                 told += 1
                 await clean(plan)
                 found[i].append(await pair.turns[i]())
-    except Exception as error:  # noqa: BLE001 -- a failure of one pair is its rows' note
+    except Exception as error:  # noqa: BLE001 -- a pair's failure becomes the note of its rows
         for _ in range(2 * plan.rounds - told):
             plan.on_turn(f"{table}: {names[0]}")
         return [Row(name, note=f"n/a: {reason(error)}") for name in names]
@@ -63,7 +65,7 @@ async def play(plan: Plan, table: str, names: tuple[str, str], make: MakePair) -
 
 
 async def clean(plan: Plan) -> None:
-    """Empty the Redis, where it is ours."""
+    """Empty the Redis if it is the run's own."""
     if plan.clean:
         await plan.clean()
 
@@ -76,7 +78,7 @@ async def generate(load: Load) -> dict[str, float]:
 
 
 def held_against(pair: Pair, firsts: list[Figures], seconds: list[Figures]) -> list[Row]:
-    """The medians of two rows; the second's ratio, and the p99 that it adds, are medians of the rounds'."""
+    """Return both rows' medians; the second row's ratio, and the p99 that it adds, are medians over the rounds."""
     first, second = (
         {name: median(each[name] for each in some) for name in some[0]} for some in (firsts, seconds)
     )

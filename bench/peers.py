@@ -1,8 +1,8 @@
-"""Who plays beside fastdedup: the tables of contestants, and how each peer is asked.
+"""The peers of fastdedup: the tables of contestants, and the code that calls each peer.
 
-To add a peer: an async context manager that yields the `Ops` it offers, its import inside (an absent peer is
-a row that says so), and a line in a table below. A peer is used as its documentation shows, with what it offers
-for speed.
+To add a peer: write an async context manager that yields its `Ops`, with its import inside (a peer that is not
+installed is a row that says so), and a line in a table below. A peer is used as its documentation shows, with its own
+options for speed.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from fastdedup.bench import (
     result_of,
 )
 
-CLIENTS = 50  # of redis-benchmark, as it has by default
+CLIENTS = 50  # of redis-benchmark, its default
 LEAST = 500_000  # requests of redis-benchmark on a private server: a shorter run is too short for its clock
 VALUE = "v" * 28  # as long as our live record
 LEASE_S = LEASE_MS // 1000
@@ -51,7 +51,7 @@ return won
 
 @asynccontextmanager
 async def redis_benchmark(setting: Setting) -> AsyncIterator[Ops]:
-    """The ceiling: Redis's own C client, `width` commands in a pipeline, nobody waiting for one answer."""
+    """The ceiling: Redis's own C client, `width` commands in a pipeline; no caller waits for a single answer."""
     where = ["-s", urlsplit(setting.url).path] if setting.url.startswith("unix:") else ["-u", setting.url]
     command = ["redis-benchmark", *where, "-c", str(CLIENTS), "-P", str(setting.width), "--csv"]
     key = f"{setting.namespace}:={setting.namespace}-__rand_int__"  # twelve digits, so as long as ours
@@ -66,7 +66,7 @@ async def redis_benchmark(setting: Setting) -> AsyncIterator[Ops]:
 
 
 async def output(command: Sequence[str]) -> str:
-    """What a program prints; it is ended where it takes longer than a turn may."""
+    """Return a program's output; a program that takes longer than the limit of a turn is ended."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *command, stdout=pipe, stderr=pipe, start_new_session=True, cwd=ROOT
@@ -86,7 +86,7 @@ async def output(command: Sequence[str]) -> str:
 
 @asynccontextmanager
 async def batched(setting: Setting) -> AsyncIterator[Ops]:
-    """What batching by hand gives on redis-py: a script that does SET NX for many keys, a few at once."""
+    """Batching by hand on redis-py: a script that does SET NX for many keys, with a few calls at once."""
     client = redis_client(setting)
     script = client.register_script(BATCH_SCRIPT)
 
@@ -108,7 +108,7 @@ async def batched(setting: Setting) -> AsyncIterator[Ops]:
 
 @asynccontextmanager
 async def coredis(setting: Setting) -> AsyncIterator[Ops]:
-    """coredis, another asyncio client: ``SET NX PX``, a call each."""
+    """Another asyncio client, coredis: ``SET NX PX``, a call for each claim."""
     from coredis import PureToken, Redis
 
     async with Redis.from_url(setting.url, max_connections=setting.width) as client:
@@ -117,13 +117,13 @@ async def coredis(setting: Setting) -> AsyncIterator[Ops]:
 
 @asynccontextmanager
 async def valkey_glide(setting: Setting) -> AsyncIterator[Ops]:
-    """valkey-glide, a Rust core that multiplexes one connection. It knows no Unix socket, so it has TCP."""
+    """A Rust core that multiplexes one connection, valkey-glide. It has no Unix sockets, so it uses TCP."""
     from glide import ConditionalChange, ExpirySet, ExpiryType, GlideClient, GlideClientConfiguration
     from glide import NodeAddress as Address
 
     async with contextlib.AsyncExitStack() as stack:
         address = Address(*await _tcp_address(stack, setting))
-        # By default more than 1000 requests under way are an error, and one that takes 250 ms is another.
+        # By default more than 1000 requests under way are an error, and so is a request that takes 250 ms.
         limits = {"inflight_requests_limit": 4 * setting.callers, "request_timeout": 5000}
         client = await GlideClient.create(GlideClientConfiguration([address], **limits))
         stack.push_async_callback(client.close)
@@ -142,7 +142,7 @@ async def _tcp_address(stack: contextlib.AsyncExitStack, setting: Setting) -> tu
 
 @asynccontextmanager
 async def idempotency_kit(setting: Setting) -> AsyncIterator[Ops]:
-    """idempotency-kit: a claim is its reservation, a cycle its coordinator around an action."""
+    """The package idempotency-kit: a claim is its reservation, a cycle its coordinator around an action."""
     from idempotency_kit.core.adapters import JsonResultAdapter
     from idempotency_kit.core.services import IdempotencyDomainService
     from idempotency_kit.core.services.aio.coordinator import AsyncIdempotencyCoordinator
@@ -176,7 +176,7 @@ async def idempotency_kit(setting: Setting) -> AsyncIterator[Ops]:
         won, result = await coordinate(key)
         return as_expected(key, won, result)
 
-    firsts: set[str] = set()  # it does not say who was first; its action does
+    firsts: set[str] = set()  # filled by the action, because the coordinator does not report the first caller
     try:
         yield Ops(claim, cycle, replay)
     finally:
@@ -193,7 +193,7 @@ async def powertools(setting: Setting) -> AsyncIterator[Ops]:
     client = Redis.from_url(setting.url, decode_responses=True)
     layer = CachePersistenceLayer(client=client)  # type: ignore[arg-type] # its protocol is narrower
     config = IdempotencyConfig(expires_after_seconds=60)
-    config.register_lambda_context(_LambdaContext())  # type: ignore[arg-type] # all that it asks for
+    config.register_lambda_context(_LambdaContext())  # type: ignore[arg-type] # has every attribute that it reads
     layer.configure(config, key_prefix=setting.namespace)
 
     def claim(key: str) -> bool:
@@ -215,7 +215,7 @@ async def powertools(setting: Setting) -> AsyncIterator[Ops]:
 
 
 class _LambdaContext:
-    """Without one Powertools warns at every call, and a crash would hold the key for its whole expiry."""
+    """The Lambda context, without which Powertools warns at every call and a crash holds the key until it expires."""
 
     @staticmethod
     def get_remaining_time_in_millis() -> int:
@@ -225,7 +225,7 @@ class _LambdaContext:
 def _in_threads(
     threads: int, op: Callable[[str], object], keys: Sequence[str], spent: "array[int] | None"
 ) -> None:
-    source = enumerate(keys)  # one for all threads: the next item is taken under the interpreter's lock
+    source = enumerate(keys)  # shared by all threads: the interpreter's lock guards taking the next item
 
     def caller() -> None:
         for i, key in source:
@@ -241,7 +241,7 @@ def _in_threads(
 
 @asynccontextmanager
 async def pure_python(setting: Setting) -> AsyncIterator[Ops]:
-    """The same library without a compiler, in a process of its own."""
+    """The same library, not compiled, in a process of its own."""
 
     async def drive(verb: str, keys: Sequence[str], spent: "array[int] | None") -> float:
         task = Task("claims", setting.url, f"{setting.namespace}-pure", len(keys), setting.callers)

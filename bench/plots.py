@@ -16,7 +16,7 @@ from fastdedup.bench import OURS
 mpl.use("Agg")
 mpl.rcParams.update(
     {
-        "svg.hashsalt": "fastdedup",  # the same figures give the same file
+        "svg.hashsalt": "fastdedup",  # so that the same figures give the same file
         "svg.fonttype": "none",
         "axes.spines.top": False,
         "axes.spines.right": False,
@@ -27,7 +27,7 @@ mpl.rcParams.update(
     }
 )
 PLAIN = FuncFormatter(lambda x, _: f"{x:,.0f}" if x >= 1 else f"{x:g}")
-COLOURS = {  # a contestant's in every plot
+COLOURS = {  # the colour of each contestant in every plot
     OURS: "#c8102e",
     REDIS_PY.name: "#444444",
     COREDIS.name: "#9aa0a6",
@@ -38,7 +38,7 @@ COLOURS = {  # a contestant's in every plot
 
 
 def draw(report: Report, folder: Path) -> list[Path]:
-    """Write every plot that the report has figures for."""
+    """Write each plot for which the report has figures."""
     return [path for name, plot in PLOTS.items() for path in _save(name, plot, report, folder)]
 
 

@@ -1,4 +1,4 @@
-"""Several processes on one Redis: what they reach together, and whether a winner is lost or doubled."""
+"""Several processes on one Redis: their rate together, and whether a winner is lost or doubled."""
 
 from collections import Counter
 from statistics import median
@@ -10,7 +10,7 @@ from fastdedup.bench import Row, Table
 
 ONE, TWO, SAME = "1 process", "2 processes", "2 processes, the same keys"
 SHARED_KEYS = 100_000
-MAX_CLAIMS = 200_000  # of one process in one round
+MAX_CLAIMS = 200_000  # for one process in one round
 NOTES = (
     "1000 callers in each process, fresh keys of its own; together from the first start to the last end.",
     "Then both claim the same keys at the same time: a key must have exactly one winner.",

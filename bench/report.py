@@ -1,4 +1,4 @@
-"""A run's outcome: facts about the machine, the tables, and their two written forms."""
+"""The report of a run: facts about the machine, the tables, and their forms as JSON and Markdown."""
 
 import os
 import platform
@@ -44,19 +44,19 @@ CAVEATS = (
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is written to results/."""
+    """The contents of the files in results/."""
 
     machine: Mapping[str, str]
     settings: Mapping[str, Any]
     tables: tuple[Table, ...]
 
     def table(self, name: str) -> Table:
-        """A scenario's table, empty where it was not played."""
+        """Return a scenario's table; an empty table where it was not played."""
         return next((table for table in self.tables if table.name == name), Table(name, name, "", ()))
 
 
 async def machine(plan: Plan) -> dict[str, str]:
-    """What figures depend on. No names of hosts or folders."""
+    """Return the facts that figures depend on, without names of hosts or folders."""
     async with Redis.from_url(plan.url) as client:
         server = await client.info("server") | await client.info("memory")
     return (
@@ -121,6 +121,6 @@ def _list(items: Iterable[str]) -> str:
 
 
 def grid(headings: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1) -> str:
-    """A Markdown table: the first `texts` columns and the last to the left, the figures between to the right."""
+    """Return a Markdown table: the first `texts` columns and the last to the left, the figures to the right."""
     rule = [*["---"] * texts, *["---:"] * (len(headings) - 1 - texts), "---"]
     return "\n".join(f"| {' | '.join(line)} |" for line in (headings, rule, *rows))

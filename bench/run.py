@@ -1,4 +1,4 @@
-"""What every scenario is given, and how a scenario stands in the table."""
+"""The sizes of a run, which every scenario gets, and the form of a line in the table of scenarios."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from fastdedup.bench import Plan, Table
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's sizes; `plan` says where, and whether that Redis is ours to empty."""
+    """A run's sizes; `plan` has the Redis, and whether the run may empty it."""
 
     plan: Plan
-    live_keys: int  # that growth goes up to
-    claims: int  # that the soak makes
-    sweep: tuple[int, ...]  # callers
-    records: int = 10_000  # that memory is a mean of
+    live_keys: int  # for growth, at most
+    claims: int  # for the soak
+    sweep: tuple[int, ...]  # numbers of callers
+    records: int = 10_000  # for the mean of memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,5 +23,5 @@ class Job:
 
     name: str
     play: Callable[[Run], Awaitable[Table]]
-    steps: Callable[[Run], int]  # how often it calls Plan.on_turn
+    steps: Callable[[Run], int]  # how often the job calls Plan.on_turn
     needs_private: bool = False

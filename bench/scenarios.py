@@ -1,4 +1,4 @@
-"""The table of scenarios. To add one: a function of a `Run` that returns a `Table`, and a line below.
+"""The table of scenarios. To add a scenario: write a function of a `Run` that returns a `Table`, and a line below.
 
 A plain contest needs no function: a `Scenario` and its contestants are enough.
 """
@@ -32,7 +32,7 @@ def _at(callers: int) -> Scenario:
 
 
 async def sweep(run: Run) -> Table:
-    """The rate against the number of callers: short turns, for the shape of the curve."""
+    """Measure the rate against the number of callers, in short turns: only the curve's shape matters."""
     plan = replace(run.plan, seconds=min(SWEEP_SECONDS, run.plan.seconds))
     found = {each: await contest(plan, _at(each), ONE_CALL_EACH, (BASELINE,)) for each in run.sweep}
     rows = tuple(_swept(contestant.name, found) for contestant in ONE_CALL_EACH)
@@ -64,7 +64,7 @@ JOBS = (
     Job("sweep", sweep, _sweep_steps),
     Job("memory", memory, memory_steps, needs_private=True),
     Job("processes", processes, processes_steps),
-    Job("sidecar", sidecar, sidecar_steps, needs_private=True),  # counts what its claims leave
+    Job("sidecar", sidecar, sidecar_steps, needs_private=True),  # counts the keys that its claims leave
     Job("web", web, web_steps, needs_private=True),  # other programs' keys have no namespace
     Job("growth", growth, growth_steps, needs_private=True),
     Job("soak", soak, soak_steps, needs_private=True),

@@ -1,4 +1,4 @@
-"""A redis-server of our own: a Unix socket in a temporary folder, nothing saved, gone when the block ends."""
+"""A private redis-server: a Unix socket in a temporary folder, nothing saved, stopped when the block ends."""
 
 import contextlib
 import socket
@@ -19,7 +19,7 @@ STOP_LIMIT = 10.0
 
 @contextmanager
 def private_server() -> Iterator[str]:
-    """Start a server and yield its URL. It has a session of its own: only we stop it, Ctrl-C does not."""
+    """Start a server and yield its URL. It has a session of its own, so that Ctrl-C does not stop it."""
     with tempfile.TemporaryDirectory(prefix="fastdedup-bench-") as folder:
         path = Path(folder) / "redis.sock"
         options = ["--port", "0", "--bind", "127.0.0.1", "--unixsocket", str(path), "--unixsocketperm", "700"]
@@ -65,14 +65,14 @@ def _stop(process: "subprocess.Popen[bytes]") -> None:
 
 
 async def flush(url: str) -> None:
-    """Empty a private server. In the foreground: a background thread would share the cores with a turn."""
+    """Empty a private server, in the foreground: a background thread would share the cores with the next turn."""
     async with Redis.from_url(url) as client:
-        await client.flushall()  # SYNC is its default, and lazyfree-lazy-user-flush is off
+        await client.flushall()  # SYNC by default, as lazyfree-lazy-user-flush is off
 
 
 @asynccontextmanager
 async def loopback_port(url: str) -> AsyncIterator[int]:
-    """Open a TCP port on a private server, for clients that know no Unix socket; closed on the way out."""
+    """Open a TCP port on a private server, for clients without Unix sockets; closed when the block ends."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

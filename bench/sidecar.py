@@ -1,6 +1,6 @@
-"""The sidecar beside what it stands between: Redis itself, a bare uvicorn, and the library. Main path: `sidecar`.
+"""The sidecar compared with Redis itself, a bare uvicorn, and the library. Main path: `sidecar`.
 
-Each row stands under the one that it is held against. All is measured over Unix sockets on the run's own Redis.
+Each row stands below the row that it is compared with. All rows use Unix sockets and the run's own Redis.
 """
 
 import os
@@ -27,9 +27,11 @@ from fastdedup.bench import LEASE_MS, Table
 PIPELINED = 16
 BATCH = 100
 HOP_CALLERS = 64
-PROBE = 5_000  # requests, from which a turn of redis-benchmark is sized
-RANGE = 1_000_000_000  # of __rand_int__
-FRESH = 0.99  # of redis-benchmark's keys must be in Redis afterwards: its random numbers may meet
+PROBE = 5_000  # requests of a short run, by whose rate a turn of redis-benchmark gets its size
+RANGE = 1_000_000_000  # the range of __rand_int__
+FRESH = (
+    0.99  # the share of redis-benchmark's keys that Redis must have afterwards: its random numbers may repeat
+)
 JSON_TYPE = "content-type: application/json"
 NOTES = (
     "A real `fastdedup serve` over the run's Redis; 50 connections where a row does not say otherwise.",
@@ -89,7 +91,7 @@ def _servers(run: Run) -> Iterator[Places]:
 
 
 class _Bench:
-    """Every pair, over servers that run."""
+    """All pairs, over servers that run already."""
 
     def __init__(self, run: Run, places: Places) -> None:
         self._plan = run.plan
@@ -97,7 +99,7 @@ class _Bench:
         self._seconds = STRETCH * run.plan.seconds
 
     def pairs(self) -> Iterator[tuple[tuple[str, str], MakePair]]:
-        """Each pair's names, and what makes it: that may fail, as any turn may."""
+        """Yield each pair's names and the function that makes it, which may fail."""
         yield RESP, partial(self._resp, RESP, 1)
         yield RESP_PIPELINED, partial(self._resp, RESP_PIPELINED, PIPELINED)
         yield HTTP_ONE_KEY, self._http_one_key
@@ -113,7 +115,7 @@ class _Bench:
         return Pair(names, (turns[0], turns[1]), "redis-benchmark")
 
     async def _redis_benchmark(self, where: Path, shared: list[str], command: list[str]) -> Turn:
-        """A turn, whose requests are as many as its seconds allow by a short run."""
+        """Play a turn; a short run before it gives the number of its requests."""
 
         async def play(requests: int) -> Figures:
             size = ["-n", str(requests), "-r", str(RANGE), "--csv"]
@@ -173,7 +175,7 @@ class _Bench:
 
 
 def redis_benchmark_rate(text: str) -> float:
-    """Requests a second, of what ``redis-benchmark --csv`` prints."""
+    """Return the requests in a second from the output of ``redis-benchmark --csv``."""
     lines = [line for line in text.splitlines() if line.startswith('"')]
     if len(lines) < 2:
         raise ValueError(f"redis-benchmark gave no rate: {text[-60:]!r}")
@@ -181,7 +183,7 @@ def redis_benchmark_rate(text: str) -> float:
 
 
 def h2load_rate(text: str) -> float:
-    """Requests a second, of what h2load prints; none of them may have stayed without an answer."""
+    """Return the requests in a second from h2load's output. Every request must have got an answer."""
     rate = re.search(r"^finished in \S+, ([\d.]+) req/s", text, re.MULTILINE)
     lost = re.search(r"(\d+) errored, (\d+) timeout$", text, re.MULTILINE)
     fives = re.search(r"(\d+) 5xx$", text, re.MULTILINE)

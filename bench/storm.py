@@ -1,4 +1,4 @@
-"""Storms of duplicates: a few keys that everybody wants, already settled or absent."""
+"""Storms of duplicates: all callers claim the same few keys, which are settled or absent."""
 
 import asyncio
 import random
@@ -20,13 +20,13 @@ SETTLED_KEYS = 100
 DUPLICATES = 0.95
 SEED = 1848
 WAIT = 5.0  # seconds
-STOP = "that-is-all"  # ends what MONITOR is listened to for
+STOP = "that-is-all"  # the command after which MONITOR is no longer read
 
 Visit = Callable[[Dedup, str], Awaitable[bool]]
 
 
 async def settle(ops: Ops, keys: list[str]) -> list[str]:
-    """Settle a hundred keys, then aim 95 % of the turn's claims at them."""
+    """Settle a hundred keys, and return a turn's keys: 95 % of them are settled keys."""
     hot = [f"{key}{HOT}" for key in keys[:SETTLED_KEYS]]
     if ops.cycle:
         await asyncio.gather(*map(ops.cycle, hot))
@@ -56,7 +56,7 @@ def absent_steps(run: Run) -> int:
 
 
 async def absent(run: Run) -> Table:
-    """What a crowd at one absent key costs Redis."""
+    """Count the commands of a crowd that claims one absent key."""
     notes = (
         "`sent` counts the commands that MONITOR saw our client send; `by scripts`, what they ran inside Redis; "
         "`writes`, the changes that Redis made to its data. Connected and with scripts loaded beforehand.",
@@ -69,9 +69,9 @@ async def _crowd(run: Run, name: str, visit: Visit) -> Row:
     run.plan.on_turn(f"one absent key: {name}")
     await flush(run.plan.url)
     gate = Dedup(run.plan.url, namespace=f"{run.plan.namespace}-absent", ttl=60.0, timeout=5.0)
-    # MONITOR has a client of its own: on `client` it would take the connection, and the next one be heard.
+    # MONITOR has a client of its own: on `client` it would take the connection, and the new one would be counted.
     async with gate, Redis.from_url(run.plan.url) as client, Redis.from_url(run.plan.url) as ear:
-        # Connects, loads the scripts; one of two may have to wait, and subscribes.
+        # This connects and loads the scripts; one of the two visits may have to wait, and subscribes.
         await asyncio.gather(*[visit(gate, f"{name}, warm-up") for _ in range(2)])
         keys, writes = await client.dbsize(), await _writes(client)
         async with ear.monitor() as monitor:
@@ -89,7 +89,7 @@ async def _crowd(run: Run, name: str, visit: Visit) -> Row:
 
 
 async def _heard(monitor: Monitor) -> tuple[Counter[str], int]:
-    """The commands that clients sent, and how many their scripts ran."""
+    """Return the commands that clients sent, and the number of commands that their scripts ran."""
     sent: Counter[str] = Counter()
     by_scripts = 0
     async for heard in monitor.listen():

@@ -1,4 +1,4 @@
-"""What must hold: each target of the benchmark, the figure that answers it, and pass or short."""
+"""The targets of the benchmark: each with its figure, and pass or short."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ from bench.web import ASGI_HEADER, DEPENDENCY, FASTAPI_PEER, MIDDLEWARE, UNTOUCH
 from fastdedup.bench import BASELINE, OURS, P99
 
 CEILING = REDIS_BENCHMARK.name
-HANDFUL = 10  # commands that our client sends; what its scripts run is stated beside them
+HANDFUL = 10  # commands that our client sends; the table also has the commands of its scripts
 HEADINGS = ("#", "target", "figure", "wanted", "aim", "verdict")
 PASS, SHORT, BESIDE = "pass", "short", "no target"
-Line = tuple[str, str, str, str, str, str]  # as HEADINGS
+Line = tuple[str, str, str, str, str, str]  # in the order of HEADINGS
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One line. A figure that is missing (NaN) falls short; without `wanted` it stands beside a target."""
+    """One line. A missing figure (NaN) is short; a line without `wanted` only adds a figure to a target."""
 
     number: str
     title: str
@@ -33,7 +33,7 @@ class Target:
     at_least: bool = True
 
     def line(self, report: Report) -> Line:
-        """The target as HEADINGS name it."""
+        """Return the target's line, in the order of HEADINGS."""
         figure = self.figure(report)
         wanted, aim = (self._limit(limit) for limit in (self.wanted, self.aim))
         return self.number, self.title, f"{figure:.3g}", wanted, aim, self._verdict(figure)
@@ -65,7 +65,7 @@ def _growth(report: Report) -> float:
 
 
 def _crowd(name: str) -> Callable[[Report], float]:
-    """The worse of the two crowds at an absent key."""
+    """Return a function for the worse figure of the two crowds at an absent key."""
     return lambda report: max((row.figures[name] for row in report.table("absent").rows), default=nan)
 
 
@@ -155,10 +155,10 @@ PLAYED = {
     "13": ("web",),
     "14": ("fresh-1000",),
 }
-"""The scenarios of each target: where none was played there is no verdict."""
+"""The scenarios of each target: without a played scenario the target has no verdict."""
 
 
 def verdicts(report: Report) -> Sequence[Line]:
-    """The line of every target that the run was about."""
+    """Return the line of every target whose scenarios were played."""
     played = {table.name for table in report.tables}
     return [target.line(report) for target in TARGETS if not played.isdisjoint(PLAYED[target.number])]

@@ -1,4 +1,4 @@
-"""What is said of the peers, reproduced: ``pytest bench/test_peers.py``. A claim that fails here is struck out.
+"""Tests of the statements about the peers: ``pytest bench/test_peers.py``. A statement that fails is removed.
 
 Each test plays one story on a private redis-server: a reply is lost, or an owner outlives its lease.
 """
@@ -38,7 +38,7 @@ def run(story: Callable[[], Awaitable[Any]]) -> None:
 
 
 def lease_ends(url: str) -> None:
-    """Let every lease end now: a peer's record expires with it."""
+    """End every lease now: a peer's record expires with its lease."""
     with BlockingRedis.from_url(url) as client:
         client.flushdb()
 
@@ -84,7 +84,7 @@ def test_a_stale_owner_of_idempotency_kit_overwrites_or_deletes_the_result(url: 
                 return "fresh"
 
             async def stale() -> str:
-                lease_ends(url)  # as of a process that was paused for longer than its lease
+                lease_ends(url)  # as for a process that was paused for longer than its lease
                 assert await coordinate(fresh) == "fresh"
                 if fails:
                     raise LookupError
@@ -95,7 +95,7 @@ def test_a_stale_owner_of_idempotency_kit_overwrites_or_deletes_the_result(url: 
 
             with contextlib.suppress(LookupError):
                 await coordinate(stale)
-            # Deleted, so that a third caller is first again; or overwritten.
+            # The record is deleted, so that a third caller is first again, or it is overwritten.
             assert await coordinate(third) == ("third" if fails else "stale")
 
     run(story)

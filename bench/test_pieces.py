@@ -1,6 +1,6 @@
 """The pieces of a claim, one by one: ``pytest bench/test_pieces.py``. No Redis is needed.
 
-For finding out where time went after a change; the whole is measured by ``python -m bench``.
+They show where time went after a change; ``python -m bench`` measures the whole.
 """
 
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ def test_a_thousand_claims_in_memory_one_by_one(benchmark: Benchmark, loop: uvlo
 
 
 def _packed(ops: list[ClaimOp]) -> bytes:
-    """As `RedisStore.execute` does it."""
+    """Pack claims as `RedisStore.execute` does."""
     return SCRIPT.command(ops, NOW_US, MAX_RECORD)
 
 
@@ -109,7 +109,7 @@ def _read(ops: list[ClaimOp], reply: bytes) -> Any:
 
 
 def _reply(*parts: int | bytes) -> bytes:
-    """An array as Redis sends it: whole numbers as numbers, unlike in a command."""
+    """Return an array as Redis sends it: whole numbers as numbers, unlike in a command."""
     body = (
         b":%d\r\n" % part if isinstance(part, int) else b"$%d\r\n%b\r\n" % (len(part), part) for part in parts
     )

@@ -1,6 +1,6 @@
-"""What a gate costs a web application: FastAPI under uvicorn, with and without. Main path: `web`.
+"""The cost of a gate for a web application: FastAPI under uvicorn, with and without a gate. Main path: `web`.
 
-Each row stands under the one that it is held against; every request has a fresh key, over Unix sockets.
+Each row stands below the row that it is compared with. Every request has a fresh key; all rows use Unix sockets.
 """
 
 import os
@@ -18,7 +18,7 @@ from bench.server import listening
 from fastdedup.bench import Table
 
 CONNECTIONS = 64
-TIMES = 3  # as many rounds as elsewhere, of turns half as long: a hundredth of a rate is looked for
+TIMES = 3  # the factor of rounds, with turns half as long: differences of 1 % of a rate must show
 ORDERS, OUTSIDE = "/orders", "/outside"
 BARE = "FastAPI, POST"
 MIDDLEWARE = (BARE, "… with IdempotencyMiddleware")
@@ -53,7 +53,7 @@ async def web(run: Run) -> Table:
 
 
 def _pairs(run: Run, folder: Path, stack: ExitStack) -> Iterator[tuple[tuple[str, str], MakePair]]:
-    """Servers are started when first needed: a peer that is not installed is a row that says so."""
+    """Yield each pair. Servers are started when first needed; a peer that is not installed is a row that says so."""
     places: dict[str, Path] = {}
 
     def served(gate: str) -> Path:

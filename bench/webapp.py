@@ -1,4 +1,4 @@
-"""A FastAPI application, bare or behind a gate: what the web table's servers run (internal).
+"""The FastAPI application of the web table's servers, bare or behind a gate (internal).
 
 `BENCH_GATE` names one of GATES, `BENCH_URL` the Redis.
 """
@@ -20,7 +20,7 @@ NAMESPACE = os.environ.get("BENCH_NAMESPACE", "bench")
 
 
 class Order(BaseModel):
-    """What is ordered."""
+    """The body of an order."""
 
     quantity: int
 
@@ -38,19 +38,19 @@ def routes(app: FastAPI, *extra: Any) -> None:
 
 
 def gate() -> Dedup:
-    """Our gate, as a user would set it up."""
+    """Return our gate, as a user would set it up."""
     return Dedup(URL, namespace=NAMESPACE, lease=LEASE_MS / 1000, ttl=60.0, timeout=5.0)
 
 
 def bare() -> FastAPI:
-    """Nothing in front."""
+    """Return the application without a gate."""
     app = FastAPI()
     routes(app)
     return app
 
 
 def middleware() -> FastAPI:
-    """Our middleware."""
+    """Return the application with our middleware."""
     from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
 
     app = bare()
@@ -59,7 +59,7 @@ def middleware() -> FastAPI:
 
 
 def dependency() -> FastAPI:
-    """Our FastAPI dependency."""
+    """Return the application with our FastAPI dependency."""
     from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
 
     app = FastAPI()
@@ -70,7 +70,7 @@ def dependency() -> FastAPI:
 
 
 def asgi_idempotency_header() -> FastAPI:
-    """That peer, over the same Redis."""
+    """Return the application with the peer asgi-idempotency-header, over the same Redis."""
     from idempotency_header_middleware import IdempotencyHeaderMiddleware
     from idempotency_header_middleware.backends import RedisBackend
 
@@ -80,7 +80,7 @@ def asgi_idempotency_header() -> FastAPI:
 
 
 def fastapi_idempotency() -> FastAPI:
-    """That peer, whose only store for tests like this one is its own memory: no Redis, one process."""
+    """Return the application with the peer fastapi-idempotency, with its memory store: it has no Redis store."""
     from fastapi_idempotency import IdempotencyMiddleware
 
     app = bare()

@@ -1,7 +1,7 @@
-"""A process of our own, so that its memory or its winners are its own: ``python -m bench.worker`` (internal).
+"""A separate process, to measure its memory or count its winners: ``python -m bench.worker`` (internal).
 
-The parent gives a `Task` as JSON in the argument. The worker says ``ready`` when it is connected and waits
-for a line on its standard input, so that several start as one; it answers with one line of JSON.
+The parent gives a `Task` as JSON in the argument. The worker prints ``ready`` when it is connected, and waits for a
+line on its standard input, so that several workers start together; it answers with one line of JSON.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ import uvloop
 from bench.server import flush
 from fastdedup.bench import Ops, Setting, collector, drive, fresh_keys, ours
 
-CHUNK = 100_000  # claims between two looks at the memory
+CHUNK = 100_000  # claims between two readings of the memory
 WARM_UP = 7  # chunks; until then the allocator is still finding its size
 LEFTOVERS = ("Task", "Future", "TimerHandle", "Handle", "Claim", "coroutine")
 LINE_LIMIT = 4 * 1024 * 1024  # bytes of an answer
@@ -32,7 +32,7 @@ WORKER_LIMIT = 300.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a worker is to do: `role` is a key of ROLES."""
+    """A worker's task: `role` is a key of ROLES."""
 
     role: str
     url: str
@@ -43,7 +43,7 @@ class Task:
 
 
 async def claims(task: Task) -> dict[str, Any]:
-    """Claim `count` keys; tell when, and of shared keys which were won."""
+    """Claim `count` keys; return the times, and which of the shared keys were won."""
     keys = _shared_keys(task) if task.shared else fresh_keys(task.namespace, task.count)
     async with ours(Setting(task.url, task.namespace, task.callers)) as ops:
         await drive(ops, "claim", fresh_keys(task.namespace, 2 * task.callers), task.callers)  # warm-up
@@ -57,14 +57,14 @@ async def claims(task: Task) -> dict[str, Any]:
 
 
 def _shared_keys(task: Task) -> list[str]:
-    """The same keys in every process, each in an order of its own: else the one ahead wins them all."""
+    """Return the same keys in every process, each in another order: else the first process wins all of them."""
     keys = [f"{task.shared}-{i}" for i in range(task.count)]
     random.shuffle(keys)
     return keys
 
 
 async def _race(ops: Ops, keys: Sequence[str], callers: int) -> bytearray:
-    """Which keys were won: a byte each, at the place that its number says."""
+    """Claim the keys; return a byte for each, which says whether it was won, at the place of the key's number."""
     won, source = bytearray(len(keys)), iter(keys)
 
     async def caller() -> None:
@@ -78,7 +78,7 @@ async def _race(ops: Ops, keys: Sequence[str], callers: int) -> bytearray:
 
 
 async def soak(task: Task) -> dict[str, Any]:
-    """Claim on and on; tell what the process weighs on the way, and what it still holds at the end."""
+    """Claim on and on; return the process's memory on the way, and the objects that are left at the end."""
     at_first, sizes = _census(), []
     async with ours(Setting(task.url, task.namespace, task.callers)) as ops:
         for _ in range(WARM_UP):
@@ -89,7 +89,7 @@ async def soak(task: Task) -> dict[str, Any]:
             sizes.append(psutil.Process().memory_info().rss)
         seconds = time.monotonic() - began
         left = _census() - while_open
-    await asyncio.sleep(0)  # closed transports say goodbye in the loop's next turn
+    await asyncio.sleep(0)  # closed transports end in the loop's next turn
     left += _census() - at_first
     return {"sizes": sizes, "left": dict(left), "seconds": seconds}
 
@@ -113,9 +113,9 @@ ROLES = {"claims": claims, "soak": soak}
 
 
 async def employ(*tasks: Task, pure: bool = False) -> list[dict[str, Any]]:
-    """Run a worker for each task, all starting at the same moment; ends them whatever happens.
+    """Run a worker for each task; all start at the same moment, and all are ended at the end.
 
-    `pure`: with the checkout's package, which is not compiled.
+    `pure`: run the checkout's package, which is not compiled.
     """
     workers = [await _start(task, pure) for task in tasks]
     try:
@@ -145,7 +145,7 @@ async def _start(task: Task, pure: bool) -> asyncio.subprocess.Process:
 async def _ready(worker: asyncio.subprocess.Process) -> None:
     assert worker.stdout
     if await worker.stdout.readline() != b"ready\n":
-        raise RuntimeError("a worker failed; its own words are above")
+        raise RuntimeError("a worker failed; its error is printed above")
 
 
 async def _answer(worker: asyncio.subprocess.Process) -> dict[str, Any]:
@@ -158,7 +158,7 @@ async def _answer(worker: asyncio.subprocess.Process) -> dict[str, Any]:
 
 
 async def main(task: Task) -> None:
-    """Do the task and print what came out."""
+    """Do the task and print the result."""
     if task.role == "soak":
         await _signal()
     print(orjson.dumps(await ROLES[task.role](task)).decode(), flush=True)

@@ -4,12 +4,12 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say which extra to install where click or rich is missing."""
+    """Run the command line; where click or rich is missing, print which extra to install."""
     try:
         from fastdedup.cli.main import cli
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"click", "rich"}:
-            raise  # a broken installation, which the extra would not mend
+            raise  # a broken installation: installing the extra would not help
         print(
             f"fastdedup: the command line needs {error.name}: pip install 'fastdedup[cli]'", file=sys.stderr
         )

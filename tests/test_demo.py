@@ -274,5 +274,5 @@ def test_what_one_wire_wrote_the_other_reads() -> None:
         with pytest.raises(UnavailableError, match="409"):
             http.settle("k0", "somebody", None, succeeded=True)
         sidecar.end()
-        with pytest.raises(UnavailableError, match="is gone"):
+        with pytest.raises(UnavailableError, match="does not answer"):
             http.issue("user:7")

@@ -1,8 +1,8 @@
-"""Side by side on your own Redis: what ``fastdedup bench --url …`` measures, and the core of ``bench/``.
+"""Measures fastdedup and redis-py on your own Redis, for ``fastdedup bench --url …``; the core of ``bench/``.
 
-`side_by_side` is the main path. Every contestant plays every scenario on one Redis in one process; rounds are
-interleaved, so that noise hits all alike, and a figure is the median of its rounds. Compare the ratios within
-a run: absolute figures belong to a machine.
+`side_by_side` is the main path. Every contestant plays every scenario on one Redis in one process. Rounds are
+interleaved, so that noise affects all contestants alike, and a figure is the median of its rounds. Compare the
+ratios within a run: absolute figures differ between machines.
 
 To add a contestant: write an async context manager that yields `Ops`, and add it to a table of contestants.
 """
@@ -43,7 +43,7 @@ __all__ = [
     "turns",
     "SCENARIOS",
     "P99",
-    # who plays
+    # contestants
     "CONTESTANTS",
     "BASELINE",
     "OURS",
@@ -54,7 +54,7 @@ __all__ = [
     "as_expected",
     "HOT",
     "LEASE_MS",
-    # what it is made of
+    # parts of a run
     "Plan",
     "Scenario",
     "Contestant",

@@ -1,4 +1,4 @@
-"""The contestants that play on any Redis: redis-py, which is the baseline, and fastdedup."""
+"""The contestants that can play on any Redis: redis-py, which is the baseline, and fastdedup."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,21 +14,21 @@ from ..gateway import Dedup
 from .model import Contestant, Ops, Setting
 
 LEASE_MS = 30_000
-HOT = "h"  # ends the keys that a storm aims at; fresh keys end in a digit
+HOT = "h"  # the last character of a storm's keys; fresh keys end in a digit
 
 
 def result_of(key: str) -> str:
-    """What the first caller of a key stores: short, so that checking it costs the clock little."""
+    """Return the result that the first caller of a key stores: short, so that checking it takes little time."""
     return "paid " + key
 
 
 def as_expected(key: str, first: bool, result: Any) -> bool:
-    """Return whether a claim in a storm got the right answer: a hot key is settled and has its first result."""
+    """True where a claim in a storm got the right answer: a hot key is settled and has its first result."""
     return not first and bool(result == result_of(key)) if key[-1] == HOT else first
 
 
 def redis_client(setting: Setting) -> Redis:
-    """redis-py with a pool of `width` connections; 0: one for every caller."""
+    """Return redis-py's client with a pool of `width` connections; with 0, a connection for every caller."""
     if setting.width:
         pool = BlockingConnectionPool.from_url(setting.url, max_connections=setting.width, timeout=None)
         return Redis.from_pool(pool)
@@ -37,7 +37,7 @@ def redis_client(setting: Setting) -> Redis:
 
 @asynccontextmanager
 async def redis_py(setting: Setting) -> AsyncIterator[Ops]:
-    """The baseline: ``SET key value NX PX``, a call each."""
+    """The baseline: ``SET key value NX PX``, a call for each claim."""
     client = redis_client(setting)
     claim = partial(client.set, value=b"v", nx=True, px=LEASE_MS)
 
@@ -58,7 +58,7 @@ async def redis_py(setting: Setting) -> AsyncIterator[Ops]:
 
 
 def our_dedup(setting: Setting, **options: Any) -> Dedup:
-    """Ours as it is by default, but that all expires within minutes, and the deadline is far."""
+    """Return our `Dedup` with its defaults, except that all records expire within minutes and the deadline is long."""
     return Dedup(
         setting.url,
         namespace=setting.namespace,

@@ -1,4 +1,4 @@
-"""What a benchmark is made of: contestants and what they offer, scenarios, turns, and tables of figures."""
+"""The parts of a benchmark: contestants and their operations, scenarios, turns, and tables of figures."""
 
 import secrets
 from array import array
@@ -8,88 +8,88 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Numbered = Iterator[tuple[int, str]]
-Verb = Callable[[str], Any]  # a key in, an awaitable out
+Verb = Callable[[str], Any]  # takes a key, returns an awaitable
 Won = Callable[[Any], bool]
 Right = Callable[[str, Any], bool]
-Spent = array  # of nanoseconds, one place a key; typecode "q"
+Spent = array  # nanoseconds, an item for each key; typecode "q"
 Deal = Callable[["Ops", list[str]], Awaitable[list[str]]]
 Drive = Callable[[str, Sequence[str], "Spent[int] | None"], Awaitable[float | None]]
 
 
 class ClaimedTwiceError(Exception):
-    """A fresh key was refused: the run is worthless."""
+    """A fresh key was refused, so the figures of the run mean nothing."""
 
 
 class WrongReplayError(Exception):
-    """A settled key was won again, or has another result than its first."""
+    """A settled key was won again, or returned another result than its first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One contestant's go at one scenario: counts and seconds."""
+    """The counts and seconds of one contestant's turn in one scenario."""
 
     ops: int
     seconds: float
-    cpu: float | None  # of this process; None where another one did the work
+    cpu: float | None  # seconds of this process; None where another process did the work
 
     @property
     def rate(self) -> float:
-        """Operations a second."""
+        """Operations in a second."""
         return self.ops / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """What a contestant offers once it is connected; None where it does not."""
+    """The operations of a connected contestant; None for an operation that it does not offer."""
 
     claim: Verb | None = None
     cycle: Verb | None = None  # claim, then store `result_of` the key
     replay: Verb | None = None  # claim, in a storm
-    won: Won = bool  # from claim's answer: was this caller the first? (A cycle answers True.)
-    right: Right = lambda key, answer: bool(answer)  # from replay's answer: see `as_expected`
-    drive: Drive | None = None  # for one that brings its own callers; a program returns its own seconds
+    won: Won = bool  # from the answer to a claim: was this caller the first? (A cycle answers True.)
+    right: Right = lambda key, answer: bool(answer)  # from the answer to a replay: see `as_expected`
+    drive: Drive | None = None  # for a contestant with its own callers; a program returns its own seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Where a contestant plays. Whatever it writes must start with `namespace` and expire by itself."""
+    """The Redis that a contestant plays on. All its keys must start with `namespace` and expire by themselves."""
 
     url: str = field(repr=False)
     namespace: str
     callers: int
     width: int = 1
-    private: bool = False  # a server of our own, whose settings may be changed
+    private: bool = False  # True for a server that the run started, whose settings may be changed
 
 
 @dataclass(frozen=True, slots=True)
 class Contestant:
-    """One row. The `width` (connections, threads, pipelining depth) that is fastest in a warm-up plays."""
+    """One row of a table. It plays with the `width` (connections, threads, pipelining) that is best in a warm-up."""
 
     name: str
     connect: Callable[[Setting], AbstractAsyncContextManager[Ops]]
     widths: tuple[int, ...] = (1,)
     unit: str = "connections"
-    tuned: bool = True  # the garbage collector, see `collector`
+    tuned: bool = True  # whether the garbage collector is tuned, see `collector`
 
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One table. `main` is the figure whose ratio to the baselines is given."""
+    """One table. `main` names the figure whose ratio to the baselines is shown."""
 
     name: str
     title: str
-    verb: str  # the field of Ops
+    verb: str  # a field of Ops
     callers: int
     main: str = "rate"
     latency: bool = False
-    slices: int = 1  # that a round is cut into, where the machine's moods last shorter than a round
-    deal: Deal | None = None  # the keys of a turn, where they are not all fresh
+    slices: int = 1  # parts of a round, where the machine's speed changes faster than rounds do
+    deal: Deal | None = None  # makes the keys of a turn, where they are not all fresh
 
     @property
     def modes(self) -> tuple[bool, ...]:
-        """The turns of a round, and whether latency is recorded in them: apart, as recording costs time.
+        """The turns of a round: for each, whether it records latency. Recording costs time, so it has its own turn.
 
-        One caller alone spends so long waiting that it does not matter.
+        A single caller mostly waits, so for it one turn does both.
         """
         return ((True,) if self.callers == 1 else (False, True)) if self.latency else (False,)
 
@@ -106,7 +106,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A scenario's outcome; `curves` are named lines of (x, y) for a plot."""
+    """The figures of a scenario; `curves` are named lines of (x, y) for a plot."""
 
     name: str
     title: str
@@ -116,17 +116,17 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def row(self, contestant: str) -> Row:
-        """A contestant's row, empty where there is none."""
+        """Return a contestant's row; an empty row where it did not play."""
         return next((row for row in self.rows if row.contestant == contestant), Row(contestant))
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a run is sized. `max_ops` bounds what one turn leaves in a Redis that is not ours to empty."""
+    """The sizes of a run. `max_ops` bounds the keys that a turn leaves in a Redis that the run must not empty."""
 
     url: str = field(repr=False)
     rounds: int = 3
-    seconds: float = 0.5  # of one turn
+    seconds: float = 0.5  # the length of one turn
     max_ops: int = 100_000
     private: bool = False
     clean: Callable[[], Awaitable[object]] | None = None  # empties a private Redis before a turn

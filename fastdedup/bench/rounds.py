@@ -1,4 +1,4 @@
-"""Scenarios, and the rounds in which everyone plays them; `side_by_side` is the main path."""
+"""The scenarios, and the rounds in which all contestants play them; `side_by_side` is the main path."""
 
 import contextlib
 from array import array
@@ -14,8 +14,8 @@ from .model import Contestant, Ops, Plan, Row, Scenario, Setting, Spent, Table, 
 from .text import reason
 from .turn import collector, drive, fresh_keys
 
-PROBE = 0.2  # of a turn: how long a warm-up takes
-P99 = ", p99"  # follows the baseline's name where a ratio is that of p99_ms
+PROBE = 0.2  # the length of a warm-up, as a share of a turn
+P99 = ", p99"  # follows the baseline's name where the ratio is of p99_ms
 CURVE = (*(i / 100 for i in range(1, 100)), 0.995, 0.999)  # the quantiles of a latency curve
 
 
@@ -34,19 +34,19 @@ async def side_by_side(
     contestants: Sequence[Contestant] = CONTESTANTS,
     baselines: Sequence[str] = (BASELINE,),
 ) -> tuple[Table, ...]:
-    """Play every scenario; a contestant that fails has a row that says why, and no figures."""
+    """Play every scenario. A contestant that fails gets a row without figures, which says why."""
     return tuple([await contest(plan, scenario, contestants, baselines) for scenario in scenarios])
 
 
 def turns(scenario: Scenario, contestants: Sequence[Contestant], rounds: int) -> int:
-    """How often `contest` calls `Plan.on_turn`."""
+    """Return how often `contest` calls `Plan.on_turn`."""
     return len(contestants) * (1 + rounds * scenario.slices * len(scenario.modes))
 
 
 async def contest(
     plan: Plan, scenario: Scenario, contestants: Sequence[Contestant], baselines: Sequence[str]
 ) -> Table:
-    """One scenario: warm everyone up, then play round after round, each starting with another contestant."""
+    """Play one scenario: warm up all contestants, then play the rounds; each starts with another contestant."""
     async with AsyncExitStack() as stack:
         players = [_Player(plan, scenario, contestant) for contestant in contestants]
         for player in players:
@@ -69,7 +69,7 @@ async def contest(
 
 @dataclass(slots=True)
 class _Player:
-    """A contestant in a scenario, and what it has shown so far."""
+    """A contestant in a scenario, and its figures so far."""
 
     plan: Plan
     scenario: Scenario
@@ -79,10 +79,10 @@ class _Player:
     count: int = 0
     failure: str = ""
     turns: list[Turn] = field(default_factory=list)
-    spent: list[Sequence[int]] = field(default_factory=list)  # nanoseconds, sorted, one a round
+    spent: list[Sequence[int]] = field(default_factory=list)  # for each round its latencies in ns, sorted
 
     async def warm_up(self, stack: AsyncExitStack) -> None:
-        """Find the best width, connect, and size a turn by the rate of a short one."""
+        """Find the best width, connect, and set the size of a turn by the rate of a short turn."""
         self._tell()
         with self._surviving():
             self.width = await self._best_width()
@@ -92,7 +92,7 @@ class _Player:
             self.count = max(self.scenario.callers, min(self.plan.max_ops, count))
 
     async def play(self) -> None:
-        """One round."""
+        """Play one round."""
         for timed in self.scenario.modes:
             self._tell()
             if self.failure:
@@ -106,8 +106,9 @@ class _Player:
                     self.turns.append(turn)
 
     def row(self, baselines: "Sequence[_Player]") -> Row:
-        """The medians of all rounds. A ratio is that of the rounds' ratios: whatever slows the machine down
-        for a while slows the two turns of a round alike.
+        """Return the row: the medians of all rounds.
+
+        A ratio is the median of the rounds' ratios, because a slow phase of the machine slows both turns of a round.
         """
         if self.failure:
             return Row(self.contestant.name, note=self.failure)
@@ -123,7 +124,7 @@ class _Player:
         )
 
     def series(self) -> dict[str, list[float]]:
-        """Each figure, round by round."""
+        """Return the values of each figure, round by round."""
         if self.failure:
             return {}
         found = {"rate": [turn.rate for turn in self.turns]}
@@ -134,7 +135,7 @@ class _Player:
         return found
 
     def curve(self) -> tuple[tuple[float, float], ...]:
-        """Latency in milliseconds at each quantile of CURVE."""
+        """Return the latency in milliseconds at each quantile of CURVE."""
         return tuple((quantile, median(self._latencies(quantile))) for quantile in CURVE)
 
     async def _best_width(self) -> int:
@@ -143,14 +144,14 @@ class _Player:
             return widths[0]
         rates = {}
         for width in widths:
-            # A pool that is too large for this process or server is out of the race, not a failure.
+            # A pool that is too large for this process or server is left out; that is not a failure.
             with contextlib.suppress(OSError, RedisError):
                 async with self._connect(width) as ops:
                     rates[width] = await self._probe(ops)
         return max(rates, key=rates.__getitem__)
 
     async def _probe(self, ops: Ops) -> float:
-        """The rate, once connections are open and scripts loaded."""
+        """Return the rate of a short turn, after connections are open and scripts loaded."""
         count = max(self.scenario.callers, 500)
         first = await self._turn(ops, count)
         return (await self._turn(ops, max(count, int(first.rate * self.plan.seconds * PROBE)))).rate

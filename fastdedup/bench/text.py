@@ -1,8 +1,8 @@
-"""Tables and errors as text."""
+"""Writes tables and errors as text."""
 
 from .model import Table
 
-HEADINGS = {  # and formats of figures
+HEADINGS = {  # the headings and formats of figures
     "rate": ("per second", ",.0f"),
     "cpu_us": ("CPU µs", ".1f"),
     "p50_ms": ("p50 ms", ".3f"),
@@ -14,7 +14,7 @@ HEADINGS = {  # and formats of figures
 
 
 def cells(table: Table) -> tuple[list[str], list[list[str]]]:
-    """The table as text: headings and rows, the contestant first and the note last."""
+    """Return a table as text: its headings and rows, with the contestant first and the note last."""
     names = list(dict.fromkeys(name for row in table.rows for name in row.figures))
     bases = list(dict.fromkeys(name for row in table.rows for name in row.ratios))
     shown = [HEADINGS.get(name, (name.replace("_", " "), ",.0f")) for name in names]
@@ -36,7 +36,10 @@ def _text(figure: float | None, form: str) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """An exception in one line, without URLs and paths, as results are published; a group by its first."""
+    """Return an exception as one line, without URLs and paths, because results are published.
+
+    Of an exception group it is the first exception.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     text = " ".join("…" if "/" in word else word for word in str(error).split())

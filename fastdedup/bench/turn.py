@@ -1,4 +1,4 @@
-"""One turn: callers share keys that were made before the clock started, on a swept heap."""
+"""Plays one turn: callers share keys that were made before the clock started, after a garbage collection."""
 
 import asyncio
 import contextlib
@@ -10,13 +10,13 @@ from typing import Any
 
 from .model import ClaimedTwiceError, Numbered, Ops, Spent, Turn, Verb, WrongReplayError
 
-TURN_LIMIT = 60.0  # seconds; a turn is sized to take about one
+TURN_LIMIT = 60.0  # seconds; a turn is meant to take about one second
 GC_THRESHOLDS = (50_000, 20, 100)
 
 
 def fresh_keys(namespace: str, count: int) -> list[str]:
-    """Keys that nobody has used, without a colon (idempotency-kit refuses it)."""
-    salt = secrets.token_hex(5)  # 2 bytes met each other once in a hundred runs
+    """Return unused keys, without a colon (idempotency-kit refuses colons)."""
+    salt = secrets.token_hex(5)  # with 2 bytes, one run in a hundred had the same salt twice
     return [f"{namespace}-{salt}-{i}" for i in range(count)]
 
 
@@ -43,7 +43,7 @@ async def drive(
 def _caller(
     ops: Ops, verb: str, op: Verb, source: Numbered, spent: "Spent[int] | None"
 ) -> Callable[[], Coroutine[Any, Any, None]]:
-    """What each caller runs. Three loops, so that none does more between two claims than it must."""
+    """Return the loop that each caller runs: one of three, so that a loop does only the necessary between claims."""
     won, right, now = ops.won if verb == "claim" else bool, ops.right, time.perf_counter_ns
 
     async def plain() -> None:
@@ -70,7 +70,7 @@ def _caller(
 
 @contextlib.contextmanager
 def collector(*, tuned: bool) -> Iterator[None]:
-    """Everyone starts a turn with a swept heap; tuned, it is frozen and the collector runs seldom."""
+    """Collect all garbage before a turn; if `tuned`, freeze the rest and let the collector run seldom."""
     before = gc.get_threshold()
     gc.collect()
     if tuned:

@@ -1,7 +1,7 @@
 """The command line: figures and records for people, ``--json`` for programs.
 
-To add a command: write a function below the last one, decorate it with ``@cli.command()`` and
-``@gate_options()``, run its coroutine with `_run`, and leave `DedupError` to the group, which prints it.
+To add a command: write a function below the last command, decorate it with ``@cli.command()`` and
+``@gate_options()``, and run its coroutine with `_run`. Let `DedupError` pass: the group prints it.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ Command = Callable[..., Any]
 
 
 class _Group(click.Group):
-    """Turns every `DedupError` into one line on stderr and exit code 1, for every command alike."""
+    """Prints the `DedupError` of any command as one line on stderr, and exits with 1."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -60,7 +60,7 @@ for command in SIDECAR:
 
 
 def gate_options(*, namespace: str, url: str | None = None) -> Callable[[Command], Command]:
-    """The options that every command shares. Without a default `url` the command demands a shared store."""
+    """Add the options that every command has. Without a default `url` the command needs a shared store."""
     options = [
         click.option(
             "--url",
@@ -93,7 +93,7 @@ def gate_options(*, namespace: str, url: str | None = None) -> Callable[[Command
 _at_socket = click.option(
     "--socket",
     type=click.Path(dir_okay=False, path_type=Path),
-    is_eager=True,  # before --url, which is not needed then
+    is_eager=True,  # read before --url, which is not needed with it
     help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one.",
 )
 
@@ -101,10 +101,10 @@ _at_socket = click.option(
 def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
     if ctx.params.get("socket") is not None:
         if ctx.get_parameter_source("url") is ParameterSource.COMMANDLINE:
-            raise click.UsageError("--socket or --url, not both: the sidecar has a store")
+            raise click.UsageError("give --socket or --url, not both: a sidecar has a store of its own")
         return ""
     if not url:
-        raise click.UsageError("no store is named: give --url, or set FASTDEDUP_URL")
+        raise click.UsageError("the store is missing: give --url, or set FASTDEDUP_URL")
     if url.lower().startswith("memory:"):
         raise click.BadParameter(
             "a memory:// store lives inside one process, and this command is another process; "
@@ -129,7 +129,7 @@ def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -
 @click.option(
     "--sidecar/--no-sidecar",
     default=None,
-    help="Sell through a sidecar too, from several processes. [default: where its extra is installed]",
+    help="Also sell through a sidecar, from several processes. [default: if its extra is installed]",
 )
 @gate_options(namespace="demo", url="memory://")
 def demo(
@@ -137,9 +137,9 @@ def demo(
 ) -> None:
     """Run a flash sale, and check that the gate kept its promises.
 
-    Exits with 1 and names each broken promise if it did not. The namespace is only the beginning of one that
-    is new in every run, and what the run leaves in the store expires within a minute. With --web it serves a
-    shop that you can look at, crowd and break.
+    Names each broken promise, and exits with 1 if there is one. Every run has a new namespace, which begins with
+    the given name; its records expire within a minute. With --web it serves a shop in your browser, in which you
+    can click, buy and crash Redis.
     """
     dedup = sale_dedup(url, namespace)
     report = _run(_sale(dedup, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))
@@ -164,7 +164,7 @@ async def _sale(dedup: Dedup, *, buyers: int, clicks: int, stock: int, quiet: bo
         MofNCompleteColumn(),
         TextColumn("buyers"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),  # stdout is for the figures
+        console=Console(stderr=True),  # because stdout is for the figures
         disable=quiet,
     )
     with progress:
@@ -266,11 +266,11 @@ def forget(key: str, socket: Path | None, url: str, namespace: str, as_json: boo
 )
 @gate_options(namespace="bench")
 def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) -> None:
-    """Measure fastdedup beside redis-py on your Redis. Compare ratios: absolute figures belong to a machine.
+    """Measure fastdedup and redis-py on your Redis. Compare the ratios: absolute figures differ between machines.
 
-    Nothing is flushed or deleted. The namespace is only the beginning of one that is new in every run; a turn
-    leaves up to 100,000 keys under it, which expire within two minutes. A row that could not be measured says
-    why, and the command exits with 1.
+    Nothing is flushed or deleted. Every run has a new namespace, which begins with the given name; a turn leaves up
+    to 100,000 keys there, which expire within two minutes. A row that could not be measured says why, and the
+    command exits with 1.
     """
     plan = Plan(url, rounds, seconds, namespace=f"{namespace}-{secrets.token_hex(3)}")
     played = _run(_played(plan, quiet=as_json))
@@ -292,7 +292,9 @@ def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) 
 
 
 async def _played(plan: Plan, *, quiet: bool) -> tuple[Played, ...]:
-    await _get(Dedup(plan.url, namespace=plan.namespace), "here?")  # one error now, not one in each row
+    await _get(
+        Dedup(plan.url, namespace=plan.namespace), "here?"
+    )  # an outage is one error now, not one in each row
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
         task = progress.add_task("", total=sum(turns(each, CONTESTANTS, plan.rounds) for each in SCENARIOS))
@@ -316,13 +318,13 @@ def _played_table(played: Played) -> Table:
 
 
 def _namespace_if_given(namespace: str) -> str | None:
-    """Return the namespace, or None where it was not given: a sidecar knows its own default."""
+    """Return the namespace, or None where it was not given: then the sidecar uses its own default."""
     source = click.get_current_context().get_parameter_source("namespace")
     return None if source is ParameterSource.DEFAULT else namespace
 
 
 class AnyCodec:
-    """Shows results of other codecs: a web response as its parts, other bytes as they are."""
+    """Shows results of any codec: JSON, the parts of a web response, or any other bytes as text."""
 
     dumps = JSONCodec().dumps
 
@@ -375,12 +377,12 @@ def _record_table(record: Record) -> Table:
     table.add_column(overflow="fold")
     for name, fact in facts.items():
         shown = "-" if fact is None else fact if isinstance(fact, str) else _json(fact)
-        table.add_row(name, Text(shown))  # Text: a result with [brackets] is no markup
+        table.add_row(name, Text(shown))  # as Text, because rich would take [brackets] for markup
     return table
 
 
 def _json(facts: Any) -> str:
-    # repr: a result that came through another codec need not be JSON, and inspecting it must not fail
+    # With repr, because a result of another codec need not be JSON, and inspecting it must not fail.
     return orjson.dumps(facts, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
 
 
@@ -394,7 +396,7 @@ def _run(main: Coroutine[Any, Any, T]) -> T:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Pick uvloop where it is installed (it is not on Windows), else the standard loop."""
+    """Return uvloop's loop factory where uvloop is installed (never on Windows), otherwise None."""
     try:
         from uvloop import new_event_loop
     except ImportError:

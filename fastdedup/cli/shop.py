@@ -1,4 +1,4 @@
-"""`fastdedup demo --web`: its options, for `fastdedup.cli.main`. Imports that need the extra stand inside."""
+"""`fastdedup demo --web`: its options. Modules that need the extra are imported inside of functions."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ _OPTIONS = (
 
 
 def web_options(command: Command) -> Command:
-    """Let a command open the shop instead, where it is called with `--web`."""
+    """Let a command open the shop where it is called with `--web`."""
 
     @wraps(command)
     def either(*, web: bool, **given: Any) -> Any:
         names = ("port", "workers", "opens_in", "token_ttl")
         ours = {name: value for name in names if (value := given.pop(name)) is not None}
         if not web:
-            _refuse(ours, "goes with --web")
+            _refuse(ours, "needs --web")
             return command(**given)
-        _refuse(_said(given), "is not for --web, which has a Redis of its own and you as the buyer")
+        _refuse(_said(given), "cannot be used with --web, which has its own Redis and you as the buyer")
         return web_demo(stock=given["stock"], **ours)
 
     for option in reversed(_OPTIONS):
@@ -66,11 +66,11 @@ def _refuse(names: Any, why: str) -> None:
 
 
 def web_demo(**options: Any) -> None:
-    """Serve the shop until Ctrl-C or SIGTERM, and say where. The options are those of `run.Options`.
+    """Serve the shop until Ctrl-C or SIGTERM, and print its address. The options are those of `ShopOptions`.
 
     Raises:
         ClickException: the extra is not installed.
-        DedupError: see `run`.
+        DedupError: the shop cannot run; see `run`.
     """
     for name in _EXTRA:
         if not _installed(name):
@@ -87,5 +87,5 @@ def _greet(url: str) -> None:
 def _installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ValueError:  # somebody put None in its place
+    except ValueError:  # sys.modules has None for this name
         return False

@@ -28,20 +28,20 @@ def extra() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _EXTRA:
-            raise  # a broken installation, which the extra would not mend
+            raise  # a broken installation: installing the extra would not help
         raise click.ClickException(
             f"the sidecar needs {error.name}: pip install 'fastdedup[sidecar]'"
         ) from None
 
 
 def socket_option(command: Command) -> Command:
-    """`--socket`, for the commands that talk to a running sidecar."""
+    """Add the option `--socket`, for the commands that talk to a running sidecar."""
     return click.option(
         "--socket",
         type=_FILE,
         envvar="FASTDEDUP_SOCKET",
         show_envvar=True,
-        help="Where the sidecar listens; by default where `fastdedup serve` would.",
+        help="The sidecar's socket; by default that of `fastdedup serve`.",
         callback=lambda ctx, param, value: value or default_socket(),
     )(command)
 
@@ -62,13 +62,13 @@ def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
 @_flags(
     ("--url", str, "The store; memory:// by default."),
     ("--socket", _FILE, "Where to listen; it is made with mode 0660."),
-    ("--namespace", str, "The namespace of requests that name none."),
-    ("--lease", float, "Seconds that an owner has."),
+    ("--namespace", str, "The namespace of requests without a namespace."),
+    ("--lease", float, "Seconds that an owner has for its work."),
     ("--ttl", float, "Seconds that a success is remembered."),
     ("--timeout", float, "Seconds, the deadline of one operation at the store."),
-    ("--replicas", int, "Replicas that shall confirm each write."),
+    ("--replicas", int, "Replicas that must confirm each write."),
     ("--on-unavailable", str, "The policy while the store cannot answer: reject or local."),
-    ("--grace", float, "Seconds that work under way has to end after SIGTERM."),
+    ("--grace", float, "Seconds that requests under way have to end after SIGTERM."),
     ("--log-level", str, "debug, info, warning or error."),
     ("--log-format", str, "text, or json for programs."),
 )
@@ -76,10 +76,10 @@ def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
     "--log-keys", is_flag=True, default=None, help="Show keys in clear in the log; tokens are never shown."
 )
 def serve(config: Path | None, **flags: Any) -> None:
-    """Serve the gate on a Unix socket, to every language on this host: HTTP and the Redis protocol.
+    """Serve the gate on a Unix socket, by HTTP and the Redis protocol, to programs in any language on this host.
 
-    Every option can also be set as FASTDEDUP_<OPTION> and in the file, which takes a table for each
-    namespace as well: see `fastdedup check-config`.
+    Every option can also be set as FASTDEDUP_<OPTION> and in the file, which may also have a table for each
+    namespace: see `fastdedup check-config`.
     """
     with extra():
         from ..sidecar.service.run import run
@@ -98,7 +98,7 @@ def serve(config: Path | None, **flags: Any) -> None:
 @click.command(name="check-config")
 @click.argument("file", type=_FILE)
 def check_config(file: Path) -> None:
-    """Check FILE, a sidecar's TOML configuration: prints each mistake with its line, and exits with 1 after any."""
+    """Check FILE, a sidecar's TOML configuration. Prints each mistake with its line, and exits with 1 if any."""
     with extra():
         from ..sidecar.service.summary import summary
 
@@ -109,7 +109,7 @@ def check_config(file: Path) -> None:
 
 
 def _load(file: Path | None, flags: dict[str, Any], *, environment: bool = True) -> Any:
-    """Read the settings, or end with every mistake on a line of its own."""
+    """Read the settings; after mistakes print each on its own line and exit with 1."""
     with extra():
         from ..sidecar.service.config import load
         from ..sidecar.service.mistakes import Mistakes
@@ -126,7 +126,7 @@ def _load(file: Path | None, flags: dict[str, Any], *, environment: bool = True)
 @socket_option
 @click.option("--ready", is_flag=True, help="Also ask whether the store answers.")
 def healthcheck(socket: Path, ready: bool) -> None:
-    """Ask a sidecar how it is; exits with 1 where it does not answer, or is not well. For probes."""
+    """Check a sidecar's health, for probes. Exits with 1 if it does not answer or is not healthy."""
     from ..sidecar.client import fetch
 
     status, body = fetch(socket, "/readyz" if ready else "/healthz")
@@ -142,7 +142,7 @@ def healthcheck(socket: Path, ready: bool) -> None:
     "--every", type=click.FloatRange(min=0.05), default=1.0, show_default=True, help="Seconds between frames."
 )
 def top(socket: Path, once: bool, every: float) -> None:
-    """Watch a sidecar at work: rates, outcomes, latencies, the breaker. Ctrl-C ends it."""
+    """Watch a sidecar at work: rates, outcomes, latencies, the breaker. Ctrl-C ends the command."""
     with extra():
         from .top import watch
 
@@ -152,7 +152,7 @@ def top(socket: Path, once: bool, every: float) -> None:
 @click.command()
 @click.argument("what", type=click.Choice(["systemd", "docker", "kubernetes"]))
 def deploy(what: str) -> None:
-    """Print what runs the sidecar as a service: units, a Dockerfile, or a manifest. Read it before you use it."""
+    """Print files that run the sidecar as a service: units, a Dockerfile, or a manifest. Read them before use."""
     from ..sidecar.service.deploy import printed
 
     click.echo(printed(what), nl=False)
@@ -162,14 +162,14 @@ def deploy(what: str) -> None:
 
 
 def sidecar_wanted(asked: bool | None) -> bool:
-    """Return whether the demo sells through a sidecar: as asked, else where the extra is installed."""
+    """True where the demo must also sell through a sidecar: as `asked`, else where the extra is installed."""
     return all(map(_installed, sorted(_EXTRA))) if asked is None else asked
 
 
 def _installed(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ValueError:  # somebody put None in its place
+    except ValueError:  # sys.modules has None for this name
         return False
 
 
@@ -177,7 +177,7 @@ def sidecar_sale(url: str, namespace: str, buyers: int, clicks: int, stock: int)
     """Return the report on a sale through a sidecar."""
     with extra():
         from ..demo.sidecar import sell
-        from ..sidecar.service import run as _run  # noqa: F401 -- the sidecar itself, which is started by a command
+        from ..sidecar.service import run as _run  # noqa: F401 -- checks the extra of the sidecar that `sell` starts
     return sell(url, namespace, buyers=buyers, clicks=clicks, stock=stock)
 
 

@@ -1,4 +1,4 @@
-"""`fastdedup top`: what a sidecar is doing, from its own `/metrics`. Main path: `watch` → `frame`."""
+"""`fastdedup top`: shows a sidecar's activity, from its own `/metrics`. Main path: `watch` → `frame`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Labels = frozenset[tuple[str, str]]
 
 
 class Sample:
-    """The figures at one moment.
+    """The figures of one moment.
 
     Args:
-        text: of `/metrics`.
-        at: when it was taken, in seconds.
+        text: the answer of `/metrics`.
+        at: the moment, in seconds since 1970.
     """
 
     def __init__(self, text: str, at: float) -> None:
@@ -60,7 +60,7 @@ class Sample:
 
 
 def watch(socket: Path, *, once: bool, every: float, console: Console | None = None) -> None:
-    """Show frames until Ctrl-C; one, with rates since the sidecar's start, where `once`.
+    """Show frames until Ctrl-C; with `once` a single frame, with the rates since the sidecar's start.
 
     Raises:
         UnavailableError: no sidecar answers at the socket.
@@ -81,15 +81,15 @@ def watch(socket: Path, *, once: bool, every: float, console: Console | None = N
 
 
 def take(socket: Path) -> Sample:
-    """Return the figures of now."""
+    """Return the present figures."""
     status, body = fetch(socket, "/metrics")
     if status != 200:
-        raise UnavailableError(f"{socket} answers /metrics with {status}: is it a sidecar?")
+        raise UnavailableError(f"{socket} answers /metrics with status {status}: is it a sidecar's socket?")
     return Sample(body.decode(), time.time())
 
 
 def frame(now: Sample, before: Sample | None, socket: Path) -> RenderableType:
-    """Return one frame; rates are those since `before`, or since the sidecar's start."""
+    """Return one frame. The rates are those since `before`, or else since the sidecar's start."""
     return Group(_head(now, socket), _verbs(now, before), *_outage(now))
 
 
@@ -134,7 +134,7 @@ def _outcomes(now: Sample, before: Sample | None, verb: str) -> str:
 
 
 def _outage(now: Sample) -> Iterator[Text]:
-    """Yield what only an outage brings: nothing in good times."""
+    """Yield the figures of outages; nothing where there was no outage."""
     figures = {
         "breaker opened": now.one("fastdedup_breaker_opened_total"),
         "degraded answers": now.label("fastdedup_degraded_total", "answered").get("yes", 0.0),
@@ -150,7 +150,7 @@ def _outage(now: Sample) -> Iterator[Text]:
 
 
 def quantile(now: Sample, before: Sample | None, verb: str, share: float) -> float:
-    """Return a quantile of a verb's latency in seconds, guessed within its cell; 0 where nothing was measured."""
+    """Return a quantile of a verb's latency in seconds, estimated within its bucket; 0 without a measurement."""
     name = "fastdedup_operation_seconds_bucket"
     former = before.under(name, "verb", verb, "le") if before else {}
     counts = {float(end): n - former.get(end, 0.0) for end, n in now.under(name, "verb", verb, "le").items()}

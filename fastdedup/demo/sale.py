@@ -1,9 +1,9 @@
 """A flash sale through the public API only: many hasty buyers, little stock, one `Dedup`.
 
-Every buyer is given an order form with a one-time token, clicks "buy" several times at once under one
-idempotency key, and afterwards sends the used form again under a fresh key. Some forms are also sent by a
-thief, and some thieves make a token up. `Shop.buy` is the main path: the order handler that a web
-framework would call. `run_sale` runs the sale and checks fastdedup's promises; the caller shows the report.
+Every buyer gets an order form with a one-time token, clicks "buy" several times at once under one idempotency
+key, and afterwards sends the used form again under a new key. Some forms are also sent by a thief, and some
+thieves invent a token. `Shop.buy` is the main path: the order handler that a web framework would call.
+`run_sale` runs the sale and checks fastdedup's promises; the caller shows the report.
 """
 
 import asyncio
@@ -18,27 +18,31 @@ from typing import Any
 from fastdedup import Claim, Dedup, Outcome, fingerprint
 
 IN_FLIGHT = 1_000  # buyers served at the same time
-PATIENCE = 5.0  # seconds that a waiting click waits for the first click's answer
+WAIT = 5.0  # seconds that a waiting click waits for the first click's answer
 PAYMENT = 0.001  # seconds that handling an order takes; the clicks of one buyer overlap in it
-THIEF_EVERY = 10  # every tenth form is also sent by somebody else
-FORGER_EVERY = 100  # every hundredth buyer's neighbour makes a token up
-FIRST_PAUSE, LONGEST_PAUSE, TRIES = 0.005, 0.5, 40  # how a client that is told "in progress" asks again
+THIEF_EVERY = 10  # every tenth form is also sent by a thief
+FORGER_EVERY = 100  # with every hundredth buyer a thief invents a token
+FIRST_PAUSE, LONGEST_PAUSE, TRIES = (
+    0.005,
+    0.5,
+    40,
+)  # the seconds and tries of a client whose order is in progress
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What happened in one sale. Times are seconds unless the name says otherwise."""
+    """The figures of one sale. Times are seconds unless the name says otherwise."""
 
     buyers: int
     clicks: int  # of each buyer, at once
     stock: int
     sold: int
     duplicates_replayed: int  # clicks answered with the recorded result of another click
-    in_progress: int  # clicks told to come back, each of which did
+    in_progress: int  # clicks that were told to ask again, and did so
     tokens_issued: int
     refused_used: int  # the form had been used
     refused_foreign: int  # the form belongs to another buyer
-    refused_unknown: int  # no such form was ever issued
+    refused_unknown: int  # the form was never issued
     claims: int
     operations: int  # claims, settlements, issued tokens and consumed tokens
     seconds: float
@@ -48,7 +52,7 @@ class Report:
 
     @property
     def tokens_refused(self) -> int:
-        """Every attempt to use a form that was refused, whatever the reason."""
+        """All refused forms, for any of the reasons."""
         return self.refused_used + self.refused_foreign + self.refused_unknown
 
     @property
@@ -64,14 +68,14 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer of the order handler, in the terms of HTTP."""
+    """An answer of the order handler: an HTTP status and a text."""
 
     status: int
     body: Any = None
 
 
 class Shop:
-    """A shop without checks for duplicates of its own: it relies on fastdedup, as a user's shop would."""
+    """A shop that relies on fastdedup for its checks for duplicates, as a user's shop would."""
 
     def __init__(self, dedup: Dedup, stock: int) -> None:
         self._dedup = dedup
@@ -79,20 +83,22 @@ class Shop:
         self.stock = stock
         self.orders: Counter[str] = Counter()  # units sold to each buyer
         # The books, which the checks at the end read.
-        self.first_replies: defaultdict[str, list[Reply]] = defaultdict(list)  # by key: made, not replayed
-        self.accepted: Counter[str] = Counter()  # by token: how often it was let through
+        self.first_replies: defaultdict[str, list[Reply]] = defaultdict(
+            list
+        )  # by key: replies that are no replay
+        self.accepted: Counter[str] = Counter()  # by token: how often the token was accepted
         self.refused: Counter[Outcome] = Counter()
         self.answers: Counter[Outcome] = Counter()  # of claims
         self.operations = 0
-        self.latencies = array("d")  # seconds, of claims that do not wait
+        self.latencies = array("d")  # seconds, only of claims that do not wait
 
     async def form(self, buyer: str) -> str:
-        """Render an order form: the token in it lets `buyer`, and nobody else, order once."""
+        """Render an order form: with its token only `buyer` can order, and only once."""
         self.operations += 1
         return await self._dedup.tokens.issue(subject=buyer)
 
     async def buy(self, buyer: str, token: str, key: str, *, wait: float = 0.0) -> Reply:
-        """Handle one click: the main path. `key` is the idempotency key that the client sent with it."""
+        """Handle one click; the main path. `key` is the idempotency key that the client sent with the click."""
         started = perf_counter()
         async with self._dedup.claim(key, fingerprint=fingerprint([buyer, token]), wait=wait) as claim:
             if not wait:
@@ -116,7 +122,10 @@ class Shop:
         if self.stock == 0:
             await asyncio.sleep(PAYMENT)
             return Reply(200, {"buyer": buyer, "order": None})
-        unit, self.stock = self.stock, self.stock - 1  # reserved before the payment, or two would pay for it
+        unit, self.stock = (
+            self.stock,
+            self.stock - 1,
+        )  # reserved before the payment, so that only one pays
         await asyncio.sleep(PAYMENT)
         self.orders[buyer] += 1
         return Reply(200, {"buyer": buyer, "order": unit})
@@ -135,32 +144,32 @@ def _duplicate(claim: Claim) -> Reply:
 
 
 class Crowd:
-    """The buyers, their thieves, and what each of them was told."""
+    """The buyers and thieves, with counts of the wrong answers that they got."""
 
     def __init__(self, shop: Shop, clicks: int) -> None:
         self._shop = shop
         self._clicks = clicks
-        # What the checks at the end need to know.
+        # The counts for the checks at the end.
         self.tokens: list[str] = []
         self.differing = 0  # replies to clicks that were not the first click's reply
         self.wrongly_served = 0  # misused forms that were not refused for the right reason
-        self.misuses: Counter[Outcome] = Counter()  # by the reason that the shop should have
+        self.misuses: Counter[Outcome] = Counter()  # by the right reason for the refusal
 
     async def visit(self, number: int) -> None:
-        """One buyer's whole visit: a form, all the clicks at once, and the used form once more."""
+        """Play one buyer's whole visit: a form, all the clicks at once, and the used form once more."""
         shop, buyer = self._shop, f"buyer:{number}"
         key = f"order:{buyer}"
         token = await shop.form(buyer)
         self.tokens.append(token)
         async with asyncio.TaskGroup() as group:
-            # A third of the clicks let the server wait, whichever of them comes first; the others ask again.
+            # A third of the clicks let the server wait for the first click's answer; the others ask again.
             clicks = [
                 group.create_task(
-                    self._click(buyer, token, key, wait=PATIENCE if (number + click) % 3 == 1 else 0.0)
+                    self._click(buyer, token, key, wait=WAIT if (number + click) % 3 == 1 else 0.0)
                 )
                 for click in range(self._clicks)
             ]
-            if number % THIEF_EVERY == 0:  # races with the owner's own clicks
+            if number % THIEF_EVERY == 0:  # at the same time as the owner's own clicks
                 group.create_task(self._misuse(f"thief:{number}", token, Outcome.MISMATCH))
             if number % FORGER_EVERY == 0:
                 group.create_task(self._misuse(f"forger:{number}", secrets.token_urlsafe(), Outcome.UNKNOWN))
@@ -169,7 +178,7 @@ class Crowd:
         await self._misuse(buyer, token, Outcome.SUCCEEDED)
 
     async def _click(self, buyer: str, token: str, key: str, *, wait: float) -> Reply:
-        """Send one click as a browser does: told that the order is in progress, ask again a little later."""
+        """Send one click as a browser does; while the order is in progress, ask again a little later."""
         pause = FIRST_PAUSE
         for _ in range(TRIES):
             reply = await self._shop.buy(buyer, token, key, wait=wait)
@@ -180,14 +189,14 @@ class Crowd:
         return reply
 
     async def _misuse(self, sender: str, token: str, reason: Outcome) -> None:
-        """Send a form that must be refused, under a fresh idempotency key so that only the token can tell."""
+        """Send a form that must be refused, under a new idempotency key, so that only the token can show it."""
         self.misuses[reason] += 1
         reply = await self._shop.buy(sender, token, f"misuse:{sender}")
         self.wrongly_served += reply != Reply(403, f"form refused: {reason.value}")
 
 
 def sale_dedup(url: str, prefix: str = "demo") -> Dedup:
-    """Return a `Dedup` for one run, with a namespace of its own, so that each run starts afresh, and short times."""
+    """Return a `Dedup` for one run, with short times and a new namespace, so that no run sees another's records."""
     return Dedup(
         url,
         namespace=f"{prefix}-{secrets.token_hex(4)}",
@@ -195,7 +204,7 @@ def sale_dedup(url: str, prefix: str = "demo") -> Dedup:
         ttl=60.0,
         failure_ttl=60.0,
         token_ttl=60.0,
-        timeout=5.0,  # the demo wants answers from a busy laptop too; a web shop would rather be told sooner
+        timeout=5.0,  # long enough for a busy laptop; a web shop would set a shorter deadline
     )
 
 
@@ -209,7 +218,7 @@ async def run_sale(
 ) -> Report:
     """Run the sale on an open `Dedup` and check it; `on_visit` is called after each buyer's visit.
 
-    Raises the `DedupError` that stopped the sale, if one did; broken promises are in the report.
+    Raises the `DedupError` that stopped the sale, if any. Broken promises are in the report.
     """
     shop = Shop(dedup, stock)
     crowd = Crowd(shop, clicks)
@@ -220,7 +229,7 @@ async def run_sale(
             for _ in range(min(IN_FLIGHT, buyers)):
                 group.create_task(_serve(crowd, queue, on_visit))
     except BaseExceptionGroup as errors:
-        raise _first(errors) from None  # one store is down once, not once for each click in flight
+        raise _first(errors) from None  # one error for the outage, not one for each click in flight
     return make_report(
         shop, crowd, buyers=buyers, clicks=clicks, stock=stock, seconds=perf_counter() - started
     )
@@ -240,7 +249,7 @@ def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
 
 
 def make_report(shop: Shop, crowd: Crowd, *, buyers: int, clicks: int, stock: int, seconds: float) -> Report:
-    """Return the report of a sale by its books, with the promises that were broken."""
+    """Return the report of a sale from its books, with the promises that were broken."""
     latencies = sorted(shop.latencies)
     return Report(
         buyers=buyers,
@@ -267,7 +276,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
 
 
 def _violations(shop: Shop, crowd: Crowd, *, due: int) -> Iterator[str]:
-    """Name every broken promise, with the figure that shows it."""
+    """Yield every broken promise, with the figure that shows it."""
     if (sold := shop.orders.total()) != due:
         yield f"exactly {due} units were to be sold, but {sold} were"
     if greedy := sum(units > 1 for units in shop.orders.values()):

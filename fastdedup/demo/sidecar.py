@@ -1,7 +1,7 @@
 """The flash sale of `fastdedup.demo.sale` through a sidecar: shop processes that share nothing but its socket.
 
-Each click of a buyer goes to another process; most speak the Redis protocol by plain redis-py, one speaks HTTP. They
-do not use the library. `sell` is the main path; the books of all processes are checked together, as one shop's.
+Each click of a buyer goes to another process. Most processes speak the Redis protocol with plain redis-py, one speaks
+HTTP; none of them uses the library. `sell` is the main path. The books of all processes are checked together.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from typing import Any, cast
 from ..errors import UnavailableError
 from ..model import Outcome
 from ..sidecar.client import fetch
-from .sale import FORGER_EVERY, PATIENCE, PAYMENT, THIEF_EVERY, Crowd, Report, Shop, make_report
+from .sale import FORGER_EVERY, PAYMENT, THIEF_EVERY, WAIT, Crowd, Report, Shop, make_report
 from .wires import HttpWire, RespWire, Wire
 
 PROCESSES = 4
 MOST_BUYERS = 500
-"""A process serves one click at a time: more of them would only take longer."""
+"""Buyers at most: a process serves one click at a time, so more buyers would only take longer."""
 _STARTING = 20.0
 _PAUSE, _TRIES = 0.002, 2_000
 
 
 @dataclass
 class Books:
-    """What one process saw; plain data, as it travels. Replies are (status, body)."""
+    """The books of one process: plain data, to be sent between processes. Replies are (status, body)."""
 
     clicks: list[tuple[str, tuple[int, Any]]] = field(default_factory=list)
     first: list[tuple[str, tuple[int, Any]]] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Books:
 
 @dataclass(frozen=True)
 class Job:
-    """One process's part of the sale: click `c` of buyer `n` is its own where `n + c` is, modulo `of`."""
+    """One process's part of the sale: it sends click `c` of buyer `n` where `(n + c) % of` is its number."""
 
     socket: str
     number: int
@@ -63,24 +63,26 @@ class Job:
 
 
 class Till:
-    """One shop process: the order handler of `fastdedup.demo.sale.Shop`, by two wires and without the library."""
+    """One shop process: the order handler of `fastdedup.demo.sale.Shop`, without the library."""
 
     def __init__(self, job: Job, wire: Wire, stock: Any) -> None:
         self._job = job
         self._wire = wire
         self._stock = stock
-        # Mutable: what it saw.
+        # Mutable: the books of this process.
         self.books = Books()
 
     def sell(self) -> Books:
-        """Serve its clicks of all buyers, in order."""
+        """Serve this process's clicks of all buyers, in order."""
         for number, token in enumerate(self._job.tokens):
             buyer = f"buyer:{number}"
             for click in range(self._job.clicks):
                 if self._mine(number + click):
-                    wait = PATIENCE if (number + click) % 3 == 1 else 0.0
+                    wait = WAIT if (number + click) % 3 == 1 else 0.0
                     self.books.clicks.append((f"order:{buyer}", self._click(buyer, token, wait)))
-            if self._mine(number + self._job.clicks - 1):  # its own click was answered: the form is used
+            if self._mine(
+                number + self._job.clicks - 1
+            ):  # this process's click was answered, so the form is used
                 self._misuse(buyer, token, Outcome.SUCCEEDED)
             if number % THIEF_EVERY == 0 and self._mine(number + self._job.clicks):
                 self._misuse(f"thief:{number}", token, Outcome.MISMATCH)
@@ -135,7 +137,7 @@ class Till:
 
 _DUPLICATES = {Outcome.SUCCEEDED: 200, Outcome.FAILED: 403, Outcome.IN_PROGRESS: 409}
 _shared: dict[str, Any] = {}
-"""In a shop process: the stock of all, and the bell that opens the sale."""
+"""In a shop process: the stock of all processes, and the event that opens the sale."""
 
 
 def _begin(stock: Any, bell: Any) -> None:
@@ -178,8 +180,8 @@ def _run(jobs: list[Job], stock: int) -> tuple[list[Books], float]:
 
 
 def _put_together(books: list[Books], tokens: list[str], clicks: int) -> tuple[Shop, Crowd]:
-    """Enter all books into those of one shop and its crowd."""
-    shop = Shop(cast(Any, None), 0)  # the sidecar had the `Dedup`
+    """Add up the books of all processes in those of one shop and its crowd."""
+    shop = Shop(cast(Any, None), 0)  # without a `Dedup`, because the sidecar has it
     crowd = Crowd(shop, clicks)
     crowd.tokens = tokens
     first: defaultdict[str, list[Any]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""The smallest client for each wire, as it may be written in any language: the demo uses them."""
+"""The demo's clients for the sidecar's two protocols, as small as they can be written in any language."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class WireAnswer(NamedTuple):
 
 
 class Wire(Protocol):
-    """A connection to a sidecar. Results are JSON on both wires, so that each reads the other's."""
+    """A connection to a sidecar. Results are JSON in both protocols, so that each can read the other's results."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def claim(self, key: str, request: str, wait: float) -> WireAnswer:
-        """Ask to be the first; `wait` is in seconds."""
+        """Claim a key; `wait` is in seconds."""
         ...
 
     def settle(self, key: str, owner: str, value: Any, *, succeeded: bool) -> None:
-        """Record the result, or the failure."""
+        """Record the result or the failure."""
         ...
 
     def issue(self, subject: str) -> str:
@@ -118,7 +118,7 @@ class HttpWire:
             answer = self._http.getresponse()
             told = orjson.loads(answer.read())
         except (OSError, http.client.HTTPException) as error:
-            raise UnavailableError(f"the sidecar is gone: {error}") from None
+            raise UnavailableError(f"the sidecar does not answer: {error}") from None
         if "outcome" not in told and answer.status >= 400:
             raise _error(answer.status, told)
         return told

@@ -392,10 +392,10 @@ def test_without_its_extra_it_names_it(missing: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--port", "0"], "--port goes with --web"),
-        (["--token-ttl", "1"], "--token-ttl goes with --web"),
-        (["--web", "--buyers", "5"], "--buyers is not for --web"),
-        (["--web", "--json"], "--json is not for --web"),
+        (["--port", "0"], "--port needs --web"),
+        (["--token-ttl", "1"], "--token-ttl needs --web"),
+        (["--web", "--buyers", "5"], "--buyers cannot be used with --web"),
+        (["--web", "--json"], "--json cannot be used with --web"),
     ],
 )
 def test_options_that_do_not_go_together_are_named(options: list[str], said: str) -> None:

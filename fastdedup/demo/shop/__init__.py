@@ -1,5 +1,5 @@
-"""A flash-sale shop on FastAPI, to look at and to break: `fastdedup demo --web`.
+"""A flash-sale shop on FastAPI, to try out and to break: `fastdedup demo --web`.
 
-`run.py` owns what runs (redis-server, worker processes); `app.py` is the shop in a worker, and `orders.py` the
-part to copy: a JSON endpoint under an `Idempotency-Key`, and a form under a one-time token.
+`run.py` runs redis-server and the worker processes. `app.py` is the shop in a worker. `orders.py` is the part to
+copy: a JSON endpoint with an `Idempotency-Key`, and a form with a one-time token.
 """

@@ -1,4 +1,4 @@
-"""The shop as a FastAPI app: `create` is what a worker serves."""
+"""The shop as a FastAPI app. A worker serves the app that `create` returns."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +13,7 @@ from .watch import Watch
 
 
 def create(settings: ShopSettings | None = None) -> FastAPI:
-    """Return the app; without settings, with those that the parent set in the environment."""
+    """Return the app. The settings are by default those that the parent set in the environment."""
     shop = WebShop(settings or ShopSettings.from_environment())
 
     @asynccontextmanager

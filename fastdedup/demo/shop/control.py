@@ -1,6 +1,6 @@
-"""The line between the parent and its workers: a word there, a word back, on a Unix socket.
+"""The connection between the parent and its workers, on a Unix socket: a worker sends a word, the parent answers.
 
-It is also how a worker learns that its parent is gone, however that came about: the line ends.
+It also shows a worker that its parent has ended, also by a kill: then the connection ends.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from ...errors import ConfigError, UnavailableError
 from .redis_server import ShopRedis
 
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 
 
 async def answer(
@@ -22,8 +22,8 @@ async def answer(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
 ) -> None:
-    """Serve one worker's line: `ready`, `start`, `stop`, `state`. The answer is `up`, `down` or an error's text."""
-    with suppress(OSError):  # the worker went in mid-sentence
+    """Serve one worker's connection: `ready`, `start`, `stop`, `state`. Answers `up`, `down` or an error's text."""
+    with suppress(OSError):  # the worker ended before it got the answer
         while line := await reader.readline():
             word = line.decode().strip()
             if word == "ready":
@@ -44,15 +44,15 @@ async def _done(redis: ShopRedis, word: str) -> str:
 
 
 class ControlLine:
-    """A worker's end.
+    """A worker's side of the connection.
 
     Args:
-        on_end: called when the parent is gone.
+        on_end: called when the parent has ended.
     """
 
     def __init__(self, on_end: Callable[[], None]) -> None:
         self._on_end = on_end
-        # Mutable: the connection; who waits for the next words, in order; whether the parent is gone.
+        # Mutable: the connection; the futures of the next answers, in order; whether the parent has ended.
         self._writer: asyncio.StreamWriter
         self._listening: asyncio.Task[None]
         self._asked: list[asyncio.Future[str]] = []
@@ -67,7 +67,7 @@ class ControlLine:
         """Return the parent's answer.
 
         Raises:
-            UnavailableError: there is none.
+            UnavailableError: the parent does not answer.
         """
         if self._ended:
             raise _silent()
@@ -75,20 +75,18 @@ class ControlLine:
         self._asked.append(future)
         self._writer.write(f"{word}\n".encode())
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT):
                 return await future
         except (TimeoutError, ConnectionError) as error:
             raise _silent() from error
 
     def close(self) -> None:
-        """Hang up; `on_end` is not called."""
+        """Close the connection; `on_end` is not called."""
         self._listening.cancel()
         self._writer.close()
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        with suppress(
-            OSError
-        ):  # a parent that was killed may have left something unread: then it is no plain end
+        with suppress(OSError):  # a parent that was killed with unread data ends the connection with an error
             while line := await reader.readline():
                 future = self._asked.pop(0)
                 if not future.done():

@@ -1,4 +1,4 @@
-"""Behind the counter: the figures, and the switches that a real shop would not have."""
+"""The routes for the figures, and for the switches that a real shop would not have."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ from .stats import total
 
 
 async def from_here(request: Request) -> None:
-    """No other site's page may press these buttons."""
+    """Refuse requests from the pages of other sites."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise HTTPException(403, "this is for the shop's own pages")
 
@@ -29,7 +29,7 @@ async def _asked(shop: WebShop, word: str) -> str:
 
 @router.get("/stats")
 async def stats(shop: OurShop) -> dict[str, Any]:
-    """Return the sales by the shop's own ledger, and fastdedup's answers by all workers' counts."""
+    """Return the sales from the shop's own ledger, and fastdedup's answers from the counts of all workers."""
     shop.publish()
     count = shop.ledger.count()
     return {
@@ -44,7 +44,7 @@ async def stats(shop: OurShop) -> dict[str, Any]:
 
 @router.post("/redis")
 async def redis(shop: OurShop, do: Annotated[Literal["start", "stop"], Form()]) -> RedirectResponse:
-    """Crash Redis, or start it again with what it knew."""
+    """Crash Redis, or start it again with its records."""
     state = await _asked(shop, do)
     if state not in ("up", "down"):
         raise HTTPException(500, state)
@@ -53,7 +53,7 @@ async def redis(shop: OurShop, do: Annotated[Literal["start", "stop"], Form()]) 
 
 @router.post("/outage")
 async def outage(outage: Annotated[Literal["refuse", "local"], Form()]) -> RedirectResponse:
-    """Choose what shall happen when Redis is down; for browsers without JavaScript."""
+    """Choose the policy for a Redis that is down; for browsers without JavaScript."""
     answer = RedirectResponse("/", 303)
     answer.set_cookie(OUTAGE, outage, samesite="lax")
     return answer
@@ -61,6 +61,6 @@ async def outage(outage: Annotated[Literal["refuse", "local"], Form()]) -> Redir
 
 @router.post("/restock")
 async def restock(shop: OurShop) -> RedirectResponse:
-    """Put as much on the shelf as there was at first."""
+    """Add as many units as the sale began with."""
     shop.ledger.restock(shop.settings.stock)
     return RedirectResponse("/", 303)

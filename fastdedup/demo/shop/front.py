@@ -1,4 +1,4 @@
-"""The shop window: the product, who is signed in, and what a form that was refused is answered."""
+"""The shop's pages: the product, signing in and out, and the answers to refused forms."""
 
 from typing import Annotated, Any
 
@@ -53,14 +53,14 @@ _DOWN_LOCALLY = Notice(
 
 @router.get("/")
 async def window(request: Request, shop: OurShop) -> Response:
-    """The product, with a fresh form."""
+    """Show the product, with a new form."""
     return await _product(request)
 
 
 @router.get("/shop.css")
 @router.get("/shop.js")
 async def file(request: Request) -> Response:
-    """What the pages need; their address changes with it."""
+    """Return a file that the pages need; its address changes with its contents."""
     name = request.url.path[1:]
     headers = {"Cache-Control": "public, max-age=31536000, immutable"}
     return Response(asset(name), media_type=_ASSETS[name], headers=headers)
@@ -70,7 +70,7 @@ async def file(request: Request) -> Response:
 async def sign_in(
     shop: OurShop, name: Annotated[str, Form(min_length=1, max_length=MAX_NAME)]
 ) -> RedirectResponse:
-    """Sign in, as anybody."""
+    """Sign in with any name."""
     answer = RedirectResponse("/", 303)
     session = new_session(" ".join(name.split()) or "Somebody")
     answer.set_cookie(COOKIE, sealed(session, shop.settings.secret), httponly=True, samesite="lax")
@@ -79,14 +79,14 @@ async def sign_in(
 
 @router.post("/session/end")
 async def sign_out() -> RedirectResponse:
-    """Sign out. Forms that were made before are nobody's from now on."""
+    """Sign out. From now on the forms of this visit are refused."""
     answer = RedirectResponse("/", 303)
     answer.delete_cookie(COOKIE)
     return answer
 
 
 async def refused(request: Request, error: FormRefused) -> Response:
-    """Answer a form that was refused: why, and a form that works."""
+    """Answer a refused form with the reason, and with a form that can be sent."""
     wanted = await _wanted(request)
     if error.reason is Refusal.UNAVAILABLE:
         return await _unavailable(request, wanted)
@@ -100,8 +100,8 @@ async def refused(request: Request, error: FormRefused) -> Response:
 
 
 async def _unavailable(request: Request, wanted: int) -> Response:
-    # Whether it took effect may be unknown, so the same form again is the safe one: a fresh one would be another
-    # order. But what Redis alone knows, a worker cannot take on its own: there a fresh one is all that helps.
+    # Whether the form took effect may be unknown, so the safe answer is the same form: a new form would be another
+    # order. But a worker cannot accept a form that only Redis knows, so here only a new form helps.
     if outage_of(request) == "local":
         answer = await _product(request, _DOWN_LOCALLY, 503, quantity=wanted)
     else:
@@ -111,7 +111,7 @@ async def _unavailable(request: Request, wanted: int) -> Response:
 
 
 async def not_open(request: Request, error: NotOpen) -> Response:
-    """Answer who clicks before the sale opens."""
+    """Answer a click before the sale opens."""
     seconds = max(1, round(shop_of(request).opens_in + 0.5))
     if request.url.path.startswith("/api/"):
         answer: Response = Response('{"detail":"the sale has not begun"}', 403, media_type="application/json")
@@ -123,7 +123,7 @@ async def not_open(request: Request, error: NotOpen) -> Response:
 
 
 async def bad_form(request: Request, error: BadForm) -> Response:
-    """Answer a form that makes no sense; its token is unused, so it is the same form again."""
+    """Answer a form with a wrong quantity: with the same form, because its token is not used."""
     notice = Notice("How many?", f"You can order 1 to {MOST} at once. Nothing was ordered.")
     return await _product(request, notice, 422, token=await _sent(request))
 

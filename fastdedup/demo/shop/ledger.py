@@ -1,7 +1,7 @@
 """The effect that must happen once: orders and stock in the shop's own database.
 
-It does not use fastdedup, so its counts prove fastdedup's effect. SQLite, shared by all workers; no
-operation takes longer than a file write, so they are called straight from the event loop.
+It does not use fastdedup, so its counts prove fastdedup's effect. It is a SQLite database that all workers share.
+No operation takes longer than a file write, so the event loop calls them directly.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SKU = "halcyon-one"
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One order, as it was taken. `placed` is in seconds since 1970."""
+    """One order. `placed` is in seconds since 1970."""
 
     id: int
     buyer: str
@@ -33,20 +33,20 @@ class Order:
 
     @property
     def number(self) -> str:
-        """The order number that the buyer is told."""
+        """The order number on the buyer's receipt."""
         return f"H1-{self.id:05}"
 
 
 @dataclass(frozen=True, slots=True)
 class SoldOut:
-    """Not enough is left."""
+    """The stock is lower than the wanted quantity."""
 
     left: int
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """What the ledger holds: units sold and left, and the orders by which."""
+    """The figures of the ledger: units sold and left, and the number of orders."""
 
     orders: int
     sold: int
@@ -61,16 +61,16 @@ class Ledger:
         self._db = sqlite3.connect(path, isolation_level=None, timeout=5.0)
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
-        # Mutable: true once nothing was left, so that the crowd after the sale costs no transactions.
+        # Mutable: True once the stock was 0, so that clicks after the sale cost no transactions.
         self._sold_out = False
 
     def set_up(self, stock: int) -> None:
-        """Make the tables, and fill the shelf."""
+        """Make the tables, and set the stock."""
         self._db.executescript(_SCHEMA)
         self._db.execute("INSERT OR IGNORE INTO stock VALUES (?, ?)", (_SKU, stock))
 
     def sell(self, buyer: str, quantity: int, *, degraded: bool) -> Order | SoldOut:
-        """Take `quantity` off the shelf and enter the order, both or neither."""
+        """Lower the stock by `quantity` and enter the order, in one transaction."""
         if self._sold_out:
             return SoldOut(0)
         placed = time.time()
@@ -88,17 +88,17 @@ class Ledger:
         return Order(int(entered.lastrowid or 0), buyer, quantity, degraded, placed)
 
     def restock(self, units: int) -> None:
-        """Put more on the shelf. Other workers notice when they `look` next."""
+        """Raise the stock. Other workers notice it when they `look` next."""
         self._db.execute("UPDATE stock SET left = left + ? WHERE sku = ?", (units, _SKU))
         self._sold_out = False
 
     def look(self) -> None:
-        """See whether somebody has restocked."""
+        """Read whether another worker has raised the stock."""
         if self._sold_out:
             self._sold_out = self._left() == 0
 
     def count(self) -> Count:
-        """Count what was sold, from the orders themselves."""
+        """Count the sold units, from the orders themselves."""
         orders, sold, degraded = self._db.execute(
             "SELECT count(*), coalesce(sum(quantity), 0), coalesce(sum(degraded), 0) FROM orders"
         ).fetchone()

@@ -1,4 +1,4 @@
-"""The part to copy: two ways to order, each of which happens once, however often it is sent."""
+"""The part to copy: two ways to order. An order happens once, however often it is sent."""
 
 import asyncio
 from time import perf_counter
@@ -19,16 +19,16 @@ router = APIRouter()
 
 _PAYMENT = 0.3
 """Seconds that paying for a form's order takes: time enough for a second click."""
-_PATIENCE = 10.0
+_WAIT = 10.0
 """Seconds that the second click waits for the answer to the first."""
 
 
-# Dependencies are `async def` even where they wait for nothing: FastAPI runs a plain function in a thread, which
-# takes longer than all of these together.
+# Dependencies are `async def` even if they never await: FastAPI runs a sync function in a thread, which takes longer
+# than all these dependencies together.
 
 
 async def our_shop(request: Request) -> WebShop:
-    """The shop that the request came to."""
+    """Return the shop of the request's app."""
     return shop_of(request)
 
 
@@ -36,21 +36,21 @@ OurShop = Annotated[WebShop, Depends(our_shop)]
 
 
 class NotOpen(Exception):
-    """The sale has not begun."""
+    """The sale has not begun yet."""
 
 
 class BadForm(Exception):
-    """The form does not say how many."""
+    """The form has no valid quantity."""
 
 
 class OrderIn(BaseModel):
-    """An order by JSON."""
+    """The JSON of an order."""
 
     quantity: int = Field(default=1, ge=1, le=MOST)
 
 
 async def opened(shop: OurShop) -> None:
-    """Nobody buys before the sale opens; asked first, so that an early click uses no form up."""
+    """Refuse orders before the sale opens. Runs first, so that an early click does not use up its form."""
     if shop.opens_in > 0:
         raise NotOpen
 
@@ -61,7 +61,7 @@ def visitors_dedup(request: Request) -> Dedup:
 
 
 async def buyer(x_buyer: Annotated[str, Header(min_length=1, max_length=100)]) -> str:
-    """Whose order it is. A real shop would authenticate."""
+    """Name the buyer. A real shop would authenticate the buyer."""
     return x_buyer
 
 
@@ -72,7 +72,7 @@ async def order(
     name: Annotated[str, Depends(buyer)],
     claim: Annotated[Claim, Claimed(principal=buyer, wait=5.0, required=True, dedup=visitors_dedup)],
 ) -> JSONResponse:
-    """Place an order; send an `Idempotency-Key` of your own, and send it again whenever in doubt."""
+    """Place an order. Send an `Idempotency-Key` of your own, and send the order again whenever in doubt."""
     placed = shop.ledger.sell(name, body.quantity, degraded=claim.degraded)
     if isinstance(placed, SoldOut):
         return JSONResponse({"detail": "sold out", "left": placed.left}, 410)
@@ -81,13 +81,13 @@ async def order(
 
 
 async def subject(request: Request) -> str:
-    """Whom the form was made for: this visit of this person, so signing out ends it."""
+    """Return the subject of a form: this visit of this person, so that signing out ends the form."""
     session = shop_of(request).session(request)
     return "nobody" if session is None else session.subject
 
 
 async def quantity(request: Request) -> int:
-    """Read the form; asked before the token is claimed, so that a mistake does not use it up."""
+    """Read the form. Runs before the token is claimed, so that a mistake does not use up the token."""
     wanted = str((await request.form()).get("quantity", ""))
     if wanted not in map(str, range(1, MOST + 1)):
         raise BadForm
@@ -100,12 +100,12 @@ async def submit(
     shop: OurShop,
     wanted: Annotated[int, Depends(quantity)],
     claim: Annotated[
-        Claim, OneTimeToken(subject=subject, field="one_time_token", wait=_PATIENCE, dedup=visitors_dedup)
+        Claim, OneTimeToken(subject=subject, field="one_time_token", wait=_WAIT, dedup=visitors_dedup)
     ],
 ) -> HTMLResponse:
-    """Place an order by the form. The page is the answer itself, no redirect: reloading it sends the form again."""
+    """Place an order by the form. The answer is a page, not a redirect, so reloading it sends the form again."""
     page = shop.page(request)
-    if page.session is None:  # no token is ever issued to nobody
+    if page.session is None:  # tokens are issued only to visitors that are signed in
         raise HTTPException(401)
     started = perf_counter()
     await asyncio.sleep(_PAYMENT)

@@ -1,4 +1,4 @@
-"""The end of a worker whose parent was killed: it leaves nothing behind, as the parent would not have."""
+"""Ends a worker whose parent was killed, and cleans up as the parent would have done."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import socket
 
 from .settings import ShopSettings
 
-_PATIENCE = 2.0
+_TIMEOUT = 2.0
 
 
 def orphaned(settings: ShopSettings) -> None:
-    """End Redis, remove the folder, and begin to end this process. Every worker does so; once is enough."""
+    """Stop Redis, remove the folder, and begin to end this process. Every worker does so; the first succeeds."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as redis:
-        redis.settimeout(_PATIENCE)
+        redis.settimeout(_TIMEOUT)
         redis.connect(str(settings.redis_socket))
         redis.sendall(b"SHUTDOWN NOSAVE\r\n")
-        redis.recv(1)  # the end, or an error
+        redis.recv(1)  # returns when Redis has ended
     shutil.rmtree(settings.folder, ignore_errors=True)
     os.kill(os.getpid(), signal.SIGTERM)

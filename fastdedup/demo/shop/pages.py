@@ -1,4 +1,4 @@
-"""The pages: `string.Template` files of this package, in which everything that is filled in is escaped."""
+"""The pages: `string.Template` files of this package. Every value that is filled in is escaped."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ MOST = 5
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Text that is HTML already, so it is not escaped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What stands above the product: `kind` is "bad" or "warn"."""
+    """A notice above the product: `kind` is "bad" or "warn"."""
 
     title: str
     text: str
@@ -40,23 +40,23 @@ def asset(name: str) -> str:
 
 @cache
 def version() -> str:
-    """Return what changes whenever the style or the script does."""
+    """Return a version that changes whenever the style or the script changes."""
     return hashlib.sha256((asset("shop.css") + asset("shop.js")).encode()).hexdigest()[:12]
 
 
 def filled(name: str, /, **values: object) -> Html:
-    """Fill a template in; what is not `Html` is escaped."""
+    """Fill in a template; every value but `Html` is escaped."""
     safe = {key: value if isinstance(value, Html) else escape(str(value)) for key, value in values.items()}
     return Html(Template(asset(name)).substitute(safe))
 
 
 @dataclass(frozen=True, slots=True)
 class ShopPage:
-    """What every page shows around its own matter.
+    """The frame of every page, and the pages themselves.
 
     Attributes:
-        session: who is signed in.
-        outage: what shall happen when Redis is down, "refuse" or "local".
+        session: the visit of the person who is signed in.
+        outage: the visitor's policy for a Redis that is down, "refuse" or "local".
         stock: units that the sale began with.
         opens_at: in seconds since 1970.
     """
@@ -67,7 +67,7 @@ class ShopPage:
     opens_at: float
 
     def product(self, token: str, *, quantity: int = 1, notice: Notice | None = None) -> Html:
-        """The product with its order form, or with the way in for those who are not signed in."""
+        """Return the page of the product, with its order form, or with the sign-in form for other visitors."""
         if self.session is None:
             box = filled("signin.html", longest=MAX_NAME)
         else:
@@ -86,7 +86,7 @@ class ShopPage:
         return self._around(main, "Halcyon One")
 
     def order(self, order: Order) -> Html:
-        """The receipt."""
+        """Return the receipt of an order."""
         main = filled(
             "order.html",
             number=order.number,
@@ -99,7 +99,7 @@ class ShopPage:
         return self._around(main, f"Order {order.number}")
 
     def sold_out(self, left: int) -> Html:
-        """Too late."""
+        """Return the page for an order that exceeds the stock."""
         title, text = (
             (f"Only {left} left", "That is fewer than you asked for. Nothing was ordered.")
             if left

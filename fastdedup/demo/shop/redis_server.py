@@ -1,4 +1,4 @@
-"""A redis-server of the demo's own: on a private Unix socket, with a file that keeps the records over a crash."""
+"""The demo's own redis-server: on a private Unix socket, with a file that keeps the records through a crash."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ def find_server() -> str:
     """Return the path of redis-server.
 
     Raises:
-        ConfigError: there is none; the message says what to install.
+        ConfigError: redis-server is not installed; the message says how to install it.
     """
     for name in ("redis-server", "valkey-server"):
         path = shutil.which(name)
         if path:
             return path
     raise ConfigError(
-        "the web demo starts a Redis of its own, and there is no redis-server on the PATH: "
+        "the web demo starts a Redis of its own, but there is no redis-server on the PATH: "
         "apt-get install redis-server, dnf install redis, apk add redis or brew install redis"
     )
 
 
 class ShopRedis:
-    """One redis-server, which can be crashed and started again with what it knew.
+    """One redis-server, which can be crashed and started again with its records.
 
     Args:
-        binary: redis-server.
-        path: its socket; its files stand beside it.
+        binary: the path of redis-server.
+        path: the socket's path; the server's files are in the same folder.
     """
 
     def __init__(self, binary: str, path: Path) -> None:
         self._binary = binary
         self._path = path
-        # Mutable: the process while there is one; starting and stopping take turns.
+        # Mutable: the process while it runs; a lock, so that starting and stopping take turns.
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
 
     @property
     def is_up(self) -> bool:
-        """True while its process runs."""
+        """True while the server's process runs."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Return once it serves. Fine where it does already.
+        """Start the server if it does not run, and return once it serves.
 
         Raises:
-            ConfigError: it does not start; the message ends with its own.
+            ConfigError: the server does not start; the message ends with the server's own words.
         """
         async with self._turn:
             if not self.is_up:
                 await self._start()
 
     async def stop(self) -> None:
-        """End it as a crash would. What it had answered is in its file."""
+        """Kill the server, as a crash would. Every write that it had answered is in its file."""
         async with self._turn:
             if self._process is not None and self.is_up:
                 self._process.kill()
@@ -79,7 +79,7 @@ class ShopRedis:
         ]
         log = self._path.with_suffix(".log")
         with log.open("ab") as out:
-            # In a session of its own: Ctrl-C is for the parent, which ends things in order.
+            # In a session of its own, so that Ctrl-C reaches only the parent, which stops everything in order.
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
@@ -103,7 +103,9 @@ class ShopRedis:
             return False
         try:
             writer.write(b"PING\r\n")
-            return await reader.readline() == b"+PONG\r\n"  # not while it still loads its file
+            return (
+                await reader.readline() == b"+PONG\r\n"
+            )  # another answer while the server still loads its file
         except OSError:
             return False
         finally:

@@ -1,4 +1,4 @@
-"""Runs the web demo: a redis-server, worker processes on one socket, and nothing left of them afterwards.
+"""Runs the web demo: a redis-server and worker processes on one socket, and removes everything at the end.
 
 Main path: `run` → `Demo.main`.
 """
@@ -31,10 +31,12 @@ _ENDING = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ShopOptions:
-    """What the command line asks for.
+    """The options of the command line.
 
     Attributes:
-        port: on 127.0.0.1; 0 for any.
+        stock: units for sale.
+        port: the port on 127.0.0.1; 0 for any free port.
+        workers: the number of worker processes.
         opens_in: seconds until the sale opens.
         token_ttl: seconds in which a form can be sent.
     """
@@ -47,10 +49,10 @@ class ShopOptions:
 
 
 def run(options: ShopOptions, on_ready: Callable[[str], None]) -> None:
-    """Run the demo until a signal. `on_ready` is called with its address once it serves.
+    """Run the demo until a signal. `on_ready` is called with the shop's address once it serves.
 
     Raises:
-        ConfigError: there is no redis-server, or the port is taken.
+        ConfigError: redis-server is not installed, or the port is taken.
         UnavailableError: a worker did not start, or ended by itself.
     """
     binary = find_server()
@@ -80,20 +82,20 @@ def _bound(port: int) -> socket.socket:
 
 
 class Demo:
-    """What runs, and in which order it ends."""
+    """The processes of the demo; starts them, and stops them in order."""
 
     def __init__(self, settings: ShopSettings, binary: str, listener: socket.socket, workers: int) -> None:
         self._settings = settings
         self._listener = listener
         self._count = workers
         self._redis = ShopRedis(binary, settings.redis_socket)
-        # Mutable: the workers; how many are ready; set when it shall end.
+        # Mutable: the workers; how many are ready; an event that ends the demo.
         self._workers: list[asyncio.subprocess.Process] = []
         self._ready = asyncio.Semaphore(0)
         self._end = asyncio.Event()
 
     async def main(self, on_ready: Callable[[str], None]) -> None:
-        """Start everything, wait for the end, and end everything."""
+        """Start all processes, wait for the end, and stop all processes."""
         loop = asyncio.get_running_loop()
         for number in _SIGNALS:
             loop.add_signal_handler(number, self._end.set)
@@ -116,7 +118,7 @@ class Demo:
         fd = self._listener.fileno()
         for number in range(1, self._count + 1):
             environment = replace(self._settings, number=number).environment()
-            # In a session of its own: Ctrl-C is for the parent, which ends things in order.
+            # In a session of its own, so that Ctrl-C reaches only the parent, which stops everything in order.
             worker = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", f"{__package__}.worker", str(fd)),
                 env=os.environ | environment,
@@ -141,7 +143,7 @@ class Demo:
         await self._unless_ended(asyncio.Event().wait())
 
     async def _unless_ended(self, wanted: Coroutine[Any, Any, Any]) -> bool:
-        """Wait for `wanted`; False where it shall end before.
+        """Wait for `wanted`; return False where the demo ends before.
 
         Raises:
             UnavailableError: a worker has ended by itself.

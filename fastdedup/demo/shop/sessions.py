@@ -1,4 +1,4 @@
-"""Who is signed in: a cookie that any worker can check and nobody can forge. A name is all it takes here."""
+"""Signing in: a signed cookie that any worker can check. Here a name is enough to sign in."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Session:
 
     @property
     def subject(self) -> str:
-        """Whom a form is for: this visit, not just this name. Signing in again makes another one."""
+        """The subject of this visit's forms. Signing in again makes another subject, also for the same name."""
         return f"{self.id}:{self.name}"
 
 
@@ -38,7 +38,7 @@ def sealed(session: Session, secret: str) -> str:
 
 
 def opened(value: str, secret: str) -> Session | None:
-    """Return the session of a cookie's value; None where nobody here has signed it."""
+    """Return the session of a cookie's value; None where the signature is not valid."""
     body, _, signature = value.partition(".")
     if not hmac.compare_digest(_signature(body, secret).encode(), signature.encode()):
         return None

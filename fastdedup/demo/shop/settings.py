@@ -1,4 +1,4 @@
-"""What the parent tells its workers: one JSON object in one environment variable."""
+"""The settings that the parent gives its workers: one JSON object in one environment variable."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ class ShopSettings:
     """One worker's settings.
 
     Attributes:
-        folder: private to this demo: sockets, Redis's file, the ledger, what the workers counted.
+        folder: the demo's private folder: sockets, Redis's file, the ledger, the workers' counts.
         secret: signs the sessions; the same in all workers.
         stock: units for sale.
         opens_at: when the sale opens, in seconds since 1970.
         token_ttl: seconds in which a form can be sent.
-        number: this worker's, from 1.
+        number: the worker's number, from 1.
     """
 
     folder: str
@@ -32,28 +32,28 @@ class ShopSettings:
 
     @property
     def redis_socket(self) -> Path:
-        """Where redis-server listens."""
+        """The socket of redis-server."""
         return Path(self.folder) / "redis.sock"
 
     @property
     def control_socket(self) -> Path:
-        """Where the parent listens."""
+        """The socket of the parent."""
         return Path(self.folder) / "control.sock"
 
     @property
     def ledger(self) -> Path:
-        """The shop's own database."""
+        """The file of the shop's own database."""
         return Path(self.folder) / "ledger.sqlite"
 
     def environment(self) -> dict[str, str]:
-        """Return what hands these settings to a child."""
+        """Return the environment variable that gives these settings to a child."""
         return {_VARIABLE: json.dumps(asdict(self))}
 
     @classmethod
     def from_environment(cls) -> ShopSettings:
-        """Read what the parent set.
+        """Read the settings that the parent set.
 
         Raises:
-            KeyError: this process is no child of the demo.
+            KeyError: this process is not a child of the demo.
         """
         return cls(**json.loads(os.environ[_VARIABLE]))

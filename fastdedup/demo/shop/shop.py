@@ -25,7 +25,7 @@ OUTAGE = "outage"
 """The cookie with the visitor's choice for a Redis that is down: "refuse" or "local"."""
 _TICK = 0.25
 _HEADERS = {
-    # Not no-store: going back shall show the form that was sent, token and all, so that it can be sent again.
+    # Not no-store, so that going back shows the form that was sent, with its token, and it can be sent again.
     "Cache-Control": "private, no-cache",
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -35,7 +35,7 @@ _HEADERS = {
 
 
 class WebShop:
-    """One worker's shop."""
+    """The shop in one worker."""
 
     def __init__(self, settings: ShopSettings) -> None:
         self.settings = settings
@@ -66,26 +66,26 @@ class WebShop:
         return self._dedups[outage_of(request)]
 
     def session(self, request: Request) -> Session | None:
-        """Who is signed in."""
+        """Return the visit of the person who is signed in, or None."""
         return opened(request.cookies.get(COOKIE, ""), self.settings.secret)
 
     def page(self, request: Request) -> ShopPage:
-        """The page around what this visitor is shown."""
+        """Return the frame of this visitor's page."""
         return ShopPage(
             self.session(request), outage_of(request), self.settings.stock, self.settings.opens_at
         )
 
     async def form(self, session: Session | None) -> str:
-        """Return a token for a fresh form.
+        """Return a token for a new form.
 
-        The `Dedup` that goes on locally issues it, whatever the visitor has chosen: while Redis is down the token is
-        in this worker, and once Redis is back the token is put there, so that the form can be sent.
+        The `Dedup` with the local policy issues it, whatever policy the visitor has chosen: while Redis is down this
+        worker keeps the token, and once Redis is back the token is put there, so that the form can be sent.
         """
         return "" if session is None else await self._dedups["local"].tokens.issue(subject=session.subject)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[None]:
-        """Be in business, from here to there."""
+        """Open the shop for the length of the block."""
         try:
             await self.control.open(self.settings.control_socket)
         except OSError:
@@ -114,12 +114,12 @@ class WebShop:
             self.publish()
             self.ledger.look()
             with suppress(UnavailableError):
-                # Orders would notice an outage too, but here there may be none for minutes.
+                # Orders would also notice an outage, but for minutes there may be no order.
                 await self.dedup.get("heartbeat")
             await asyncio.sleep(_TICK)
 
     def publish(self) -> None:
-        """Write this worker's figures for the others to read."""
+        """Write this worker's figures, for the other workers to read."""
         self.tally.write(self.dedup.breaker.value)
 
 
@@ -129,10 +129,10 @@ def shop_of(request: Request) -> WebShop:
 
 
 def outage_of(request: Request) -> str:
-    """Return what the visitor wants when Redis is down; to be refused, unless chosen otherwise."""
+    """Return the visitor's policy for a Redis that is down: "refuse" by default, or "local"."""
     return "local" if request.cookies.get(OUTAGE) == "local" else "refuse"
 
 
 def shown(page: Html, status: int = 200) -> HTMLResponse:
-    """Return a page as an answer."""
+    """Return a page as an HTTP response."""
     return HTMLResponse(page, status, _HEADERS)

@@ -1,4 +1,4 @@
-"""What all workers together have seen, also while Redis is down: each writes a small file, `/stats` adds them up."""
+"""The counts of all workers, also while Redis is down: each writes a small file, and `/stats` adds them up."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ...events import (
 )
 
 _SAMPLE = 256
-"""Durations that a worker keeps, the latest."""
+"""The number of latest durations that a worker keeps."""
 _LINES = 6
 _COUNTED = ("answered", "replayed", "refused", "adopted", "conflicts")
 
@@ -34,26 +34,26 @@ class Tally:
     """One worker's figures.
 
     Args:
-        folder: where all workers write theirs.
-        number: this worker's.
+        folder: the folder for the files of all workers.
+        number: this worker's number.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
         self._path = folder / f"stats-{number}.json"
         self._number = number
-        # Mutable: the counts; the seconds of the latest answers; the latest events; what was written last.
+        # Mutable: the counts; the seconds of the latest answers; the latest events; the last written text.
         self._counts: Counter[str] = Counter()
         self._seconds: deque[float] = deque(maxlen=_SAMPLE)
         self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES)
         self._written = ""
 
     def answered(self, status: int, *, replayed: bool, seconds: float) -> None:
-        """An order's request was answered."""
+        """Count the answer to an order's request."""
         self._counts["answered"] += 1
         self._seconds.append(seconds)
         if replayed:
             self._counts["replayed"] += 1
-        elif status >= 400 and status != 410:  # sold out is an answer, not a refusal
+        elif status >= 400 and status != 410:  # "sold out" counts as an answer, not as a refusal
             self._counts["refused"] += 1
 
     def on_event(self, event: Event) -> None:
@@ -67,7 +67,7 @@ class Tally:
             self._lines.append({"at": time.time(), "worker": self._number, "text": text})
 
     def write(self, breaker: str) -> None:
-        """Let the others know, if there is news; the file changes as a whole."""
+        """Write the file for the other workers, if anything has changed; it is replaced as a whole."""
         facts = {name: self._counts[name] for name in _COUNTED}
         ms = [round(seconds * 1000, 1) for seconds in self._seconds]
         text = json.dumps(
@@ -76,14 +76,14 @@ class Tally:
         if text == self._written:
             return
         fresh = self._path.with_suffix(".new")
-        with contextlib.suppress(OSError):  # the folder is gone where the demo is ending
+        with contextlib.suppress(OSError):  # the folder is removed when the demo ends
             fresh.write_text(text)
             fresh.replace(self._path)
             self._written = text
 
 
 def total(folder: Path) -> dict[str, Any]:
-    """Add up what the workers wrote."""
+    """Add up the files of all workers."""
     workers = sorted(_written(folder), key=lambda facts: facts["number"])
     ms = sorted(value for facts in workers for value in facts["ms"])
     events = sorted((line for facts in workers for line in facts["events"]), key=lambda line: -line["at"])
@@ -107,7 +107,7 @@ def _percentile(ordered: list[float], share: float) -> float | None:
 
 
 def _text_of(event: Event) -> str:
-    """Say it for people; empty for what comes with every request."""
+    """Return an event as a sentence; empty for events that come with every request."""
     match event:
         case BreakerOpened():
             return "The breaker opened: Redis does not answer."

@@ -1,4 +1,4 @@
-"""Counts the answers to orders, as they leave: by an ASGI middleware around everything else."""
+"""Counts the answers to orders: an ASGI middleware around the whole application."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from .stats import Tally
 
 _ORDERS = {"/orders", "/api/orders"}
 PAYING = "paying"
-"""In `request.state`: the seconds of the payment, which are no time of fastdedup's."""
+"""The name in `request.state` of the payment's seconds, which are not fastdedup's time."""
 
 
 class Watch:
-    """Tells a tally the status of each order's answer, whether it is a replay, and how long it took."""
+    """Counts each order's answer in a tally: its status, whether it is a replay, and its duration."""
 
     def __init__(self, app: ASGIApp, tally: Tally) -> None:
         self._app = app

@@ -10,8 +10,8 @@ from .app import create
 
 
 def main() -> None:
-    """Serve until told to end."""
-    # uvicorn takes the signal, ends in order, and raises it again: that shall be an exit, not a death.
+    """Serve the shop until a signal."""
+    # uvicorn handles the signal, ends in order, and raises the signal again: that must end in a normal exit.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     listener = socket.socket(fileno=int(sys.argv[1]))
     config = uvicorn.Config(

@@ -1,7 +1,7 @@
 """The sidecar's settings: flags, then `FASTDEDUP_*` of the environment, then a TOML file. Main path: `load`.
 
-To add a setting: write a field below, with its type's check and a sentence. All mistakes are reported at
-once; `mistakes.py` finds the line, the variable or the flag that each mistake comes from.
+To add a setting: write a field below, with the check of its type and a sentence. All mistakes are reported
+together; `mistakes.py` finds the line, the variable or the flag that each mistake comes from.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PREFIX = "FASTDEDUP_"
 
 
 def _no_flag(value: Any) -> Any:
-    """TOML tells true from 1, and so do we."""
+    """Refuse true and false, which Python would take for the numbers 1 and 0."""
     if isinstance(value, bool):
         raise ValueError("must be a number")
     return value
@@ -84,7 +84,9 @@ def _id_of(value: Any, find: Any, kind: str) -> Any:
     try:
         return find(value)
     except KeyError:
-        raise ValueError(f"this host has no such {kind}: write a name that it has, or a number") from None
+        raise ValueError(
+            f"this host has no such {kind}: write a name that the host knows, or a number"
+        ) from None
 
 
 Seconds = Annotated[float, BeforeValidator(_no_flag), AfterValidator(_seconds)]
@@ -95,13 +97,13 @@ Gid = Annotated[int, BeforeValidator(_group), Field(ge=0)]
 
 
 class ConfigTable(BaseModel):
-    """A table of the file: a key that it does not know is a mistake."""
+    """A table of the file. An unknown key in it is a mistake."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PolicyTable(ConfigTable):
-    """`"reject"`, `"local"`, or `{ policy = "local", maxsize = 10000 }`."""
+    """A policy: `"reject"`, `"local"`, or `{ policy = "local", maxsize = 10000 }`."""
 
     policy: Literal["reject", "local"] = "reject"
     maxsize: Count | None = None
@@ -110,11 +112,13 @@ class PolicyTable(ConfigTable):
     @model_validator(mode="after")
     def _sizes_are_for_local(self) -> PolicyTable:
         if self.policy == "reject" and self.sizes():
-            raise ValueError(f"{' and '.join(self.sizes())}: only the policy 'local' keeps records")
+            raise ValueError(
+                f"{' and '.join(self.sizes())}: only the policy 'local' has sizes, leave them out"
+            )
         return self
 
     def sizes(self) -> dict[str, int]:
-        """Return the sizes that were given."""
+        """Return the sizes that the table sets."""
         return {
             name: size
             for name, size in (("maxsize", self.maxsize), ("max_bytes", self.max_bytes))
@@ -122,7 +126,7 @@ class PolicyTable(ConfigTable):
         }
 
     def make(self) -> FallbackPolicy:
-        """Return the policy itself: a new one, with records of its own."""
+        """Return a new policy, which shares its records with no other policy."""
         sizes: dict[str, Any] = self.sizes()
         return LocalLRU(**sizes) if self.policy == "local" else Reject()
 
@@ -135,7 +139,7 @@ AnyPolicy = Annotated[PolicyTable, BeforeValidator(_spelled_out)]
 
 
 class NamespaceConfig(ConfigTable):
-    """What a namespace may have of its own; what it does not say is the default namespace's."""
+    """The settings of one namespace. A setting that is left out is the default namespace's."""
 
     lease: Seconds | None = None
     ttl: Seconds | None = None
@@ -145,7 +149,7 @@ class NamespaceConfig(ConfigTable):
     on_unavailable: AnyPolicy | None = None
 
     def changes(self) -> dict[str, Any]:
-        """Return what was given, the policy made."""
+        """Return the settings that the table sets, with the policy itself for its table."""
         given = {name: getattr(self, name) for name in NamespaceConfig.model_fields}
         changes = {name: value for name, value in given.items() if value is not None}
         if self.on_unavailable is not None:
@@ -160,7 +164,7 @@ LimitsTable: Any = create_model("LimitsTable", __base__=ConfigTable, **_LIMITS)
 
 
 class Config(BaseSettings):
-    """Everything that `fastdedup serve` can be told."""
+    """All settings of `fastdedup serve`."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
@@ -178,13 +182,13 @@ class Config(BaseSettings):
     replicas: Annotated[int, BeforeValidator(_no_flag), Field(ge=0)] = 0
     on_shortfall: Literal["report", "raise"] = "report"
     grace: Seconds = 10.0
-    """Seconds in which work under way may end when the sidecar is told to stop."""
+    """Seconds that requests under way get to end when the sidecar stops."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_keys: bool = False
-    """Keys in clear in the log; else a digest that is another one in every run. Tokens never."""
+    """True for keys in clear in the log; otherwise a digest, which differs in every run. Tokens are never shown."""
     allow_uids: tuple[Uid, ...] = ()
-    """Users who may connect, by number or name. With neither list: whoever may open the socket."""
+    """Users that may connect, by number or name. Without both lists: every user that may open the socket."""
     allow_gids: tuple[Gid, ...] = ()
     """Primary groups whose members may connect."""
     limits: LimitsTable = Field(default_factory=LimitsTable)
@@ -210,20 +214,20 @@ class Config(BaseSettings):
         return options | (own.changes() if own else {})
 
     def other_namespaces(self) -> dict[str, dict[str, Any]]:
-        """Return what the other namespaces have of their own."""
+        """Return the settings that the tables of the other namespaces set."""
         others = {name: table for name, table in self.namespaces.items() if name != self.namespace}
         return {name: table.changes() for name, table in others.items()}
 
     def make_limits(self) -> Limits:
-        """Return the limits as the connections take them."""
+        """Return the limits of the connections."""
         return Limits(**self.limits.model_dump())
 
 
 class Environment(EnvSettingsSource):
-    """`FASTDEDUP_ALLOW_UIDS=0,33` and `FASTDEDUP_ON_UNAVAILABLE=local`, beside JSON."""
+    """Reads `FASTDEDUP_ALLOW_UIDS=0,33` and `FASTDEDUP_ON_UNAVAILABLE=local` as well as JSON."""
 
     def decode_complex_value(self, field_name: str, field: Any, value: Any) -> Any:
-        """Return a list, a table, or the text that stands for one."""
+        """Return a list, a table, or the short text for a table."""
         try:
             return super().decode_complex_value(field_name, field, value)
         except ValueError:
@@ -236,7 +240,7 @@ def load(
     """Read the settings: flags over environment over file over defaults.
 
     Raises:
-        Mistakes: every mistake that was found, each with where it stands.
+        Mistakes: all mistakes, each with the place that it comes from.
     """
     sources = Sources(file, dict(flags or {}), dict(os.environ) if environment else {}, PREFIX)
     table = _read(file, sources)
@@ -244,7 +248,7 @@ def load(
         return _layered(table, environment)(**sources.flags)
     except ValidationError as error:
         lines = in_order([describe(each, sources, Config) for each in error.errors()])
-    # Outside of the except clause: pydantic's error holds what was given, a URL with its password say.
+    # Outside of the except clause, because pydantic's error holds the given values, also a URL with its password.
     raise Mistakes(lines)
 
 

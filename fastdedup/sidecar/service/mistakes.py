@@ -1,4 +1,4 @@
-"""Says what is wrong with a configuration, and where: a line of the file, a variable, a flag."""
+"""Describes each mistake in a configuration, and its place: a line of the file, a variable, or a flag."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Mistakes(ConfigError):
     """A configuration that cannot be used.
 
     Attributes:
-        lines: one for each mistake.
+        lines: the mistakes, each in one line.
     """
 
     def __init__(self, lines: Sequence[str]) -> None:
@@ -36,7 +36,7 @@ class Mistakes(ConfigError):
 
 @dataclass
 class Sources:
-    """What a configuration was read from."""
+    """The sources that a configuration was read from."""
 
     file: Path | None
     flags: dict[str, Any] = field(repr=False)
@@ -71,7 +71,7 @@ def describe(error: ErrorDetails, sources: Sources, model: type[BaseModel]) -> s
 
 
 def in_order(lines: Sequence[str]) -> list[str]:
-    """Sort mistakes by where they stand in the file; what stands elsewhere comes last."""
+    """Sort mistakes by their lines in the file; mistakes from other places come last."""
 
     def line(mistake: str) -> int:
         found = re.match(r".*?:(\d+): ", mistake)
@@ -89,7 +89,7 @@ def _what(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> s
     message = error["msg"].removeprefix("Value error, ")
     value = error["input"]
     if error["type"] == "value_error" or isinstance(value, bool) or not isinstance(value, int | float):
-        return message  # text is not shown: it may be the wrong variable, a password say
+        return message  # text is not shown, because it may be a password from a wrong variable
     return f"{message}, got {value!r}"
 
 
@@ -103,7 +103,7 @@ def _meant(word: str, known: Iterable[str]) -> str:
 
 
 def _known(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """Return the keys that the table at `path` takes."""
+    """Return the keys that the table at `path` may have."""
     for part in path:
         found = model.model_fields.get(part)
         inner = _model_in(found.annotation) if found is not None else model
@@ -114,7 +114,7 @@ def _known(model: type[BaseModel], path: Sequence[str]) -> list[str]:
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the table that a field's type holds: itself, an option of a union, or a dict's values."""
+    """Return the table in a field's type: the type itself, a member of a union, or the values of a dict."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     for inner in reversed(getattr(annotation, "__args__", ())):
@@ -125,11 +125,11 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def line_of(text: str, path: Sequence[str]) -> int:
-    """Return the line on which a key, or the longest known part of its path, is set; 0 where none is."""
+    """Return the line that sets a key, or else the longest part of its path; 0 where no line does."""
     best, depth = 0, 0
     for number, keys in _keys(text):
         shared = _shared(keys, path)
-        # A table's own header counts where nothing closer is found; other keys of the table do not.
+        # The header of the key's table counts where no closer line is found; other keys of the table do not count.
         if shared == min(len(keys), len(path)) and shared > depth:
             best, depth = number, shared
     return best
