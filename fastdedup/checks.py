@@ -1,4 +1,4 @@
-"""Checks of numbers that users pass, shared by every place that takes one."""
+"""Checks of the numbers that users pass."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 from .errors import ConfigError
 
 Seconds = float | timedelta
-"""A length of time wherever one is taken: seconds, or a timedelta."""
+"""A length of time: a number of seconds, or a timedelta."""
 MAX_SECONDS = 10 * 365 * 86_400.0
 _NOISE = 1e-6
-"""Milliseconds. What a float such as 16.1 s has above its decimal value does not cost a whole millisecond."""
+"""Milliseconds by which a float may be above its decimal value: 16.1 s must not become 16,101 ms."""
 
 
 def is_number(value: Any) -> bool:
@@ -76,6 +76,6 @@ def check_seconds(value: Any, name: str, *, least: float = 0.001) -> float:
 def milliseconds(value: Any, name: str) -> int:
     """Return a length of time above zero as whole milliseconds, rounded up: a lease never ends early.
 
-    Raises as `check_seconds`.
+    Raises ConfigError as `check_seconds` does.
     """
     return max(1, math.ceil(check_seconds(value, name) * 1000 - _NOISE))

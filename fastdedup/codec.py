@@ -36,7 +36,7 @@ class JSONCodec:
             raise ValueError("NaN and infinity are not JSON")
         return encoded
 
-    # Decoding a replay is most of what a known duplicate costs: no Python frame in between.
+    # Not a method, to save a Python call: decoding is most of the cost of a known duplicate.
     loads = staticmethod(orjson.loads)
 
 
@@ -58,7 +58,7 @@ def has_nan(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> Iterator[Any]:
-    """Yield what orjson writes of a dataclass: attributes that are not fields too, and none with a leading "_"."""
+    """Yield the attributes of a dataclass that orjson writes: also other than fields, but none with a "_" first."""
     names = vars(value) if hasattr(value, "__dict__") else [field.name for field in fields(value)]
     return (getattr(value, name) for name in names if not name.startswith("_"))
 
@@ -67,8 +67,8 @@ def encode(codec: Codec, value: Any, limit: int) -> bytes:
     """Return the payload for a result.
 
     Raises:
-        ResultError: the codec cannot encode it.
-        ResultTooLargeError: more than `limit` bytes.
+        ResultError: the codec cannot encode the value.
+        ResultTooLargeError: the payload has more than `limit` bytes.
     """
     if value is None:
         return b""
@@ -95,7 +95,7 @@ def check_size(payload: bytes, limit: int) -> None:
 
 
 def decode(codec: Codec, payload: bytes, key: str) -> Any:
-    """Return the result that a payload stands for; `key` is the one that holds it.
+    """Return the result of a payload; `key` is the key that holds it.
 
     Raises:
         ResultError: the codec cannot read it. The message names the key and never shows the content.
@@ -107,9 +107,9 @@ def decode(codec: Codec, payload: bytes, key: str) -> Any:
         return codec.loads(payload)
     except DedupError:
         raise
-    except Exception as error:  # noqa: BLE001 -- whatever a codec raises, callers handle one error
+    except Exception as error:  # noqa: BLE001 -- any error of a codec becomes one error for callers to handle
         kind = type(error).__name__
-    # Outside of the except clause: what the codec raised may hold the content.
+    # Outside of the except clause, because the codec's error may hold the content.
     raise ResultError(
         f"cannot read the result of {len(payload)} bytes under {key!r}: loads() of {type(codec).__name__} "
         f"raised {kind}; give Dedup the codec= that stored it, or forget the key"

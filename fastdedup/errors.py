@@ -16,11 +16,11 @@ class UsageError(DedupError, RuntimeError):
 
 
 class InvalidKeyError(DedupError, ValueError):
-    """The key (or owner, subject, token) is empty, too long, or not text that UTF-8 can hold."""
+    """The key (or owner, subject, token) is empty, too long, or not text that UTF-8 can encode."""
 
 
 class ResultError(DedupError, TypeError):
-    """The codec cannot store a result or error value, or cannot read what the store holds."""
+    """The codec cannot store a result or error value, or cannot read the stored bytes."""
 
 
 class ResultTooLargeError(DedupError, ValueError):
@@ -41,8 +41,8 @@ class UnavailableError(DedupError):
 
     Attributes:
         retry_after: seconds after which another try makes sense (HTTP `Retry-After`).
-        owner: of a claim, the owner's text: who claims again with `owner=error.owner` gets its own claim
-            back, where that had taken effect. None for anything else.
+        owner: the owner's text where a claim has failed, else None. If the claim had taken effect, claiming again
+            with `owner=error.owner` gets it back.
     """
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
@@ -66,8 +66,8 @@ class UnknownTransitionError(UnavailableError):
     `version=` moves from that version only, however often it is called.
 
     Attributes:
-        state: where the machine stands now.
-        version: how many changes it has had.
+        state: the machine's present state.
+        version: the number of the machine's changes.
     """
 
     def __init__(self, message: str, *, state: str, version: int, retry_after: float = 1.0) -> None:
@@ -84,7 +84,7 @@ class InProgressError(DedupError):
     """Another owner is at work on this key (HTTP 409).
 
     Attributes:
-        retry_after: seconds until its lease ends at the latest.
+        retry_after: seconds until the owner's lease ends, at most.
     """
 
     def __init__(self, message: str, *, retry_after: float) -> None:
@@ -117,7 +117,7 @@ def foreign(key: str) -> ForeignRecordError:
 
 
 def too_large(key: str) -> ForeignRecordError:
-    """The error for a key whose value is larger than any record that this process reads."""
+    """Return the error for a key whose value is larger than any record that this process reads."""
     return ForeignRecordError(
         f"the store holds a value under {key!r} that is larger than max_result allows; "
         "if fastdedup wrote it, raise max_result; else choose another namespace, or remove that key"

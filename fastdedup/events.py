@@ -27,7 +27,7 @@ class LeaseLost:
     namespace: str
     key: str
     owner: str = field(repr=False)
-    """Whoever knows it can settle the claim: not shown by repr()."""
+    """The owner's text. Anyone who knows it can settle the claim, so repr() does not show it."""
     fence: int
 
 
@@ -51,14 +51,14 @@ class BreakerClosed:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Too few replicas confirmed a write in time: should the primary be lost now, it may be forgotten."""
+    """Too few replicas confirmed a write in time: if the primary is lost now, the write may be lost."""
 
     namespace: str
     verb: str
     key: str
     """The key, or "#" and its digest where that is all that is known."""
     replicas: int
-    """How many replicas were to confirm it."""
+    """How many replicas had to confirm the write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,12 @@ class Conflict:
     theirs: str = field(repr=False)
     """The owner that the store knows."""
     kept: str
-    """Which record stands, "ours" or "theirs": ours where it is a success and theirs is not, else theirs."""
+    """The record that stands, "ours" or "theirs": ours where only ours is a success, else theirs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unreplayed:
-    """An answer that was given in an outage never got into the store: it is forgotten."""
+    """An answer that was given in an outage could not be put into the store: it is forgotten."""
 
     namespace: str
     key: str
@@ -93,12 +93,12 @@ class Replayed:
     adopted: int
     """How many keys were put there."""
     conflicts: int
-    """How many of these keys had another owner by then: each is a `Conflict` of its own."""
+    """How many of these keys had another owner in the store: for each there is a `Conflict` event."""
 
 
 @dataclass(frozen=True, slots=True)
 class UndoOverflow:
-    """Too many claims were given up at once: this key may stay held, with nobody at work, until its lease ends."""
+    """Too many claims were given up at once: this key may stay held until its lease ends, without a caller."""
 
     namespace: str
     key: str
@@ -120,16 +120,16 @@ OnEvent = Callable[[Event], None]
 
 
 def emit(on_event: OnEvent | None, event: Event) -> None:
-    """Hand an event to the user's callback. An error of the callback is logged, and changes no answer.
+    """Call the user's callback with an event. An error of the callback is logged, and changes no answer.
 
-    The log gets no key, no owner, and not the error's text, which may repeat them: the kind of the event,
-    its namespace, the kind of the error, and where it was raised.
+    The log gets the type of the event, its namespace, the type of the error, and the place that raised it. It gets no
+    key, no owner and no text of the error, which may repeat them.
     """
     if on_event is None:
         return
     try:
         on_event(event)
-    except Exception as error:  # noqa: BLE001 -- whatever it is, claims go on
+    except Exception as error:  # noqa: BLE001 -- no error of a callback may stop a claim
         log.error(
             "the on_event callback failed on %s in namespace %r: %s at %s",
             type(event).__name__,

@@ -1,4 +1,4 @@
-"""Two helpers that make good keys and fingerprints. What the store sees of a key is in `keyspace.py`."""
+"""Functions that make good keys and fingerprints. A key's form in the store is in `protocol/keyspace.py`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_namespace(namespace: str) -> str:
 
 
 def _described(namespace: Any) -> str:
-    """Say what is wrong, not what was given: it may be the wrong variable, a URL with its password say."""
+    """Return what is wrong with a namespace, without its text: that may be a password from a wrong variable."""
     if not isinstance(namespace, str):
         return type(namespace).__name__
     others = sorted(set(re.sub(r"[A-Za-z0-9_.:/-]", "", namespace)))
@@ -39,8 +39,8 @@ def _described(namespace: Any) -> str:
 class Fingerprint(bytes):
     """A finished digest of 16 bytes, as `fingerprint()` returns it.
 
-    Its type tells it from bytes that a client sent. Those are digested, so no client can choose
-    the fingerprint of another request.
+    Its type distinguishes it from bytes that a client sent. Such bytes are digested, so no client can choose the
+    fingerprint of another request.
 
     Raises:
         ConfigError: the digest does not have 16 bytes.
@@ -49,7 +49,7 @@ class Fingerprint(bytes):
     __slots__ = ()
 
     def __new__(cls, digest: bytes) -> Fingerprint:
-        """Check the length."""
+        """Return the digest as a Fingerprint, after a check of its length."""
         if not isinstance(digest, bytes) or len(digest) != _DIGEST_BYTES:
             what = f"{len(digest)} bytes" if isinstance(digest, bytes) else type(digest).__name__
             raise ConfigError(
@@ -66,12 +66,13 @@ class Fingerprint(bytes):
 def fingerprint(value: Any) -> Fingerprint:
     """Return a 16-byte digest of a request, to tell a retry from another request under the same key.
 
-    Bytes are taken as they are, text as its UTF-8, any other value as JSON with sorted keys. So a
-    dict gives the same digest whatever its order, in every process, and `b"x"`, `"x"` and the
-    JSON `"x"` of a one-item value are never confused with each other. A `Fingerprint` is returned as it is.
+    Bytes are digested unchanged, text as its UTF-8, any other value as JSON with sorted keys. So a dict gives the
+    same digest in any order and in every process, and `b"x"`, `"x"` and the JSON `"x"` of a value never give the same
+    digest. A `Fingerprint` is returned unchanged.
 
-    The sidecar digests what clients send in the same way: `{"fingerprint": "x"}` over HTTP and `FP x` over
-    RESP are `fingerprint("x")`. Send it the request, or what names it; digits of a digest are text like any other.
+    The sidecar digests its clients' fingerprints in the same way: `{"fingerprint": "x"}` over HTTP and `FP x` over
+    RESP are `fingerprint("x")`. Send it the request, or a text that names the request; the digits of a digest are
+    text like any other.
 
     Raises:
         ConfigError: the value has a type that JSON cannot express, or holds a NaN or an infinity.
@@ -87,7 +88,7 @@ def fingerprint(value: Any) -> Fingerprint:
 
 
 def digest(value: Any) -> bytes:
-    """Return the fingerprint of what a caller passes as `fingerprint=`: only a `Fingerprint` is finished."""
+    """Return the fingerprint of a caller's `fingerprint=`: any value but a `Fingerprint` is digested."""
     return fingerprint(value)
 
 
@@ -100,8 +101,8 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         reason = error.reason
-    # Outside of the except clause: the driver's error holds the text itself.
-    raise ConfigError(f"fingerprint() needs text that UTF-8 can hold: {reason}")
+    # Outside of the except clause, because Python's error holds the text itself.
+    raise ConfigError(f"fingerprint() needs text that UTF-8 can encode: {reason}")
 
 
 def _canonical(value: Any) -> bytes:

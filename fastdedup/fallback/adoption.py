@@ -85,7 +85,7 @@ def holding_of(record: Stored | Adopted) -> Holding:
 
 
 def mark(entry: Entry | None) -> object:
-    """Return what tells two states of a record apart. W counts as P: the store need not know of waiters here."""
+    """Return a value that differs for two states of a record. W counts as P: the store need not know waiters here."""
     if entry is None:
         return None
     state = "P" if entry.state == "W" else entry.state
@@ -93,7 +93,7 @@ def mark(entry: Entry | None) -> object:
 
 
 def report(op: AdoptOp, key: str, code: Code, theirs: bytes) -> Conflict | Unreplayed | None:
-    """Return the event for an adoption in which somebody lost; None where nobody lost."""
+    """Return the event for an adoption in which an owner lost; None where no owner lost."""
     namespace, ours = names_of(op.wire)[0], text_of(op.record.owner)
     if code is Code.FOREIGN:
         return Unreplayed(namespace, key, ours, "the store holds a value that fastdedup did not write")

@@ -15,7 +15,7 @@ JournalOp = AdoptOp | ReadOp | ForgetOp
 
 @runtime_checkable
 class FallbackPolicy(Protocol):
-    """Answers an operation in place of the store, or says that nobody can.
+    """Answers an operation in place of the store, or refuses it.
 
     A policy must never answer as if the check had been made: it either keeps records of its own,
     or raises. It is called in the event loop and must not block. `fastdedup.protocol.operations` has the

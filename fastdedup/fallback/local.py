@@ -128,7 +128,7 @@ class LocalLRU:
             raise error
 
     def _settles_what_it_holds(self, op: Op, entry: Entry, now: int) -> bool:
-        """True for settling a claim that the store gave, within its lease: nobody else can have the key then."""
+        """True for settling a claim that the store gave, within its lease: then no other owner can hold the key."""
         settles = isinstance(op, SettleOp) or op.verb == "release"
         return settles and entry.owner != b"" and entry.until > now
 

@@ -28,8 +28,8 @@ class IdempotencyMiddleware:
 
         app.add_middleware(IdempotencyMiddleware, dedup=dedup, principal=by_header("x-api-key"))
 
-    Put it inside of what authenticates and compresses, and outside of what routes. It opens `dedup` and closes
-    it again where nobody else has. Records live in the namespace `<dedup's>:http`.
+    Put it inside of the middleware that authenticates or compresses, and outside of the routing. It opens `dedup` and
+    closes it again, unless it was open before. Records live in the namespace `<dedup's>:http`.
 
     Args:
         app: the application.
@@ -37,7 +37,7 @@ class IdempotencyMiddleware:
         routes: paths and `Route`s; every path by default.
         docs: where the policy is published: a path such as `/idempotency`, which is then served here, or a URL
             of your own. Every error links to it.
-        settings: what holds for all routes, see `Route` and `fastdedup.web.rules.Rule`; `principal` is required.
+        settings: the settings of all routes, see `Route` and `fastdedup.web.rules.Rule`; `principal` is required.
 
     Raises:
         ConfigError: a setting cannot be used.

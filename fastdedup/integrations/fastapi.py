@@ -52,7 +52,7 @@ class Idempotency:
     """Gives an application's `Claimed` and `OneTimeToken` their `Dedup`. Make one for each application.
 
     It opens `dedup` with the application and closes it, unless it was open before. Add middleware that compresses
-    after it: what is added last is outermost, so the stored response suits every client.
+    after it: the middleware that is added last is outermost, so the stored response suits every client.
 
     Args:
         app: the application.

@@ -87,11 +87,11 @@ class IdempotencyMiddleware:
         app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, dedup, principal=by_header("x-api-key"))    # Flask
         application = IdempotencyMiddleware(get_wsgi_application(), dedup, principal=…)                # Django
 
-    Put it inside of what authenticates and compresses. Records live in the namespace `<dedup's>:http`, and are
-    those of the ASGI middleware: both may serve one API. A duplicate that waits (`wait=`) occupies its thread.
+    Put it inside of the middleware that authenticates or compresses. Records live in the namespace `<dedup's>:http`,
+    and are those of the ASGI middleware: both may serve one API. A duplicate that waits (`wait=`) blocks its thread.
 
-    Nothing can stop a WSGI handler whose lease is lost: where that matters it looks at `claim_of(environ).lost`
-    before what cannot be undone, and hands on the `fence`. Its response is then replaced by a 409.
+    Nothing can stop a WSGI handler whose lease is lost: where that matters it checks `claim_of(environ).lost` before
+    a step that cannot be undone, and sends the `fence` with its writes. Its response is then replaced by a 409.
 
     Args:
         app: the application.
@@ -99,7 +99,7 @@ class IdempotencyMiddleware:
         routes: paths and `Route`s; every path by default.
         docs: where the policy is published: a path such as `/idempotency`, which is then served here, or a URL
             of your own. Every error links to it.
-        settings: what holds for all routes, see `Route` and `fastdedup.web.rules.Rule`; `principal` is required,
+        settings: the settings of all routes, see `Route` and `fastdedup.web.rules.Rule`; `principal` is required,
             and a plain function.
 
     Raises:

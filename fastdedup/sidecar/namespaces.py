@@ -31,8 +31,8 @@ class Namespaces:
     Args:
         root: the `Dedup` of the default namespace; its codec is a `RawCodec`.
         settings: the settings that a namespace has of its own, by the namespace's name.
-        limits: what one client may ask for.
-        counters: counts what clients are answered.
+        limits: the limits of one client.
+        counters: counts the answers to clients.
     """
 
     def __init__(

@@ -74,7 +74,7 @@ class Asked:
             self._judge(reply)
 
     def set_exception(self, fault: BaseException) -> None:
-        """Take what came in the reply's place."""
+        """Take the error that came instead of the reply."""
         self._error = fault
         self._judge(fault)
 

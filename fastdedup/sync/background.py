@@ -65,7 +65,7 @@ class BackgroundDedup:
         return work
 
     def close(self, seconds: float) -> None:
-        """Answer what was accepted, then close it."""
+        """Answer the accepted operations, then close the `Dedup`."""
         self._thread.run(self._close, seconds)
 
     async def _open(self) -> None:
@@ -158,5 +158,5 @@ class Bound(Generic[T]):
 
     @property
     def latest(self) -> T:
-        """What was made last, in any process."""
+        """The object that was made last, in any process."""
         return self._made[1]

@@ -54,12 +54,12 @@ class Claim:
 
     @property
     def outcome(self) -> Outcome:
-        """What the claimant found."""
+        """The answer to the claim."""
         return self._claim.outcome
 
     @property
     def acquired(self) -> bool:
-        """True for the caller who shall do the work."""
+        """True where this caller must do the work."""
         return self._claim.acquired
 
     @property
@@ -69,12 +69,12 @@ class Claim:
 
     @property
     def owner(self) -> str:
-        """The name of this claimant. Everybody who knows it can settle the claim."""
+        """The name of this claimant. Anyone who knows it can settle the claim."""
         return self._claim.owner
 
     @property
     def fence(self) -> int:
-        """A number that rises from owner to owner: pass it to what you write to (0: unknown)."""
+        """A number that rises from owner to owner; send it with your writes (0: unknown)."""
         return self._claim.fence
 
     @property

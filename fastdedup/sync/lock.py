@@ -11,7 +11,7 @@ from .claim import Claim
 
 
 class Lock:
-    """A lock that is held. Pass `fence` to what you write to, which can then refuse an earlier holder."""
+    """A lock that is held. Send `fence` with your writes, so that their receiver can refuse an earlier holder."""
 
     __slots__ = ("_claim",)
 

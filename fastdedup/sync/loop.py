@@ -195,7 +195,7 @@ class LoopThread:
         self._closers.discard(close)
 
     def end(self) -> None:
-        """Close what is open, and stop, within `_GOODBYE` seconds (atexit calls this)."""
+        """Close every open `Dedup`, and stop, within `_GOODBYE` seconds (atexit calls this)."""
         if not self.alive:
             return
         with contextlib.suppress(Exception):

@@ -1,4 +1,4 @@
-"""The answers to requests that do not run their handler, and what a response does to its claim."""
+"""The answers to requests that do not run their handler, and the effect of a response on its claim."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class AnsweredClaim(Protocol):
 
     @property
     def outcome(self) -> Outcome:
-        """What the claimant found."""
+        """The answer to a claim."""
 
     @property
     def result(self) -> Any:
@@ -51,7 +51,7 @@ class AnsweredClaim(Protocol):
 
 
 class Settling(Enum):
-    """What a response does to its claim."""
+    """The effect of a response on its claim."""
 
     COMPLETE = "complete"
     FAIL = "fail"
@@ -59,7 +59,7 @@ class Settling(Enum):
 
 
 def settling_of(rule: Rule, response: Response) -> Settling:
-    """Return what a response does to its claim. A kept 4xx is a failure, and is kept for as long as one."""
+    """Return the effect of a response on its claim. A kept 4xx is a failure, with the failures' `failure_ttl`."""
     if not rule.keeps(response.status) or not (response.whole or rule.unstored == "refuse"):
         return Settling.RELEASE
     return Settling.COMPLETE if response.status < 400 else Settling.FAIL

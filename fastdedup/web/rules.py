@@ -127,7 +127,7 @@ class Rule:
     key_format: str | None = None
     """A regular expression that the whole key must match, published in the policy; such as `UUID`."""
     fingerprint: FingerprintOf = request_fingerprint
-    """What makes two requests the same; method, path, query and body by default."""
+    """Returns the parts by which two requests are the same; by default method, path, query and body."""
     retry_after: float = 1.0
     """Seconds after which the duplicate of a running request may try again (Retry-After)."""
 

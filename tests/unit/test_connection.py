@@ -187,7 +187,7 @@ async def test_a_reply_of_the_wrong_shape_is_a_fault(reply: bytes, tmp_path: Pat
         writer.write(reply)
 
     async with resp_server(tmp_path, answer) as url, Dedup(url, timeout=5.0) as dedup:
-        with pytest.raises(Exception, match="a fault, not an outage"):
+        with pytest.raises(Exception, match="a mistake, not an outage"):
             await dedup.claim("k")
 
 

@@ -152,7 +152,7 @@ async def test_a_fault_is_raised_whatever_the_others_say(servers: Servers) -> No
     """A programming error is no outage."""
     node = servers.at(A, lambda call, _: "ERR bad" if call.ops[0].wire == b"bad" else [Code.OK])
     servers.holds_all(node)
-    with pytest.raises(ConfigError, match="a fault, not an outage"):
+    with pytest.raises(ConfigError, match="a mistake, not an outage"):
         await released(node, b"good", b"bad")
 
 

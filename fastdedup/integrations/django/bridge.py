@@ -130,7 +130,7 @@ async def _done(task: asyncio.Task[Any]) -> None:
 async def _to_its_end(task: asyncio.Task[T], unsent: Callable[[T], Awaitable[None]]) -> None:
     try:
         await unsent(task.result())
-    except Exception:  # noqa: BLE001 -- logged: nobody else is there to be told
+    except Exception:  # noqa: BLE001 -- logged, because no caller is left to get it
         log.exception("a view failed after its client had left")
 
 

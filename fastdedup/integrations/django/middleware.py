@@ -30,7 +30,7 @@ class IdempotencyMiddleware:
                       "fastdedup.integrations.django.middleware.IdempotencyMiddleware"]
         FASTDEDUP_HTTP = {"principal": "fastdedup.integrations.django.by_user", "routes": ["/api/*"]}
 
-    Put it behind what authenticates, and behind GZipMiddleware. `FASTDEDUP_HTTP` has `routes` (paths and
+    Put it after the middleware that authenticates, and after GZipMiddleware. `FASTDEDUP_HTTP` has `routes` (paths and
     `Route`s, every path by default), `docs` (where the policy is published: a path, which is then served here,
     or a URL), and what holds for all routes, see `fastdedup.web.rules.Rule`; `principal` is required. Functions
     may be dotted paths. They get a `fastdedup.web.request.Request`; Django's own, with its `user`, is its
@@ -84,7 +84,7 @@ async def keyed(
     try:
         key = _checked_key(request, rule)
         asked = None if key is None else request_of(request, body_of(request, rule.max_request))
-        # Where the middleware has claimed what is decorated, too, that is enough.
+        # A decorated view that the middleware has claimed already is not claimed again.
         if asked is not None and key is not None and hold_of(request) is None:
             principal = await bridge.call(rule.principal, asked)
             got = await guards.ask(bridge, lambda guard: guard.claim(asked, principal, key))

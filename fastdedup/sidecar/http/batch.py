@@ -43,7 +43,7 @@ def read(check: Callable[[bytes], list[Any]], most: int, body: bytes) -> list[An
     A model for each claim would add 82 % to the instructions of a claim in a batch.
 
     Args:
-        check: parses and checks any batch, and raises what is wrong with it.
+        check: parses and checks any batch, and raises an error for a mistake.
         most: how many requests the batch may have.
         body: the body of the batch.
     """

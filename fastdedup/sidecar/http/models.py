@@ -54,11 +54,11 @@ Fence = Annotated[
 Fingerprint = Annotated[
     Any,
     Field(
-        description="What is asked under this key: any JSON. It is always digested, text as text. "
+        description="The request under this key: any JSON. It is always digested, text as text. "
         "Another value under the same key is a mismatch."
     ),
 ]
-Subject = Annotated[Any, Field(description="Whom or what the token is for: any JSON.")]
+Subject = Annotated[Any, Field(description="The user or thing that the token is for: any JSON.")]
 Value = Annotated[Any, Field(description="Any JSON; every duplicate gets it.")]
 
 
@@ -82,7 +82,7 @@ class ClaimRequest(RequestModel):
 
 
 class HolderRequest(RequestModel):
-    """Say which claim is meant, and that it is one's own."""
+    """Name a claim, and prove that it is the caller's own."""
 
     key: Key
     owner: Annotated[str, Field(min_length=1, max_length=MAX_OWNER_BYTES, description="As the claim said.")]
@@ -206,15 +206,15 @@ class AnswerModel(BaseModel):
 
 
 class ClaimAnswer(AnswerModel):
-    """What the claimant found."""
+    """The answer to a claim."""
 
     outcome: Outcome
-    owner: str = Field(description="This claimant's own name: what settling asks for.")
+    owner: str = Field(description="This claimant's own name: send it to settle the claim.")
     fence: int = Field(ge=0, description="Rises from owner to owner of the key; 0 where it is unknown.")
     attempt: int = Field(ge=0, description="How often the key was acquired.")
     lease: int | None = Field(description="Milliseconds that the lease has left, where acquired.")
-    result: Any = Field(description="What `complete` recorded, where succeeded.")
-    error: Any = Field(description="What `fail` recorded, where failed.")
+    result: Any = Field(description="The result that `complete` recorded, where succeeded.")
+    error: Any = Field(description="The error that `fail` recorded, where failed.")
     retry_after: int | None = Field(
         description="Milliseconds until the present owner's lease ends at the latest, where in progress."
     )
@@ -246,7 +246,7 @@ class ConsumeAnswer(AnswerModel):
 
 
 class RecordAnswer(AnswerModel):
-    """What the store holds under a key."""
+    """The store's record of a key."""
 
     key: str
     state: State
@@ -296,9 +296,9 @@ class Fault(AnswerModel):
 
 
 class Problem(BaseModel):
-    """A problem as of RFC 9457."""
+    """A problem by RFC 9457."""
 
-    type: str = Field(description="What kind of problem; stable, and the address of a page about it.")
+    type: str = Field(description="The kind of the problem; stable, and the address of a page about it.")
     title: str
     status: int
     detail: str | None = None

@@ -37,7 +37,7 @@ _problem = partial(ProblemType, base="/problems/")
 
 BAD_REQUEST = _problem("bad-request", 400, "The request is not HTTP", "Send HTTP/1.1, without an upgrade.")
 MALFORMED = _problem("malformed-json", 400, "The body is not JSON", "Send one JSON value, in UTF-8.")
-NOT_FOUND = _problem("not-found", 404, "No such address", "GET /openapi.json lists what there is.")
+NOT_FOUND = _problem("not-found", 404, "No such address", "GET /openapi.json lists all paths.")
 UNKNOWN_TOKEN = _problem(
     "unknown-token",
     404,
@@ -82,7 +82,7 @@ MEDIA = _problem(
     "unsupported-media-type",
     415,
     "The body is not application/json: send that content type (curl: --json), in UTF-8, not compressed",
-    "It is what the request says it is that counts; a body without a content type is taken for JSON.",
+    "Send JSON with the content type application/json; a body without a content type is read as JSON.",
 )
 INVALID = _problem(
     "invalid-request", 422, "The request makes no sense", "`errors` names each field that is wrong."

@@ -1,6 +1,6 @@
 """Cuts a RESP stream into commands, and writes replies.
 
-hiredis is not used: its reader allocates what a header announces (gigabytes for `*400000000`), and does not tell its
+hiredis is not used: its reader allocates the announced size (gigabytes for `*400000000`), and does not report its
 position in the stream. So the input would have to be checked before hiredis reads it, and that check does all that
 parsing takes, as a command is an array of bulk strings.
 """

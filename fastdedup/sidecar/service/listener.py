@@ -1,4 +1,4 @@
-"""The sidecar's socket. It is never taken from a live sidecar, and never open to everybody."""
+"""The sidecar's socket. It is never taken from a live sidecar, and never open to all users."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _clear(path: Path) -> None:
 
 
 def _bind(listener: socket.socket, path: Path, mode: int) -> None:
-    """Bind the socket without any rights, so that nobody connects before chmod."""
+    """Bind the socket without any rights, so that no client connects before chmod."""
     former = os.umask(0o777)
     try:
         listener.bind(str(path))

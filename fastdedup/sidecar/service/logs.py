@@ -30,7 +30,7 @@ _BURST = 20
 """The lines in a second of one kind of event; one more line tells how many were left out."""
 
 Kind = tuple[type, str, bool]
-"""What events have in common that are counted together: type, namespace, whether the policy answered."""
+"""The properties by which events are counted together: type, namespace, whether the policy answered."""
 
 
 def facts(**values: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def facts(**values: Any) -> dict[str, Any]:
 
 
 def set_up(level: str, format: str, stream: TextIO | None = None) -> Callable[[], None]:
-    """Send the logs of fastdedup, uvicorn and asyncio to `stream`, stderr by default; return what undoes that."""
+    """Send the logs of fastdedup, uvicorn and asyncio to `stream` (by default stderr); return an undo function."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonLines() if format == "json" else Readable())
     handler.addFilter(Throttle())

@@ -95,7 +95,7 @@ class Collector(BaseCollector):
         open_now: Counter[tuple[str, ...]] = Counter({("resp",): 0, ("http",): 0, ("unknown",): 0})
         for connection in list(self._counters.connections()):
             open_now[(wire_of(connection),)] += 1
-        yield _family(GaugeMetricFamily, "connections", "Open, by what they speak.", ["wire"], open_now)
+        yield _family(GaugeMetricFamily, "connections", "Open, by their protocol.", ["wire"], open_now)
         yield _counter("connections_refused", "Too many, or not allowed.", self._counters.connections_refused)
         yield _counter("bad_requests", "RESP commands that could not be run.", self._counters.bad_requests)
 

@@ -126,7 +126,7 @@ class Sidecar:
         log.info("stopped", extra=facts(connections_cut=left))
 
     async def _bring_home(self, namespaces: Namespaces) -> None:
-        """Wait within `grace` for a store that does not answer: else what the policy answered is lost."""
+        """Wait within `grace` for a store that does not answer: without it the policy's answers are lost."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._until):
                 while any(journal_lines(namespaces).values()):  # noqa: ASYNC110 -- journals have no event
@@ -250,9 +250,9 @@ def make_server(
 
 
 def allow_list(config: Config) -> Allowed:
-    """Return the check of who may connect: the listed users and groups, and the sidecar's own user.
+    """Return the check of a peer's user: the listed users and groups may connect, and the sidecar's own user.
 
-    Without lists, everybody who may open the socket.
+    Without lists, every user that may open the socket may connect.
     """
     uids, gids = {*config.allow_uids, os.getuid()}, set(config.allow_gids)
 

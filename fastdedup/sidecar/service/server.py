@@ -92,7 +92,7 @@ class SidecarServer(uvicorn.Server):
     ) -> None:
         config = uvicorn.Config(
             app,
-            http=self._make_protocol,  # type: ignore[arg-type] # a class or whatever makes one
+            http=self._make_protocol,  # type: ignore[arg-type] # a class, or a function that makes the protocol
             ws="none",
             lifespan="off",
             log_config=None,

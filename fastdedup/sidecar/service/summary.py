@@ -30,7 +30,7 @@ def summary(config: Config) -> Iterator[str]:
     yield f"store      {without_secrets(config.url)}, timeout {_time(config.timeout)}"
     yield f"socket     {config.socket}"
     who = [f"uid {uid}" for uid in config.allow_uids] + [f"gid {gid}" for gid in config.allow_gids]
-    yield f"allowed    {', '.join(who) or 'whoever may open the socket'}"
+    yield f"allowed    {', '.join(who) or 'every user that may open the socket'}"
     for name in dict.fromkeys((config.namespace, *config.namespaces)):
         default = " (default)" if name == config.namespace else ""
         yield f"namespace  {name}{default}: {_settings(config, name)}"

@@ -67,7 +67,7 @@ _UNAVAILABLE_PREFIXES = {
     "UNKILLABLE": "Redis is busy running another script",
     "max number of clients": "Redis has no connection left (maxclients)",
 }
-"""What those refusals begin with that mean `not now`. Any other refusal is a mistake."""
+"""The beginnings of refusals that mean "not now". Any other refusal is a mistake."""
 
 _MISTAKES = {
     "DB index is out of range": "the database number in the URL does not exist on this Redis",
@@ -84,7 +84,7 @@ NO_TLS = "this port does not speak TLS: write redis for rediss, or use the TLS p
 ONLY_TLS = "this port speaks TLS: write rediss for redis, or use the plain port"
 
 Meaning = tuple[type[DedupError], str]
-"""Which error to raise, and what it says behind the server's name."""
+"""The type of the error to raise, and its text after the server's name."""
 _KNOWN = "_fastdedup_meaning"
 
 _CODES: dict[type[BaseException], str] = {
@@ -96,13 +96,13 @@ _CODES: dict[type[BaseException], str] = {
     driver.TryAgainError: "TRYAGAIN",
     driver.NoPermissionError: "NOPERM",
 }
-"""redis-py, which shakes hands, makes a class of a refusal's code and cuts it off the text."""
+"""The codes of redis-py's error classes: redis-py cuts a refusal's code off the text."""
 
 _KNOWN_CODES = {
     *("ASK", "BUSYGROUP", "BUSYKEY", "CROSSSLOT", "ERR", "EXECABORT", "INPROG", "IOERR", "MOVED"),
     *("NOGOODSLAVE", "NOPROTO", "NOSCRIPT", "NOTBUSY", "WRONGTYPE"),
 }
-"""The first words that may be shown beside those above. Any other first word may be a part of a secret."""
+"""Further first words that may be shown. Any other first word may be a part of a secret."""
 _COMMANDS = {
     *("AUTH", "CLIENT", "CLUSTER", "DEL", "EVAL", "EVALSHA", "GET", "HELLO", "INFO", "PEXPIRE", "PING"),
     *("PTTL", "PUBLISH", "ROLE", "SCRIPT", "SELECT", "SENTINEL", "SET", "SETRANGE", "SUBSCRIBE", "TIME"),
@@ -110,7 +110,7 @@ _COMMANDS = {
 }
 
 _IN_A_SCRIPT = re.compile(r"Error running script .*?: (?:@user_script: ?\d+: )+-?(?:ERR )?")
-"""What Redis 6.2 puts before the refusal of a command that a script called; 7.0 leaves it as it is."""
+"""The text that Redis 6.2 puts before the refusal of a command in a script; 7.0 adds no text."""
 _UNKNOWN_COMMAND = re.compile(r"unknown command\b\W*(\w*)", re.IGNORECASE)
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
 """OpenSSL's reasons for an answer that is not TLS."""
@@ -121,20 +121,20 @@ NETWORK_ERRORS = (
     driver.ConnectionError,
     driver.TimeoutError,
 )
-"""Refused, reset, timed out, half-open, no such socket, TLS that fails."""
+"""The errors of a connection: refused, reset, timed out, half-open, no such socket, TLS that fails."""
 
 
 def translate(error: Exception, where: str) -> DedupError:
-    """Return the error of this library that `error` means; `where` names the server without its password.
+    """Return this library's error for `error`; `where` names the server without its password.
 
-    What the server said, and redis-py's frames, which know the password, are cut off `error`: whoever
-    looks at the chain of exceptions does not find them.
+    The server's text, and redis-py's frames, which hold the password, are removed from `error`, so that the chain of
+    exceptions does not show them.
 
     Raises:
         Exception: `error` itself, where it comes neither from the driver nor from the network.
     """
     inner = error.__cause__
-    # Over a Unix socket redis-py wraps what the server said while it shook hands.
+    # Over a Unix socket redis-py wraps the server's errors during the handshake.
     said = inner if isinstance(inner, driver.RedisError) else error
     text = refusal(said)
     meaning: Meaning | None = getattr(error, _KNOWN, None) or _meaning(said, text)
@@ -148,7 +148,7 @@ def translate(error: Exception, where: str) -> DedupError:
 
 
 def _meaning(error: BaseException, text: str) -> Meaning | None:
-    # Prefixes first: redis-py reports some refusals of a server (maxclients, a password) as connection errors.
+    # Prefixes first, because redis-py reports some refusals (maxclients, a password) as connection errors.
     for kind, prefixes in _PREFIXES.items():
         for prefix, words in prefixes.items():
             if text.startswith(prefix):
@@ -163,11 +163,11 @@ def _meaning(error: BaseException, text: str) -> Meaning | None:
         return UnavailableError, in_words(error)
     if isinstance(error, hiredis.ProtocolError | driver.InvalidResponse):
         return ConfigError, (
-            "the answer is not one of Redis: check host and port in the URL; this is a fault, not an outage"
+            "the answer is not one of Redis: check host and port in the URL; this is a mistake, not an outage"
         )
     if isinstance(error, driver.RedisError | hiredis.ReplyError):
         return ConfigError, (
-            f"Redis refused: {_code(text)}; this is a fault, not an outage: "
+            f"Redis refused: {_code(text)}; this is a mistake, not an outage: "
             "look into the log of that server, or try the command with redis-cli"
         )
     return None
@@ -180,7 +180,7 @@ def _missing(command: str) -> str:
         )
     return (
         f"this server does not know the command {command}, which fastdedup needs: "
-        "is it renamed (rename-command), or another kind of server?"
+        "is the command renamed (rename-command), or is this another kind of server?"
     )
 
 
@@ -190,7 +190,7 @@ def _code(text: str) -> str:
 
 
 def _conceal(error: BaseException, text: str) -> None:
-    """Leave of what the server said no more than decides its meaning, and nothing of what led to it."""
+    """Remove from an error the server's text, except for its known beginning, and the errors that led to it."""
     error.__cause__ = error.__context__ = error.__traceback__ = None
     if isinstance(error, driver.RedisError | hiredis.ReplyError):
         known = (prefix for prefixes in _PREFIXES.values() for prefix in prefixes)
@@ -198,7 +198,7 @@ def _conceal(error: BaseException, text: str) -> None:
 
 
 def refusal(error: BaseException) -> str:
-    """Return what the server said, beginning with its code, whichever way it came here. Not for messages."""
+    """Return the server's text, with its code first, however the driver reported it. Never show it in messages."""
     text = str(error).removeprefix("ERR ")
     text = _IN_A_SCRIPT.sub("", text, count=1)
     code = _CODES.get(type(error), "")
@@ -206,9 +206,9 @@ def refusal(error: BaseException) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """Return what happened on the way. redis-py's own words are not repeated: they may hold the server's."""
+    """Return a connection's error in words. redis-py's text is not repeated: it may hold the server's text."""
     for each in causes(error):
-        if isinstance(each, EOFError):  # IncompleteReadError is one
+        if isinstance(each, EOFError):  # IncompleteReadError is a subclass
             return "Redis closed the connection"
         if isinstance(each, ssl.SSLError):
             return _tls_in_words(each)
@@ -220,7 +220,7 @@ def in_words(error: BaseException) -> str:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and what led to it, the nearest first."""
+    """Yield an error and the errors that led to it, the nearest first."""
     each: BaseException | None = error
     seen: set[int] = set()
     while each is not None and id(each) not in seen:
@@ -230,7 +230,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def reason_of(error: ssl.SSLError) -> str:
-    """Return OpenSSL's name for what went wrong, empty where there is none."""
+    """Return OpenSSL's name of an error, or ""."""
     return getattr(error, "reason", None) or ""
 
 

@@ -100,7 +100,7 @@ class ServerURL:
         try:
             await connection.connect()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
         except BaseException as error:
-            # What fails half-way, in a TLS handshake say, leaves a socket open otherwise.
+            # A connection that fails half-way, for example in a TLS handshake, would leave its socket open.
             await hang_up(connection)
             if not isinstance(error, Exception):
                 raise
@@ -108,7 +108,7 @@ class ServerURL:
         else:
             self._protocol_settled = True
             return connection
-        # Outside of the except clause: no error shall know the frames of redis-py, which know the password.
+        # Outside of the except clause, so that the error does not hold redis-py's frames, which hold the password.
         raise await self._wrong_port(fault, timeout) or fault
 
     async def _wrong_port(self, fault: Exception, timeout: float) -> Exception | None:
@@ -123,7 +123,7 @@ class ServerURL:
 
 
 async def hang_up(connection: AbstractConnection) -> None:
-    """Close a connection, whatever state it is in."""
+    """Close a connection in any state."""
     with contextlib.suppress(Exception):
         await connection.disconnect(nowait=True)
 
@@ -135,14 +135,14 @@ async def question(connection: AbstractConnection, *command: str) -> Any:
 
 
 class UnusableError(ValueError):
-    """What is wrong with a URL, in words that show none of it."""
+    """A mistake in a URL, in words that show no part of the URL."""
 
 
 def parse(url: str, scheme: str | None = None) -> tuple[dict[str, Any], type[AbstractConnection]]:
-    """Return redis-py's connection options and class for a URL; `scheme` is the one to name in messages.
+    """Return redis-py's connection options and class for a URL; `scheme`: the scheme to name in messages.
 
     Raises:
-        ConfigError: the URL cannot be used. Neither the message nor what led to it shows its secrets.
+        ConfigError: the URL cannot be used. Neither the message nor its causes show a secret.
     """
     parts = split(url)
     try:
@@ -172,7 +172,7 @@ def _options(url: str, parts: SplitResult) -> tuple[dict[str, Any], type[Abstrac
 
 
 def _unknown_option(text: str, parts: SplitResult) -> str:
-    """Name the option, but not beside a password in the query: it may be a part of that, behind an &."""
+    """Name the option, unless the query holds a password: then the option may be a part of it, after an &."""
     name = text.partition("'")[2].partition("'")[0]
     if not name:
         return "redis-py refuses its options"
@@ -181,7 +181,7 @@ def _unknown_option(text: str, parts: SplitResult) -> str:
 
 
 def _why(text: str) -> str:
-    """Say what redis-py finds wrong with an option, and not what the option was."""
+    """Return the mistake that redis-py found in an option, without the option's value."""
     if "SSL Certificate Requirements" in text:
         return "ssl_cert_reqs must be none, optional or required"
     found = re.match(r"Invalid value for '(\w+)'", text)
@@ -189,7 +189,7 @@ def _why(text: str) -> str:
 
 
 def split(url: str) -> SplitResult:
-    """Take a URL apart. No message shows any of it: a URL that cannot be read may hold its password anywhere."""
+    """Split a URL. No message shows a part of it: a URL that cannot be read may hold its password anywhere."""
     try:
         parts = urlsplit(url)
         parts.port  # noqa: B018 -- the property raises where the port is not a number
@@ -207,12 +207,12 @@ def check_query(query: str) -> None:
     """Refuse an option without a value: most often it is the rest of a password with a ? or & in it."""
     if any("=" not in piece for piece in query.split("&") if piece):
         raise UnusableError(
-            "behind the ? stand options, name=value; percent-encode the special characters of a password"
+            "options after the ? must be name=value; percent-encode the special characters of a password"
         )
 
 
 def check_path(scheme: str, path: str, options: dict[str, Any]) -> None:
-    """Refuse what redis-py lets pass: a socket without a path, a database that is not a number."""
+    """Refuse two mistakes that redis-py accepts: a socket without a path, a database that is not a number."""
     if scheme == "unix":
         if not options.get("path"):
             raise UnusableError("it names no socket: write unix:///path/to/redis.sock?db=0")
@@ -281,7 +281,7 @@ class GroupURL:
         self.addresses = [self._address(part, port) for part in hosts.split(",")]
 
     def refused(self, why: str) -> ConfigError:
-        """The error for this URL."""
+        """Return the error for this URL."""
         return ConfigError(
             f"cannot use the {self.scheme}:// URL: {why}; write {self._form}, with the special characters "
             "of a password percent-encoded"

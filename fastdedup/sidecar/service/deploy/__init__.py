@@ -1,4 +1,4 @@
-"""What runs the sidecar as a service: systemd units, a Dockerfile, a manifest; as files beside this one."""
+"""The files that run the sidecar as a service: systemd units, a Dockerfile, a manifest. They lie in this folder."""
 
 from __future__ import annotations
 
