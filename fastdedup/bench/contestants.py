@@ -58,7 +58,7 @@ async def redis_py(setting: Setting) -> AsyncIterator[Ops]:
 
 
 def our_dedup(setting: Setting, **options: Any) -> Dedup:
-    """Return our `Dedup` with its defaults, except that all records expire within minutes and the deadline is long."""
+    """Return our `Dedup` with its defaults, but with records that expire within minutes and a long deadline."""
     return Dedup(
         setting.url,
         namespace=setting.namespace,
@@ -71,7 +71,7 @@ def our_dedup(setting: Setting, **options: Any) -> Dedup:
 
 @asynccontextmanager
 async def ours(setting: Setting, **options: Any) -> AsyncIterator[Ops]:
-    """Ours, through the public API: owner, fence, lease, known duplicates from memory."""
+    """Our gate through its public API: owner, fence, lease, known duplicates from memory."""
     dedup = our_dedup(setting, **options)
 
     async def cycle(key: str) -> bool:
