@@ -141,10 +141,12 @@ class Dedup:
         """Open in the running event loop. A store that is merely down is the policy's matter, not an error.
 
         After `aclose` it can be opened again, also in another event loop: `memory://` then begins empty.
+        Where its event loop ended without `aclose`, it is opened again in the present one: `memory://` then
+        keeps its records.
 
         Raises:
             ConfigError: the store can never be used as it is set up: too old, a wrong password.
-            UsageError: open already.
+            UsageError: it is open already in a loop that still runs, or it is being closed.
         """
         await self._namespace.connection.open()
         return self
@@ -184,8 +186,11 @@ class Dedup:
 
     @property
     def is_open(self) -> bool:
-        """True between `open` and `aclose`, for whoever shares a gate and may be the first to use it."""
-        return self._namespace.connection.engine is not None
+        """True between `open` and `aclose`, for whoever shares a gate and may be the first to use it.
+
+        Where the event loop that opened it has ended, it is open no more, and can be opened in another one.
+        """
+        return self._namespace.connection.is_open
 
     @property
     def pending(self) -> int:

@@ -41,7 +41,7 @@ class Reconciler:
         report: Callable[[Event], None],
         done: Callable[[], None],
     ) -> None:
-        self._policy = policy
+        self.policy = policy
         self._submit = submit
         self._report = report
         self._done = done
@@ -54,7 +54,7 @@ class Reconciler:
 
     def wake(self) -> None:
         """Begin, if the journal has lines."""
-        if self._policy.lines and (self._task is None or self._task.done()):
+        if self.policy.lines and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._run(), name="fastdedup-reconcile")
 
     def store_is_back(self) -> None:
@@ -67,7 +67,7 @@ class Reconciler:
             await stop(self._task)
         try:
             async with asyncio.timeout(timeout):
-                while self._policy.lines and await self._round():
+                while self.policy.lines and await self._round():
                     pass
         except TimeoutError:
             pass
@@ -75,12 +75,12 @@ class Reconciler:
 
     def give_up(self) -> None:
         """Report each record that the store never got."""
-        for event in self._policy.give_up():
+        for event in self.policy.give_up():
             self._report(event)
 
     async def _run(self) -> None:
         pause = _FIRST_PAUSE
-        while self._policy.lines:
+        while self.policy.lines:
             if await self._round():
                 pause = _FIRST_PAUSE
                 continue
@@ -99,7 +99,7 @@ class Reconciler:
 
     async def _round(self) -> bool:
         """Send the oldest operations; False where the store did not answer them all."""
-        ops = self._policy.next_operations(_BATCH)
+        ops = self.policy.next_operations(_BATCH)
         answered: set[Op] = set()
         futures = self._send(ops)
         try:
@@ -115,7 +115,7 @@ class Reconciler:
             for number, op in enumerate(ops):
                 if op in answered:
                     continue
-                event = self._policy.put_back(op, asked=number < len(futures))
+                event = self.policy.put_back(op, asked=number < len(futures))
                 if event is not None:
                     self._report(event)
         return bool(ops) and len(answered) == len(ops)
@@ -131,11 +131,11 @@ class Reconciler:
         return futures
 
     def _answered(self, op: JournalOp, reply: Adopted | Stored | Code) -> None:
-        lines = self._policy.lines
-        event = self._policy.adopted(op, reply)
+        lines = self.policy.lines
+        event = self.policy.adopted(op, reply)
         if event is not None:
             self._report(event)
-        done = self._policy.lines < lines  # else the record has changed meanwhile, and is sent again
+        done = self.policy.lines < lines  # else the record has changed meanwhile, and is sent again
         self._adopted += done and isinstance(op, AdoptOp) and not isinstance(event, Unreplayed)
         self._conflicts += isinstance(event, Conflict)
 

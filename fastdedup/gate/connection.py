@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -19,6 +22,7 @@ from ..protocol.operations import ClaimOp, Op, Reply
 from ..stores import make_store
 from ..stores.base import RECORD_HEAD, BoundedStore, DegradingStore, ShardedStore, Store
 from ..stores.memory import MemoryStore
+from .loop_end import LoopEnd
 from .recent import RecentSuccesses
 from .renewal import RenewalQueue
 from .undo import UndoList
@@ -28,6 +32,23 @@ T = TypeVar("T")
 
 _LEASES = 64
 """Different leases whose renewals are kept, before those without any are dropped."""
+_left_behind: list[object] = []
+"""What a forked child got from its parent. Kept from the collector, which would disturb what the parent watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What an event loop that has ended leaves to the next one.
+
+    Attributes:
+        store: with connections of the former loop, to be closed; None where it is used again.
+        undo: what is still to be taken back.
+        policies: whose journals are still to be brought into the store.
+    """
+
+    store: Store | None
+    undo: UndoList
+    policies: list[JournalledPolicy]
 
 
 class Connection:
@@ -68,6 +89,7 @@ class Connection:
         self.recent = RecentSuccesses(
             0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)
         )
+        self.wakeups = Wakeups()
         self._set_up()
 
     def _set_up(self) -> None:
@@ -76,8 +98,9 @@ class Connection:
         # too late for its caller is released by it.
         self.engine: Engine | ShardedEngine | None = None
         self.last_engine: Engine | ShardedEngine | None = None
-        self.wakeups = Wakeups()
         self.undo = UndoList(self._submit, self.report)
+        self._pid = os.getpid()
+        self._loop_end: LoopEnd | None = None
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
         # Mutable: work that goes on when its caller is cancelled; what brings journals home; renewals by lease.
@@ -100,19 +123,26 @@ class Connection:
             )
         return cast(Store, store)
 
+    # Life
+
+    @property
+    def is_open(self) -> bool:
+        """True between `open` and `aclose`, while the event loop that opened it exists."""
+        return self.engine is not None and not self._is_loop_gone()
+
     async def open(self) -> None:
-        """Open the store in the running event loop; again after closing, also in another loop.
+        """Open the store in the running event loop; again after closing, or where the former loop has ended.
 
         Raises:
-            UsageError: open already in a loop that still runs, or closing.
+            UsageError: it is open already, in a loop that still runs, or it is being closed.
             ConfigError: the store can never be used as it is set up.
         """
-        if self.engine is not None and not self.engine.loop.is_closed():
+        gone = self._is_loop_gone()
+        if self.engine is not None and not gone:
             raise UsageError("this Dedup is open already; open it once, at start-up, and share it")
-        if self._closing is not None and not self._closing.done():
+        if self._closing is not None and not self._closing.done() and not gone:
             raise UsageError("this Dedup is being closed; await aclose() before you open it again")
-        if self.last_engine is not None:
-            self._start_over()
+        left = self._start_over() if self.last_engine is not None or self._closed else None
         store = self.store
         if isinstance(store, ShardedStore):
             self.engine = ShardedEngine(store, self._make_engine)
@@ -120,50 +150,115 @@ class Connection:
             self.engine = self._make_engine(store)
         self.last_engine = self.engine
         try:
-            await self.store.open()
+            await store.open()
+            self._loop_end = await LoopEnd.awaited(self._end_with_loop)
         except BaseException:
-            self.engine = None
+            await self._give_up_opening(store)
             raise
+        if left is not None:
+            await self._take_over(left)
 
-    def _start_over(self) -> None:
-        """Begin as new, after closing or where the former loop is gone. What `memory://` remembers is kept."""
-        if self._make_store is not None and not isinstance(self.store, MemoryStore):
+    async def _give_up_opening(self, store: Store) -> None:
+        self.engine = None
+        if self._make_store is not None and not isinstance(store, MemoryStore):
+            with contextlib.suppress(Exception):
+                await store.aclose()  # it may be connecting still
+
+    def _is_loop_gone(self) -> bool:
+        """True where the event loop that opened it is closed, or runs in the process that has forked this one."""
+        engine = self.last_engine
+        return engine is not None and (engine.loop.is_closed() or self._pid != os.getpid())
+
+    def _start_over(self) -> Leftover:
+        """Begin as new; return what the former loop has left. What `memory://` remembers is kept."""
+        used_again = self._make_store is None or isinstance(self.store, MemoryStore)
+        forked = self._pid != os.getpid()
+        if forked:
+            _left_behind.extend((self.store, self.last_engine, self._loop_end, self._kept, self._closing))
+        policies = [reconciler.policy for reconciler in self._reconcilers.values()]
+        left = Leftover(None if used_again or forked else self.store, self.undo, policies)
+        if self._make_store is not None and not used_again:
             self.store = self._make_store()
             self.keep_records_of(0)
         self.wakeups.close()
         self.recent.clear()
         self._set_up()
+        return left
+
+    async def _take_over(self, left: Leftover) -> None:
+        await self._close_former(left)
+        self.undo.take_over(left.undo)
+        for policy in left.policies:
+            self.reconcile(policy)
+
+    async def _close_former(self, left: Leftover) -> None:
+        if left.store is not None:
+            with contextlib.suppress(Exception):  # closed already, but where its loop ended without a word
+                await left.store.aclose()
 
     async def aclose(self) -> None:
-        """Answer what was accepted, then close. Closing twice is fine."""
+        """Answer what was accepted, then close. Closing twice is fine, and so is closing when its loop has ended."""
         if self._closed and self.engine is None and self._closing is None:
             return
         # Not get_running_loop(): a forked child in its parent's loop has none.
         if self.last_engine is not None and asyncio._get_running_loop() is not self.last_engine.loop:
-            raise wrong_loop()
+            if not self._is_loop_gone():
+                raise wrong_loop()
+            await self._close_without_loop()
+            return
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
         self._closing = None
 
     async def _close(self) -> None:
+        await self._finish_work()
+        self._closed = True
+        await self._stop()
+        for reconciler in self._reconcilers.values():
+            reconciler.give_up()
+        await self.store.aclose()
+        self.recent.clear()
+        self.wakeups.freed(None)
+        if self._loop_end is not None:
+            await self._loop_end.forget()
+
+    async def _finish_work(self) -> None:
         # What must end even when its caller is gone still needs the engine.
         if self._kept:
             await asyncio.wait(self._kept, timeout=self.timeout)
         await self.undo.finish(self.timeout)
         for reconciler in self._reconcilers.values():
             await reconciler.finish(self.timeout)
-        self._closed = True
+
+    async def _stop(self) -> None:
         engine, self.engine = self.engine, None
         if engine is not None:
             await engine.drain()
-        for reconciler in self._reconcilers.values():
-            reconciler.give_up()
         for renewals in self._renewals.values():
             renewals.close()
-        await self.store.aclose()
+
+    async def _end_with_loop(self) -> None:
+        """The event loop ends, and nobody has closed this: close the connections while they can be.
+
+        The next loop opens it again. What `memory://` holds, what is to be taken back and the journals stay.
+        """
+        if self._closing is not None and not self._closing.cancelled():
+            return
+        with contextlib.suppress(Exception):  # nobody is there to be told
+            await self._finish_work()
+            await self._stop()
+        if not isinstance(self.store, MemoryStore):
+            with contextlib.suppress(Exception):
+                await self.store.aclose()
         self.recent.clear()
-        self.wakeups.freed(None)
+
+    async def _close_without_loop(self) -> None:
+        for reconciler in self._reconcilers.values():
+            reconciler.give_up()
+        await self._close_former(self._start_over())
+        await self.store.aclose()
+        self._closed = True
 
     @property
     def breaker(self) -> BreakerState:
@@ -237,6 +332,10 @@ class Connection:
         """The error for a call before opening or after closing."""
         if self._closed:
             return UsageError("this Dedup is closed; open it again first")
+        if self.last_engine is not None:
+            return UsageError(
+                "the event loop in which this Dedup was open has ended; open it again in this one"
+            )
         return UsageError("this Dedup is not open: use `async with dedup:` or `await dedup.open()` first")
 
     def renewals(self, lease: float) -> RenewalQueue:

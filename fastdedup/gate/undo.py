@@ -90,6 +90,13 @@ class UndoList:
         if self._given_up:
             self._given_up.pop((op.wire, op.owner), None)
 
+    def take_over(self, former: UndoList) -> None:
+        """Go on with what another list has left, whose event loop has ended."""
+        for holding, given_up in former._given_up.items():
+            self._given_up.setdefault(holding, GivenUp(given_up.consumed))
+        if self._given_up:
+            self._try_later()
+
     def store_is_back(self) -> None:
         """Try without waiting for the pause to end."""
         if self._alarm is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
@@ -21,22 +20,19 @@ class Lifespan:
 
     def __init__(self, dedup: Dedup) -> None:
         self._dedup = dedup
-        # Mutable: was it opened here; the lock under which it is opened.
+        # Mutable: was it opened here.
         self._ours = False
-        self._lock = asyncio.Lock()
 
     async def ready(self) -> None:
-        """Open it unless it is open.
+        """Open it unless it is open in this event loop; a test client may have a loop for each request.
 
         Raises:
             ConfigError: the store can never be used as it is set up.
-            UsageError: it is closed.
+            UsageError: it is being closed.
         """
         if not self._dedup.is_open:
-            async with self._lock:
-                if not self._dedup.is_open:
-                    await self._dedup.open()
-                    self._ours = True
+            self._ours = True
+            await self._dedup.open()  # open at once for all who come while it connects
 
     async def run(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the application's lifespan through, and open the `Dedup` before the first request.
@@ -77,5 +73,6 @@ class Lifespan:
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _close(self) -> None:
-        if self._ours:
+        ours, self._ours = self._ours, False
+        if ours:
             await self._dedup.aclose()

@@ -118,14 +118,23 @@ class PerProcess:
             return self._make_here()
 
     def close(self) -> None:
-        """Close the one of this process, for good."""
+        """Close the one of this process, until `reopen`."""
         background, self._closed = self._background, True
         if background is not None and background.here:
             background.close(self.seconds)
 
+    def reopen(self) -> None:
+        """Let it be used again after `close`."""
+        with starting():
+            former = self._background
+            if self._closed and former is not None and former.here:
+                # Not the former object, by which a thread may be at work that began before it was closed.
+                self._background = BackgroundDedup(current(), former.dedup)
+            self._closed = False
+
     def _make_here(self) -> BackgroundDedup:
         if self._closed:
-            raise UsageError("this Dedup is closed: make a new one")
+            raise UsageError("this Dedup is closed: open it again first, by open() or `with`")
         former = self._background
         if former is not None and former.here:
             return former

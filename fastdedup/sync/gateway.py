@@ -102,19 +102,24 @@ class Dedup:
     def open(self) -> Self:
         """Open now instead of at the first use, so that mistakes show at start-up. Opening twice is fine.
 
+        After `close` this opens it again: `memory://` then begins empty.
+
         Raises:
             ConfigError: the store can never be used as it is set up.
-            UsageError: it is closed.
         """
 
         async def opened() -> None:
             """Do nothing: `BackgroundDedup.run` opens before it calls this."""
 
+        self._per_process.reopen()
         self._per_process.background().run(opened, self._per_process.seconds)
         return self
 
     def close(self) -> None:
-        """Answer what was accepted, then close, with all that `scoped` has made. Closing twice is fine."""
+        """Answer what was accepted, then close, with all that `scoped` has made. Closing twice is fine.
+
+        Whoever uses it afterwards gets a UsageError, until `open` or `with` opens it again.
+        """
         self._per_process.close()
 
     def __enter__(self) -> Self:

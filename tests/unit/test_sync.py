@@ -90,7 +90,19 @@ def test_opening_twice_and_closing_twice_are_fine() -> None:
     never_used = Dedup()
     never_used.close()
     with pytest.raises(UsageError, match="closed"):
-        never_used.open()
+        never_used.claim("key")
+
+
+def test_after_closing_it_can_be_opened_again(redis_url: str) -> None:
+    for url, remembered in ((redis_url, True), ("memory://", False)):
+        dedup = Dedup(url, namespace="t")
+        sms = dedup.scoped("sms")
+        for n in range(3):
+            with sms:  # a scoped gate opens and closes all that share the connection
+                assert dedup.claim("key").acquired == (not remembered or n == 0)
+            with dedup.open().claim(f"key-{n}") as claim:
+                assert claim.acquired
+            dedup.close()
 
 
 def test_many_threads_share_one_thread_and_one_winner(dedup: Dedup) -> None:

@@ -7,10 +7,12 @@ reader takes over its socket. Replies come in order, so a batch costs one write,
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import deque
 from collections.abc import Callable
 from itertools import repeat
+from types import SimpleNamespace
 from typing import Any, cast
 
 import hiredis
@@ -129,16 +131,39 @@ class RedisConnection(asyncio.Protocol):
 
     def abort(self, reason: str) -> None:
         """Drop the connection at once; the replies that are still outstanding are lost."""
+        if self._loop.is_closed():
+            self._drop()
+            return
         self._end(ConnectionError(reason))
         self._transport.abort()
         self._forget_connection()
 
     async def aclose(self) -> None:
         """Close the connection after the written data was sent. TLS needs a turn or two of the loop for that."""
+        if self._loop.is_closed():
+            self._drop()
+            return
         self._end(ConnectionError("the connection was closed"))
         self._transport.close()
         await asyncio.wait([self._gone], timeout=_GOODBYE)
         self._transport.abort()
+        self._forget_connection()
+
+    def _drop(self) -> None:
+        """Close the socket of an event loop that is closed: nothing can be sent there, and nobody waits."""
+        self._lost = ConnectionError("the event loop of this connection is closed")
+        self.on_unusable = None
+        self._waiting.clear()
+        # A transport closes its socket by a callback of its loop, which comes no more. (uvloop's are closed with it.)
+        transport: Any = self._transport
+        lowest = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None) or transport
+        with contextlib.suppress(RuntimeError):
+            transport.abort()
+        with contextlib.suppress(RuntimeError, AttributeError):
+            lowest._call_connection_lost(None)
+        if not transport.is_closing():  # uvloop's never says so, and a StreamWriter then warns when it is collected
+            writer: Any = self._connection._writer
+            writer._transport = SimpleNamespace(is_closing=lambda: True)
         self._forget_connection()
 
     def _leave_to_parent(self) -> None:
@@ -212,7 +237,13 @@ def take_transport(connection: AbstractConnection) -> asyncio.Transport:
 
 
 async def stop(task: asyncio.Task[Any]) -> None:
-    """Cancel a task again and again until it ends: redis-py may mistake a cancellation for its own timeout."""
+    """Cancel a task again and again until it ends: redis-py may mistake a cancellation for its own timeout.
+
+    A task of an event loop that is closed never ends, and is left alone.
+    """
+    if task.get_loop().is_closed():
+        cast(Any, task)._log_destroy_pending = False
+        return
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=0.05)

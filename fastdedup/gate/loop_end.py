@@ -1,0 +1,37 @@
+"""Says when an event loop ends, while it can still close connections.
+
+`asyncio.run`, `asyncio.Runner` and all that is built on them (uvicorn, test clients, pytest's plugins) end a loop's
+asynchronous generators before they close the loop. So a generator that waits learns of it in time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from weakref import WeakMethod
+
+
+class LoopEnd:
+    """Awaits a method when the running event loop ends. Holds the method's object weakly."""
+
+    def __init__(self, generator: AsyncGenerator[None, None]) -> None:
+        self._generator = generator
+
+    @classmethod
+    async def awaited(cls, on_end: Callable[[], Awaitable[None]]) -> LoopEnd:
+        """Begin: from now on `on_end` is awaited when the loop ends. It must not raise."""
+        generator = _until_the_end(WeakMethod(on_end))
+        await anext(generator)
+        return cls(generator)
+
+    async def forget(self) -> None:
+        """End it now. `on_end` is awaited once more, and has to see for itself that nothing is to be done."""
+        await self._generator.aclose()
+
+
+async def _until_the_end(on_end: WeakMethod[Callable[[], Awaitable[None]]]) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        method = on_end()
+        if method is not None:
+            await method()

@@ -1,0 +1,225 @@
+"""A gate is opened again: after closing, and in another event loop after its own has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import warnings
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from fastdedup import Dedup, LocalLRU, UsageError
+from fastdedup.events import Event, Replayed
+
+from ..servers import RedisServer
+from ..stores import TIMEOUT
+
+LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
+WaitUntil = Callable[..., Any]
+
+
+def run(work: Callable[[], Coroutine[Any, Any, Any]], loop: Any = None) -> Any:
+    """An event loop from its beginning to its end."""
+    with asyncio.Runner(loop_factory=loop) as runner:
+        return runner.run(work())
+
+
+def gate(url: str, **settings: Any) -> Dedup:
+    return Dedup(url, **{"namespace": "t", "timeout": TIMEOUT, "known_duplicates": 0.0, **settings})
+
+
+async def outcome(dedup: Dedup, key: str = "key") -> str:
+    async with dedup.claim(key) as claim:
+        return str(claim.outcome)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_it_opens_where_its_loop_ended_without_closing(redis_url: str, loop: Any) -> None:
+    for url in (redis_url, "memory://"):
+        dedup = gate(url)
+        sms = dedup.scoped("sms")
+
+        async def use(opened: Dedup = sms, dedup: Dedup = dedup) -> str:
+            await opened.open()
+            return await outcome(dedup)
+
+        assert [run(use, loop) for _ in range(3)] == ["acquired", "succeeded", "succeeded"]
+        assert not dedup.is_open
+        run(dedup.aclose, loop)  # in another loop, after its own has ended
+        gc.collect()
+
+
+def test_memory_begins_empty_only_after_closing() -> None:
+    dedup = gate("memory://")
+
+    async def unclosed() -> str:
+        await dedup.open()
+        return await outcome(dedup)
+
+    async def closed() -> str:
+        async with dedup:
+            return await outcome(dedup)
+
+    assert [run(work) for work in (unclosed, unclosed, closed, closed, unclosed)] == [
+        *("acquired", "succeeded", "succeeded", "acquired", "acquired")
+    ]
+    run(dedup.aclose)
+    assert run(closed) == "acquired"
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_loop_that_is_only_closed_does_not_keep_it(redis_url: str, loop: Any) -> None:
+    """Nothing tells the gate, as nobody ends that loop's generators; uvloop itself warns of the open sockets."""
+    dedup = gate(redis_url)
+
+    async def use() -> str:
+        await dedup.open()
+        return await outcome(dedup)
+
+    outcomes = []
+    for _ in range(3):
+        own = loop()
+        outcomes.append(own.run_until_complete(use()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            own.close()
+        assert not dedup.is_open
+    assert outcomes == ["acquired", "succeeded", "succeeded"]
+    run(dedup.aclose)
+    gc.collect()
+
+
+async def test_it_is_not_opened_while_it_is_open(redis_url: str) -> None:
+    dedup = gate(redis_url)
+    first, second = await asyncio.gather(dedup.open(), dedup.open(), return_exceptions=True)
+    assert first is dedup
+    assert isinstance(second, UsageError)
+    refused: list[Exception] = []
+
+    async def elsewhere() -> None:
+        for call in (dedup.open, dedup.aclose, lambda: dedup.claim("key")):
+            try:
+                await call()  # type: ignore[operator]
+            except UsageError as error:
+                refused.append(error)
+
+    thread = threading.Thread(target=lambda: asyncio.run(elsewhere()))
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert len(refused) == 3
+    assert await outcome(dedup) == "acquired"
+    closing = asyncio.create_task(dedup.aclose())
+    await asyncio.sleep(0)
+    with pytest.raises(UsageError, match="open"):
+        await dedup.open()
+    await closing
+    async with dedup:
+        assert await outcome(dedup) == "succeeded"
+
+
+async def test_closed_before_it_was_opened_it_opens(redis_url: str) -> None:
+    dedup = gate(redis_url)
+    await dedup.aclose()
+    async with dedup:
+        assert await outcome(dedup) == "acquired"
+
+
+async def test_a_thousand_times_leave_nothing(redis_url: str) -> None:
+    dedup = gate(redis_url)
+    sms = dedup.scoped("sms")
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks()), threading.active_count()
+
+    counts = []
+    for n in range(1000):
+        async with dedup if n % 2 else sms:
+            if n % 100 == 0:
+                assert await outcome(sms) == ("acquired" if n == 0 else "succeeded")
+        if n in (10, 999):
+            counts.append(held())
+    assert counts[0] == counts[1]
+
+
+def test_a_hundred_loops_leave_nothing_in_memory() -> None:
+    """A store that is kept must not gather what each loop's waiters subscribed."""
+    dedup = gate("memory://")
+
+    async def use() -> None:
+        await dedup.open()
+        async with dedup.claim("held") as claim:
+            waiting = asyncio.create_task(outcome_after(dedup))
+            await asyncio.sleep(0)
+            await claim.release()
+            await waiting
+
+    async def outcome_after(dedup: Dedup) -> None:
+        await (await dedup.claim("held", wait=5.0)).release()
+
+    for _ in range(100):
+        run(use)
+    store: Any = dedup._namespace.connection.store
+    assert len(store._listeners) <= 1
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_journal_comes_home_in_the_next_loop(wait_until: WaitUntil, loop: Any) -> None:
+    """Nobody has to ask for a key of the outage before its record reaches the store."""
+    server = RedisServer().start()
+    events: list[Event] = []
+    dedup = gate(server.url, on_unavailable=LocalLRU(), on_event=events.append)
+
+    async def in_outage() -> None:
+        await dedup.open()
+        server.kill()
+        async with dedup.claim("key") as claim:
+            assert claim.degraded
+            await claim.complete("local")
+
+    async def afterwards() -> None:
+        await dedup.open()
+        await wait_until(lambda: Replayed(1, 0) in events, description="the journal is in the store")
+        async with gate(server.url) as other:
+            assert (await other.claim("key")).result == "local"
+
+    try:
+        run(in_outage, loop)
+        server.start()
+        run(afterwards, loop)
+        run(dedup.aclose, loop)
+    finally:
+        server.stop()
+
+
+def test_a_forked_child_opens_its_own(redis_url: str) -> None:
+    dedup = gate(redis_url)
+
+    async def main() -> tuple[int, str]:
+        await dedup.open()
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                asyncio._set_running_loop(None)
+                code = 0 if asyncio.run(in_child()) == "acquired" else 2
+            finally:
+                os._exit(code)
+        status = await asyncio.to_thread(os.waitpid, child, 0)
+        told = await outcome(dedup, "child"), await outcome(dedup, "parent")
+        await dedup.aclose()
+        return os.waitstatus_to_exitcode(status[1]), told
+
+    async def in_child() -> str:
+        assert not dedup.is_open
+        async with dedup:
+            return await outcome(dedup, "child")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of a fork beside threads
+        assert run(main) == (0, ("succeeded", "acquired"))
