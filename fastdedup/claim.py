@@ -413,11 +413,19 @@ class Claim:
             await asyncio.shield(settling)
 
     async def _fail_for_its_result(self, error: BaseException) -> None:
-        """Record that the result cannot be stored: the effect has happened, and must not run again for its sake."""
-        failure = {"type": type(error).__name__, "message": "the result cannot be stored"}
-        settling = self._namespace.connection.keep(self.fail(failure))
+        settling = self._namespace.connection.keep(self._record_unstorable(error))
         with contextlib.suppress(DedupError):
             await asyncio.shield(settling)
+
+    async def _record_unstorable(self, error: BaseException) -> None:
+        """Record that the result cannot be stored: the effect has happened, and must not run again for its sake."""
+        try:
+            await self.fail({"type": type(error).__name__, "message": "the result cannot be stored"})
+        except (
+            ResultError,
+            ResultTooLargeError,
+        ):  # `max_result` is that small, or the codec takes no such thing
+            await self.fail()
 
     # For the library's own integrations
 

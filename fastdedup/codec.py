@@ -74,7 +74,9 @@ def encode(codec: Codec, value: Any, limit: int) -> bytes:
         return b""
     try:
         payload = codec.dumps(value)
-    except (TypeError, ValueError) as error:
+    except DedupError:
+        raise
+    except Exception as error:  # whatever a codec raises, callers handle one error
         raise ResultError(
             f"cannot store a result of type {type(value).__name__}: {error}; "
             "return JSON-able data, or give Dedup a codec= that knows the type"

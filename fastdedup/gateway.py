@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from time import monotonic
 from types import TracebackType
-from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast
+from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
 from . import codec as codecs
 from .checks import Seconds, check_seconds, named
@@ -27,7 +27,7 @@ from .keys import digest
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import BreakerState, Record, State
-from .once import once
+from .once import FewArguments, once
 from .protocol.keyspace import READABLE_BYTES
 from .protocol.operations import Code, ForgetOp, Mode, ReadOp, Stored
 from .protocol.owners import draw_owner, owner_field, owner_text
@@ -397,6 +397,33 @@ class Dedup:
         )
         call.set_patience(wait, renew)
         return LockCall(call)
+
+    # In two: a checker gives the parameters of a lambda a type only where it is told how many there are.
+    @overload
+    def once(
+        self,
+        key: FewArguments[str],
+        *,
+        fingerprint: FewArguments[Any] | None = None,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
+        renew: bool = True,
+        fail_on: tuple[type[Exception], ...] = (),
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]: ...
+
+    @overload
+    def once(  # type: ignore[overload-cannot-match]
+        self,
+        key: Callable[..., str],
+        *,
+        fingerprint: Callable[..., Any] | None = None,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
+        renew: bool = True,
+        fail_on: tuple[type[Exception], ...] = (),
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]: ...
 
     def once(
         self,

@@ -12,6 +12,8 @@ from .errors import ConfigError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+FewArguments = Callable[[], T] | Callable[[Any], T] | Callable[[Any, Any], T] | Callable[[Any, Any, Any], T]
+"""A function of up to three arguments: the form of a lambda by which a checker knows what it is called with."""
 
 
 def once(

@@ -21,6 +21,8 @@ TESTS = [
     "tests/outage/test_policies.py",
     "tests/outage/test_processes_and_loops.py",
     "tests/regression/test_lifecycle.py",
+    "tests/regression/test_opened_again.py",
+    "tests/regression/test_traps.py",
     "tests/sidecar/test_batch_answers.py",
     "tests/sidecar/test_fuzz.py",
     "tests/sidecar/test_http.py",

@@ -162,7 +162,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         generator = self._started()
         self._used = True  # also where that has not begun, and never will
         try:
-            return generator.throw(*error)
+            return generator.throw(one_error(*error))
         except BaseException:
             self._task = _OVER
             raise
@@ -210,7 +210,7 @@ class KnownCall(ClaimCall):
 
     def throw(self, *error: Any) -> Any:
         """Raise what is thrown: nothing is under way that could be cancelled."""
-        raise error[0]
+        raise one_error(*error)
 
     def close(self) -> None:
         """Give up: there is nothing to give up."""
@@ -247,3 +247,14 @@ def renewed_claim(namespace: Namespace, op: ClaimOp, verdict: Verdict) -> Claim:
     began = queue.loop.time() if verdict.degraded else getattr(op, "at", queue.loop.time())
     claim._renewed_by(Renewal(claim, lease, queue, began))
     return claim
+
+
+def one_error(kind: Any, value: Any = None, traceback: Any = None) -> BaseException:
+    """Return what a coroutine's `throw` was given as one exception; Python 3.12 warns of its older forms."""
+    if isinstance(kind, BaseException):
+        error = kind
+    elif isinstance(value, BaseException):
+        error = value
+    else:
+        error = kind() if value is None else kind(value)
+    return error if traceback is None else error.with_traceback(traceback)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
@@ -16,6 +16,7 @@ from ..gate.settings import Settings
 from ..gateway import Dedup as AsyncDedup
 from ..machine import Transitions
 from ..model import BreakerState, Record
+from ..once import FewArguments
 from ..protocol.keyspace import READABLE_BYTES
 from ..stores.base import Store
 from .background import Bound, PerProcess
@@ -250,6 +251,33 @@ class Dedup:
             return Claim(background, background.make(call, self._per_process.seconds, take_back(dedup)))
 
         return LockCall(ask)
+
+    # In two: a checker gives the parameters of a lambda a type only where it is told how many there are.
+    @overload
+    def once(
+        self,
+        key: FewArguments[str],
+        *,
+        fingerprint: FewArguments[Any] | None = None,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
+        renew: bool = True,
+        fail_on: tuple[type[Exception], ...] = (),
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
+
+    @overload
+    def once(  # type: ignore[overload-cannot-match]
+        self,
+        key: Callable[..., str],
+        *,
+        fingerprint: Callable[..., Any] | None = None,
+        lease: Seconds | None = None,
+        ttl: Seconds | None = None,
+        wait: Seconds = 0.0,
+        renew: bool = True,
+        fail_on: tuple[type[Exception], ...] = (),
+    ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
     def once(
         self,

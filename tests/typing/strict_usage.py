@@ -1,0 +1,64 @@
+"""What `pyright` accepts in strict mode: read by `tests/test_types.py`, never run. Mypy reads it as well."""
+
+from collections.abc import Coroutine
+from typing import Any, assert_type
+
+from fastdedup import Claim, Dedup
+from fastdedup.sync import Dedup as SyncDedup
+
+
+class Order:
+    id: str = ""
+
+
+class Receipt:
+    pass
+
+
+def key_of(order: Order, *, retries: int = 0) -> str:
+    return f"{order.id}:{retries}"
+
+
+async def decorated(dedup: Dedup) -> None:
+    @dedup.once(key=lambda order: f"order:{order.id}")
+    async def place(order: Order) -> Receipt:
+        return Receipt()
+
+    assert_type(await place(Order()), Receipt)
+
+    @dedup.once(key=lambda order, pieces: f"{order.id}:{pieces}", fingerprint=lambda order, pieces: pieces)
+    async def place_many(order: Order, pieces: int) -> Receipt:
+        return Receipt()
+
+    call = place_many(Order(), pieces=3)
+    made: Coroutine[Any, Any, Receipt] = call
+    assert_type(await made, Receipt)
+
+    @dedup.once(key_of, wait=2.0)
+    async def place_again(order: Order, *, retries: int = 0) -> Receipt:
+        return Receipt()
+
+    assert_type(await place_again(Order(), retries=1), Receipt)
+
+
+def decorated_without_asyncio(dedup: SyncDedup) -> None:
+    @dedup.once(key=lambda order: f"order:{order.id}")
+    def place(order: Order) -> Receipt:
+        return Receipt()
+
+    assert_type(place(Order()), Receipt)
+
+    @dedup.once(key_of)
+    def place_again(order: Order, *, retries: int = 0) -> Receipt:
+        return Receipt()
+
+    assert_type(place_again(Order(), retries=1), Receipt)
+
+
+async def claimed(dedup: Dedup) -> None:
+    async with dedup.claim("key") as claim:
+        assert_type(claim, Claim)
+        if claim.acquired:
+            await claim.complete({"order": 1})
+    claims = [claim, await dedup.claim("other", wait=1.0, renew=True), *await dedup.claim_many(["a", "b"])]
+    assert_type(claims, list[Claim])
