@@ -101,6 +101,7 @@ class Connection:
         self.undo = UndoList(self._submit, self.report)
         self._pid = os.getpid()
         self._loop_end: LoopEnd | None = None
+        self._ended = False
         self._closed = False
         self._closing: asyncio.Future[None] | None = None
         # Mutable: work that goes on when its caller is cancelled; what brings journals home; renewals by lease.
@@ -245,6 +246,7 @@ class Connection:
         """
         if self._closing is not None and not self._closing.cancelled():
             return
+        self._ended = True
         with contextlib.suppress(Exception):  # nobody is there to be told
             await self._finish_work()
             await self._stop()
@@ -332,7 +334,7 @@ class Connection:
         """The error for a call before opening or after closing."""
         if self._closed:
             return UsageError("this Dedup is closed; open it again first")
-        if self.last_engine is not None:
+        if self._ended:
             return UsageError(
                 "the event loop in which this Dedup was open has ended; open it again in this one"
             )
