@@ -440,6 +440,7 @@ class Claim:
         return self._verdict.fresh
 
 
+@mypyc_attr(native_class=False)  # a native class cannot be referred to weakly
 class RenewedClaim(Claim):
     """A claim that can be referred to weakly: those that nobody renews are spared what that takes."""
 

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -36,7 +35,6 @@ _left_behind: list[object] = []
 """What a forked child got from its parent. Kept from the collector, which would disturb what the parent watches."""
 
 
-@dataclass(frozen=True, slots=True)
 class Leftover:
     """What an event loop that has ended leaves to the next one.
 
@@ -46,9 +44,10 @@ class Leftover:
         policies: whose journals are still to be brought into the store.
     """
 
-    store: Store | None
-    undo: UndoList
-    policies: list[JournalledPolicy]
+    def __init__(self, store: Store | None, undo: UndoList, policies: list[JournalledPolicy]) -> None:
+        self.store = store
+        self.undo = undo
+        self.policies = policies
 
 
 class Connection:

@@ -7,11 +7,13 @@ asynchronous generators before they close the loop. So a generator that waits le
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from weakref import WeakMethod
 
 
 class LoopEnd:
-    """Awaits a method when the running event loop ends. Holds the method's object weakly."""
+    """Awaits a function when the running event loop ends.
+
+    Where nobody refers to it any more while the loop runs, the function is awaited then.
+    """
 
     def __init__(self, generator: AsyncGenerator[None, None]) -> None:
         self._generator = generator
@@ -19,7 +21,7 @@ class LoopEnd:
     @classmethod
     async def awaited(cls, on_end: Callable[[], Awaitable[None]]) -> LoopEnd:
         """Begin: from now on `on_end` is awaited when the loop ends. It must not raise."""
-        generator = _until_the_end(WeakMethod(on_end))
+        generator = _until_the_end(on_end)
         await anext(generator)
         return cls(generator)
 
@@ -28,10 +30,8 @@ class LoopEnd:
         await self._generator.aclose()
 
 
-async def _until_the_end(on_end: WeakMethod[Callable[[], Awaitable[None]]]) -> AsyncGenerator[None, None]:
+async def _until_the_end(on_end: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        method = on_end()
-        if method is not None:
-            await method()
+        await on_end()
