@@ -440,17 +440,6 @@ class Claim:
         return self._verdict.fresh
 
 
-@mypyc_attr(native_class=False)  # a native class cannot be referred to weakly
-class RenewedClaim(Claim):
-    """A claim that can be referred to weakly: those that nobody renews are spared what that takes."""
-
-    __slots__ = ("__weakref__",)
-
-    def _renewed_by(self, renewal: Stoppable) -> None:
-        """Remember what to stop when the claim is settled."""
-        self._renewal = renewal
-
-
 def settle_until(within: Any) -> float | None:
     """Return when to give up settling, by time.monotonic(), where it ends before the lease does.
 

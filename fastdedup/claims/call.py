@@ -9,12 +9,13 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from ..checks import check_seconds
-from ..claim import Claim, RenewedClaim
+from ..claim import Claim
 from ..errors import UnavailableError, UsageError
 from ..gate.namespace import Namespace
 from ..gate.renewal import Renewal
 from ..model import Outcome
 from ..protocol.operations import ClaimOp, Terms, Verdict, with_fingerprint
+from .renewed import RenewedClaim
 from .waiting import wait_for_verdict
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
