@@ -23,6 +23,7 @@ WaitUntil = Callable[..., Any]
 
 CLAIM = pack(b"FD.CLAIM", b"order:42")
 DRAWN = re.compile(rb"\$20\r\n[0-9a-f]{20}|id\r\n:\d+")
+FENCE = re.compile(rb":\d{16}")  # each store counts from a moment of its own
 """An owner, or a connection's number: another one each time."""
 
 
@@ -46,7 +47,7 @@ async def told(inputs: list[bytes], in_pieces: bool, limits: Limits, policy: Any
                 connection.data_received(piece)
             while connection._slots:  # noqa: ASYNC110 -- a connection has no event for it
                 await asyncio.sleep(0)
-        return DRAWN.sub(b"(drawn)", transport.written), transport.closing
+        return FENCE.sub(b":(fence)", DRAWN.sub(b"(drawn)", transport.written)), transport.closing
 
 
 @pytest.mark.parametrize("policy", [Reject, LocalLRU])
