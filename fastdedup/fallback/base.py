@@ -56,6 +56,10 @@ class JournalledPolicy(FallbackPolicy, Protocol):
         """Take note of the store's reply to an operation. Must not raise."""
         ...
 
+    def hear_time(self, time_us: int) -> None:
+        """Give fences by the store's clock, which shows `time_us` (since 1970) now. Must not raise."""
+        ...
+
     def next_operations(self, most: int) -> Sequence[JournalOp]:
         """Return at most `most` operations for the store, the oldest first; empty where nothing waits."""
         ...

@@ -143,10 +143,17 @@ class LastSeen:
         self._put(wire, entry, expires, known)
 
     def _saw_machine(self, op: TransitionOp, moved: Moved) -> None:
-        changed = moved.code is Code.OK
-        entry = Entry("M", op.change if changed else NOBODY, moved.version, 0, 0, 0)
+        now, known = self._store.now(), self._store.entry(op.wire)
+        if moved.code is Code.OK:
+            change = op.change
+        elif known is not None and known.state == "M" and known.fence == moved.version:
+            self.used(op.wire)  # the known record says more: its last change
+            return
+        else:
+            change = NOBODY
+        entry = Entry("M", change, moved.version, 0, 0, 0)
         entry.payload = moved.state.encode()
-        self._put(op.wire, entry, self._store.now() + op.keep_ms, self._store.entry(op.wire))
+        self._put(op.wire, entry, now + op.keep_ms, known)
 
     def _saw_change(self, op: Op) -> None:
         now = self._store.now()

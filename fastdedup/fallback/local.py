@@ -170,6 +170,10 @@ class LocalLRU:
 
     # Beside the store
 
+    def hear_time(self, time_us: int) -> None:
+        """Give fences by the store's clock: this process's clock may be ahead, and its fences not be adopted."""
+        self._store.hear_time(time_us)
+
     def saw(self, op: Op, reply: Reply) -> None:
         """Remember what the store says of a key, unless a journal line says that this process knows better."""
         if op.wire not in self._journal.lines or self._was_under_way(op, reply):

@@ -206,6 +206,8 @@ class Ask:
     def _ask_policy(self, op: Op, error: UnavailableError) -> Reply:
         """Let the policy answer, visibly: each answer and each refusal is an event."""
         connection = self._connection
+        if self._journal is not None and (time_us := connection.store_time_us):
+            self._journal.hear_time(time_us)
         try:
             reply = self._policy.answer(op, error)
         except UnavailableError as refusal:

@@ -19,7 +19,7 @@ from ..fallback.reconcile import Reconciler
 from ..model import BreakerState
 from ..protocol.operations import ClaimOp, Op, Reply
 from ..stores import make_store
-from ..stores.base import RECORD_HEAD, BoundedStore, DegradingStore, ShardedStore, Store
+from ..stores.base import RECORD_HEAD, BoundedStore, DegradingStore, ShardedStore, Store, TimedStore
 from ..stores.memory import MemoryStore
 from .loop_end import LoopEnd
 from .recent import RecentSuccesses
@@ -93,6 +93,7 @@ class Connection:
 
     def _set_up(self) -> None:
         """Begin as new: what belongs to an event loop is made when that opens the connection."""
+        self._timed = self.store if isinstance(self.store, TimedStore) else None
         # Mutable: the engine, None before open() and after aclose(); also while closing, as what was answered
         # too late for its caller is released by it.
         self.engine: Engine | ShardedEngine | None = None
@@ -328,6 +329,11 @@ class Connection:
         if asyncio._get_running_loop() is not engine.loop:
             raise wrong_loop()
         return engine
+
+    @property
+    def store_time_us(self) -> int:
+        """The store's time, in microseconds since 1970; 0 where it has told none."""
+        return 0 if self._timed is None else self._timed.time_us
 
     def not_open(self) -> UsageError:
         """The error for a call before opening or after closing."""

@@ -111,6 +111,11 @@ class TimedStore(Protocol):
         """Microseconds since 1970 by a server's clock, or the latest fresh fence if that is later. Never falls."""
         ...
 
+    @property
+    def time_us(self) -> int:
+        """Microseconds since 1970: the time that a server has told and what has passed since; 0 where none did."""
+        ...
+
 
 RECORD_HEAD = 128
 """Bytes of a record without its result, at most."""

@@ -96,6 +96,8 @@ class MemoryStore:
         self._offset = randrange(1000)
         # One fence for all keys: so the next fence of a forgotten or expired key is higher, whatever the clock does.
         self._fence = 0
+        # How far the clock that fences are given by is ahead of this one, in microseconds.
+        self._lead_us = 0
         self._from = 0
 
     def __len__(self) -> int:
@@ -170,6 +172,10 @@ class MemoryStore:
         self._expire(now)
         return now
 
+    def hear_time(self, time_us: int) -> None:
+        """Give fences by the clock of the store whose records are kept here, which shows `time_us` now."""
+        self._lead_us = time_us - round(self._clock() * 1_000_000)
+
     def entry(self, wire: bytes) -> Entry | None:
         """Return the record of a key, or None."""
         return self._entries.get(wire)
@@ -189,7 +195,7 @@ class MemoryStore:
         self._bytes += len(entry.payload)
         entry.payload = trimmed(entry.payload)
         self._entries[wire] = entry
-        if entry.state != "M":
+        if entry.state != "M" and entry.fence <= self._fence_time() + _FAR_US:
             self._fence = max(self._fence, entry.fence)
         self._keep(wire, entry, expires)
 
@@ -234,8 +240,9 @@ class MemoryStore:
     def _take(self, op: ClaimOp, now: int, former: Entry | None) -> Verdict:
         consume = op.terms.mode is Mode.CONSUME
         until = self._from + (op.terms.keep_ms if consume else op.terms.lease_ms)
-        self._fence = max(self._fence + 1, now * 1000 + self._offset)
-        entry = Entry("S" if consume else "P", op.owner, self._fence, 1, until, 0)
+        self._fence = max(self._fence + 1, now * 1000 + self._offset + self._lead_us)
+        fence = self._fence if former is None else max(self._fence, former.fence + 1)
+        entry = Entry("S" if consume else "P", op.owner, fence, 1, until, 0)
         entry.fingerprint = op.fingerprint
         if former is None:
             self._make_room()
@@ -247,6 +254,10 @@ class MemoryStore:
         self._entries[op.wire] = entry
         self._keep(op.wire, entry, self._from + op.terms.keep_ms)
         return _verdict(Outcome.ACQUIRED, entry, self._from)
+
+    def _fence_time(self) -> int:
+        """Return the time by which fences are given, in microseconds since 1970."""
+        return round(self._clock() * 1_000_000) + self._lead_us
 
     def _settle(self, op: SettleOp, now: int) -> Code:
         entry = self._held(op)
@@ -314,7 +325,7 @@ class MemoryStore:
             return Code.OK if entry.owner == op.issuer and entry.token else Code.FOREIGN
         self._make_room()
         self._bytes += _OVERHEAD
-        entry = Entry("I", op.issuer, max(now * 1000, self._fence + 1), 0, self._from + op.ttl_ms, 0)
+        entry = Entry("I", op.issuer, max(self._fence_time(), self._fence + 1), 0, self._from + op.ttl_ms, 0)
         entry.fingerprint = op.fingerprint
         entry.token = True
         self._entries[op.wire] = entry
@@ -387,7 +398,7 @@ class MemoryStore:
             return False
         if ours.state == "M":
             return 0 <= ours.fence < _MAX_FENCE
-        latest = max(self._fence, now * 1000)
+        latest = max(self._fence, self._fence_time())
         return 0 <= ours.fence <= latest + _FAR_US and 0 <= ours.attempt <= _MAX_ATTEMPT
 
     def _place(self, op: AdoptOp, now: int, fence: int) -> None:

@@ -28,9 +28,9 @@ TIMEOUT = 0.5
 class Gate:
     """A process: a gate with its own policy, and what it reported."""
 
-    def __init__(self, url: str, wait_until: WaitUntil, maxsize: int = 1000) -> None:
+    def __init__(self, url: str, wait_until: WaitUntil, maxsize: int = 1000, **options: Any) -> None:
         self.events: list[Event] = []
-        self.policy = LocalLRU(maxsize)
+        self.policy = LocalLRU(maxsize, **options)
         self.dedup = Dedup(
             url,
             namespace="shop",

@@ -120,6 +120,12 @@ def check_version(info: Any) -> None:
         )
 
 
+def server_time(info: Any) -> int:
+    """Return the server's time that INFO tells, in microseconds since 1970; 0 where it tells none."""
+    found = re.search(rb"server_time_usec:(\d{1,16})\b", info) if isinstance(info, bytes) else None
+    return int(found[1]) if found else 0
+
+
 def check_single(info: Any) -> None:
     """Refuse a Cluster's node and a Sentinel, as well as every server that `check_version` refuses.
 

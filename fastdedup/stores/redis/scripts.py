@@ -15,6 +15,7 @@ from functools import cache
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any, Protocol, cast
 
 from ...errors import ConfigError, too_large
@@ -61,13 +62,27 @@ def lua_source(name: str) -> str:
 class CallHead:
     """The two numbers that every script call of a store sends; shared by all servers of the store."""
 
-    __slots__ = ("latest_us", "max_record")
+    __slots__ = ("_ahead_us", "latest_us", "max_record")
 
     def __init__(self) -> None:
+        self._ahead_us = 0
         self.latest_us = 0
         """The latest time of any server, in microseconds since 1970: the floor of the next fresh fence."""
         self.max_record = MAX_RECORD
         """The limit in bytes: a key with a larger value gets ForeignRecordError."""
+
+    @property
+    def time_us(self) -> int:
+        """The servers' time: the one that was told last, and what has passed since. 0 where none was told."""
+        return max(self.latest_us, monotonic_ns() // 1000 + self._ahead_us) if self._ahead_us else 0
+
+    def heard(self, now_us: int) -> None:
+        """Take in what a server's clock shows just now; 0 where it did not say."""
+        if not 0 < now_us < MAX_FENCE:
+            return
+        self._ahead_us = now_us - monotonic_ns() // 1000
+        if self.latest_us < now_us:
+            self.latest_us = now_us
 
     def next_floor(self) -> int:
         """Return the floor of the next call. Each call gets another floor, because no two may give the same fence."""
@@ -80,8 +95,9 @@ class CallHead:
         now_us = cast(int, reply[0])
         if self.latest_us < now_us < MAX_FENCE:
             self.latest_us = now_us
-        if len(reply) == 1:
-            return  # fresh claims: their fences come from the floor or the clock
+        if len(reply) == 1 and self._ahead_us:
+            return  # fresh claims: their fences are the floor's, or the clock's; nothing more, as they are the most
+        self.heard(now_us)
         for answer in answers:
             if type(answer) is Verdict and self.latest_us < answer.fence <= now_us + _FAR_US:
                 self.latest_us = answer.fence

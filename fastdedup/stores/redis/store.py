@@ -11,7 +11,16 @@ from ...protocol.operations import Op, Reply, Verb
 from .connection import RedisConnection
 from .errors import translate
 from .listener import Listener
-from .reconnect import Connect, OnPush, Reconnector, check_single, dial, no_single_server, only_mistakes
+from .reconnect import (
+    Connect,
+    OnPush,
+    Reconnector,
+    check_single,
+    dial,
+    no_single_server,
+    only_mistakes,
+    server_time,
+)
 from .scripts import CallHead
 from .sentinel import SentinelTarget
 from .server import RedisServer, ScriptCall, starts
@@ -57,6 +66,11 @@ class RedisStore:
     def latest_us(self) -> int:
         """The latest time that the server has reported: see `TimedStore`."""
         return self._head.latest_us
+
+    @property
+    def time_us(self) -> int:
+        """The time by the servers' clock: see `TimedStore`."""
+        return self._head.time_us
 
     @property
     def max_record(self) -> int:
@@ -112,7 +126,11 @@ class RedisStore:
             raise self._fault(error) from None
 
     async def _dial(self, on_push: OnPush | None) -> RedisConnection:
-        return await dial(self._target, self._timeout, on_push, check_single)
+        def check(info: Any) -> None:
+            check_single(info)
+            self._head.heard(server_time(info))
+
+        return await dial(self._target, self._timeout, on_push, check)
 
     def _fault(self, error: Any) -> Exception:
         if any(starts(error, prefix) for prefix in _REDIRECTIONS):

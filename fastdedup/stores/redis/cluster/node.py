@@ -17,7 +17,7 @@ from ....protocol.operations import ClaimOp, Op, Reply, Verb, mark_unsure
 from ...base import Done
 from ..connection import RedisConnection
 from ..errors import translate
-from ..reconnect import OnPush, Reconnector, check_version, dial
+from ..reconnect import OnPush, Reconnector, check_version, dial, server_time
 from ..scripts import CallHead
 from ..server import Answer, RedisServer, ScriptCall, marked_short, starts
 from ..url import ServerURL
@@ -86,6 +86,11 @@ class Node:
     def latest_us(self) -> int:
         """The latest time that any node of the Cluster has reported: see `TimedStore`."""
         return self._server.head.latest_us
+
+    @property
+    def time_us(self) -> int:
+        """The time by the Cluster's clocks: see `TimedStore`."""
+        return self._server.head.time_us
 
     async def open(self) -> None:
         """Connect. Raises the errors that `translate` returns."""
@@ -294,7 +299,11 @@ class Node:
         return key
 
     async def _dial(self, on_push: OnPush | None) -> RedisConnection:
-        return await dial(self._url, self._timeout, on_push, check_version)
+        def check(info: Any) -> None:
+            check_version(info)
+            self._server.head.heard(server_time(info))
+
+        return await dial(self._url, self._timeout, on_push, check)
 
     def _fault(self, error: Exception) -> Exception:
         return error if isinstance(error, DedupError) else translate(error, self.name)

@@ -52,6 +52,11 @@ class ClusterStore:
         return self._head.latest_us
 
     @property
+    def time_us(self) -> int:
+        """The time by the servers' clock: see `TimedStore`."""
+        return self._head.time_us
+
+    @property
     def max_record(self) -> int:
         """Bytes of the largest record that the store reads. A gate that stores larger results raises this limit."""
         return self._head.max_record
