@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .history import CLOSED, OVERRULED, REPORTED, SECOND, TAKING, Event, History
+from .history import CLOSED, FOREVER, OVERRULED, REPORTED, SECOND, TAKING, Event, History
 from .ownership import Success, Tenure, successes, tenures
 
 GRACE = SECOND
@@ -28,6 +28,7 @@ class Facts:
     Attributes:
         answers: by worker, the spans (ns, ns) of operations that the store itself answered, oldest first.
         steps: the spans (ns, ns) in which the server's clock was set back.
+        told: by worker and gate, when (ns) it was told an answer, and the highest fence by then.
     """
 
     margin: int
@@ -35,6 +36,7 @@ class Facts:
     reported: Reported = field(default_factory=dict)
     answers: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     steps: Sequence[tuple[int, int]] = ()
+    told: dict[tuple[str, str], list[tuple[int, int]]] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     """Workers that have reported all that they had to report."""
     latest: int = 0
@@ -56,6 +58,8 @@ class Facts:
             elif event.outcome in ("acquired", "ok", "changed") and event.end and not event.degraded:
                 answers[event.worker].append((event.start, event.end))
         facts.answers = answers
+        if history.steps:
+            facts.told = told_fences(history)
         return facts
 
     def answered_again(self, worker: str, moment: int) -> int | None:
@@ -71,17 +75,43 @@ class Facts:
         again = self.answered_again(given_up.worker, given_up.end)
         return again is not None and again + GRACE < moment
 
+    def adopted_by(self, event: Event) -> int:
+        """Return when (ns) the policy's answer was surely in the store, or the run over."""
+        again = self.answered_again(event.worker, event.over)
+        return (self.latest if again is None else again) + GRACE
+
     def all_reported(self, event: Event) -> bool:
         """True where a process must have reported by now what its policy's answer has come to."""
         return event.worker in self.closed or self.undone(event, self.latest)
 
     def could_know(self, worker: str, earlier: Event, later: Event) -> bool:
-        """True where a process surely saw, before the server's clock fell, a time after the earlier event."""
-        step = next((span for span in self.steps if span[1] >= earlier.start), None)
-        if step is None or step[0] > later.over or earlier.worker == worker:
+        """True where a client surely knew a time after the earlier event when it asked for the later one.
+
+        From the first step on the server's clock may be behind: then only who was told such a fence knows.
+        """
+        first = self.steps[0][0] if self.steps else FOREVER
+        if later.over < first or earlier.worker == worker:
             return True
-        spans = self.answers.get(worker, [])
-        return any(earlier.over <= start and end <= step[0] for start, end in spans)
+        if any(earlier.over <= start and end <= first for start, end in self.answers.get(worker, [])):
+            return True
+        told = self.told.get((worker, gate_of(later)), [])
+        place = bisect_right(told, (later.start, FOREVER))
+        return place > 0 and told[place - 1][1] >= earlier.fence
+
+
+def gate_of(event: Event) -> str:
+    """Return which of its process's gates was asked: they are named after their policies."""
+    return event.key.partition("/")[0]
+
+
+def told_fences(history: History) -> dict[tuple[str, str], list[tuple[int, int]]]:
+    """Return, by worker and gate, the highest fence that was told by when (ns)."""
+    told: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    answered = [event for event in history.events if event.end is not None and event.verb in TAKING]
+    for event in sorted(answered, key=lambda event: event.over):
+        spans = told[event.worker, gate_of(event)]
+        spans.append((event.over, max(event.fence, spans[-1][1] if spans else 0)))
+    return told
 
 
 @dataclass(slots=True)

@@ -68,7 +68,8 @@ def _is_lost_use(key: Key, writer: Event, event: Event) -> bool:
 def swallowed_conflicts(key: Key) -> Iterator[Found]:
     """Who settles in an outage what the store has as a success of another claim is told of the conflict.
 
-    The owner's name may be the same: the fence tells the two claims apart.
+    The owner's name may be the same: the fence tells the two claims apart. Where one of the two results had expired
+    before they met, nobody lost anything.
     """
     successes = [it for it in key.successes if it.act is it.source and it.act.verb == "complete"]
     for event in key.events:
@@ -80,7 +81,9 @@ def swallowed_conflicts(key: Key) -> Iterator[Found]:
             continue
         for success in successes:
             act = success.act
-            if not act.degraded and act.fence != event.fence and act.over < began.start:
+            met = key.facts.adopted_by(event)
+            stood = min(success.until, event.start + event.ttl) - key.margin > met
+            if stood and not act.degraded and act.fence != event.fence and act.over < began.start:
                 yield SWALLOWED, act, event
                 break
 

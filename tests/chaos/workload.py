@@ -203,7 +203,9 @@ class Client(Caller):
     async def _forget(self, step: Step) -> None:
         """An owner forgets its key in place of releasing it: the key's last fence is forgotten, too."""
         name = f"f{step.slot}"
-        facts = {"lease": round(SAFE_LEASE * SECOND), "ttl": round(TTL * SECOND)}
+        facts = {
+            "lease": round(SAFE_LEASE * SECOND)
+        }  # no ttl: the record does not stand long enough to count attempts
         call = lambda: self._dedup.claim(name, lease=SAFE_LEASE, ttl=TTL)  # noqa: E731
         event, claim = await self._asked("claim", f"claim/{name}", call, **facts)
         if event.outcome == "acquired":

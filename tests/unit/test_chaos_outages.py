@@ -163,3 +163,19 @@ def test_a_process_that_saw_nothing_later_cannot_know_that_the_clock_fell() -> N
     first = claim(0, 1, owner="x", fence=9, lease=1, ttl=1)
     after = event("claim", 15, 16, "acquired", key="local/claim/another", worker="b")
     assert not kinds(first, after, claim(50, 51, owner="y", fence=5, worker="b"), steps=[(10, 11)])
+
+
+def test_while_the_clock_is_behind_only_a_told_fence_is_known() -> None:
+    """After the step each client's fences go on from the latest time that it has seen."""
+    step = [(10, 11)]
+    first = claim(20, 21, owner="x", fence=9, lease=1, ttl=1)
+    later = claim(50, 51, owner="y", fence=8, worker="b")
+    told = claim(25, 26, owner="z", fence=9, worker="b", key="local/claim/another")
+    assert not kinds(first, later, steps=step)
+    assert kinds(first, told, later, steps=step) == {FENCE_FELL}
+
+
+def test_a_result_that_expired_before_the_store_was_back_is_no_conflict() -> None:
+    short = [event("complete", 3, 4, "ok", owner="job", fence=5, value="x", ttl=20), *TWIN[2:]]
+    assert kinds(TWIN[0], DONE, *TWIN[2:], CLOSED_B) == {SWALLOWED}
+    assert not kinds(TWIN[0], *short, CLOSED_B)
