@@ -53,7 +53,8 @@ class StateMachine:
 
         One call moves an instance at most once, also where its reply is lost and it is sent again. What it did
         may then be hidden behind the changes of other calls; with `version=` that call can be repeated without
-        harm, as it moves from that version only.
+        harm, as it moves from that version only. Without it, one case is left: a proxy between here and Redis that
+        delivers the first sending after the second, when other calls have moved the instance on.
 
         Args:
             id: names the instance.

@@ -9,8 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
+import struct
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import repeat
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,6 +26,8 @@ from ...forking import InChild
 OnReply = Callable[[Any], None]
 _GOODBYE = 0.5
 """Seconds that the server gets to close the connection properly."""
+_AT_ONCE = struct.pack("ii", 1, 0)
+"""SO_LINGER: on, for no time."""
 MAX_REPLY_BYTES = 256 * 1024 * 1024
 
 
@@ -135,6 +140,7 @@ class RedisConnection(asyncio.Protocol):
             self._drop()
             return
         self._end(ConnectionError(reason))
+        forget_unsent(self._transport)
         self._transport.abort()
         self._forget_connection()
 
@@ -236,6 +242,18 @@ def take_transport(connection: AbstractConnection) -> asyncio.Transport:
     writer = connection._writer
     assert writer is not None, "the connection is not connected"
     return cast(asyncio.Transport, writer.transport)  # uvloop's transports are no subclass of asyncio's
+
+
+def forget_unsent(transport: asyncio.Transport) -> None:
+    """Let the system drop what it has not delivered when the socket is closed.
+
+    Else it goes on sending for minutes, and the server executes it after what was sent again over the next
+    connection: a machine would move twice, and a claim be held for nobody.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is not None and sock.family != socket.AF_UNIX:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
 
 async def stop(task: asyncio.Task[Any]) -> None:
