@@ -104,7 +104,7 @@ class UndoList:
             self._try_now()
 
     async def finish(self, timeout: float) -> None:
-        """Try once more, for `timeout` seconds."""
+        """Try for `timeout` seconds more: the store may just be coming back."""
         self._closed = True
         if self._alarm is not None:
             self._alarm.cancel()
@@ -112,8 +112,9 @@ class UndoList:
             await stop(self._task)
         try:
             async with asyncio.timeout(timeout):
-                while self._given_up and await self._round():
-                    pass
+                while self._given_up:
+                    if not await self._round():
+                        await asyncio.sleep(_FIRST_PAUSE)
         except TimeoutError:
             pass
 
