@@ -42,7 +42,7 @@ def stale_acts(key: Key) -> Iterator[Found]:
                     and tenure.since < claim.start
                     and claim.over < act.start
                 ):
-                    yield STALE, claim, act
+                    yield STALE, claim, act, _granted_locally(key, act)
 
 
 def _done_before(act: Event, claim: Event, tenure: Tenure) -> bool:
@@ -60,7 +60,13 @@ def fences(key: Key) -> Iterator[Found]:
     for a, b in _later_pairs(key):
         fell = b.fence < a.fence or (b.fence == a.fence and b.owner != a.owner)
         if fell and key.facts.could_know(b.worker, a, b):
-            yield FENCE_FELL, a, b
+            yield FENCE_FELL, a, b, _granted_locally(key, b)
+
+
+def _granted_locally(key: Key, event: Event) -> tuple[Event, ...]:
+    """Return the policy's grants of this very claim: brought into the store since, they may displace a twin's."""
+    same = (it for it in key.taken if it.degraded and (it.owner, it.fence) == (event.owner, event.fence))
+    return tuple(same)
 
 
 def attempts(key: Key) -> Iterator[Found]:
