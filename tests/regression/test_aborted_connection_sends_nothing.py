@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fastdedup.stores.redis.connection import RedisConnection
-from fastdedup.stores.redis.packing import pack
 from fastdedup.stores.redis.reconnect import check_single, dial
+from fastdedup.stores.redis.scripts import pack
 from fastdedup.stores.redis.url import ServerURL
 
 from ..servers import RedisServer, free_port
