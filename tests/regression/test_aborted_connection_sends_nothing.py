@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import struct
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import uvloop
 
 from fastdedup.stores.redis.connection import RedisConnection
 from fastdedup.stores.redis.reconnect import check_single, dial
@@ -63,3 +65,23 @@ async def test_a_connection_that_is_given_up_sends_nothing_more(
         server.thaw()
         await wait_until(lambda: connections(raw) < number, description="the server has ended the connection")
         assert raw.dbsize() == 0
+
+
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+async def test_a_connection_that_has_ended_can_be_given_up(
+    tcp: tuple[RedisServer, str], make_loop: Any
+) -> None:
+    """The server has closed it meanwhile: its socket is no more."""
+    _, url = tcp
+
+    async def give_up_twice() -> None:
+        connection = await dial(ServerURL.of(url), 5.0, None, check_single)
+        connection.abort("given up")
+        await connection._gone
+        connection.abort("given up again")
+
+    def in_a_loop() -> None:
+        with asyncio.Runner(loop_factory=make_loop) as runner:
+            runner.run(give_up_twice())
+
+    await asyncio.to_thread(in_a_loop)

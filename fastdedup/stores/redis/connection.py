@@ -252,7 +252,7 @@ def forget_unsent(transport: asyncio.Transport) -> None:
     """
     sock = transport.get_extra_info("socket")
     if sock is not None and sock.family != socket.AF_UNIX:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):  # it has been closed; uvloop says so by a ValueError
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
 
 
