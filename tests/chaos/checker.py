@@ -132,7 +132,9 @@ def _judge(
     if a is None or (conflict.of_one_policy and not _overruled(conflict, overruled)):
         findings.violations.append(conflict)
     elif conflict.degraded and conflict.kind not in _NEVER_TRADED:
-        if a.worker == b.worker and conflict.kind in _WITHIN_A_PROCESS:
+        # What the policy made may have come into the store, and have been lost there.
+        lost = not b.degraded and _lost_between(a, b, history)
+        if a.worker == b.worker and conflict.kind in _WITHIN_A_PROCESS and not lost:
             findings.violations.append(conflict)
         elif b.acquired:
             new.add(id(b))
