@@ -56,10 +56,6 @@ class JournalledPolicy(FallbackPolicy, Protocol):
         """Take note of the store's reply to an operation. Must not raise."""
         ...
 
-    def hear_time(self, time_us: int) -> None:
-        """Give fences by the store's clock, which shows `time_us` (since 1970) now. Must not raise."""
-        ...
-
     def next_operations(self, most: int) -> Sequence[JournalOp]:
         """Return at most `most` operations for the store, the oldest first; empty where nothing waits."""
         ...
@@ -79,4 +75,13 @@ class JournalledPolicy(FallbackPolicy, Protocol):
     @property
     def lines(self) -> int:
         """The number of lines in the journal: keys whose records the store has yet to get."""
+        ...
+
+
+@runtime_checkable
+class TimedPolicy(Protocol):
+    """An optional ability of a policy: to give fences by the store's clock instead of this process's own."""
+
+    def hear_time(self, time_us: int) -> None:
+        """Take note that the store's clock shows `time_us` (microseconds since 1970) now. Must not raise."""
         ...

@@ -13,7 +13,7 @@ from typing import Any, cast
 from ..checks import named
 from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
 from ..events import Degraded, Shortfall, emit
-from ..fallback.base import FallbackPolicy, JournalledPolicy
+from ..fallback.base import FallbackPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
 from ..protocol.keyspace import names_of
 from ..protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, Verb, Verdict
@@ -53,6 +53,7 @@ class Ask:
         # `Reject` remembers nothing, so the claim's path does not ask it either.
         self._remembers = not isinstance(policy, Reject)
         self._journal = policy if isinstance(policy, JournalledPolicy) else None
+        self._timed = policy if isinstance(policy, TimedPolicy) else None
 
     # To the store
 
@@ -206,8 +207,8 @@ class Ask:
     def _ask_policy(self, op: Op, error: UnavailableError) -> Reply:
         """Let the policy answer, visibly: each answer and each refusal is an event."""
         connection = self._connection
-        if self._journal is not None and (time_us := connection.store_time_us):
-            self._journal.hear_time(time_us)
+        if self._timed is not None and (time_us := connection.store_time_us):
+            self._timed.hear_time(time_us)
         try:
             reply = self._policy.answer(op, error)
         except UnavailableError as refusal:

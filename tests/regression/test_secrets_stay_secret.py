@@ -349,8 +349,10 @@ async def test_no_answer_shows_its_owner_or_token(redis_url: str, redis_server: 
         token = await dedup.tokens.issue(subject=SUBJECT)
         redeemed = await dedup.tokens.redeem(token, SUBJECT)
         record = await dedup.get("order:7")
-        shown = [claim, redeemed, record, dedup.claim("order:8", owner=OWNER), fingerprint(SUBJECT)]
+        call = dedup.claim("order:8", owner=OWNER)
+        shown = [claim, redeemed, record, call, fingerprint(SUBJECT)]
         text = "\n".join(f"{each!r} {each!s}" for each in shown)
+        call.close()
         check(text)
         assert token not in text
         await dedup.forget("order:7")
