@@ -8,7 +8,7 @@ from typing import Any
 
 from ..checks import Seconds, check_seconds
 from ..claim import Claim
-from ..engine.batch import is_first_hand
+from ..engine.answers import is_first_hand
 from ..errors import UnavailableError
 from ..gate.namespace import Namespace
 from ..model import Outcome

@@ -25,7 +25,7 @@ from ..forking import InChild
 from ..model import BreakerState, Outcome
 from ..protocol.operations import ClaimOp, Op, ReleaseOp, Reply, Verb, Verdict
 from ..stores.base import DirectStore, Store, TimedStore
-from .batch import Batch, behind, copy_of, is_first_hand, wrong_loop
+from .answers import behind, copy_of, is_first_hand, wrong_loop
 from .clock import ClockBound
 from .health import OnChange, StoreHealth
 from .queue import OperationQueue
@@ -529,3 +529,18 @@ class Engine:
         for op in self._queue.overdue(inf):
             self._pending -= 1
             self._fail(op, self._health.error(), sent=False)
+
+
+class Batch:
+    """Operations of one verb that are sent together. `deadline` is the oldest operation's, in the loop's time."""
+
+    __slots__ = ("deadline", "expired", "ops", "sent_at", "task", "verb")
+
+    def __init__(self, ops: list[Op], deadline: float) -> None:
+        self.ops = ops
+        self.verb = ops[0].verb
+        self.deadline = deadline
+        self.expired = False
+        self.sent_at = 0.0
+        """By time.monotonic(), where somebody wants to know."""
+        self.task: asyncio.Task[Sequence[Reply]] | None = None

@@ -11,7 +11,7 @@ from ..errors import DedupError, UsageError
 from ..model import BreakerState
 from ..protocol.operations import ClaimOp, Op, Reply
 from ..stores.base import ShardedStore, Store
-from .batch import wrong_loop
+from .answers import wrong_loop
 from .engine import Engine
 
 MakeEngine = Callable[[Store], Engine]

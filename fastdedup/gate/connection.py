@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from ..checks import Seconds, check_count, check_seconds, shown
-from ..engine.batch import wrong_loop
+from ..engine.answers import wrong_loop
 from ..engine.engine import Engine, OnBatch
 from ..engine.shards import ShardedEngine
 from ..errors import ConfigError, UsageError

@@ -1,28 +1,10 @@
-"""A batch under way, and what its replies and errors are for each of its callers. No I/O, no clock."""
+"""What a batch's replies and errors mean to each of its callers."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-
 from ..errors import UnavailableError, UsageError
 from ..model import Outcome
-from ..protocol.operations import ClaimOp, Op, Reply, Verdict
-
-
-class Batch:
-    """Operations of one verb that are sent together. `deadline` is the oldest operation's, in the loop's time."""
-
-    __slots__ = ("deadline", "expired", "ops", "sent_at", "task", "verb")
-
-    def __init__(self, ops: list[Op], deadline: float) -> None:
-        self.ops = ops
-        self.verb = ops[0].verb
-        self.deadline = deadline
-        self.expired = False
-        self.sent_at = 0.0
-        """By time.monotonic(), where somebody wants to know."""
-        self.task: asyncio.Task[Sequence[Reply]] | None = None
+from ..protocol.operations import ClaimOp, Reply, Verdict
 
 
 def wrong_loop() -> UsageError:
