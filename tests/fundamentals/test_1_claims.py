@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from fastdedup import Dedup, Outcome
+from fastdedup import Dedup, FailedError, InProgressError, Outcome
 
 
 async def test_the_first_claim_is_acquired(url: str) -> None:
@@ -61,6 +61,20 @@ async def test_a_failure_for_good_is_replayed_too(url: str) -> None:
         duplicate = await dedup.claim("order:42")
         assert duplicate.outcome is Outcome.FAILED
         assert duplicate.error == {"reason": "card declined"}
+
+
+async def test_replay_turns_an_outcome_into_what_the_first_call_gave(url: str) -> None:
+    """`replay()` returns the result of a success, and raises for every other outcome."""
+    async with Dedup(url) as dedup:
+        paid, refused, running = await dedup.claim_many(["paid", "refused", "running"])
+        await paid.complete("receipt 7")
+        await refused.fail("card declined")
+        assert (await dedup.claim("paid")).replay() == "receipt 7"
+        with pytest.raises(FailedError, match="card declined"):
+            (await dedup.claim("refused")).replay()
+        with pytest.raises(InProgressError):
+            (await dedup.claim("running")).replay()
+        await running.release()
 
 
 async def test_a_released_key_can_be_claimed_again(url: str) -> None:
