@@ -30,11 +30,13 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     without costing one; like a coroutine it warns where it was never awaited.
     """
 
-    __slots__ = ("_entered", "_generator", "_namespace", "_task", "_used", "renew", "wait")
+    __slots__ = ("_entered", "_generator", "_namespace", "_task", "_used", "patient", "renew", "wait")
     __name__ = "ClaimCall"  # shown for a task that runs one
 
     _task: object
-    """That which runs it."""
+    """The task that runs it."""
+    wait: float
+    renew: bool
 
     def __init__(
         self,
@@ -56,8 +58,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         self.named = False
         self._namespace = namespace
         self.key = key
-        self.wait = 0.0
-        self.renew = False
+        self.patient = False
+        """True where it waits or renews its lease; then `wait` and `renew` are set."""
 
     def set_patience(self, wait: Any, renew: Any) -> None:
         """Set how long to wait, in seconds, and whether to renew; apart, as most claims do neither."""
@@ -67,26 +69,34 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
             self._used = True  # it never got to its caller, who could await it
             raise
         self.renew = bool(renew)
+        self.patient = True
 
     def __await__(self) -> Generator[Any, Any, Claim]:
         """The main path. A generator, not a coroutine: nothing but the future stands between task and reply."""
         if self._used:
             raise UsageError(f"this claim of {self.key!r} was awaited before; call claim() for another one")
         self._used = True
+        if self.patient:
+            return (yield from self._claim_patiently().__await__())
         ask = self._namespace.ask
-        if self.wait > 0.0:
-            patient = wait_for_verdict(self._namespace, self, self.wait)
-            return claim_of(self._namespace, self, (yield from patient.__await__()), self.renew)
         try:
             reply = yield from ask.begin_claim(self)
         except UnavailableError as error:
-            return claim_of(self._namespace, self, ask.claim_verdict(self, error), self.renew)
+            return claim_of(self._namespace, self, ask.claim_verdict(self, error))
         except asyncio.CancelledError:
             ask.abandon(self)
             raise
         if type(reply) is not Verdict or reply.short:
             reply = ask.claim_verdict(self, reply)
-        return claim_of(self._namespace, self, reply, self.renew)
+        return claim_of(self._namespace, self, reply)
+
+    async def _claim_patiently(self) -> Claim:
+        namespace = self._namespace
+        if self.wait > 0.0:
+            verdict = await wait_for_verdict(namespace, self, self.wait)
+        else:
+            verdict = await namespace.ask.claim(self)
+        return claim_of(namespace, self, verdict, self.renew)
 
     def __bool__(self) -> bool:
         self._used = True
@@ -193,7 +203,7 @@ class KnownCall(ClaimCall):
 
     def __init__(self, claim: Claim) -> None:
         self._used = True
-        self.wait = 0.0
+        self.patient = False
         self._claim = claim
 
     @property
@@ -228,7 +238,7 @@ class KnownCall(ClaimCall):
         """Settle nothing: it was settled before."""
 
 
-def claim_of(namespace: Namespace, op: ClaimOp, verdict: Verdict, renew: bool) -> Claim:
+def claim_of(namespace: Namespace, op: ClaimOp, verdict: Verdict, renew: bool = False) -> Claim:
     """Return the claim for a verdict; its lease is kept alive where that was asked for."""
     outcome = verdict.outcome
     if renew and outcome is _ACQUIRED:

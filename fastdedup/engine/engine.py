@@ -378,8 +378,9 @@ class Engine:
             leader = leaders.pop(op.wire, None)
             if leader is not op and leader is not None:
                 leaders[op.wire] = leader  # `op` was sent beside the leader: it has other terms, or is named
-            if op.followers is None and not op.future.done():
-                op.future.set_result(reply)
+            future = op.future
+            if op.followers is None and not future.done():
+                future.set_result(reply)
             else:
                 self._claim_done(op, reply)
 

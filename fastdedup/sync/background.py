@@ -43,7 +43,7 @@ class BackgroundDedup:
     def make(self, call: ClaimCall, seconds: float, discard: Callable[[Claim], None]) -> Claim:
         """Run a claim, as `run` does; one that never began there is given up."""
         try:
-            return self.run(lambda: call, seconds + call.wait, discard)
+            return self.run(lambda: call, seconds + (call.wait if call.patient else 0.0), discard)
         except BaseException:
             call.close()
             raise
