@@ -87,19 +87,19 @@ class Claim:
 
     _ends: float
     """When the lease ends, in the loop's time, once somebody has asked or renewed."""
+    _unsure: bool
+    """True where a release got no reply: it may have taken effect."""
 
     def __init__(self, namespace: Namespace, call: ClaimOp, verdict: Verdict) -> None:
         self._namespace = namespace
         self._call = call
         self._verdict = verdict
         # Mutable: how it was settled; whether the lease is known to be lost; whether completing or failing was
-        # tried (the effect has happened, so leaving never frees the key); who renews; whether a release got no
-        # reply, and may have taken effect.
+        # tried (the effect has happened, so leaving never frees the key); who renews.
         self._settled: str | None = None
         self._lost = False
         self._settling = False
         self._renewal: Stoppable | None = None
-        self._unsure = False
 
     def __bool__(self) -> bool:
         raise TypeError("a claim has no truth value: a duplicate's is a claim too; ask claim.acquired")
@@ -247,7 +247,7 @@ class Claim:
         """Free the key: nothing happened, the next claimant may try."""
         self._check_live()
         op = ReleaseOp(self._call.wire, self._call.owner, self.fence)
-        op.unsure = self._unsure
+        op.unsure = getattr(self, "_unsure", False)
         try:
             await self._finish("released", self._act(op))
         except UnavailableError:

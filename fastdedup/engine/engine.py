@@ -57,6 +57,7 @@ class Engine:
         on_breaker: called when the breaker has opened or closed.
         on_batch: called with the number of operations of each batch that starts.
         on_given_up: see `OnGivenUp`.
+        on_named: called with each claim of a caller-chosen owner, who may ask again for what was given up.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Engine:
         on_breaker: OnChange | None = None,
         on_batch: OnBatch | None = None,
         on_given_up: OnGivenUp | None = None,
+        on_named: OnGivenUp | None = None,
     ) -> None:
         self._store = store
         self._direct = store if isinstance(store, DirectStore) else None
@@ -84,6 +86,7 @@ class Engine:
         self._on_breaker = on_breaker
         self._on_batch = on_batch
         self._on_given_up = on_given_up
+        self._on_named = on_named
         self._health = StoreHealth(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
         # Mutable: how many operations may be pending; 0 once closed and while the breaker is open, so that one
         # comparison finds every reason to refuse.
@@ -167,6 +170,8 @@ class Engine:
         """Accept a claim that neither leads nor follows: it has a caller-chosen owner, or claims a token."""
         self._put(op)
         if op.named:
+            if self._on_named is not None:
+                self._on_named(op)
             self._count(op)
         return op.future
 

@@ -74,8 +74,6 @@ class Ask:
             raise connection.not_open()
         if self._remembers:
             self._prepare(op)
-        if op.named:
-            connection.undo.keep(op)  # what its owner asks for again is not taken back
         return engine.claim(op, taker)
 
     def begin(self, op: Op, taker: Any = None, *, degraded: bool = False) -> asyncio.Future[Reply]:

@@ -285,6 +285,7 @@ class Connection:
             on_breaker=on_breaker,
             on_batch=self.on_batch,
             on_given_up=self.undo.add,
+            on_named=self.undo.keep,
         )
 
     def report(self, event: Event) -> None:
