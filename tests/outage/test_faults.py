@@ -403,14 +403,14 @@ async def test_a_codec_that_raises_is_no_outage(
     writing = Watched(server.url, policy, codec=BadCodec(error, when="dumps"))
     async with writing as dedup:
         claim = await dedup.claim("written")
-        with pytest.raises(type(error), match="bug"):
+        with pytest.raises(ResultError, match="bug"):
             await claim.complete({})
     reading = Watched(server.url, policy, codec=BadCodec(error, when="loads"))
     async with reading as dedup:
         await (await dedup.claim("read")).complete({})
         duplicate = await dedup.claim("read")
         assert duplicate.outcome is Outcome.SUCCEEDED
-        with pytest.raises((ResultError, type(error))):
+        with pytest.raises(ResultError):
             _ = duplicate.result
         with pytest.raises(ResultError, match=f"under 'read': .* raised {type(error).__name__}"):
             await dedup.get("read")
