@@ -17,9 +17,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 
-from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup import ConfigError, Dedup
 from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of, everyone
 from fastdedup.integrations.lifespan import ASGIApp, Message
+from fastdedup.stores.memory import MemoryStore
 
 from .desk import Desk, at, client
 from .live import Call
@@ -361,13 +362,17 @@ async def test_a_start_that_fails_leaves_no_gate_open() -> None:
     assert not dedup.is_open
 
 
+class TooOld(MemoryStore):
+    """A store that can never be used."""
+
+    async def open(self) -> None:
+        raise ConfigError("this store is too old")
+
+
 async def test_a_gate_that_can_never_be_used_fails_the_start() -> None:
-    dedup = Dedup("memory://")
-    await dedup.open()
-    await dedup.aclose()
-    host = Host(lifespan_app(dedup))
+    host = Host(lifespan_app(Dedup(TooOld())))
     assert await host.say("startup") == "startup.failed"
-    with pytest.raises(UsageError):
+    with pytest.raises(ConfigError):
         await host.task
 
 
@@ -376,10 +381,7 @@ async def test_for_an_application_without_lifespan_the_middleware_has_one(usable
     async def app(scope: Any, receive: Any, send: Any) -> None:
         raise ValueError(f"{scope['type']}?")  # as Django
 
-    dedup = Dedup("memory://")
-    if not usable:
-        await dedup.open()
-        await dedup.aclose()
+    dedup = Dedup("memory://" if usable else TooOld())
     host = Host(IdempotencyMiddleware(app, dedup, principal=everyone))
     assert await host.say("startup") == ("startup.complete" if usable else "startup.failed")
     if usable:

@@ -144,7 +144,7 @@ async def test_nor_does_one_that_is_lost_just_then(redis_of_ones_own: RedisServe
         listener = asyncio.ensure_future(receive()) if listening else None
         if listener is not None:
             listener.add_done_callback(told.append)
-        asyncio.get_running_loop().call_later(0.2, claim.lose)
+        asyncio.get_running_loop().call_later(0.2, claim._lose)
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b"done"})
         if listener is not None:

@@ -156,7 +156,7 @@ def test_a_failure_to_release_does_not_hide_the_applications_own(monkeypatch: py
         raise UnavailableError("the background thread is stuck")
 
     def handler(call: Call) -> Reply:
-        monkeypatch.setattr(Claim, "leave", stuck)
+        monkeypatch.setattr(Claim, "_leave", stuck)
         raise LookupError("of the handler's")
 
     with Dedup() as dedup:
