@@ -38,6 +38,7 @@ async def succeed(dedup: Dedup, keys: range, result: str) -> None:
 async def test_memory_is_given_back_where_nothing_more_is_asked(
     redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
 ) -> None:
+    before = remembered()  # other tests of this process may have left some
     async with Dedup(redis_url, namespace="t", timeout=5.0, known_duplicates=AGE) as dedup:
         await succeed(dedup, range(KEYS), "x" * 200)
         known = dedup._namespace.connection.recent
@@ -46,11 +47,12 @@ async def test_memory_is_given_back_where_nothing_more_is_asked(
             raw.flushall()
         await wait_until(lambda: not len(known), description="all is given back", deadline=AGE + 1.0)
         assert known.bytes == 0
-        assert remembered() == 0
+        assert remembered() <= before
 
 
 async def test_the_gates_of_a_process_share_one_bound(redis_url: str) -> None:
     """Of entries as of bytes."""
+    before = remembered()
     gates = [
         Dedup(redis_url, namespace=f"t{number}", timeout=5.0, known_duplicates=60) for number in range(3)
     ]
@@ -67,4 +69,4 @@ async def test_the_gates_of_a_process_share_one_bound(redis_url: str) -> None:
         for gate in gates:
             await gate.aclose()
     assert recent.bytes_held() == 0
-    assert remembered() == 0
+    assert remembered() <= before
