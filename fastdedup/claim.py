@@ -419,13 +419,11 @@ class Claim:
 
     async def _record_unstorable(self, error: BaseException) -> None:
         """Record that the result cannot be stored: the effect has happened, and must not run again for its sake."""
-        try:
+        # Either is raised where `max_result` is that small, or where the codec takes no such thing.
+        with contextlib.suppress(ResultError, ResultTooLargeError):
             await self.fail({"type": type(error).__name__, "message": "the result cannot be stored"})
-        except (
-            ResultError,
-            ResultTooLargeError,
-        ):  # `max_result` is that small, or the codec takes no such thing
-            await self.fail()
+            return
+        await self.fail()
 
     # For the library's own integrations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from typing import Any
 
 
@@ -11,3 +12,19 @@ async def stop(task: asyncio.Task[Any]) -> None:
     while not task.done():
         task.cancel()
         await asyncio.wait([task], timeout=0.05)
+
+
+async def wait_then_stop(tasks: Collection[asyncio.Task[Any]], return_when: str) -> set[asyncio.Task[Any]]:
+    """Wait as `asyncio.wait` does and return what has ended; whatever else runs is cancelled and has ended as well.
+
+    In this module, which is not compiled: mypyc's code crashes where an `await` within `finally` is cancelled.
+    """
+    done: set[asyncio.Task[Any]] = set()
+    try:
+        if tasks:
+            done, _ = await asyncio.wait(tasks, return_when=return_when)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return done

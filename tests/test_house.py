@@ -7,10 +7,12 @@ for the reader. To add a folder, give it a floor in `FLOORS`.
 from __future__ import annotations
 
 import ast
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,26 @@ def test_every_class_name_is_defined_once() -> None:
     assert {name: where for name, where in homes.items() if len(where) > 1} == MIRRORS
 
 
+def awaits_while_an_error_is_handled(tree: ast.AST) -> Iterator[int]:
+    """Yield the line of each `await` inside an except or finally clause."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Try):
+            clauses = chain(*(handler.body for handler in node.handlers), node.finalbody)
+            inside = chain.from_iterable(map(ast.walk, clauses))
+            yield from (each.lineno for each in inside if isinstance(each, ast.Await))
+
+
+def test_no_compiled_module_awaits_while_it_handles_an_error() -> None:
+    """What mypyc makes of that crashes where such an `await` is cancelled."""
+    hook = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    found = {
+        f"{path}:{line}"
+        for path in hook["hooks"]["custom"]["modules"]
+        for line in awaits_while_an_error_is_handled(ast.parse((ROOT / path).read_text()))
+    }
+    assert not found
+
+
 def test_the_checks_see_what_they_shall_see() -> None:
     """Each kind of import is found, and a circle as well."""
     text = "import redis.asyncio\ndef f():\n    from ..sidecar import verbs\nif T:\n    from .loop import current\n"
@@ -200,3 +222,5 @@ def test_the_checks_see_what_they_shall_see() -> None:
     assert [*map(set, circles({"a": frozenset("b"), "b": frozenset("ca"), "c": frozenset()}))] == [{"a", "b"}]
     with pytest.raises(AssertionError, match="has no floor"):
         floor_of("utils")
+    risky = "async def f():\n try:\n  await a\n except E:\n  await b\n finally:\n  await c\n"
+    assert [*awaits_while_an_error_is_handled(ast.parse(risky))] == [5, 7]

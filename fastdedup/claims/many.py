@@ -13,6 +13,7 @@ from ..errors import UnavailableError
 from ..gate.namespace import Namespace
 from ..model import Outcome
 from ..protocol.operations import ClaimOp, Reply, Terms, Verdict, with_fingerprint
+from ..tasks import wait_then_stop
 from .call import claim_of
 from .waiting import claim_once, wait_on
 
@@ -82,10 +83,15 @@ class ClaimList:
             if self._wait and _IN_PROGRESS in [verdict.outcome for verdict in verdicts]:
                 await self._wait_for_others(claims, gives_up)
             return [claim_of(self.namespace, claim, claim.answer, self.renew) for claim in claims]
-        except BaseException:
-            self._done.cancel()  # what is still under way then has nobody to tell
-            await asyncio.shield(self.namespace.connection.keep(self._give_back(claims)))
-            raise
+        except BaseException as error:  # noqa: BLE001 -- it is raised below
+            fault = error
+        # Not awaited within the except clause: compiled by mypyc, that crashes where it is cancelled.
+        self._done.cancel()  # what is still under way then has nobody to tell
+        await asyncio.shield(self.namespace.connection.keep(self._give_back(claims)))
+        try:
+            raise fault
+        finally:
+            del fault  # it refers to this frame
 
     def answered(self) -> None:
         """One more claim has its answer."""
@@ -133,13 +139,8 @@ class ClaimList:
             claim.answer = await wait_on(self.namespace, claim, gives_up, claim.answer)
 
         tasks = [asyncio.ensure_future(wait(claim)) for claim in claims]
-        try:
-            await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        for task in await wait_then_stop(tasks, asyncio.FIRST_EXCEPTION):
+            task.result()
 
     async def _give_back(self, claims: Sequence[ListedClaim]) -> None:
         """Free what was acquired on behalf of a caller who does not get to know of it.
@@ -148,10 +149,15 @@ class ClaimList:
         call held nothing before: told so, it lost the first reply.
         """
         acquired = [
-            Claim(self.namespace, claim, claim.answer)
+            claim
             for claim in claims
             if type(claim.answer) is Verdict
             and claim.answer.outcome is _ACQUIRED
             and (not self.named or is_first_hand(claim, claim.answer))
         ]
-        await asyncio.gather(*[claim.release() for claim in acquired], return_exceptions=True)
+        releases = [Claim(self.namespace, claim, claim.answer).release() for claim in acquired]
+        for claim, answer in zip(
+            acquired, await asyncio.gather(*releases, return_exceptions=True), strict=True
+        ):
+            if isinstance(answer, UnavailableError):
+                self.namespace.connection.undo.add(claim)  # as soon as the store answers again

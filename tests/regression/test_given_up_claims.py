@@ -139,6 +139,24 @@ async def test_a_cancelled_claim_is_undone_after_redis_hung(
         await both.taken("k", lock=ask is by_lock)
 
 
+async def test_a_list_that_is_cancelled_while_redis_hangs_is_undone(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+) -> None:
+    """It waited for one key more: what it took is given back, though the release cannot even be sent by then."""
+    async with two(redis_server, wait_until) as both:
+        assert (await both.other.claim("busy", lease=60)).acquired
+        waiting = asyncio.create_task(both.dedup.claim_many(["free", "busy"], wait=30))
+        await wait_until(lambda: both.other.get("free"), description="the list has taken what was free")
+        with redis_server.frozen():
+            while both.dedup.breaker is BreakerState.CLOSED:
+                with pytest.raises(UnavailableError):
+                    await both.dedup.claim("another")
+            waiting.cancel()
+            with pytest.raises((asyncio.CancelledError, UnavailableError)):
+                await waiting
+        await both.taken("free")
+
+
 async def test_claims_are_undone_soon_after_the_breaker_closed(
     redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
 ) -> None:

@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from ...gateway import Dedup
 from ...model import Outcome
 from ...protocol.operations import ClaimOp, Verdict
+from ...tasks import wait_then_stop
 from ..counters import Counters
 from ..namespaces import Namespaces
 from ..verbs import Asked
@@ -220,15 +221,9 @@ class HttpClient:
         loop = asyncio.get_running_loop()
         task = loop.create_task(work, name="fastdedup-request")
         watch = loop.create_task(self._until_gone(), name="fastdedup-watch")
-        try:
-            await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Gone
-            return task.result()
-        finally:
-            watch.cancel()
-            task.cancel()
-            await asyncio.gather(task, watch, return_exceptions=True)
+        if task not in await wait_then_stop((task, watch), asyncio.FIRST_COMPLETED):
+            raise Gone
+        return task.result()
 
     async def _until_gone(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
