@@ -259,7 +259,7 @@ async def in_lists(setting: Setting) -> AsyncIterator[Ops]:
     """Ours, by `claim_many`: each caller claims 256 keys in one call."""
     async with our_dedup(setting) as dedup:
 
-        async def drive(verb: str, keys: Sequence[str], spent: Spent[int] | None) -> None:
+        async def drive(verb: str, keys: Sequence[str], spent: "Spent[int] | None") -> None:
             lists = iter([keys[at : at + LIST] for at in range(0, len(keys), LIST)])
 
             async def caller() -> None:

@@ -26,6 +26,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the test that takes by far the longest, so that the other workers are busy all the while."""
+    items.sort(key=lambda item: item.path.name != "test_compiled.py")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Run `async def` tests, each in a loop of its own; a task left behind fails the test."""

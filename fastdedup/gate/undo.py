@@ -18,6 +18,7 @@ from itertools import islice
 
 from ..errors import DedupError, UnavailableError
 from ..events import Event, UndoOverflow
+from ..forking import InChild
 from ..protocol.keyspace import names_of
 from ..protocol.operations import ClaimOp, Op, ReadOp, ReleaseOp, Reply, Stored
 from ..tasks import stop
@@ -70,6 +71,7 @@ class UndoList:
         self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._in_child = InChild(self._leave_to_parent)
 
     def __len__(self) -> int:
         return len(self._given_up)
@@ -117,6 +119,10 @@ class UndoList:
                         await asyncio.sleep(_FIRST_PAUSE)
         except TimeoutError:
             pass
+
+    def _leave_to_parent(self) -> None:
+        """Forget everything in a forked child: what the parent gave up, the parent takes back."""
+        self._given_up.clear()
 
     def _try_later(self) -> None:
         # A timer, not a task that sleeps: a program that ends without closing leaves no task behind.

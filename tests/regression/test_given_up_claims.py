@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -284,6 +285,21 @@ async def test_the_oldest_is_dropped_with_an_event(
         for number in range(2, 5):
             await both.taken(f"k{number}")
         assert await both.is_held("k0")
+
+
+async def test_a_forked_child_leaves_what_was_given_up_to_its_parent(
+    redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
+) -> None:
+    """It cannot ask the store, and would try for ever in its copy of the loop."""
+    async with two(redis_server, wait_until) as both:
+        await both.loses(by_claim, "k")
+        assert len(both.undo) == 1
+        child = os.fork()
+        if not child:
+            os._exit(len(both.undo))
+        _, status = await asyncio.to_thread(os.waitpid, child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        await both.taken("k")
 
 
 async def test_closing_undoes_what_was_given_up(
