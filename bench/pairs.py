@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 
 import orjson
@@ -23,12 +23,13 @@ Turn = Callable[[], Awaitable[Figures]]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two rows: the second is compared with the first by the figure `main`."""
+    """Two rows: the second is compared with the first by the figure `main`, and by the figures in `also`."""
 
     names: tuple[str, str]
     turns: tuple[Turn, Turn]
     note: str
     main: str = "rate"
+    also: Mapping[str, str] = field(default_factory=dict)  # for each figure the name of its ratio
 
 
 MakePair = Callable[[], Awaitable[Pair]]
@@ -78,13 +79,16 @@ async def generate(load: Load) -> dict[str, float]:
 
 
 def held_against(pair: Pair, firsts: list[Figures], seconds: list[Figures]) -> list[Row]:
-    """Return both rows' medians; the second row's ratio, and the p99 that it adds, are medians over the rounds."""
+    """Return both rows' medians; the second row's ratios, and the p99 that it adds, are medians over the rounds."""
     first, second = (
         {name: median(each[name] for each in some) for name in some[0]} for some in (firsts, seconds)
     )
     rounds = list(zip(firsts, seconds, strict=True))
-    ratio = median(theirs[pair.main] / base[pair.main] for base, theirs in rounds)
+    ratios = {
+        name: median(theirs[figure] / base[figure] for base, theirs in rounds)
+        for figure, name in {pair.main: ABOVE, **pair.also}.items()
+    }
     if pair.main == "p99_ms":
         second["p99_added_us"] = median(1000 * (theirs["p99_ms"] - base["p99_ms"]) for base, theirs in rounds)
     names = pair.names
-    return [Row(names[0], first, note=pair.note), Row(names[1], second, {ABOVE: ratio}, note=pair.note)]
+    return [Row(names[0], first, note=pair.note), Row(names[1], second, ratios, note=pair.note)]

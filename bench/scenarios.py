@@ -6,6 +6,8 @@ A plain contest needs no function: a `Scenario` and its contestants are enough.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from bench.cluster import cluster, cluster_steps
+from bench.frozen import frozen, frozen_steps
 from bench.growth import growth, growth_steps, soak, soak_steps
 from bench.memory import memory, memory_steps
 from bench.peers import EVERYONE, FULL_CYCLE, LIBRARIES, ONE_CALL_EACH, REDIS_BENCHMARK
@@ -64,6 +66,8 @@ JOBS = (
     Job("sweep", sweep, _sweep_steps),
     Job("memory", memory, memory_steps, needs_private=True),
     Job("processes", processes, processes_steps),
+    Job("cluster", cluster, cluster_steps, needs_private=True),  # starts nodes of its own
+    Job("frozen", frozen, frozen_steps, needs_private=True),  # freezes a node
     Job("sidecar", sidecar, sidecar_steps, needs_private=True),  # counts the keys that its claims leave
     Job("web", web, web_steps, needs_private=True),  # other programs' keys have no namespace
     Job("growth", growth, growth_steps, needs_private=True),

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from math import nan
 from typing import Any
 
+from bench.cluster import CLIENT, SERVER, three
+from bench.frozen import HEALTHY
 from bench.growth import FEW_KEYS
 from bench.pairs import ABOVE
 from bench.peers import IDEMPOTENCY_KIT, IN_LISTS, POWERTOOLS, REDIS_BENCHMARK
@@ -96,6 +98,14 @@ def _web(names: tuple[str, str]) -> Callable[[Report], float]:
     return _ratio("web", ABOVE, names[1])
 
 
+def _cluster(callers: int, base: str) -> Callable[[Report], float]:
+    return _ratio("cluster", base, three(callers))
+
+
+def _healthy_p99(report: Report) -> float:
+    return _ratio("frozen", ABOVE, HEALTHY[1])(report)
+
+
 def _p99_added(report: Report) -> float:
     return _figure("sidecar", "p99_added_us", HOP[1])(report) / 1000
 
@@ -136,6 +146,13 @@ TARGETS = (
     Target("13", "… with Claimed()", _web(DEPENDENCY)),
     Target("13", "… with asgi-idempotency-header", _web(ASGI_HEADER)),
     Target("13", "… with fastapi-idempotency, in memory", _web(FASTAPI_PEER)),
+    Target("15", "Cluster, server CPU per claim, 1000 callers, to 1 Redis", _cluster(1000, SERVER), 1.15, **AT_MOST),
+    Target("15", "… 64 callers", _cluster(64, SERVER), 1.6, **AT_MOST),
+    Target("15", "Cluster, client CPU per claim, 1000 callers, to 1 Redis", _cluster(1000, CLIENT), 1.15, **AT_MOST),
+    Target("15", "… 64 callers", _cluster(64, CLIENT), 1.5, **AT_MOST),
+    Target("15", "Cluster, rate, 1000 callers, ratio to 1 Redis", _cluster(1000, ABOVE), 0.8),
+    Target("15", "… 64 callers", _cluster(64, ABOVE), 0.8),
+    Target("16", "p99 of healthy nodes, another is frozen, ratio to before", _healthy_p99, 1.5, **AT_MOST),
 )  # fmt: skip
 
 
@@ -154,6 +171,8 @@ PLAYED = {
     "12": ("sidecar",),
     "13": ("web",),
     "14": ("fresh-1000",),
+    "15": ("cluster",),
+    "16": ("frozen",),
 }
 """The scenarios of each target: without a played scenario the target has no verdict."""
 

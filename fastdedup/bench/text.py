@@ -5,6 +5,9 @@ from .model import Table
 HEADINGS = {  # the headings and formats of figures
     "rate": ("per second", ",.0f"),
     "cpu_us": ("CPU µs", ".1f"),
+    "server_us": ("server CPU µs", ".2f"),
+    "client_us": ("client CPU µs", ".2f"),
+    "calculated": ("calculated, per second", ",.0f"),
     "p50_ms": ("p50 ms", ".3f"),
     "p99_ms": ("p99 ms", ".3f"),
     "growth_pct": ("growth %", ".1f"),
