@@ -21,6 +21,7 @@ from fastdedup.protocol.keyspace import Keyspace, Kind
 
 PRIMARIES = 3
 RATE = 5_000  # claims a second, far below what the servers carry
+TIMES = 2  # the factor of rounds: a pause of the machine in one turn must not decide
 TICK = 0.001  # seconds
 THAW_LIMIT = 10.0  # seconds; a node that goes on must answer within this time
 HEALTHY = ("healthy nodes", "healthy nodes, another node is frozen")
@@ -36,7 +37,7 @@ Won = Callable[[str], Awaitable[bool]]  # raises UnavailableError where the clai
 
 
 def frozen_steps(run: Run) -> int:
-    return 2 * run.plan.rounds
+    return 2 * TIMES * run.plan.rounds
 
 
 async def frozen(run: Run) -> Table:
@@ -57,7 +58,7 @@ async def _measured(run: Run) -> list[Row]:
             cluster_url(nodes), namespace=plan.namespace, lease=LEASE_MS / 1000, ttl=60.0
         ) as dedup:
             neighbours = Neighbours(dedup, plan.namespace, nodes[0], STRETCH * plan.seconds)
-            return await play_pairs(plan, "frozen", [(HEALTHY, neighbours.pair)])
+            return await play_pairs(plan, "frozen", [(HEALTHY, neighbours.pair)], times=TIMES)
 
 
 @dataclass(frozen=True, slots=True)
