@@ -20,7 +20,15 @@ from ..fallback.reconcile import Reconciler
 from ..model import BreakerState
 from ..protocol.operations import ClaimOp, Op, Reply
 from ..stores import make_store
-from ..stores.base import RECORD_HEAD, BoundedStore, DegradingStore, ShardedStore, Store, TimedStore
+from ..stores.base import (
+    RECORD_HEAD,
+    BoundedStore,
+    DegradingStore,
+    ReportingStore,
+    ShardedStore,
+    Store,
+    TimedStore,
+)
 from ..stores.memory import MemoryStore
 from .loop_end import LoopEnd
 from .recent import RecentSuccesses
@@ -151,6 +159,8 @@ class Connection:
         else:
             self.engine = self._make_engine(store)
         self.last_engine = self.engine
+        if isinstance(store, ReportingStore):
+            store.on_report = self.report
         try:
             await store.open()
             self._loop_end = await LoopEnd.awaited(self._end_with_loop)

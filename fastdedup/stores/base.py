@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
+from ..events import Event
 from ..protocol.operations import Op, Reply, Verb
 
 
@@ -139,6 +140,14 @@ class DegradingStore(Protocol):
     """
 
     degrades: Literal[True]
+
+
+@runtime_checkable
+class ReportingStore(Protocol):
+    """An optional ability of a store: to report what it notices beside its answers, as events for the user."""
+
+    on_report: Callable[[Event], None] | None = None
+    """Set by the gate when it opens the store. Called in the gate's event loop; it does not raise."""
 
 
 @runtime_checkable

@@ -2,10 +2,13 @@
 
 import dataclasses
 import logging
+from collections.abc import Callable
 
 import pytest
 
-from fastdedup.events import Conflict, Degraded, Event, LeaseLost, Unreplayed, emit
+from fastdedup import Dedup
+from fastdedup.events import BreakerClosed, Conflict, Degraded, Event, LeaseLost, Unreplayed, emit
+from fastdedup.stores.memory import MemoryStore
 
 DEGRADED = Degraded("shop", "claim", answered=False, reason="refused")
 
@@ -48,6 +51,20 @@ def test_an_event_shows_no_owner(event: Event) -> None:
     """Whoever knows one can settle the claim, and events are made to be logged."""
     assert "order:7" in repr(event)
     assert "worker" not in repr(event)
+
+
+async def test_the_gate_hands_on_what_a_store_reports() -> None:
+    """`ReportingStore`: the store builds the event, the gate's callback gets it."""
+
+    class Reporting(MemoryStore):
+        on_report: Callable[[Event], None] | None = None
+
+    seen: list[Event] = []
+    store, event = Reporting(), BreakerClosed("node", 1.0)
+    async with Dedup(store, namespace="t", on_event=seen.append):
+        assert store.on_report is not None
+        store.on_report(event)
+    assert seen == [event]
 
 
 def test_a_callback_may_end_the_program() -> None:
