@@ -23,7 +23,7 @@ from .gateway import Dedup
 from .keys import Fingerprint, business_key, fingerprint
 from .lock import Lock
 from .machine import StateMachine
-from .model import BreakerState, Outcome, Record, State, Transition, TransitionOutcome
+from .model import Batching, BreakerState, Outcome, Record, State, Transition, TransitionOutcome
 
 __version__ = "0.1.0"
 
@@ -39,6 +39,7 @@ __all__ = [
     "Reject",
     "LocalLRU",
     "FallbackPolicy",
+    "Batching",
     "BreakerState",
     # State machines
     "StateMachine",

@@ -105,6 +105,18 @@ class UndoOverflow:
     """The key, or "#" and its digest where that is all that is known."""
 
 
+@dataclass(frozen=True, slots=True)
+class BatchedBySlot:
+    """A node of a Cluster refuses scripts that touch undeclared keys: each slot of a batch costs it one call.
+
+    Told once for each node. See `Batching`.
+    """
+
+    store: str
+    """The name of the node."""
+    reason: str
+
+
 Event = (
     Degraded
     | LeaseLost
@@ -115,6 +127,7 @@ Event = (
     | Unreplayed
     | Replayed
     | UndoOverflow
+    | BatchedBySlot
 )
 OnEvent = Callable[[Event], None]
 

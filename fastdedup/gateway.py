@@ -26,7 +26,7 @@ from .gate.settings import Settings
 from .keys import digest
 from .lock import LockCall
 from .machine import StateMachine, Transitions
-from .model import BreakerState, Record, State
+from .model import Batching, BreakerState, Record, State
 from .once import FewArguments, once
 from .protocol.keyspace import READABLE_BYTES
 from .protocol.operations import Code, ForgetOp, Mode, ReadOp, Stored
@@ -210,6 +210,11 @@ class Dedup:
     def breaker(self) -> BreakerState:
         """OPEN while the store does not answer and is not asked; PARTLY_OPEN where some nodes of a Cluster do not."""
         return self._namespace.connection.breaker
+
+    @property
+    def batching(self) -> Batching:
+        """How batches go to the store: WHOLE, or BY_SLOT on a Cluster that refuses scripts with undeclared keys."""
+        return self._namespace.connection.batching
 
     def scoped(
         self,

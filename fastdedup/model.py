@@ -45,6 +45,21 @@ class BreakerState(StrEnum):
     """The store does not answer: the policy answers callers at once, and probes find out when the store is back."""
 
 
+class Batching(StrEnum):
+    """How a batch of operations goes to the store."""
+
+    WHOLE = "whole"
+    """In one call; to a Cluster in one call for each node."""
+    PARTLY_BY_SLOT = "partly_by_slot"
+    """To some nodes of a Cluster in one call, to others by slot."""
+    BY_SLOT = "by_slot"
+    """To a Cluster in a call for each slot, because its servers, or a proxy before them, refuse a script that touches
+    keys which its call does not declare. A claim then costs the servers twice as much.
+
+    Known for it: Dragonfly without the flag `allow-undeclared-keys`, Kvrocks with `lua-strict-key-accessing`, and the
+    cluster instances of Tair. Redis 6.2 to 8 and Valkey take batches whole."""
+
+
 class TransitionOutcome(StrEnum):
     """The outcome of a requested transition."""
 

@@ -17,6 +17,10 @@
 --            bytes, as a fence
 --   ARGV[2]  limit, the bytes that a record may have; a larger value is never read into a script
 --
+-- On a Cluster one call takes keys of many slots of a node. Then KEYS is empty, and behind all other arguments stand
+-- the keys and their number. A key that this node does not hold is ELSEWHERE, for that key alone: the caller sends it
+-- again in a call of its own, with KEYS, and learns where it is.
+--
 -- A fresh fence is the server's time, or floor_us + 1 where that is later. So the fence of a key that expired or
 -- was forgotten still rises, also after the server's clock was set back, for every client that has seen the key's
 -- last time. A client that has not seen that time may get a lower fence until the clock has caught up.
@@ -27,10 +31,18 @@ local CHANNEL = 'fastdedup:settled'
 local CLAIMS = 'IPWSFR'
 local OK, REENTERED, TAKEN, IN_PROGRESS, SUCCEEDED, FAILED, MISMATCH = 0, 1, 2, 3, 4, 5, 6
 local UNKNOWN, LOST, FOREIGN, ALREADY, ILLEGAL, STALE, ABSENT = 7, 8, 9, 10, 11, 12, 13
-local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE, TOO_LARGE = 14, 15, 16, 17, 18
+local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE, TOO_LARGE, ELSEWHERE = 14, 15, 16, 17, 18, 19
 local MAX_STATE = 64 -- bytes of a machine's state
 
 local byte, char, sub, find, floor = string.byte, string.char, string.sub, string.find, math.floor
+
+local KEYS = KEYS
+if #KEYS == 0 then
+  local count = tonumber(ARGV[#ARGV])
+  local before = #ARGV - 1 - count
+  KEYS = {}
+  for i = 1, count do KEYS[i] = ARGV[before + i] end
+end
 
 -- A batch reads TIME once. A lease starts at the end of this millisecond and is compared with the millisecond's
 -- beginning, so that a lease never ends before its full length.
@@ -79,6 +91,21 @@ local function refused(answer)
   return type(answer) == 'table' and not find(tostring(answer.err), 'WRONGTYPE', 1, true)
 end
 
+-- True where this node of a Cluster does not serve the key. The words around these differ between the versions of
+-- Redis and Valkey.
+local function elsewhere(refusal)
+  return find(tostring(refusal.err), 'non local key', 1, true)
+end
+
+-- Sets a fresh record, for a caller whose own attempt to do so was refused. Returns ELSEWHERE, or what the second
+-- attempt returns; a refusal that concerns more than the key is raised. The key is read first, because a replica refuses
+-- any write before it looks at the slot.
+local function set_refused(key, record, keep)
+  local answer = redis.pcall('GETRANGE', key, '0', '0')
+  if refused(answer) and elsewhere(answer) then return ELSEWHERE end
+  return redis.call('SET', key, record, 'NX', 'PX', keep)
+end
+
 -- True for UTF-8. Each whole character is replaced by '.', not removed: the bytes around it must not join into
 -- another character.
 local function is_text(name)
@@ -111,14 +138,18 @@ local function checked(record, states)
   return record
 end
 
--- Returns the record; false where the key is absent; nil and FOREIGN as `checked`; nil and TOO_LARGE.
+-- Returns the record; false where the key is absent; nil and FOREIGN as `checked`; nil and TOO_LARGE or ELSEWHERE.
+-- Each script touches a key by this first, so whatever follows is not refused for the key's slot.
 local function read(key, states)
   local record = redis.pcall('GETRANGE', key, '0', ARGV[2]) -- one byte more than the limit, of a larger value
   if record == '' then
     if redis.call('PTTL', key) == -2 then return false end
     return nil, FOREIGN
   end
-  if refused(record) then redis.call('GETRANGE', key, '0', '0') end -- raises the refusal
+  if refused(record) then
+    if elsewhere(record) then return nil, ELSEWHERE end
+    redis.call('GETRANGE', key, '0', '0') -- raises the refusal
+  end
   if type(record) == 'string' and #record > tonumber(ARGV[2]) then return nil, TOO_LARGE end
   return checked(record, states)
 end

@@ -88,7 +88,8 @@ end
 -- Write first, read only on conflict: a fresh key costs one command and one string. After a conflict, read first:
 -- duplicates come in crowds. Not SET with NX and GET, which Redis 7 has: it copies the present value, whatever its
 -- size; 300 MB take 2.5 s.
-local KEYS, ARGV, call = KEYS, ARGV, redis.call
+-- Not by redis.call: a key of another node must not fail its neighbours.
+local KEYS, ARGV, pcall = KEYS, ARGV, redis.pcall
 local met = false
 
 local a, i = 3, 1
@@ -107,8 +108,13 @@ while i <= #KEYS do
   for k = i, last do
     if met or not fresh_only then
       met = contend(k, KEYS[k], ARGV[a], terms)
-    elseif not call('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', keep) then
-      met = contend(k, KEYS[k], ARGV[a], terms)
+    else
+      local set = pcall('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', keep)
+      if set and set.err then
+        set = set_refused(KEYS[k], head .. ARGV[a], keep)
+        if set == ELSEWHERE then answer(k, ELSEWHERE, '') end
+      end
+      if not set then met = contend(k, KEYS[k], ARGV[a], terms) end
     end
     a = a + 1
   end

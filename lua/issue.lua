@@ -2,7 +2,7 @@
 --
 -- KEYS[i]  a token's record key, made of its hash
 -- ARGV     after floor_us and limit, runs: count, ttl_ms; then a tail per key: shape, issuer and subject
--- returns  {now_us, i, code, ...}: a pair for each key that was not issued: FOREIGN, TOO_LARGE
+-- returns  {now_us, i, code, ...}: a pair for each key that was not issued: FOREIGN, TOO_LARGE, ELSEWHERE
 
 local reply = { now_us }
 local fence, attempt = pack(fresh_fence, 7), pack(0, 2)
@@ -14,7 +14,9 @@ while i <= #KEYS do
   local head = VERSION .. 'I' .. fence .. pack(from_ms + tonumber(ttl), 6) .. attempt
   a = a + 2
   for k = i, last do
-    if not redis.call('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', ttl) then
+    local set = redis.pcall('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', ttl)
+    if set and set.err then set = set_refused(KEYS[k], head .. ARGV[a], ttl) end
+    if not set or set == ELSEWHERE then
       local record, fault = read(KEYS[k], CLAIMS)
       -- The same issuer issues again because its reply was lost. Any other value under 128 random bits is foreign.
       if not record or sub(record, 18) ~= ARGV[a] then

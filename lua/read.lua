@@ -2,7 +2,7 @@
 --
 -- KEYS[i]  a record's key
 -- ARGV     after floor_us and limit, nothing
--- returns  {now_us, code, record, ttl_ms, ...}: a triple for each key: OK, ABSENT, FOREIGN, TOO_LARGE
+-- returns  {now_us, code, record, ttl_ms, ...}: a triple for each key: OK, ABSENT, FOREIGN, TOO_LARGE, ELSEWHERE
 
 local reply = { now_us }
 
@@ -10,6 +10,6 @@ for _, key in ipairs(KEYS) do
   local record, fault = read(key, CLAIMS .. 'M')
   local code = record == nil and fault or record == false and ABSENT or OK
   local n = #reply
-  reply[n + 1], reply[n + 2], reply[n + 3] = code, record or '', redis.call('PTTL', key)
+  reply[n + 1], reply[n + 2], reply[n + 3] = code, record or '', record and redis.call('PTTL', key) or 0
 end
 return reply

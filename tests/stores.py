@@ -13,6 +13,9 @@ from fastdedup import Dedup, FallbackPolicy, LocalLRU, Reject, UnavailableError
 from fastdedup.protocol.operations import Op, Reply, Verb
 from fastdedup.stores.base import Store
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.redis.cluster.node import Node
+from fastdedup.stores.redis.cluster.store import ClusterStore
+from fastdedup.stores.redis.url import ServerURL
 
 from .fakes import fake_store
 from .servers import RedisServer
@@ -103,6 +106,33 @@ def cluster() -> Iterator[Backend]:
         group.stop()
 
 
+@contextmanager
+def cluster_by_slot() -> Iterator[Backend]:
+    """A Cluster whose servers refuse undeclared keys, so batches go by slot."""
+    group = ClusterGroup()
+    try:
+        group.start()
+        raw = group.raw()
+        yield Backend("cluster by slot", lambda: refusing_store(group.url), raw)
+        raw.close()
+    finally:
+        group.stop()
+
+
+def refusing_store(url: str, *, timeout: float = TIMEOUT) -> ClusterStore:
+    """Return the store of a Cluster, each node of which has refused undeclared keys."""
+    store = ClusterStore(url, timeout=timeout)
+    make_node = store._topology._make_node
+
+    def refused(server: ServerURL) -> Node:
+        node = make_node(server)
+        node.batches_whole = False
+        return node
+
+    store._topology._make_node = refused
+    return store
+
+
 class DownStore(MemoryStore):
     """A store that never answers."""
 
@@ -140,5 +170,6 @@ STORES: dict[str, Callable[[], AbstractContextManager[Backend]]] = {
     "redis": real,
     "sentinel": sentinel,
     "cluster": cluster,
+    "cluster by slot": cluster_by_slot,
     "sidecar": sidecar,
 }

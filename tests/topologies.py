@@ -17,9 +17,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import hiredis
+import pytest
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
+
+from fastdedup.stores.redis.cluster.node import Node
+from fastdedup.stores.redis.connection import RedisConnection
 
 DEADLINE = 30.0
 HOST = "127.0.0.1"
@@ -280,6 +285,15 @@ class SentinelGroup(Group):
         for name in ("INFO-PERIOD", "PING-PERIOD", "ASK-PERIOD", "PUBLISH-PERIOD"):
             with contextlib.suppress(redis.ResponseError):
                 sentinel.ask("SENTINEL", "DEBUG", name, 100)
+
+
+def refuse_undeclared_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every node that is dialled from now on seem to refuse undeclared keys, as some servers and proxies do."""
+
+    async def refused(node: Node, connection: RedisConnection) -> None:
+        node._judge_batching(hiredis.ReplyError("ERR script tried accessing undeclared key"))
+
+    monkeypatch.setattr(Node, "_learn_batching", refused)
 
 
 class ClusterGroup(Group):

@@ -12,7 +12,6 @@ are answered from its reply, as if they had arrived directly after it.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
@@ -23,11 +22,12 @@ from typing import Any, NoReturn, cast
 from ..errors import ConfigError, UnavailableError, UsageError
 from ..forking import InChild
 from ..model import BreakerState, Outcome
-from ..protocol.operations import ClaimOp, Op, ReleaseOp, Reply, Verb, Verdict
+from ..protocol.operations import ClaimOp, Op, Redirect, ReleaseOp, Reply, Verb, Verdict
 from ..stores.base import DirectStore, Store, TimedStore
 from .answers import behind, copy_of, is_first_hand, wrong_loop
 from .clock import ClockBound
 from .health import OnChange, StoreHealth
+from .named import NamedClaims
 from .queue import OperationQueue
 
 _GRACE = 0.05
@@ -39,9 +39,13 @@ _ONE_POLL = 0.001
 
 _OPEN = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
 _CLAIM = Verb.CLAIM
+_APART = frozenset((UnavailableError, Redirect))
+"""Replies to a claim that are no verdict of its own."""
 OnBatch = Callable[[int], None]
 OnGivenUp = Callable[[ClaimOp], None]
 """Called with each claim that was sent and got no reply: its record may hold the key although no caller knows."""
+HandOver = Callable[["Engine", Op, Any], None]
+"""Called with an engine, an operation that has left it, and the part of the store that it must go on to."""
 
 
 class Engine:
@@ -106,10 +110,13 @@ class Engine:
         self._excused_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
-        # Mutable: for each key the claim that leads; for each caller-chosen owner the number of its open claims.
+        # Mutable: for each key the claim that leads.
         self._leaders: dict[bytes, ClaimOp] = {}
-        self._named: Counter[tuple[bytes, bytes]] = Counter()
         self._in_child = InChild(self._leave_to_parent)
+        self.named = NamedClaims()
+        """The open claims of caller-chosen owners; all parts of a store share one."""
+        self.hand_over: HandOver | None = None
+        """Set where the store is made of parts."""
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -172,7 +179,7 @@ class Engine:
         if op.named:
             if self._on_named is not None:
                 self._on_named(op)
-            self._count(op)
+            self.named.add(op)
         return op.future
 
     def _follow(self, leader: ClaimOp, op: ClaimOp) -> asyncio.Future[Reply]:
@@ -185,6 +192,32 @@ class Engine:
             leader.followers, leader.witness = [], None
         leader.followers.append(op)
         return op.future
+
+    def take_over(self, op: Op) -> None:
+        """Accept an operation that has left the engine of another part; also while this engine is drained.
+
+        It gets the time that it has left, but half of the timeout at least: what comes late must not make the batch
+        late that it goes with. Where it is refused, its caller gets that error.
+        """
+        if self._pending >= self._max_pending or self._health.state is _OPEN:
+            self.refuse(op, self._refusal())
+            return
+        if isinstance(op, ClaimOp):
+            self._pending += len(op.followers or ())
+        if not self._flushing:
+            self._flush_soon()
+        self._pending += 1
+        op.at = max(op.at, self._now - self._timeout / 2)
+        self._queue.put_by_age(op)
+        if self._timer is not None and self._due > op.at + self._timeout:
+            self._timer.cancel()
+            self._timer = None
+
+    def refuse(self, op: Op, error: BaseException) -> None:
+        """Give an error to the callers of an operation that has left an engine and goes no further."""
+        if isinstance(op, ClaimOp):
+            self._pending += len(op.followers or ())  # `_fail` counts them down
+        self._fail(op, error, sent=False)
 
     def disown(self, op: ClaimOp) -> None:
         """Release a claim whose caller was cancelled after the answer had arrived."""
@@ -214,9 +247,12 @@ class Engine:
             raise UsageError("this Dedup is closed; open a new one")
         if get_ident() != self._thread_id:
             raise wrong_loop()
+        raise self._refusal()
+
+    def _refusal(self) -> UnavailableError:
         if self._health.state is _OPEN:
-            raise self._health.error()
-        raise UnavailableError(
+            return self._health.error()
+        return UnavailableError(
             f"{self._pending} operations are pending, which is the limit (max_pending): the store is too slow "
             "for this load; send less, or raise max_pending"
         )
@@ -267,9 +303,10 @@ class Engine:
             self._drained.set_result(None)
 
     def _retire(self, op: ClaimOp) -> None:
-        """Drop a claim that was never sent; its first follower with a waiting caller becomes the leader."""
+        """Drop a claim that was not sent from here; its first follower with a waiting caller becomes the leader."""
         self._pending -= 1
         self._forget_claim(op)
+        self._given_up(op)
         self._promote(op)
 
     def _promote(self, op: ClaimOp) -> None:
@@ -292,7 +329,7 @@ class Engine:
         self._batches.add(batch)
         if self._on_batch is not None:
             self._on_batch(len(batch.ops))
-        if self._clock_unknown or self._named:
+        if self._clock_unknown or self.named.counts:
             self._note_clock(batch)
         try:
             begun = self._direct is not None and self._direct.begin(
@@ -310,8 +347,10 @@ class Engine:
         batch.sent_at = monotonic()
         floor_us = self._clock.latest_us(batch.sent_at)
         for op in batch.ops:
-            if op.verb is _CLAIM and cast(ClaimOp, op).named:
-                cast(ClaimOp, op).floor_us = floor_us
+            if op.verb is _CLAIM:
+                claim = cast(ClaimOp, op)
+                if claim.named and not self._was_elsewhere(claim):
+                    claim.floor_us = floor_us
 
     def _begun(self, batch: Batch, replies: Sequence[Reply] | None) -> None:
         if replies is not None:
@@ -370,6 +409,9 @@ class Engine:
 
     def _deliver(self, ops: Sequence[Op], replies: Sequence[Reply]) -> None:
         for op, reply in zip(ops, replies, strict=True):
+            if type(reply) is Redirect:
+                self._send_on(op, reply)
+                continue
             if op.witness is not None:
                 reply = op.witness(op, reply)
             if not op.future.done():
@@ -377,8 +419,8 @@ class Engine:
 
     def _deliver_claims(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
         leaders = self._leaders
-        if UnavailableError in set(map(type, replies)):
-            ops, replies = self._fail_refused(ops, replies)
+        if not _APART.isdisjoint(map(type, replies)):
+            ops, replies = self._take_apart(ops, replies)
         for op, reply in zip(ops, replies, strict=True):
             leader = leaders.pop(op.wire, None)
             if leader is not op and leader is not None:
@@ -389,17 +431,37 @@ class Engine:
             else:
                 self._claim_done(op, reply)
 
-    def _fail_refused(
+    def _take_apart(
         self, ops: Sequence[ClaimOp], replies: Sequence[Reply]
     ) -> tuple[Sequence[ClaimOp], Sequence[Reply]]:
-        """Fail the claims of a batch that the store refused; return the other claims, and their replies."""
+        """Fail the claims of a batch that the store refused, and send on those that belong elsewhere.
+
+        Returns the other claims, and their replies.
+        """
         others: list[ClaimOp] = []
         for op, reply in zip(ops, replies, strict=True):
             if type(reply) is UnavailableError:
                 self._fail(op, reply, sent=True)
+            elif type(reply) is Redirect:
+                self._send_on(op, reply)
             else:
                 others.append(op)
-        return others, [reply for reply in replies if type(reply) is not UnavailableError]
+        return others, [reply for reply in replies if type(reply) not in _APART]
+
+    def _send_on(self, op: Op, redirect: Redirect) -> None:
+        """Let an operation leave for another part of the store; it has no effect here."""
+        if op.verb is _CLAIM:
+            claim = cast(ClaimOp, op)
+            self._forget_claim(claim)
+            if claim.future.done():  # its caller was cancelled
+                self._given_up(claim, sent=True)
+                self._promote(claim)
+                return
+            self._pending -= len(claim.followers or ())
+        if self.hand_over is None:
+            self.refuse(op, UnavailableError("the store sent this key on, but it has no other part"))
+        else:
+            self.hand_over(self, op, redirect.to)
 
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
         """Deliver the reply to a claim that has followers, that has a witness, or whose caller was cancelled."""
@@ -423,20 +485,6 @@ class Engine:
         if self._leaders.get(op.wire) is op:
             del self._leaders[op.wire]
 
-    def _count(self, op: ClaimOp) -> None:
-        op.counted = True
-        self._named[op.wire, op.owner] += 1
-        # Counted until its caller is about to resume. Callbacks run in order: so where one batch answered two claims
-        # and the caller of the first is cancelled as it resumes, the second is still counted.
-        op.future.add_done_callback(lambda _: self._uncount(op))
-
-    def _uncount(self, op: ClaimOp) -> None:
-        op.counted = False
-        name = (op.wire, op.owner)
-        self._named[name] -= 1
-        if not self._named[name]:
-            del self._named[name]
-
     def _release_unwanted(self, op: ClaimOp, reply: Reply) -> bool:
         """Release a claim that was acquired after its caller was cancelled; a consumed token is issued again.
 
@@ -445,8 +493,7 @@ class Engine:
         """
         if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
             return False
-        others = self._named.get((op.wire, op.owner), 0) - getattr(op, "counted", False)
-        if op.named and (others > 0 or not is_first_hand(op, reply)):
+        if op.named and (self.named.others(op) > 0 or not is_first_hand(op, reply)):
             return False
         release = ReleaseOp(op.wire, op.owner, reply.fence, consumed=op.terms.consumes)
         self._enqueue(release).add_done_callback(partial(self._released, op))
@@ -459,8 +506,8 @@ class Engine:
             self._on_given_up(op)
 
     def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
-        if sent and op.verb is _CLAIM and self._on_given_up is not None and self._thread_id:
-            self._on_given_up(cast(ClaimOp, op))  # before the caller learns of it and may claim again
+        if op.verb is _CLAIM:
+            self._given_up(cast(ClaimOp, op), sent=sent)  # before the caller learns of it and may claim again
         if not op.future.done():
             op.fail(copy_of(error))
         if op.verb is not _CLAIM:
@@ -472,6 +519,17 @@ class Engine:
             self._pending -= 1
             if not follower.future.done():
                 follower.fail(copy_of(error))
+
+    def _given_up(self, op: ClaimOp, *, sent: bool = False) -> None:
+        """Tell of a claim that has no answer and was sent, from here or from the part that sent it on.
+
+        A part that did nothing when it sent the claim on may have executed it before, and the reply was lost.
+        """
+        if (sent or self._was_elsewhere(op)) and self._on_given_up is not None and self._thread_id:
+            self._on_given_up(op)
+
+    def _was_elsewhere(self, op: ClaimOp) -> bool:
+        return self.hand_over is not None and op.hops > 0
 
     # Deadlines: one timer for all operations, set for the earliest deadline
 

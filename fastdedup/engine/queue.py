@@ -44,6 +44,16 @@ class OperationQueue:
             self.others += 1
         self._queues[op.verb].append(op)
 
+    def put_by_age(self, op: Op) -> None:
+        """Put an operation that was accepted elsewhere: before all others, where it is the oldest."""
+        queue = self._queues[op.verb]
+        if op.verb is not Verb.CLAIM:
+            self.others += 1
+        if queue and queue[0].at <= op.at:
+            queue.append(op)
+        else:
+            queue.appendleft(op)
+
     def next_batch(self, free: int) -> list[Op]:
         """Take the next batch; empty where no operation waits. `free`: the number of batches that may start now."""
         for verb in _URGENT:

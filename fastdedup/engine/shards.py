@@ -9,10 +9,11 @@ from typing import Any
 
 from ..errors import DedupError, UsageError
 from ..model import BreakerState
-from ..protocol.operations import ClaimOp, Op, Reply
+from ..protocol.operations import MAX_HOPS, ClaimOp, Op, Reply, on_the_move
 from ..stores.base import ShardedStore, Store
 from .answers import wrong_loop
 from .engine import Engine
+from .named import NamedClaims
 
 MakeEngine = Callable[[Store], Engine]
 
@@ -23,15 +24,18 @@ _LOOK_EVERY = 1.0
 class ShardedEngine:
     """The engine of a `ShardedStore`: each operation goes to the `Engine` of its key's part.
 
-    A part that hangs delays only the operations on its own keys, and its breaker opens alone.
+    A part that hangs delays only the operations on its own keys, and its breaker opens alone. What a part sends on
+    to another leaves its batch and goes through the other part's engine.
     """
 
     def __init__(self, store: ShardedStore, make_engine: MakeEngine) -> None:
         self._store = store
         self._make_engine = make_engine
         self._loop = asyncio.get_running_loop()
-        # Mutable: the engines of the parts that exist; the draining of the engines whose parts are gone.
+        # Mutable: the engines of the parts that exist; the open claims of caller-chosen owners, wherever they go; the
+        # draining of the engines whose parts are gone.
         self._engines: dict[Store, Engine] = {}
+        self._named = NamedClaims()
         self._leaving: set[asyncio.Task[None]] = set()
         self._look: asyncio.TimerHandle | None = None
         self._closed = False
@@ -62,10 +66,12 @@ class ShardedEngine:
 
     def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
         """Accept an operation, as `Engine.submit` does. UnavailableError also if no part is known to hold the key."""
+        op.hops = 0
         return self._engine(op.wire).submit(op, future)
 
     def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
         """Accept a claim, as `Engine.claim` does."""
+        op.hops = 0
         return self._engine(op.wire).claim(op, future)
 
     def disown(self, op: ClaimOp) -> None:
@@ -80,24 +86,40 @@ class ShardedEngine:
         self._closed = True
         if self._look is not None:
             self._look.cancel()
-        drains = [engine.drain() for engine in self._engines.values()]
-        await asyncio.gather(*drains, *self._leaving)
+        await asyncio.gather(*[engine.drain() for engine in self._engines.values()], *self._leaving)
+        while self.pending:  # one part has sent something on to another, which was drained by then
+            await asyncio.gather(*[engine.drain() for engine in self._engines.values()])
 
     def _engine(self, wire: bytes) -> Engine:
         shard = self._store.shard(wire)
         engine = self._engines.get(shard)
-        return self._begin(shard) if engine is None else engine
+        if engine is not None:
+            return engine
+        if self._closed:
+            raise UsageError("this Dedup is closed; open a new one")
+        return self._begin(shard)
 
     def _begin(self, shard: Store) -> Engine:
         if asyncio.get_running_loop() is not self._loop:
             raise wrong_loop()  # an engine belongs to the loop that makes it
-        if self._closed:
-            raise UsageError("this Dedup is closed; open a new one")
-        engine = self._engines[shard] = self._make_engine(shard)
         self._let_go()
-        if self._look is None:
+        engine = self._engines[shard] = self._make_engine(shard)
+        engine.hand_over, engine.named = self._hand_over, self._named
+        if self._look is None and not self._closed:
             self._look = self._loop.call_later(_LOOK_EVERY, self._look_around)
         return engine
+
+    def _hand_over(self, former: Engine, op: Op, part: Store) -> None:
+        """Let an operation go on at another part. Where it cannot, its caller gets the error."""
+        op.hops = getattr(op, "hops", 0) + 1  # a release of the engine's own has none
+        try:
+            if op.hops > MAX_HOPS:
+                raise on_the_move(getattr(part, "name", "the store"))
+            engine = self._engines.get(part) or self._begin(part)
+        except Exception as error:  # noqa: BLE001 -- the caller gets it: the former engine has others to answer
+            former.refuse(op, error)
+        else:
+            engine.take_over(op)
 
     def _look_around(self) -> None:
         self._let_go()
@@ -106,10 +128,19 @@ class ShardedEngine:
     def _let_go(self) -> None:
         """Close the engines whose parts are gone. Their accepted operations are answered first."""
         present = set(self._store.shards())
-        for shard in [shard for shard in self._engines if shard not in present]:
-            task = self._loop.create_task(self._engines.pop(shard).drain(), name="fastdedup-drain")
+        for part in [part for part, engine in self._engines.items() if is_gone(part, engine, present)]:
+            task = self._loop.create_task(self._engines.pop(part).drain(), name="fastdedup-drain")
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
+
+
+def is_gone(part: Store, engine: Engine, present: set[Store]) -> bool:
+    """True for an engine that is to be closed: of a part that is gone, or of a part's side way that has no work."""
+    if part in present:
+        return False
+    if getattr(part, "side_way_of", None) in present:
+        return not engine.pending and engine.breaker is BreakerState.CLOSED
+    return True
 
 
 def together(states: Iterable[BreakerState]) -> BreakerState:

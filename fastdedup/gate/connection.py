@@ -17,7 +17,7 @@ from ..errors import ConfigError, UsageError
 from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, emit
 from ..fallback.base import JournalledPolicy
 from ..fallback.reconcile import Reconciler
-from ..model import BreakerState
+from ..model import Batching, BreakerState
 from ..protocol.operations import ClaimOp, Op, Reply
 from ..stores import make_store
 from ..stores.base import (
@@ -26,6 +26,7 @@ from ..stores.base import (
     DegradingStore,
     ReportingStore,
     ShardedStore,
+    SlottedStore,
     Store,
     TimedStore,
 )
@@ -277,6 +278,11 @@ class Connection:
     def breaker(self) -> BreakerState:
         """Whether the store is asked. CLOSED before opening: nothing is known to its disadvantage."""
         return BreakerState.CLOSED if self.engine is None else self.engine.breaker
+
+    @property
+    def batching(self) -> Batching:
+        """How batches go to the store."""
+        return self.store.batching if isinstance(self.store, SlottedStore) else Batching.WHOLE
 
     def _make_engine(self, store: Store) -> Engine:
         name = getattr(store, "name", type(store).__name__)

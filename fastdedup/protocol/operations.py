@@ -37,6 +37,7 @@ class Code(IntEnum):
     UNCONFIRMED = 16
     UNSURE = 17
     TOO_LARGE = 18
+    ELSEWHERE = 19
 
 
 class Verb(StrEnum):
@@ -89,8 +90,10 @@ class Op:
     """One operation on one key. Only the engine uses `future`; a store never touches it."""
 
     verb: ClassVar[Verb]
-    __slots__ = ("at", "future", "wire", "witness")
+    __slots__ = ("at", "future", "hops", "wire", "witness")
 
+    hops: int
+    """How often it was sent on to another part of the store; set where the store is made of parts."""
     wire: bytes
     at: float
     """When the engine accepted the operation, in the loop's time."""
@@ -125,6 +128,8 @@ class ClaimOp(Op):
 
     key: str
     """The key as the caller wrote it."""
+    counted: bool
+    """Set by the engine for a caller-chosen owner: whether this claim is counted among those of the owner."""
     floor_us: float
     """Set by the engine for a caller-chosen owner: a time that the server had not passed when the claim was sent."""
 
@@ -134,11 +139,9 @@ class ClaimOp(Op):
         self.owner = owner
         self.fingerprint = fingerprint
         self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
-        # For the engine: the claims that follow this claim; whether the caller chose the owner; whether the engine
-        # counts this claim among those of such an owner.
+        # For the engine: the claims that follow this claim; whether the caller chose the owner.
         self.followers: list[ClaimOp] | None = None
         self.named = False
-        self.counted = False
 
     def let_witness(self, witness: Callable[[Op, Reply], Reply]) -> None:
         """Let the engine call `witness`, as `Op.let_witness` does."""
@@ -345,6 +348,24 @@ class Verdict:
         """True where too few replicas confirmed the acquisition (`replicas=`); set by the store before it answers."""
 
 
+MAX_HOPS = 12
+"""How often an operation is sent on at most. A slot that moves costs up to four; more means a faulty Cluster."""
+
+
+def on_the_move(name: str) -> UnavailableError:
+    """Return the error for an operation that was sent on too often."""
+    return UnavailableError(f"{name}: the key's slot is being moved")
+
+
+class Redirect:
+    """An operation that did nothing here and must go on to another part of the store, `to`. No caller gets this."""
+
+    __slots__ = ("to",)
+
+    def __init__(self, to: Any) -> None:
+        self.to = to
+
+
 class Moved:
     """The answer to one transition: OK, ALREADY, ILLEGAL, STALE, UNSURE or FOREIGN."""
 
@@ -406,9 +427,18 @@ class Stored:
 
 
 Reply = (
-    Verdict | Moved | Stored | Adopted | Code | UnavailableError | ResultTooLargeError | ForeignRecordError
+    Verdict
+    | Moved
+    | Stored
+    | Adopted
+    | Code
+    | Redirect
+    | UnavailableError
+    | ResultTooLargeError
+    | ForeignRecordError
 )
 """A claim gets a Verdict or FOREIGN; a transition Moved; a read Stored, ABSENT or FOREIGN; an adoption Adopted;
 every other operation a Code. UNCONFIRMED means OK, but too few replicas confirmed the change. Any operation may
 get UnavailableError (it alone was refused), ResultTooLargeError (the result is over the store's own limit) or
-ForeignRecordError (the key's value is over the store's limit for a record; scripts say TOO_LARGE)."""
+ForeignRecordError (the key's value is over the store's limit for a record; scripts say TOO_LARGE). A part of a
+store answers Redirect where the operation belongs to another part; scripts say ELSEWHERE."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, runtime_checkable
 
 from ..events import Event
+from ..model import Batching
 from ..protocol.operations import Op, Reply, Verb
 
 
@@ -151,11 +152,23 @@ class ReportingStore(Protocol):
 
 
 @runtime_checkable
+class SlottedStore(Protocol):
+    """An optional ability of a store: to have to divide batches by slot, as on some Clusters."""
+
+    @property
+    def batching(self) -> Batching:
+        """How batches go to its nodes now."""
+        ...
+
+
+@runtime_checkable
 class ShardedStore(Protocol):
     """An optional ability of a store: to consist of parts that queue and fail separately, such as a Cluster's nodes.
 
     Each part is a `Store` that executes the operations on the keys that it holds. `ShardedEngine` gives each part
-    its own engine and breaker; `open`, `aclose` and `listen` concern the whole store.
+    its own engine and breaker; `open`, `aclose` and `listen` concern the whole store. A part answers `Redirect` for
+    an operation that belongs to another part. That may be a side way, which is not one of `shards()`: its attribute
+    `side_way_of` names the part that it belongs to.
     """
 
     def shard(self, wire: bytes) -> Store:

@@ -15,7 +15,7 @@ from ..fallback.base import FallbackPolicy
 from ..gate.settings import Settings
 from ..gateway import Dedup as AsyncDedup
 from ..machine import Transitions
-from ..model import BreakerState, Record
+from ..model import Batching, BreakerState, Record
 from ..once import FewArguments
 from ..protocol.keyspace import READABLE_BYTES
 from ..stores.base import Store
@@ -143,6 +143,11 @@ class Dedup:
     def breaker(self) -> BreakerState:
         """The state of the breaker: OPEN while the store is not asked, as it did not answer."""
         return self._dedup.get()[1].breaker
+
+    @property
+    def batching(self) -> Batching:
+        """How batches go to the store, as `fastdedup.Dedup.batching` says."""
+        return self._dedup.get()[1].batching
 
     def scoped(
         self,

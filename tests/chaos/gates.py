@@ -15,9 +15,15 @@ LEASE = 0.4
 def scopes_of(order: dict[str, Any], on_event: Callable[[Any], None]) -> dict[str, Dedup]:
     """Return the two gates of a worker's run: "reject", which opens and closes for both, and "local".
 
-    `order`: url, namespace, timeout; `planted` names a bug, `known` the seconds of known duplicates.
+    `order`: url, namespace, timeout; `planted` names a bug, `known` the seconds of known duplicates,
+            `options` are the gate's; with `by_slot` a Cluster refuses undeclared keys.
     """
     store, policy = order["url"], LocalLRU(maxsize=order.get("maxsize", 10_000))
+    options = dict(order.get("options", {}))
+    if options.pop("by_slot", False):
+        from ..stores import refusing_store
+
+        store = refusing_store(store, timeout=order["timeout"])
     if bug := order.get("planted"):
         from . import planted
 
@@ -33,6 +39,6 @@ def scopes_of(order: dict[str, Any], on_event: Callable[[Any], None]) -> dict[st
         known_duplicates=order.get("known", 0.0),
         on_unavailable=Reject(),
         on_event=on_event,
-        **order.get("options", {}),
+        **options,
     )
     return {"reject": reject, "local": reject.scoped("local", on_unavailable=policy)}

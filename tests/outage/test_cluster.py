@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ConfigError, Dedup, Outcome, UnavailableError
+from fastdedup import Batching, ConfigError, Dedup, Outcome, UnavailableError
+from fastdedup.events import BatchedBySlot, BreakerOpened
 from fastdedup.stores.redis import ClusterStore
 from fastdedup.stores.redis.cluster.slots import slot_of
 
 from ..servers import RedisServer
-from ..topologies import ClusterGroup, Member, until
+from ..topologies import ClusterGroup, Member, refuse_undeclared_keys, until
 from .load import Load
 
 WaitUntil = Callable[..., Any]
@@ -29,6 +30,14 @@ def group() -> Iterator[ClusterGroup]:
         yield group.start()
     finally:
         group.stop()
+
+
+@pytest.fixture(params=["whole", "by slot"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How batches go to a node: in one call, or as where the servers refuse undeclared keys."""
+    if request.param == "by slot":
+        refuse_undeclared_keys(monkeypatch)
+    return str(request.param)
 
 
 @pytest.fixture
@@ -66,6 +75,12 @@ def keys_of(group: ClusterGroup, member: Member, name: str, count: int) -> list[
     return found
 
 
+def calls_of(member: Member) -> int:
+    with member.client() as raw:
+        stats: Any = raw.info("commandstats")
+    return int(stats.get("cmdstat_evalsha", {"calls": 0})["calls"])
+
+
 async def attempt(gate: Dedup, key: str) -> str:
     try:
         return (await gate.claim(key)).outcome.value
@@ -73,7 +88,26 @@ async def attempt(gate: Dedup, key: str) -> str:
         return "unavailable"
 
 
-async def test_a_slot_moves_under_load_and_nobody_notices(cluster: ClusterGroup) -> None:
+async def test_how_batches_go_is_said(cluster: ClusterGroup, way: str) -> None:
+    events: list[Any] = []
+    async with gates(cluster, 1, on_event=events.append) as (gate,):
+        assert gate.batching is (Batching.WHOLE if way == "whole" else Batching.BY_SLOT)
+    told = sorted(event.store for event in events if isinstance(event, BatchedBySlot))
+    nodes = sorted(f"Redis at 127.0.0.1:{member.port}" for member in cluster.primaries())
+    assert told == ([] if way == "whole" else nodes), "each node once"
+
+
+async def test_a_batch_costs_a_node_one_command(cluster: ClusterGroup) -> None:
+    """Whatever the slots of its keys."""
+    keys = [f"counted-{number}" for number in range(200)]
+    async with gates(cluster, 1, timeout=5.0) as (gate,):
+        await gate.claim_many(["warm-1", "warm-2", "warm-3", "warm-4", "warm-5", "warm-6"])
+        before = sum(map(calls_of, cluster.primaries()))
+        assert all(claim.acquired for claim in await gate.claim_many(keys))
+        assert sum(map(calls_of, cluster.primaries())) - before <= 12, "four batches a node at most"
+
+
+async def test_a_slot_moves_under_load_and_nobody_notices(cluster: ClusterGroup, way: str) -> None:
     """MOVED and ASK are followed, keys that are half here and half there too; no error, no second winner."""
     slot = slot_of(b"{moving}")
     source = cluster.owner(slot)
@@ -96,8 +130,35 @@ async def test_a_slot_moves_under_load_and_nobody_notices(cluster: ClusterGroup)
     assert seen[0]["MOVED"] > before[0]["MOVED"]
 
 
+async def test_a_frozen_target_of_a_moving_slot_does_not_delay_the_source(cluster: ClusterGroup) -> None:
+    """Only the keys that ASK sends there are refused; the source's breaker stays closed."""
+    slot = slot_of(b"{stuck}")
+    source = cluster.owner(slot)
+    target = next(member for member in cluster.primaries() if member is not source)
+    others = keys_of(cluster, source, "other", 300)
+    events: list[Any] = []
+    async with gates(cluster, 1, known_duplicates=0, on_event=events.append) as (gate,):
+        await gate.claim_many(others[:10])
+        target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", cluster._id(source))
+        source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", cluster._id(target))
+        try:
+            target.freeze()
+            moving = [asyncio.create_task(attempt(gate, f"{{stuck}}-{number}")) for number in range(50)]
+            async with Load([gate], lambda number: others[number % 300]) as load:
+                stuck = await asyncio.gather(*moving)
+            assert set(stuck) == {"unavailable"}
+            assert load.errors == {}
+            assert load.doubled == []
+            opened = [event.store for event in events if isinstance(event, BreakerOpened)]
+            assert not [name for name in opened if name.endswith(f":{source.port}")]
+        finally:
+            target.thaw()
+            for member in (source, target):
+                member.ask("CLUSTER", "SETSLOT", slot, "STABLE")
+
+
 async def test_a_primary_dies_and_its_replica_takes_over(
-    cluster: ClusterGroup, wait_until: WaitUntil
+    cluster: ClusterGroup, way: str, wait_until: WaitUntil
 ) -> None:
     """Others' keys are answered all the while; its own are unavailable until then, and keep their winners."""
     victim = holder(cluster, "key")

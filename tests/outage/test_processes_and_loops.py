@@ -606,7 +606,7 @@ async def test_thousands_of_callers_cancelled_at_random_moments_leave_nothing_be
                 async with another.lock(key):
                     pass
         assert not engine._leaders
-        assert not engine._named
+        assert not engine.named.counts
         assert not core.wakeups._count
 
         def only_the_listener() -> bool:

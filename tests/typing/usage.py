@@ -23,6 +23,7 @@ from fastdedup import (
     fingerprint,
 )
 from fastdedup.events import (
+    BatchedBySlot,
     BreakerClosed,
     BreakerOpened,
     Conflict,
@@ -63,7 +64,7 @@ class Brave:
 
 def on_event(event: Event) -> None:
     match event:
-        case Degraded() | BreakerOpened() | Unreplayed():
+        case Degraded() | BreakerOpened() | Unreplayed() | BatchedBySlot():
             assert_type(event.reason, str)
         case LeaseLost() | Conflict() | Shortfall():
             assert_type(event.key, str)

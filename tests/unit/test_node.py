@@ -10,8 +10,9 @@ import hiredis
 import pytest
 
 from fastdedup import ConfigError, UnavailableError
-from fastdedup.protocol.operations import Code, Op, ReleaseOp, Reply, Verb
+from fastdedup.protocol.operations import MAX_HOPS, Code, Op, ReleaseOp, Reply, Verb
 from fastdedup.stores.base import Store
+from fastdedup.stores.redis.cluster.calls import by_slot
 from fastdedup.stores.redis.cluster.node import Node
 from fastdedup.stores.redis.cluster.slots import SLOTS, Layout, slot_of
 from fastdedup.stores.redis.cluster.store import ClusterStore
@@ -39,6 +40,7 @@ class Servers:
     def at(self, address: tuple[str, int], script: Script) -> Node:
         """A node; `script` gives the answer to a call: a word of Redis for an error, else a reply."""
         node = self.topology.node_at(address)
+        node.batches_whole = False
         self.answers[node.name] = script
 
         async def deliver(
@@ -49,7 +51,7 @@ class Servers:
                 answer = script(call, asking)
                 call.answer = hiredis.ReplyError(answer) if isinstance(answer, str) else answer
 
-        node._server.deliver = deliver  # type: ignore[method-assign]
+        node.server.deliver = deliver  # type: ignore[method-assign]
         return node
 
     def holds_all(self, node: Node) -> None:
@@ -88,12 +90,14 @@ async def test_moved_is_learned_and_followed(servers: Servers) -> None:
     node = servers.at(A, lambda call, _: f"MOVED {slot_of(call.ops[0].wire)} b:2")
     other = servers.at(B, fine)
     servers.holds_all(node)
-    assert await released(node, b"key") == [Code.OK]
+    assert await released(servers.store, b"key") == [Code.OK]
     assert servers.store.shard(b"key") is other
     assert servers.store.shards() == [node, other]
     assert servers.refreshes == 1
-    assert await released(node, b"key") == [Code.OK], "also what still comes by way of the old one"
+    assert await released(servers.store, b"key") == [Code.OK]
     assert [host for host, _, _ in servers.asked] == ["a", "b", "b"]
+    [redirect] = await released(node, b"key")
+    assert redirect.to is other, "what still comes to the old one is sent on"
 
 
 async def test_ask_is_followed_but_not_learned(servers: Servers) -> None:
@@ -101,7 +105,7 @@ async def test_ask_is_followed_but_not_learned(servers: Servers) -> None:
     node = servers.at(A, lambda call, _: "ASK 1 b:2")
     servers.at(B, lambda call, asking: fine(call, asking) if asking else "MOVED 1 a:1")
     servers.holds_all(node)
-    assert await released(node, b"key") == [Code.OK]
+    assert await released(servers.store, b"key") == [Code.OK]
     assert servers.asked == [("a", [b"key"], False), ("b", [b"key"], True)]
     assert servers.store.shard(b"key") is node
 
@@ -117,7 +121,7 @@ async def test_keys_of_a_slot_that_is_half_moved_go_one_by_one(servers: Servers)
     node = servers.at(A, here)
     servers.at(B, lambda call, asking: [Code.LOST])
     servers.holds_all(node)
-    assert await released(node, b"{x}1", b"{x}2", b"{x}3") == [Code.OK, Code.LOST, Code.OK]
+    assert await released(servers.store, b"{x}1", b"{x}2", b"{x}3") == [Code.OK, Code.LOST, Code.OK]
 
 
 async def test_a_slot_that_never_settles_is_unavailable(servers: Servers) -> None:
@@ -126,11 +130,30 @@ async def test_a_slot_that_never_settles_is_unavailable(servers: Servers) -> Non
     servers.at(B, lambda call, _: "MOVED 1 a:1")
     servers.holds_all(node)
     with pytest.raises(UnavailableError, match="being moved"):
-        await released(node, b"key")
-    assert len(servers.asked) <= 10
+        await released(servers.store, b"key")
+    assert len(servers.asked) <= MAX_HOPS
     servers.holds_all(servers.at(C, lambda call, _: "TRYAGAIN"))
     with pytest.raises(UnavailableError, match="being moved"):
         await released(servers.topology.node_at(C), b"key")
+
+
+async def test_a_batch_goes_to_its_node_in_one_call(servers: Servers) -> None:
+    """Whatever the slots; only the keys that the node does not serve are asked for again, one by one."""
+
+    def here(call: ScriptCall, asking: bool) -> Any:
+        if not call.declared:
+            return [Code.ELSEWHERE if op.wire in (b"gone", b"moving") else Code.OK for op in call.ops]
+        return "MOVED 1 b:2" if call.ops[0].wire == b"gone" else "ASK 1 c:3"
+
+    node = servers.at(A, here)
+    node.batches_whole = True
+    servers.at(B, lambda call, asking: [Code.LOST])
+    servers.at(C, lambda call, asking: fine(call, asking) if asking else "MOVED 1 a:1")
+    servers.holds_all(node)
+    batch = [b"x", b"gone", b"y", b"moving"]
+    assert await released(servers.store, *batch) == [Code.OK, Code.LOST, Code.OK, Code.OK]
+    assert servers.asked[:3] == [("a", batch, False), ("a", [b"gone"], False), ("a", [b"moving"], False)]
+    assert sorted(servers.asked[3:]) == [("b", [b"gone"], False), ("c", [b"moving"], True)]
 
 
 @pytest.mark.parametrize("error", ["CLUSTERDOWN Hash slot not served", "LOADING x", "OOM x", "NOPERM x"])
@@ -191,7 +214,7 @@ async def test_a_probe_asks_for_a_key_of_the_nodes_own(servers: Servers) -> None
         tried.append(key)
         return answers.pop(0)
 
-    node._server.try_write = try_write  # type: ignore[method-assign]
+    node.server.try_write = try_write  # type: ignore[method-assign]
     with pytest.raises(UnavailableError, match="holds no slot"):
         await node.probe(b"t:~probe")
     servers.topology.owners[77] = node
@@ -258,10 +281,10 @@ async def test_what_was_answered_and_goes_out_again_is_marked(servers: Servers) 
     node = servers.at(A, fine)
     servers.holds_all(node)
     batch = ops(b"x", b"y")
-    first, second = node._by_slot(batch)
+    first, second = by_slot(batch)
     first.answer, second.answer = [Code.OK], ConnectionError("broken")
     told: list[Any] = []
-    node._go_on(Verb.RELEASE, [first, second], [None, None], told.append)
+    node._end([first, second], [None, None], told.append)
     assert told == [None]
     assert [op.unsure for op in batch] == [True, True]  # type: ignore[attr-defined]
 

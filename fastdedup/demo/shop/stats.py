@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...events import (
+    BatchedBySlot,
     BreakerClosed,
     BreakerOpened,
     Conflict,
@@ -119,7 +120,7 @@ def _text_of(event: Event) -> str:
             return f"Conflict: two owners of one key. The record that stands is {kept}."
         case Unreplayed(reason=reason):
             return f"Not put into Redis: {reason}."
-        case LeaseLost() | Shortfall() | UndoOverflow():
+        case LeaseLost() | Shortfall() | UndoOverflow() | BatchedBySlot():
             return type(event).__name__
         case Degraded():
             return ""

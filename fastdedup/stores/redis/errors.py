@@ -53,13 +53,16 @@ _LOGIN_PREFIXES = {
     "DENIED": "Redis runs in protected mode: give it a password, or the address to listen on (bind)",
 }
 
+CLUSTER_IS_DOWN = "the cluster is down"
 _UNAVAILABLE_PREFIXES = {
     "LOADING": "Redis is loading its data",
     "READONLY": "this Redis is a read-only replica",
     "OOM": "Redis is out of memory (maxmemory)",
     "MASTERDOWN": "the replica has lost its primary",
     "Can not execute the command on a stale replica": "the replica has lost its primary",
-    "CLUSTERDOWN": "the cluster is down",
+    "CLUSTERDOWN": CLUSTER_IS_DOWN,
+    "Script attempted to execute a": CLUSTER_IS_DOWN,
+    "Lua script attempted to execute a": CLUSTER_IS_DOWN,
     "TRYAGAIN": "the slot is being moved",
     "BUSY": "Redis is busy running another script",
     "MISCONF": "Redis refuses writes: it cannot persist",

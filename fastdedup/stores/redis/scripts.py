@@ -37,7 +37,9 @@ Args = list[str | bytes | int]
 MAX_RECORD = 256 * 1024 + RECORD_HEAD
 """Bytes of the largest record by default: a result of 256 KiB and the bytes before it."""
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
-_FOREIGN, _TOO_LARGE = Code.FOREIGN.value, Code.TOO_LARGE.value
+_TOO_LARGE = Code.TOO_LARGE.value
+ONLY_CODES = (_TOO_LARGE, Code.ELSEWHERE.value)
+"""Answers of any script that come without a record."""
 _FAR_US = 86_400_000_000
 """Microseconds by which a fence may be ahead of its server's clock: no real time is further ahead."""
 
@@ -170,12 +172,26 @@ class LoadedScript:
         parts += self.pack(ops)
         return pack_parts(parts, self._head, 2)
 
+    def command_undeclared(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
+        """Return the same call with the keys behind all other arguments: for keys of many slots of one node."""
+        parts: Args = [0, floor_us.to_bytes(7, "big"), limit]
+        parts += self.pack(ops)
+        parts += [op.wire for op in ops]
+        parts.append(len(ops))
+        return pack_parts(parts, self._head, 2)
+
     def command_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
         """Return the same call with the script's text, for a server that has lost the script."""
         wires = [op.wire for op in ops]
         return pack_parts(
             ["EVAL", self.text, len(ops), *wires, floor_us.to_bytes(7, "big"), limit, *self.pack(ops)]
         )
+
+    def undeclared_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
+        """Return the call of `command_undeclared` with the script's text."""
+        wires = [op.wire for op in ops]
+        numbers = (floor_us.to_bytes(7, "big"), limit)
+        return pack_parts(["EVAL", self.text, 0, *numbers, *self.pack(ops), *wires, len(wires)])
 
 
 class ClaimScript:
@@ -211,7 +227,7 @@ class ClaimScript:
         return verdicts
 
     def _met(self, op: ClaimOp, code: int, record: bytes, now_ms: int) -> Reply:
-        return too_large(key_of(op)) if code == _TOO_LARGE else verdict(code, record, now_ms)
+        return answer_of(op, code) if code in ONLY_CODES else verdict(code, record, now_ms)
 
 
 def runs_of(ops: Sequence[ClaimOp]) -> Sequence[tuple[Terms, int]]:

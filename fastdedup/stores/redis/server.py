@@ -15,7 +15,7 @@ from ...model import Outcome
 from ...protocol.operations import Code, Moved, Op, Reply, Verb, Verdict, mark_unsure
 from ..base import Done
 from .reconnect import Reconnector
-from .scripts import CallHead, pack
+from .scripts import CallHead, LoadedScript, pack
 from .verbs import load_scripts
 
 Answer = Sequence[Reply] | Exception
@@ -38,15 +38,25 @@ _RETRY_WAIT = 1.0
 class ScriptCall:
     """The operations of one script call, and their answer.
 
+    `declared`: the call names its keys as keys; False for keys of many slots of a Cluster's node.
     `answer`: the replies, or the error of the server or the connection. `floor_us`: the floor that the call sent.
     """
 
-    __slots__ = ("answer", "floor_us", "ops")
+    __slots__ = ("answer", "declared", "floor_us", "ops")
 
-    def __init__(self, ops: Sequence[Op]) -> None:
+    def __init__(self, ops: Sequence[Op], *, declared: bool = True) -> None:
         self.ops = ops
+        self.declared = declared
         self.floor_us = 0
         self.answer: Answer | None = None
+
+    def command(self, script: LoadedScript, max_record: int, *, with_text: bool) -> bytes:
+        """Return the call, packed; `with_text` for a server that has lost the script."""
+        if self.declared:
+            pack_call = script.command_with_text if with_text else script.command
+        else:
+            pack_call = script.undeclared_with_text if with_text else script.command_undeclared
+        return pack_call(self.ops, self.floor_us, max_record)
 
 
 class RedisServer:
@@ -57,6 +67,9 @@ class RedisServer:
         replicas: how many replicas must confirm each write; a write that fewer confirm is marked as short.
         head: the numbers that every call sends; one object for all servers of a store.
     """
+
+    declared = True
+    """False where `begin` sends keys of many slots of a Cluster's node in one call."""
 
     def __init__(self, reconnector: Reconnector, *, timeout: float, replicas: int, head: CallHead) -> None:
         self._reconnector = reconnector
@@ -96,11 +109,12 @@ class RedisServer:
                 return
             done(answers)
 
-        connection.call(script.command(ops, floor_us, head.max_record), on_reply)
+        command = script.command if self.declared else script.command_undeclared
+        connection.call(command(ops, floor_us, head.max_record), on_reply)
         return True
 
     def _begin_confirmed(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        call = ScriptCall(ops)
+        call = ScriptCall(ops, declared=self.declared)
 
         def on_done() -> None:
             answer = call.answer
@@ -138,8 +152,8 @@ class RedisServer:
             verb: the verb of all calls.
             calls: each gets its answer set.
             asking: the slot of the calls is still moving to this server (ASK).
-            guest: the calls were redirected here by another node: when they are late, the connection is not
-                dropped, because the calls of this server's own engine use it.
+            guest: the calls are not of this server's own engine: when they are late, the connection is not dropped,
+                because that engine uses it.
         """
         try:
             await self._send(verb, calls, asking, guest)
@@ -218,14 +232,13 @@ class RedisServer:
     def _pack(
         self, verb: Verb, calls: Sequence[ScriptCall], asking: bool, *, with_text: bool = False
     ) -> list[bytes]:
-        script = self._scripts[verb]
-        command = script.command_with_text if with_text else script.command
+        script, max_record = self._scripts[verb], self.head.max_record
         commands = []
         for call in calls:
             if asking:
                 commands.append(_ASKING)
             call.floor_us = self.head.next_floor()
-            commands.append(command(call.ops, call.floor_us, self.head.max_record))
+            commands.append(call.command(script, max_record, with_text=with_text))
         if wait := self.confirmation(verb):
             commands.append(wait)
         return commands

@@ -11,7 +11,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from ...errors import too_large
 from ...protocol.operations import (
     Adopted,
     AdoptOp,
@@ -29,7 +28,7 @@ from ...protocol.operations import (
     with_fingerprint,
 )
 from .records import encode, is_state, read_record
-from .scripts import Args, ClaimScript, LoadedScript, Script, answer_of, ceil_ms, key_of
+from .scripts import ONLY_CODES, Args, ClaimScript, LoadedScript, Script, answer_of, ceil_ms
 
 _FOREIGN, _TOO_LARGE = Code.FOREIGN.value, Code.TOO_LARGE.value
 
@@ -119,8 +118,8 @@ class TransitionScript:
         return [self._one(op, code, version, state) for op, (code, version, state) in moves]
 
     def _one(self, op: TransitionOp, code: int, version: int, state: bytes) -> Reply:
-        if code == _TOO_LARGE:
-            return too_large(key_of(op))
+        if code in ONLY_CODES:
+            return answer_of(op, code)
         if code == _FOREIGN or not is_state(state):
             return Moved(Code.FOREIGN, "", 0)
         return Moved(Code(code), state.decode(), version)
@@ -174,6 +173,8 @@ class AdoptScript:
         return [self._one(code, former, now_ms) for code, former in pairs]
 
     def _one(self, code: int, former: bytes, now_ms: int) -> Reply:
+        if code == Code.ELSEWHERE:
+            return Code.ELSEWHERE
         if code in (_FOREIGN, _TOO_LARGE):
             return Adopted(Code.FOREIGN, b"", 0)  # reported in an event: no caller waits for this answer
         stored = read_record(former, now_ms)

@@ -25,6 +25,7 @@ from .groups import (
     SentinelKilled,
     SentinelKilledWait,
     SlotsMoved,
+    SlotsMovedBySlot,
 )
 from .network import (
     Cut,
@@ -94,6 +95,7 @@ _ALL: tuple[type[Fault], ...] = (
     ClusterKilledWait,
     ClusterFailover,
     SlotsMoved,
+    SlotsMovedBySlot,
 )
 FAULTS: dict[str, type[Fault]] = {fault.name: fault for fault in _ALL}
 """By name, in the order of the report."""

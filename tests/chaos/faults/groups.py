@@ -151,3 +151,10 @@ class SlotsMoved(Fault):
                 with contextlib.suppress(redis.exceptions.ResponseError):
                     group.migrate_slot(slot, to)
                 return
+
+
+class SlotsMovedBySlot(SlotsMoved):
+    """The same, where the servers refuse undeclared keys."""
+
+    name = "cluster: slots moved, batches by slot"
+    options: ClassVar[dict[str, Any]] = {"by_slot": True}

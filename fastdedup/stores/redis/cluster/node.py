@@ -1,11 +1,15 @@
-"""One primary of a Cluster: a store for the keys in its slots, which follows the slots when they move.
+"""One primary of a Cluster: a store for the keys in its slots. What belongs elsewhere leaves the batch: a Redirect.
 
-A script's keys must share a slot, so a batch becomes a call for each slot; all calls are sent in one write.
+A batch goes to its node in one script call, whatever the slots of its keys, and the script answers ELSEWHERE for a
+key that the node does not serve. Such a key is sent again in a call of its own, which the server answers with the
+way (MOVED, ASK). Where a server, or a proxy before it, refuses keys that a call does not declare, a batch becomes a
+call for each slot; all of them are sent in one write.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, cast
@@ -13,42 +17,27 @@ from typing import Any, cast
 import hiredis
 
 from ....errors import DedupError, UnavailableError
-from ....protocol.operations import ClaimOp, Op, Reply, Verb, mark_unsure
+from ....events import BatchedBySlot, Event
+from ....protocol.operations import ClaimOp, Code, Op, ReadOp, Redirect, Reply, Verb, mark_unsure
 from ...base import Done
 from ..connection import RedisConnection
-from ..errors import translate
+from ..errors import CLUSTER_IS_DOWN, NETWORK_ERRORS, LoginRefusedError, translate
 from ..reconnect import OnPush, Reconnector, check_version, dial, server_time
 from ..scripts import CallHead
-from ..server import Answer, RedisServer, ScriptCall, marked_short, starts
+from ..server import RedisServer, marked_short, starts
 from ..url import ServerURL
+from ..verbs import load_scripts
+from .calls import PlacedCall, by_slot, whole
 from .single_claims import pack_singles, read_singles, single_claims
 from .slots import read_redirection, slot_of
 from .topology import Topology
 
-_HOPS = 6
-"""Nodes that an operation is sent to at most. A slot that moves costs two or three; more means a faulty cluster."""
-
 _ASK_AROUND = ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
 """Errors after which the other nodes are asked for the layout."""
+_ANY_KEY = b"fastdedup:~batching"
+"""Asked for to find out how a server takes batches: it need not be served by that node."""
 
 Listen = Callable[[Callable[[bytes | None], None]], Coroutine[Any, Any, None]]
-
-
-class SlotCall(ScriptCall):
-    """Operations on keys of one slot, and the node that they are sent to.
-
-    `places`: the positions of the operations in the batch. `asking`: the slot is still moving to `node` (ASK).
-    """
-
-    __slots__ = ("asking", "node", "places")
-    ops: list[Op]
-
-    def __init__(self, op: Op, place: int, node: Node, answer: Answer | None = None) -> None:
-        super().__init__([op])
-        self.answer = answer
-        self.places = [place]
-        self.node = node
-        self.asking = False
 
 
 class Node:
@@ -59,38 +48,46 @@ class Node:
         replicas: how many replicas must confirm each write.
         listen: `ClusterStore.listen`, for the whole Cluster.
         head: the numbers that every call sends; one object for all nodes.
+        report: called with each event.
     """
 
     def __init__(
         self,
-        server: ServerURL,
+        url: ServerURL,
         topology: Topology[Node],
         *,
         timeout: float,
         replicas: int,
         listen: Listen,
         head: CallHead,
+        report: Callable[[Event], None],
     ) -> None:
-        self.name = server.name
+        self.name = url.name
         self.reconnector = Reconnector(self._dial)
         self.listen = listen
-        self._url = server
+        self.server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=head)
+        self.singly = SinglyPart(self, asking=False)
+        """The same node, for operations that each need a call of their own."""
+        self.asked = SinglyPart(self, asking=True)
+        """The same node, for operations whose slots are still moving to it."""
+        self.batches_whole: bool | None = None
+        """False where the server refuses calls that do not declare their keys; None before it was asked."""
+        self._url = url
         self._topology = topology
         self._timeout = timeout
-        self._server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=head)
-        # Mutable: a key in a slot of this node, to probe with; the tasks that send redirected calls on.
+        self._report = report
+        # Mutable: a key in a slot of this node, to probe with.
         self._probe_key = b""
-        self._travelling: set[asyncio.Task[None]] = set()
 
     @property
     def latest_us(self) -> int:
         """The latest time that any node of the Cluster has reported: see `TimedStore`."""
-        return self._server.head.latest_us
+        return self.server.head.latest_us
 
     @property
     def time_us(self) -> int:
         """The time by the Cluster's clocks: see `TimedStore`."""
-        return self._server.head.time_us
+        return self.server.head.time_us
 
     async def open(self) -> None:
         """Connect. Raises the errors that `translate` returns."""
@@ -107,68 +104,137 @@ class Node:
         """Close the connection once the sent commands are answered: the node holds no slot any more."""
         self.reconnector.finish()
 
-    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Send one EVALSHA for each slot, all in one write, and follow the slots that have moved.
-
-        UnavailableError is a reply where it concerns some of the slots; it is raised where it concerns all of them.
-        """
-        replies: list[Reply | None] = [None] * len(ops)
-        try:
-            await self._travel(verb, self._by_slot(ops), replies)
-        except asyncio.CancelledError:
-            self._topology.refresh_soon()  # the deadline passed: the node may have failed over
-            raise
-        if all(isinstance(reply, UnavailableError) for reply in replies):
-            raise cast(UnavailableError, replies[0])
-        return cast("list[Reply]", replies)
+    # Batches
 
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        """Send a batch over the open connection. Only a redirected call needs a task."""
+        """Send a batch over the open connection."""
+        if self.batches_whole is None:
+            return False
+        if self.batches_whole:
+            return self.server.begin(verb, ops, partial(self._hand_out, ops, done))
         claims = single_claims(verb, ops)
         if claims is not None:
             return self._begin_singles(claims, done)
-        calls = self._by_slot(ops)
+        calls = by_slot(ops)
+        return self.server.begin_calls(verb, calls, partial(self._end, calls, [None] * len(ops), done))
 
-        def on_done() -> None:
-            replies: list[Reply | None] = [None] * len(ops)
-            self._go_on(verb, calls, replies, done)
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Send a batch, and wait for the connection where there is none.
 
-        mine = all(call.node is self for call in calls)
-        return mine and self._server.begin_calls(verb, calls, on_done)
+        UnavailableError is a reply where it concerns some of the slots; it is raised where it concerns all of them.
+        """
+        try:
+            if self.batches_whole is None:
+                await self._learn_batching(await self.reconnector.connected())
+            calls = [whole(ops)] if self.batches_whole else by_slot(ops)
+            await self.server.deliver(verb, calls)
+        except asyncio.CancelledError:
+            self._topology.refresh_soon()  # the deadline passed: the node may have failed over
+            raise
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            self._topology.refresh_soon()
+            raise self._fault(error) from None
+        return useful(self.replies(calls, [None] * len(ops)))
 
     def abandon(self) -> None:
         """Drop the connection: every reply after a late reply is late as well."""
         self._topology.refresh_soon()  # the node may have failed over
-        self._server.abandon()
-        for task in self._travelling:
-            task.cancel()
+        self.server.abandon()
 
     def _begin_singles(self, claims: Sequence[ClaimOp], done: Done) -> bool:
         connection = self.reconnector.connection
         if connection is None:
             return False
-
-        wait = self._server.confirmation(Verb.CLAIM)
-        head = self._server.head
+        wait = self.server.confirmation(Verb.CLAIM)
+        head = self.server.head
         floor_us = head.latest_us
         head.latest_us = floor_us + len(claims)
 
         def on_replies(answers: list[Any]) -> None:
-            short = bool(wait) and not self._server.confirmed(answers.pop())
+            short = bool(wait) and not self.server.confirmed(answers.pop())
             replies = read_singles(claims, answers, floor_us, head)
             if short:
                 marked_short(replies)
-            rest = [
-                SlotCall(claims[place], place, self, answers[place])
+            refused = [
+                PlacedCall([claims[place]], [place], answer=answers[place])
                 for place, reply in enumerate(replies)
                 if reply is None
             ]
-            self._go_on(Verb.CLAIM, rest, replies, done)
+            self._end(refused, replies, done)
 
-        connection.call_many(
-            pack_singles(claims, floor_us, head.max_record) + wait, len(claims) + bool(wait), on_replies
-        )
+        commands = pack_singles(claims, floor_us, head.max_record)
+        connection.call_many(commands + wait, len(claims) + bool(wait), on_replies)
         return True
+
+    def _end(self, calls: Sequence[PlacedCall], replies: list[Reply | None], done: Done) -> None:
+        """Deliver the replies, with what `calls` have brought; None where the engine must send the batch again."""
+        found: Sequence[Reply] | None = None
+        answers = [call.answer for call in calls]
+        if not any(isinstance(answer, ConnectionError) or starts(answer, "NOSCRIPT") for answer in answers):
+            # `execute` gets the same error and gives it to the callers.
+            with contextlib.suppress(Exception):
+                found = useful(self.replies(calls, replies))
+        if found is None:
+            for call in calls:
+                mark_unsure(call.ops)  # also those that were answered
+        done(found)
+
+    # Answers
+
+    def replies(self, calls: Sequence[PlacedCall], replies: list[Reply | None]) -> Sequence[Reply]:
+        """Put what the calls have brought into its places among the replies.
+
+        Raises:
+            Exception: an error that the server answered, but for UnavailableError, which is a reply.
+        """
+        for call in calls:
+            answer = call.answer
+            assert answer is not None
+            if isinstance(answer, Exception):
+                answer = self._refused(call, answer)
+            if not call.declared:
+                answer = self._redirected(call.ops, answer)
+            for place, reply in zip(call.places, answer, strict=True):
+                replies[place] = reply
+        return cast("list[Reply]", replies)
+
+    def _hand_out(self, ops: Sequence[Op], done: Done, replies: Sequence[Reply] | None) -> None:
+        done(replies if replies is None else self._redirected(ops, replies))
+
+    def _redirected(self, ops: Sequence[Op], replies: Sequence[Reply]) -> Sequence[Reply]:
+        """Return the replies; a key that this node does not serve goes to its node, or asks for the way by itself."""
+        if Code not in map(type, replies) or Code.ELSEWHERE not in replies:
+            return replies
+        return [
+            self._elsewhere(op) if reply is Code.ELSEWHERE else reply
+            for op, reply in zip(ops, replies, strict=True)
+        ]
+
+    def _elsewhere(self, op: Op) -> Redirect:
+        owner = self._topology.owners[slot_of(op.wire)]
+        return Redirect(self.singly if owner is None or owner is self else owner)
+
+    def _refused(self, call: PlacedCall, answer: Exception) -> list[Reply]:
+        """Return the replies of a call that the server refused as a whole; any error but an outage is raised."""
+        if type(answer) is hiredis.ReplyError:
+            to = read_redirection(str(answer), self._url.address[0])
+            if to is not None:
+                topology = self._topology
+                part = topology.learn(to.slot, to.address) if to.moved else topology.node_at(to.address).asked
+                return [Redirect(part) for _ in call.ops]
+            if starts(answer, "TRYAGAIN") and len(call.ops) > 1:
+                # Some of its keys have moved to the next node, some not.
+                return [Redirect(self.singly) for _ in call.ops]
+        ask_around = type(answer) is not hiredis.ReplyError or any(starts(answer, one) for one in _ASK_AROUND)
+        fault = self._fault(answer)
+        if ask_around or str(fault).endswith(CLUSTER_IS_DOWN):
+            self._topology.refresh_soon()
+        if not isinstance(fault, UnavailableError):
+            raise fault
+        # An instance for each: a shared exception would collect the tracebacks of all its raisers.
+        return [UnavailableError(*fault.args) for _ in call.ops]
+
+    # Health
 
     async def probe(self, wire: bytes) -> None:
         """Try a write that changes nothing, of a key like `wire` in a slot of this node.
@@ -176,110 +242,13 @@ class Node:
         The node refuses it if it refuses writes; then the other nodes are asked for the present layout.
         """
         try:
-            reply = await self._server.try_write(self._own_key(wire))
+            reply = await self.server.try_write(self._own_key(wire))
             # ASK: the slot is moving away from this node, so the node answers and takes writes.
             if isinstance(reply, Exception) and not (starts(reply, "ASK") or starts(reply, "WRONGTYPE")):
                 raise self._fault(reply)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             self._topology.refresh_soon()
             raise self._fault(error) from None
-
-    def _go_on(self, verb: Verb, calls: Sequence[SlotCall], replies: list[Reply | None], done: Done) -> None:
-        """Deliver the replies; where some calls were redirected, after a task has sent them on."""
-        if any(isinstance(call.answer, ConnectionError) for call in calls):
-            done_again(calls, done)
-            return
-        try:
-            onward = [more for call in calls for more in self._unpack(call, replies)]
-        except Exception:  # noqa: BLE001 -- `execute` gets the same error and gives it to the callers
-            done_again(calls, done)
-            return
-        if not onward:
-            hand_out(replies, done)
-            return
-        travel = self._travel(verb, onward, replies)
-        task = asyncio.get_running_loop().create_task(travel, name="fastdedup-onward")
-        self._travelling.add(task)
-        task.add_done_callback(partial(self._arrived, calls, replies, done))
-
-    def _arrived(
-        self,
-        calls: Sequence[SlotCall],
-        replies: list[Reply | None],
-        done: Done,
-        task: asyncio.Task[None],
-    ) -> None:
-        self._travelling.discard(task)
-        if task.cancelled() or task.exception() is not None:
-            done_again(calls, done)
-        else:
-            hand_out(replies, done)
-
-    async def _travel(self, verb: Verb, calls: Sequence[SlotCall], replies: list[Reply | None]) -> None:
-        """Send calls, and the calls that they are redirected to, until every operation has its reply."""
-        for _ in range(_HOPS):
-            await self._carry(verb, calls)
-            calls = [onward for call in calls for onward in self._unpack(call, replies)]
-            if not calls:
-                return
-        for call in calls:
-            refuse(call, UnavailableError(f"{self.name}: the key's slot is being moved"), replies)
-
-    def _by_slot(self, ops: Sequence[Op]) -> list[SlotCall]:
-        """Sort operations into calls, each for the node that holds its slot now."""
-        owners = self._topology.owners
-        calls: dict[int, SlotCall] = {}
-        for place, op in enumerate(ops):
-            slot = slot_of(op.wire)
-            call = calls.get(slot)
-            if call is None:
-                calls[slot] = SlotCall(op, place, owners[slot] or self)
-            else:
-                call.ops.append(op)
-                call.places.append(place)
-        return list(calls.values())
-
-    async def _carry(self, verb: Verb, calls: Sequence[SlotCall]) -> None:
-        """Deliver each call to its node."""
-        routes: dict[tuple[Node, bool], list[SlotCall]] = {}
-        for call in calls:
-            routes.setdefault((call.node, call.asking), []).append(call)
-        deliveries = [
-            node._server.deliver(verb, group, asking=asking, guest=node is not self)
-            for (node, asking), group in routes.items()
-        ]
-        if len(deliveries) == 1:
-            await deliveries[0]
-        else:
-            await asyncio.gather(*deliveries)
-
-    def _unpack(self, call: SlotCall, replies: list[Reply | None]) -> Sequence[SlotCall]:
-        """Put a call's replies into their places in the batch, or return the calls that must be sent on."""
-        answer = call.answer
-        if isinstance(answer, Exception):
-            return self._redirect(call, answer, replies)
-        assert answer is not None
-        for place, reply in zip(call.places, answer, strict=True):
-            replies[place] = reply
-        return ()
-
-    def _redirect(self, call: SlotCall, answer: Exception, replies: list[Reply | None]) -> Sequence[SlotCall]:
-        if type(answer) is hiredis.ReplyError:
-            to = read_redirection(str(answer), call.node._url.address[0])
-            if to is not None:
-                topology = self._topology
-                call.node = topology.learn(to.slot, to.address) if to.moved else topology.node_at(to.address)
-                call.asking = not to.moved
-                return (call,)
-            if starts(answer, "NOSCRIPT"):
-                return (call,)  # `RedisServer.deliver` sends it again with the script's text
-            if starts(answer, "TRYAGAIN") and len(call.ops) > 1:
-                # Some of its keys have moved to the next node, some not: each key is sent in a call of its own.
-                return [SlotCall(op, place, self) for op, place in zip(call.ops, call.places, strict=True)]
-        refuse(call, call.node._fault(answer), replies)
-        if type(answer) is not hiredis.ReplyError or any(starts(answer, prefix) for prefix in _ASK_AROUND):
-            self._topology.refresh_soon()
-        return ()
 
     def _own_key(self, wire: bytes) -> bytes:
         """Return a key that begins like `wire`, in a slot of this node.
@@ -301,31 +270,102 @@ class Node:
     async def _dial(self, on_push: OnPush | None) -> RedisConnection:
         def check(info: Any) -> None:
             check_version(info)
-            self._server.head.heard(server_time(info))
+            self.server.head.heard(server_time(info))
 
-        return await dial(self._url, self._timeout, on_push, check)
+        connection = await dial(self._url, self._timeout, on_push, check)
+        if on_push is None and self.batches_whole is None:
+            try:
+                await self._learn_batching(connection)
+            except BaseException:
+                connection.abort("not usable")
+                raise
+        return connection
+
+    async def _learn_batching(self, connection: RedisConnection) -> None:
+        """Find out, once, whether a call may touch keys of many slots that it does not declare: any key will do."""
+        script, limit = load_scripts()[Verb.READ], self.server.head.max_record
+        async with asyncio.timeout(self._timeout):
+            reply = await connection.send(script.undeclared_with_text([ReadOp(_ANY_KEY)], 0, limit))
+        self._judge_batching(reply)
+
+    def _judge_batching(self, reply: Any) -> None:
+        fault = self._fault(reply) if isinstance(reply, Exception) else None
+        # A login that may not use just that key may use others: the server did not object to the way.
+        if fault is None or isinstance(fault, LoginRefusedError):
+            self.batches_whole, self.server.declared = True, False
+        elif not isinstance(fault, UnavailableError):
+            self.batches_whole = False
+            self._report(BatchedBySlot(self.name, str(fault)))
 
     def _fault(self, error: Exception) -> Exception:
         return error if isinstance(error, DedupError) else translate(error, self.name)
 
 
-def hand_out(replies: list[Reply | None], done: Done) -> None:
-    """Deliver the replies of a batch; None, so that `execute` raises, where each reply is an UnavailableError."""
-    useless = all(isinstance(reply, UnavailableError) for reply in replies)
-    done(None if useless else cast("list[Reply]", replies))
+class SinglyPart:
+    """A part of a Cluster (see `ShardedStore`): one node, for operations that each go there in a call of its own.
+
+    It has an engine of its own, so what a batch sends on to a node that hangs does not keep the batch waiting.
+
+    Args:
+        asking: the slots are still moving to the node (ASK).
+    """
+
+    def __init__(self, node: Node, *, asking: bool) -> None:
+        way = "slots that move there" if asking else "keys one by one"
+        self.name = f"{node.name}, {way}"
+        self.listen = node.listen
+        self.side_way_of = node
+        self._node = node
+        self._asking = asking
+
+    @property
+    def latest_us(self) -> int:
+        """See `TimedStore`."""
+        return self._node.latest_us
+
+    @property
+    def time_us(self) -> int:
+        """See `TimedStore`."""
+        return self._node.time_us
+
+    async def open(self) -> None:
+        """Do nothing: the node opens itself."""
+
+    async def aclose(self) -> None:
+        """Do nothing: the node closes itself."""
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Send a call for each operation, all in one write.
+
+        Raises:
+            UnavailableError: the node does not answer. What it refuses for a slot is no outage of the node.
+        """
+        calls = [PlacedCall([op], [place]) for place, op in enumerate(ops)]
+        await self._node.server.deliver(verb, calls, asking=self._asking, guest=True)
+        replies = self._node.replies(calls, [None] * len(ops))
+        unanswered = any(isinstance(call.answer, NETWORK_ERRORS) for call in calls)
+        return useful(replies) if unanswered else replies
+
+    async def probe(self, wire: bytes) -> None:
+        """Return normally if the node answers, whatever it says of a slot that need not be its own.
+
+        Raises:
+            UnavailableError: it does not answer, or it is loading its data.
+        """
+        try:
+            reply = await self._node.server.try_write(wire)
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._node._fault(error) from None
+        if any(starts(reply, prefix) for prefix in ("LOADING", "MASTERDOWN")):
+            raise self._node._fault(reply)
 
 
-def done_again(calls: Sequence[SlotCall], done: Done) -> None:
-    """Let the engine send a whole batch again, also the calls that were answered."""
-    for call in calls:
-        mark_unsure(call.ops)
-    done(None)
+def useful(replies: Sequence[Reply]) -> Sequence[Reply]:
+    """Return the replies of a batch.
 
-
-def refuse(call: SlotCall, fault: Exception, replies: list[Reply | None]) -> None:
-    """Answer a call's operations with an outage; any other error is raised."""
-    if not isinstance(fault, UnavailableError):
-        raise fault
-    for place in call.places:
-        # An instance for each: a shared exception would collect the tracebacks of all its raisers.
-        replies[place] = UnavailableError(*fault.args)
+    Raises:
+        UnavailableError: that is what every operation got.
+    """
+    if all(isinstance(reply, UnavailableError) for reply in replies):
+        raise cast(UnavailableError, replies[0])
+    return replies

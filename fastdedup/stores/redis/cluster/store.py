@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 from ....errors import DedupError, UnavailableError
-from ....protocol.operations import Op, Reply, Verb
+from ....events import Event
+from ....model import Batching
+from ....protocol.operations import MAX_HOPS, Op, Redirect, Reply, Verb, on_the_move
 from ...base import Store
 from ..connection import RedisConnection
 from ..errors import translate
@@ -34,6 +37,9 @@ class ClusterStore:
         ConfigError: the URL cannot be used.
     """
 
+    on_report: Callable[[Event], None] | None = None
+    """See `ReportingStore`."""
+
     def __init__(self, url: str, *, timeout: float, replicas: int = 0) -> None:
         group = GroupURL(url, form=FORM, port=PORT)
         self._seed = group.server()
@@ -55,6 +61,14 @@ class ClusterStore:
     def time_us(self) -> int:
         """The time by the servers' clock: see `TimedStore`."""
         return self._head.time_us
+
+    @property
+    def batching(self) -> Batching:
+        """How batches go to the primaries; WHOLE for a primary that was not asked yet."""
+        refused = {node.batches_whole is False for node in self._topology.primaries}
+        if refused == {True}:
+            return Batching.BY_SLOT
+        return Batching.PARTLY_BY_SLOT if True in refused else Batching.WHOLE
 
     @property
     def max_record(self) -> int:
@@ -101,18 +115,24 @@ class ClusterStore:
         For callers without a `ShardedEngine`, which waits for each node separately.
         """
         replies: list[Reply] = [UnavailableError("unanswered")] * len(ops)
-        places: dict[Store, list[int]] = {}
+        todo: dict[Store, list[int]] = {}
         for place, op in enumerate(ops):
             try:
-                places.setdefault(self.shard(op.wire), []).append(place)
+                todo.setdefault(self.shard(op.wire), []).append(place)
             except UnavailableError as error:
                 replies[place] = error
-        parts = [(shard, [ops[place] for place in at]) for shard, at in places.items()]
-        answers = await asyncio.gather(
-            *(shard.execute(verb, part) for shard, part in parts), return_exceptions=True
-        )
-        for at, answer in zip(places.values(), answers, strict=True):
-            spread(answer, at, replies)
+        for _ in range(MAX_HOPS):
+            if not todo:
+                break
+            parts = [(part, [ops[place] for place in at]) for part, at in todo.items()]
+            answers = await asyncio.gather(
+                *(part.execute(verb, theirs) for part, theirs in parts), return_exceptions=True
+            )
+            for at, answer in zip(todo.values(), answers, strict=True):
+                spread(answer, at, replies)
+            todo = redirected(replies)
+        for place in chain.from_iterable(todo.values()):
+            replies[place] = on_the_move(self.name)
         if all(isinstance(reply, UnavailableError) for reply in replies):
             raise replies[0]  # type: ignore[misc] # every reply is an UnavailableError
         return replies
@@ -139,7 +159,12 @@ class ClusterStore:
             replicas=self._replicas,
             listen=self.listen,
             head=self._head,
+            report=self._report,
         )
+
+    def _report(self, event: Event) -> None:
+        if self.on_report is not None:
+            self.on_report(event)
 
     async def _dial_any(self, on_push: OnPush | None) -> RedisConnection:
         servers = [self._seed.at(address) for address in self._topology.ask_around()[:3]]
@@ -162,6 +187,15 @@ def spread(answer: Sequence[Reply] | BaseException, places: Sequence[int], repli
         raise answer
     for place, reply in zip(places, answer, strict=True):
         replies[place] = reply
+
+
+def redirected(replies: Sequence[Reply]) -> dict[Store, list[int]]:
+    """Return the places of the operations that must go on, for each part that they must go to."""
+    todo: dict[Store, list[int]] = {}
+    for place, reply in enumerate(replies):
+        if isinstance(reply, Redirect):
+            todo.setdefault(reply.to, []).append(place)
+    return todo
 
 
 async def drop(connection: RedisConnection) -> None:

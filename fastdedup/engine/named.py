@@ -1,0 +1,38 @@
+"""Counts the open claims of owners that callers chose: several claims of one owner may be under way for one key."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ..protocol.operations import ClaimOp
+
+
+class NamedClaims:
+    """The claims of caller-chosen owners that are not answered yet. All parts of a store share one."""
+
+    __slots__ = ("counts",)
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[bytes, bytes]] = Counter()
+        """By store key and owner. Read for every batch, so it is no property."""
+
+    def add(self, op: ClaimOp) -> None:
+        """Count a claim until its caller is about to resume.
+
+        Callbacks run in order: so where one batch answered two claims and the caller of the first is cancelled as it
+        resumes, the second is still counted.
+        """
+        op.counted = True
+        self.counts[op.wire, op.owner] += 1
+        op.future.add_done_callback(lambda _: self._drop(op))
+
+    def others(self, op: ClaimOp) -> int:
+        """Return how many other claims of the same owner for the same key are open."""
+        return self.counts.get((op.wire, op.owner), 0) - int(getattr(op, "counted", False))
+
+    def _drop(self, op: ClaimOp) -> None:
+        op.counted = False
+        name = (op.wire, op.owner)
+        self.counts[name] -= 1
+        if not self.counts[name]:
+            del self.counts[name]
