@@ -28,7 +28,7 @@ from .answers import behind, copy_of, is_first_hand, wrong_loop
 from .clock import ClockBound
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
-from .queue import OperationQueue
+from .queue import MIN_BATCH, OperationQueue
 
 _GRACE = 0.05
 """Further seconds that a batch gets, once, after the loop was blocked: its replies may lie in the socket unread."""
@@ -55,6 +55,7 @@ class Engine:
         timeout: seconds from submitting an operation to its answer, or to UnavailableError.
         max_batch: operations in a batch at most; a script blocks Redis for about 2 µs for each.
         max_bytes: bytes of results in a batch at most.
+        min_batch: claims in a batch, below which they are not spread over further batches.
         max_in_flight: batches under way at once.
         max_pending: operations that may wait or be under way; any further operation gets UnavailableError.
         probe_wire: a store key without a record, to find out whether the store is back.
@@ -71,6 +72,7 @@ class Engine:
         timeout: float,
         max_batch: int = 256,
         max_bytes: int = 1024 * 1024,
+        min_batch: int = MIN_BATCH,
         max_in_flight: int = 4,
         max_pending: int = 65_536,
         probe_wire: bytes = b"fastdedup:~probe",
@@ -98,7 +100,9 @@ class Engine:
         self._loop = asyncio.get_running_loop()
         self._thread_id = get_ident()
         # Mutable: the waiting operations; how many wait or are under way; the batches under way; the timer.
-        self._queue = OperationQueue(max_batch=max_batch, max_bytes=max_bytes, retire=self._retire)
+        self._queue = OperationQueue(
+            max_batch=max_batch, max_bytes=max_bytes, min_batch=min_batch, retire=self._retire
+        )
         self._claims = self._queue.claims
         self._pending = 0
         self._batches: set[Batch] = set()

@@ -8,7 +8,7 @@ from typing import cast
 
 from ..protocol.operations import ClaimOp, Op, Verb
 
-_MIN_BATCH = 16
+MIN_BATCH = 16
 """Operations in a batch, below which a further batch in flight costs more than it saves."""
 
 # These verbs always go first, because they free keys. They cannot starve the claims, as every settling needs a
@@ -24,11 +24,15 @@ class OperationQueue:
     Args:
         max_batch: operations in a batch at most.
         max_bytes: bytes of results in a batch at most.
+        min_batch: claims in a batch, below which they are not spread over further batches.
         retire: called with each claim that was cancelled before it was sent; may put another claim.
     """
 
-    def __init__(self, *, max_batch: int, max_bytes: int, retire: Callable[[ClaimOp], None]) -> None:
+    def __init__(
+        self, *, max_batch: int, max_bytes: int, min_batch: int, retire: Callable[[ClaimOp], None]
+    ) -> None:
         self._max_batch = max_batch
+        self._min_batch = min_batch
         self._max_bytes = max_bytes
         self._retire = retire
         self._queues: dict[Verb, deque[Op]] = {verb: deque() for verb in (*_URGENT, *_IN_TURN)}
@@ -98,7 +102,7 @@ class OperationQueue:
         """
         queue = self.claims
         waiting = len(queue)
-        size = min(waiting, self._max_batch, max(_MIN_BATCH, -(-waiting // free)))
+        size = min(waiting, self._max_batch, max(self._min_batch, -(-waiting // free)))
         taken = [queue.popleft() for _ in range(size)]
         batch = [op for op in taken if not op.future.done()]
         if len(batch) != size:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 from ..checks import Seconds, check_count, check_seconds, shown
 from ..engine.answers import wrong_loop
 from ..engine.engine import Engine, OnBatch
+from ..engine.queue import MIN_BATCH
 from ..engine.shards import ShardedEngine
 from ..errors import ConfigError, UsageError
 from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, emit
@@ -156,7 +157,7 @@ class Connection:
         left = self._start_over() if self.last_engine is not None or self._closed else None
         store = self.store
         if isinstance(store, ShardedStore):
-            self.engine = ShardedEngine(store, self._make_engine)
+            self.engine = ShardedEngine(store, self._make_engine_of_part)
         else:
             self.engine = self._make_engine(store)
         self.last_engine = self.engine
@@ -284,7 +285,11 @@ class Connection:
         """How batches go to the store."""
         return self.store.batching if isinstance(self.store, SlottedStore) else Batching.WHOLE
 
-    def _make_engine(self, store: Store) -> Engine:
+    def _make_engine_of_part(self, part: Store) -> Engine:
+        # The callers are spread over the parts, so a part's batches are smaller, and fewer of them pay.
+        return self._make_engine(part, min_batch=2 * MIN_BATCH, max_in_flight=2)
+
+    def _make_engine(self, store: Store, *, min_batch: int = MIN_BATCH, max_in_flight: int = 4) -> Engine:
         name = getattr(store, "name", type(store).__name__)
 
         def on_breaker(reason: str, lasted: float) -> None:
@@ -302,6 +307,8 @@ class Connection:
             on_batch=self.on_batch,
             on_given_up=self.undo.add,
             on_named=self.undo.keep,
+            min_batch=min_batch,
+            max_in_flight=max_in_flight,
         )
 
     def report(self, event: Event) -> None:

@@ -100,7 +100,7 @@ def facts(thing: object) -> object:
     if isinstance(thing, Code | bytes | str | int | Holding | None):
         return thing
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
-    engines = {"at", "future", "followers", "witness", "counted", "floor_us"}
+    engines = {"at", "future", "followers", "witness", "counted", "floor_us", "hops"}
     left_out = engines | {"key", "named", "header", "shared"}
     return type(thing).__name__, {name: facts(getattr(thing, name)) for name in names if name not in left_out}
 
