@@ -163,6 +163,15 @@ local function held_by(record, proof)
     and byte(proof, 8) == code and sub(proof, 9) == sub(record, 19, last)
 end
 
+-- Writes a byte of the record again. Each answer that says "done" and writes nothing else must call this: it repeats
+-- an operation whose first reply was lost, and `replicas=` sends WAIT behind it. WAIT waits for the last write of its own
+-- connection; since Redis 8 and Valkey 8 it answers at once where that connection has written nothing, even if no
+-- replica has the first write. This write follows the first one to the replicas, so a replica that confirms this one
+-- has both.
+local function write_again(key)
+  redis.call('SETRANGE', key, 0, VERSION)
+end
+
 -- Tells the waiters of a watched record that it was freed or settled, so that they need not poll. A refused PUBLISH
 -- (an ACL without the channel) must not undo the settling, so this is a pcall.
 local function wake(record, key)

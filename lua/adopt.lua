@@ -102,7 +102,11 @@ local function adopt(key, keep, left, base, ours)
   local ends = math.max((left > 0 and from_ms or now_ms) + left, 0)
   local code, writes = OK, true
   if former then code, writes = judge(ours, ends, base, former) end
-  if writes then write(key, keep, ends, ours, former) end
+  if writes then
+    write(key, keep, ends, ours, former)
+  elseif code == OK then
+    write_again(key)
+  end
   return code, former or ''
 end
 

@@ -48,6 +48,8 @@ local function reenter(i, key, record, terms)
   if terms.ends > unpack_number(record, 10, 15) then
     record = sub(record, 1, 9) .. terms.deadline .. sub(record, 16)
     redis.call('SETRANGE', key, 9, terms.deadline)
+  else
+    write_again(key)
   end
   if tonumber(terms.keep) > redis.call('PTTL', key) then redis.call('PEXPIRE', key, terms.keep) end
   answer(i, REENTERED, record)
@@ -59,7 +61,10 @@ local function judge(i, key, tail, record, terms)
   local state = sub(record, 2, 2)
   if state == 'S' then
     -- The same owner consumes again because its first reply was lost: the token is still its own.
-    if terms.mode == 'consume' and same_owner(tail, record) then return answer(i, REENTERED, record) end
+    if terms.mode == 'consume' and same_owner(tail, record) then
+      write_again(key)
+      return answer(i, REENTERED, record)
+    end
     return answer(i, SUCCEEDED, record)
   end
   if state == 'F' then return answer(i, FAILED, record) end

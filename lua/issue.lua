@@ -22,6 +22,8 @@ while i <= #KEYS do
       if not record or sub(record, 18) ~= ARGV[a] then
         reply[#reply + 1] = k
         reply[#reply + 1] = fault or FOREIGN
+      else
+        write_again(KEYS[k])
       end
     end
     a = a + 1

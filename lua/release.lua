@@ -25,7 +25,10 @@ local function release(key, proof, consumed)
   if record == nil then return fault end
   if not record or not held_by(record, proof) then return LOST end
   local state = sub(record, 2, 2)
-  if state == 'R' or state == 'I' then return OK end -- the reply to the first try was lost
+  if state == 'R' or state == 'I' then -- the reply to the first try was lost
+    write_again(key)
+    return OK
+  end
   local undone = consumed and state == 'S' and was_consumed(record)
   if state ~= 'P' and state ~= 'W' and not undone then return LOST end
   redis.call('SET', key, freed(record), 'KEEPTTL')

@@ -11,7 +11,10 @@ local function settle(key, state, deadline, keep, proof, payload)
   if record == nil then return fault end
   if not record or not held_by(record, proof) then return LOST end
   local present = sub(record, 2, 2)
-  if present == state then return OK end -- the reply to the first try was lost
+  if present == state then -- the reply to the first try was lost
+    write_again(key)
+    return OK
+  end
   if present ~= 'P' and present ~= 'W' then return LOST end
   local last, printed = shape(record)
   local settled = sub(record, 16, last + (printed and 16 or 0)) .. payload

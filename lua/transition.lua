@@ -17,7 +17,10 @@ local function transition(key, keep, change, expected, to, initial, sources, aga
   if record then
     state, version, last = sub(record, 20), unpack_number(record, 3, 9), sub(record, 10, 19)
   end
-  if last == change then return OK, version, state end -- the reply to the first try was lost
+  if last == change then -- the reply to the first try was lost
+    write_again(key)
+    return OK, version, state
+  end
   expected = tonumber(expected)
   -- The record names only its last change, so a later change may hide ours. Ours would have made version 1, or the
   -- version after the expected one; at that version the record still names it.
