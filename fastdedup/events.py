@@ -50,6 +50,19 @@ class BreakerClosed:
 
 
 @dataclass(frozen=True, slots=True)
+class PrimaryRestarted:
+    """The server at a primary's address is another process than before: it was restarted, or replaced by another.
+
+    It may have lost writes that it had acknowledged, also writes that replicas had confirmed: replicas copy a primary
+    that comes back empty. The primary's persistence says how many writes may be lost: all of them without a file,
+    those of the last second with `appendfsync everysec`. A failover to another address is not reported.
+    """
+
+    store: str
+    """The name of the store or node."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shortfall:
     """Too few replicas confirmed a write in time: if the primary is lost now, the write may be lost."""
 
@@ -122,6 +135,7 @@ Event = (
     | LeaseLost
     | BreakerOpened
     | BreakerClosed
+    | PrimaryRestarted
     | Shortfall
     | Conflict
     | Unreplayed

@@ -65,7 +65,8 @@ class Dedup:
         timeout: seconds, the deadline of one operation.
         replicas: replicas that shall confirm each write (WAIT), within two fifths of `timeout`. It narrows
             the window in which a failover forgets a write that was acknowledged, and shows when it
-            stands open; it does not close it (see README).
+            stands open; it does not close it (see README). A primary that restarts without its data
+            loses what its replicas had confirmed as well, because they copy it: event `PrimaryRestarted`.
         on_shortfall: where fewer confirm, "report" answers with `confirmed=False` and a `Shortfall` event,
             "raise" raises ShortfallError.
         on_unavailable: the policy while the store cannot answer: `Reject()` or `LocalLRU()`.

@@ -12,7 +12,17 @@ from time import perf_counter
 from typing import Any
 
 from ..errors import ClaimLostError, ShortfallError, UnavailableError
-from ..events import BreakerOpened, Conflict, Degraded, Event, LeaseLost, Replayed, Shortfall, Unreplayed
+from ..events import (
+    BreakerOpened,
+    Conflict,
+    Degraded,
+    Event,
+    LeaseLost,
+    PrimaryRestarted,
+    Replayed,
+    Shortfall,
+    Unreplayed,
+)
 from ..gateway import Dedup
 from ..protocol.operations import Verdict
 
@@ -59,7 +69,7 @@ class Counters:
         self.degraded: Counter[tuple[str, str, str]] = Counter()
         self.conflicts: Counter[str] = Counter({"ours": 0, "theirs": 0})
         self.shortfalls: Counter[str] = Counter()
-        self.opened = self.adopted = self.unreplayed = self.leases_lost = 0
+        self.opened = self.restarted = self.adopted = self.unreplayed = self.leases_lost = 0
         self.connections_refused = 0
         self.bad_requests = 0
         self.connections: Callable[[], Iterable[Any]] = tuple
@@ -120,6 +130,8 @@ class Counters:
                 self.shortfalls[event.namespace] += 1
             case BreakerOpened():
                 self.opened += 1
+            case PrimaryRestarted():
+                self.restarted += 1
             case Replayed():
                 self.adopted += event.adopted
             case Unreplayed():

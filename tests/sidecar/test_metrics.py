@@ -18,6 +18,7 @@ from fastdedup.events import (
     Conflict,
     Degraded,
     LeaseLost,
+    PrimaryRestarted,
     Replayed,
     Shortfall,
     Unreplayed,
@@ -114,6 +115,7 @@ async def test_events_are_counted() -> None:
             Shortfall("shop", "claim", "k", 1),
             BreakerOpened("redis", "down"),
             BreakerClosed("redis", 1.0),
+            PrimaryRestarted("redis"),
             Replayed(5, 1),
             Unreplayed("shop", "k", "a", "closed"),
             LeaseLost("shop", "k", "a", 1),
@@ -126,6 +128,7 @@ async def test_events_are_counted() -> None:
     assert figure(text, "fastdedup_reconcile_conflicts_total", kept="theirs") == 0
     assert figure(text, "fastdedup_shortfalls_total", namespace="shop") == 1
     assert figure(text, "fastdedup_breaker_opened_total") == 1
+    assert figure(text, "fastdedup_primary_restarts_total") == 1
     assert figure(text, "fastdedup_reconciled_total") == 5
     assert figure(text, "fastdedup_unreplayed_total") == 1
     assert figure(text, "fastdedup_leases_lost_total") == 1

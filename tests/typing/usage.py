@@ -30,6 +30,7 @@ from fastdedup.events import (
     Degraded,
     Event,
     LeaseLost,
+    PrimaryRestarted,
     Replayed,
     Shortfall,
     UndoOverflow,
@@ -70,6 +71,8 @@ def on_event(event: Event) -> None:
             assert_type(event.key, str)
         case BreakerClosed():
             assert_type(event.lasted, float)
+        case PrimaryRestarted():
+            assert_type(event.store, str)
         case _:
             assert_type(event, Replayed | UndoOverflow)
 

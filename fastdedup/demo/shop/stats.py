@@ -19,6 +19,7 @@ from ...events import (
     Degraded,
     Event,
     LeaseLost,
+    PrimaryRestarted,
     Replayed,
     Shortfall,
     UndoOverflow,
@@ -114,6 +115,8 @@ def _text_of(event: Event) -> str:
             return "The breaker opened: Redis does not answer."
         case BreakerClosed(lasted=lasted):
             return f"The breaker closed: Redis is back after {lasted:.1f} s."
+        case PrimaryRestarted():
+            return "Redis was restarted: it has only what it had saved."
         case Replayed(adopted=adopted, conflicts=conflicts):
             return f"The journal was replayed: {adopted} put into Redis, {conflicts} in conflict."
         case Conflict(kept=kept):

@@ -79,6 +79,7 @@ class Collector(BaseCollector):
         states = {(state.value,): int(state is now) for state in BreakerState}
         yield _family(GaugeMetricFamily, "breaker_state", "1 for the state it is in.", ["state"], states)
         yield _counter("breaker_opened", "How often the breaker opened.", counters.opened)
+        yield _counter("primary_restarts", "Primaries that came back as another process.", counters.restarted)
         labels = ["namespace", "verb", "answered"]
         lines = {(name,): count for name, count in journal_lines(self._namespaces).items()}
         yield _family(CounterMetricFamily, "degraded", "Asked the policy instead.", labels, counters.degraded)

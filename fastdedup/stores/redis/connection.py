@@ -39,6 +39,9 @@ class RedisConnection(asyncio.Protocol):
     waits go to `on_push`: the messages of a subscription.
     """
 
+    process: tuple[str, str] | None = None
+    """The server's address, and the id that its process drew when it started. None where the server told no id."""
+
     def __init__(self, connection: AbstractConnection, on_push: Callable[[Any], None] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self.closed: asyncio.Future[None] = self._loop.create_future()

@@ -13,7 +13,7 @@ from ...errors import ConfigError, UnavailableError
 from .connection import RedisConnection, stop
 from .errors import MistakeError
 from .scripts import pack
-from .url import Target
+from .url import Target, name_of
 from .verbs import load_scripts
 
 OLDEST = (6, 2)
@@ -24,14 +24,21 @@ Check = Callable[[Any], None]
 
 
 class Reconnector:
-    """Keeps one `RedisConnection`; concurrent callers share one attempt to connect."""
+    """Keeps one `RedisConnection`; concurrent callers share one attempt to connect.
 
-    def __init__(self, connect: Connect) -> None:
+    Args:
+        connect: opens a connection.
+        on_restart: called when the server at an address is another process than at the connection before.
+    """
+
+    def __init__(self, connect: Connect, on_restart: Callable[[], None] | None = None) -> None:
         self._connect = connect
-        # Mutable: the connection, the last connection, and the attempt to connect.
+        self._on_restart = on_restart
+        # Mutable: the connection, the last connection, the process that it led to, and the attempt to connect.
         self.connection: RedisConnection | None = None
         """The connection while it is usable, otherwise None. An attribute, because every batch reads it."""
         self._last: RedisConnection | None = None
+        self._process: tuple[str, str] | None = None
         self._connecting: asyncio.Task[RedisConnection] | None = None
         self._closed = False
 
@@ -71,9 +78,24 @@ class Reconnector:
             connection = self._last = task.result()
             if self._closed:
                 connection.abort("the store is closed")
-            elif connection.usable:
+                return
+            if connection.usable:
                 self.connection = connection
                 connection.on_unusable = self._ended
+            self._meet(connection.process)
+
+    def _meet(self, process: tuple[str, str] | None) -> None:
+        """Notice a restart. Only the last address is compared: a server that restarted as a replica has caught up."""
+        if process is None:
+            return
+        former, self._process = self._process, process
+        if (
+            self._on_restart is not None
+            and former is not None
+            and former != process
+            and former[0] == process[0]
+        ):
+            self._on_restart()
 
     def _ended(self, connection: RedisConnection) -> None:
         if self.connection is connection:
@@ -87,10 +109,13 @@ async def dial(target: Target, timeout: float, on_push: OnPush | None, check: Ch
         ConfigError: fastdedup cannot use this server.
         Exception: an error of redis-py, hiredis or the system, for `translate`.
     """
-    connection = RedisConnection(await target.connection(timeout), on_push)
+    link = await target.connection(timeout)
+    connection = RedisConnection(link, on_push)
     try:
         async with asyncio.timeout(timeout):
-            check(await connection.send(pack("INFO", "server")))
+            info = await connection.send(pack("INFO", "server"))
+            check(info)
+            connection.process = process_of(info, name_of(vars(link)))
             if on_push is None:
                 # So that the first batches need not be sent twice. Where the login may not SCRIPT LOAD, EVAL does it.
                 texts = [script.text for script in load_scripts().values()]
@@ -124,6 +149,12 @@ def server_time(info: Any) -> int:
     """Return the server's time that INFO tells, in microseconds since 1970; 0 where it tells none."""
     found = re.search(rb"server_time_usec:(\d{1,16})\b", info) if isinstance(info, bytes) else None
     return int(found[1]) if found else 0
+
+
+def process_of(info: Any, address: str) -> tuple[str, str] | None:
+    """Return the address, and the id of the server's process that INFO tells; None where it tells none."""
+    found = re.search(rb"run_id:(\w+)", info) if isinstance(info, bytes) else None
+    return (address, found[1].decode()) if found else None
 
 
 def check_single(info: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import DedupError
+from ...events import Event, PrimaryRestarted
 from ...protocol.operations import Op, Reply, Verb
 from .connection import RedisConnection
 from .errors import translate
@@ -55,7 +56,9 @@ class RedisStore:
         self.name = self._target.name
         self._timeout = timeout
         connect = connect or self._dial
-        self._reconnector = Reconnector(connect)
+        self.on_report: Callable[[Event], None] | None = None
+        """Hears of a primary that restarted: see `ReportingStore`."""
+        self._reconnector = Reconnector(connect, self._restarted)
         self._head = CallHead()
         self._server = RedisServer(self._reconnector, timeout=timeout, replicas=replicas, head=self._head)
         self._listener = Listener(connect, timeout)
@@ -131,6 +134,10 @@ class RedisStore:
             self._head.heard(server_time(info))
 
         return await dial(self._target, self._timeout, on_push, check)
+
+    def _restarted(self) -> None:
+        if self.on_report is not None:
+            self.on_report(PrimaryRestarted(self.name))
 
     def _fault(self, error: Any) -> Exception:
         if any(starts(error, prefix) for prefix in _REDIRECTIONS):

@@ -17,7 +17,7 @@ from typing import Any, cast
 import hiredis
 
 from ....errors import DedupError, UnavailableError
-from ....events import BatchedBySlot, Event
+from ....events import BatchedBySlot, Event, PrimaryRestarted
 from ....protocol.operations import ClaimOp, Code, Op, ReadOp, Redirect, Reply, Verb, mark_unsure
 from ...base import Done
 from ..connection import RedisConnection
@@ -48,7 +48,7 @@ class Node:
         replicas: how many replicas must confirm each write.
         listen: `ClusterStore.listen`, for the whole Cluster.
         head: the numbers that every call sends; one object for all nodes.
-        report: called with each event.
+        report: `ClusterStore.report`.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Node:
         report: Callable[[Event], None],
     ) -> None:
         self.name = url.name
-        self.reconnector = Reconnector(self._dial)
+        self.reconnector = Reconnector(self._dial, lambda: report(PrimaryRestarted(url.name)))
         self.listen = listen
         self.server = RedisServer(self.reconnector, timeout=timeout, replicas=replicas, head=head)
         self.singly = SinglyPart(self, asking=False)

@@ -37,9 +37,6 @@ class ClusterStore:
         ConfigError: the URL cannot be used.
     """
 
-    on_report: Callable[[Event], None] | None = None
-    """See `ReportingStore`."""
-
     def __init__(self, url: str, *, timeout: float, replicas: int = 0) -> None:
         group = GroupURL(url, form=FORM, port=PORT)
         self._seed = group.server()
@@ -51,6 +48,8 @@ class ClusterStore:
         self._topology = Topology(self._seed, group.addresses, self._make_node, timeout=timeout)
         self._listener = Listener(self._dial_any, timeout)
         self.name = self._topology.name
+        self.on_report: Callable[[Event], None] | None = None
+        """See `ReportingStore`."""
 
     @property
     def latest_us(self) -> int:
@@ -151,6 +150,11 @@ class ClusterStore:
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 
+    def report(self, event: Event) -> None:
+        """Report what a node notices."""
+        if self.on_report is not None:
+            self.on_report(event)
+
     def _make_node(self, server: ServerURL) -> Node:
         return Node(
             server,
@@ -159,12 +163,8 @@ class ClusterStore:
             replicas=self._replicas,
             listen=self.listen,
             head=self._head,
-            report=self._report,
+            report=self.report,
         )
-
-    def _report(self, event: Event) -> None:
-        if self.on_report is not None:
-            self.on_report(event)
 
     async def _dial_any(self, on_push: OnPush | None) -> RedisConnection:
         servers = [self._seed.at(address) for address in self._topology.ask_around()[:3]]
