@@ -328,7 +328,7 @@ class ClusterGroup(Group):
     def raw(self) -> redis.RedisCluster:
         """A client for the whole of it."""
         nodes = [redis.cluster.ClusterNode(HOST, member.port) for member in self.members if member.alive]
-        return redis.RedisCluster(startup_nodes=nodes, protocol=2)
+        return redis.RedisCluster(startup_nodes=nodes, protocol=2, socket_timeout=1.0)  # a node may be frozen
 
     def primaries(self) -> list[Member]:
         """Those that hold slots, by the word of one that lives."""

@@ -39,10 +39,9 @@ class GroupHome:
         return str(self.group.url)
 
     async def reset(self) -> None:
-        """Every member lives, and all are in step."""
+        """Every member lives, none stands still, and all are in step."""
         for member in self.group.members:
-            if not member.alive:
-                member.spawn()
+            member.thaw() if member.alive else member.spawn()
         await self.until(self.group.healthy)
 
     async def until(self, predicate: Callable[[], T]) -> T:

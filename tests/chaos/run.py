@@ -34,6 +34,8 @@ RECOVERY = 8.0
 CANARIES = 20
 LONGEST_LEASE = round(0.4 * SECOND)
 """Of the claims that are settled; the others' keys nobody else asks for."""
+FIND, FEW = 1.0, 20
+"""Seconds in which a replacement must be found; operations that may be refused later, as by a busy machine."""
 LONGEST = 90.0
 """Seconds that a run may take, whatever happens."""
 
@@ -166,10 +168,19 @@ class Performance:
         result.findings = check(History(events, losses, self._scene.steps, self._slow))
         result.to_503, result.to_recover = times(events, injected, self._scene.usable or healed)
         result.hangs += [f"took too long: {event.line(injected)}" for event in self._too_long(events)]
+        refused = self._refused_by_the_replaced(events, healed)
+        if refused > FEW:
+            result.hangs.append(f"{refused} operations refused later than {FIND:g} s after the replacement")
         result.excerpts = [excerpt(item, events, injected, healed) for item in result.findings.violations[:3]]
         for file in (*self._files, self._folder / f"{self._run.number}-tokens"):
             if not (result.bad and self._options.get("keep")):
                 file.unlink(missing_ok=True)
+
+    def _refused_by_the_replaced(self, events: Sequence[Event], healed: int) -> int:
+        late = healed + round(FIND * SECOND)
+        return self._fault.replaced * sum(
+            event.outcome == "unavailable" and event.start > late for event in events
+        )
 
     def _too_long(self, events: Sequence[Event]) -> list[Event]:
         """Operations beyond their bound. Those that a killed worker left behind were never answered at all."""

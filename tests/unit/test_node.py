@@ -204,7 +204,7 @@ async def test_the_store_by_itself_spreads_a_batch_over_its_nodes(servers: Serve
 
 
 async def test_a_probe_asks_for_a_key_of_the_nodes_own(servers: Servers) -> None:
-    """Whatever slots it has; one that has none is no good; when it fails the others are asked."""
+    """Whatever slots it has; a node that has none is no good; the others are asked meanwhile, and when it fails."""
     node, other = servers.at(A, fine), servers.at(B, fine)
     servers.holds_all(other)
     tried: list[bytes] = []
@@ -227,10 +227,10 @@ async def test_a_probe_asks_for_a_key_of_the_nodes_own(servers: Servers) -> None
     assert tried[0].startswith(b"t:~probe")
     before = servers.refreshes
     await node.probe(b"t:~probe")
-    assert servers.refreshes == before
+    assert servers.refreshes == before + 1
     with pytest.raises(UnavailableError, match="replica"):
         await node.probe(b"t:~probe")
-    assert servers.refreshes == before + 1
+    assert servers.refreshes == before + 3
 
 
 async def test_a_node_without_slots_is_let_go(servers: Servers) -> None:
@@ -272,6 +272,23 @@ async def test_the_layout_is_asked_for_once_for_all_and_not_too_often() -> None:
         await topology.refresh()
         assert loop.time() - started > 0.2
         assert [node.name for node in topology.primaries] == ["Redis at a:1"], "nobody knows better"
+    finally:
+        await store.aclose()
+
+
+async def test_the_layout_is_asked_for_again_while_a_probe_hangs(wait_until: Callable[..., Any]) -> None:
+    """However long the probe's deadline is: the node may be replaced at any time."""
+    store = ClusterStore("redis+cluster://a:1", timeout=1.0)
+    asked: list[Any] = []
+
+    async def ask(address: Any) -> Layout:
+        asked.append(address)
+        raise UnavailableError("not yet")
+
+    store._topology._ask = ask  # type: ignore[method-assign]
+    try:
+        with store._topology.asking():
+            await wait_until(lambda: len(asked) == 3, description="a third question")
     finally:
         await store.aclose()
 

@@ -17,6 +17,7 @@ from .clients import (
 )
 from .groups import (
     ClusterFailover,
+    ClusterFrozen,
     ClusterKilled,
     ClusterKilledWait,
     SentinelFailover,
@@ -93,6 +94,7 @@ _ALL: tuple[type[Fault], ...] = (
     SentinelFailover,
     ClusterKilled,
     ClusterKilledWait,
+    ClusterFrozen,
     ClusterFailover,
     SlotsMoved,
     SlotsMovedBySlot,

@@ -84,6 +84,8 @@ class Fault:
     """How often each kind of step comes beside the usual, where that is not said by `steps.KINDS`."""
     audited: ClassVar[bool] = False
     """The run goes on for a second and more, then what was given up is looked at."""
+    replaced: ClassVar[bool] = False
+    """After `heal` there is a replacement, and what failed still fails: whoever is refused has not found it."""
     healthy: ClassVar[bool] = False
     """The store is well all through: whoever is refused has found an outage that was none."""
 

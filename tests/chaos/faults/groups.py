@@ -106,6 +106,19 @@ class ClusterKilled(Fault):
         await scene.home.until(lambda: self._primary not in scene.home.group.primaries())
 
 
+class ClusterFrozen(ClusterKilled):
+    """A primary stands still, its replica takes over, and nobody thaws it before the run is over."""
+
+    name = "cluster: primary frozen"
+    audited = True
+    replaced = True
+
+    async def inject(self, scene: Scene) -> None:
+        primaries = await asyncio.to_thread(scene.home.group.primaries)
+        self._primary = scene.draw.choice(primaries)
+        self._primary.freeze()
+
+
 class ClusterKilledWait(ClusterKilled):
     """The same, and each write waits for a replica."""
 

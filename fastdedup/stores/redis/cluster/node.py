@@ -239,15 +239,16 @@ class Node:
     async def probe(self, wire: bytes) -> None:
         """Try a write that changes nothing, of a key like `wire` in a slot of this node.
 
-        The node refuses it if it refuses writes; then the other nodes are asked for the present layout.
+        The node refuses it if it refuses writes. Meanwhile the other nodes are asked for the present layout: a frozen
+        node gives no answer, and its replica may have been promoted.
         """
         try:
-            reply = await self.server.try_write(self._own_key(wire))
-            # ASK: the slot is moving away from this node, so the node answers and takes writes.
-            if isinstance(reply, Exception) and not (starts(reply, "ASK") or starts(reply, "WRONGTYPE")):
-                raise self._fault(reply)
+            with self._topology.asking():
+                reply = await self.server.try_write(self._own_key(wire))
+                # ASK: the slot is moving away from this node, so the node answers and takes writes.
+                if isinstance(reply, Exception) and not (starts(reply, "ASK") or starts(reply, "WRONGTYPE")):
+                    raise self._fault(reply)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            self._topology.refresh_soon()
             raise self._fault(error) from None
 
     def _own_key(self, wire: bytes) -> bytes:

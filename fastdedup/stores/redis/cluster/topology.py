@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, Protocol, TypeVar
 
 import redis.exceptions as driver
@@ -82,6 +83,8 @@ class Topology(Generic[N]):
         self._refreshing: asyncio.Task[None] | None = None
         self._asked_at = float("-inf")
         self._trouble = "not asked yet"
+        # Mutable: how many nodes are being probed.
+        self._probed = 0
         self._closed = False
 
     @property
@@ -117,6 +120,19 @@ class Topology(Generic[N]):
         self._refreshing = asyncio.create_task(self._refresh(), name="fastdedup-topology")
         self._refreshing.add_done_callback(self._refreshed)
 
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """Ask for the layout again and again while a node is probed: it may be replaced before it answers."""
+        self._probed += 1
+        self.refresh_soon()
+        try:
+            yield
+        except BaseException:  # also a cancellation, at the probe's deadline
+            self.refresh_soon()
+            raise
+        finally:
+            self._probed -= 1
+
     async def refresh(self) -> None:
         """Ask for the layout and wait for it.
 
@@ -151,6 +167,8 @@ class Topology(Generic[N]):
         self._refreshing = None
         if not task.cancelled():
             self._trouble = str(task.exception() or "the cluster says that no node holds it")
+        if self._probed:
+            self.refresh_soon()
 
     async def _refresh(self) -> None:
         loop = asyncio.get_running_loop()
