@@ -61,15 +61,17 @@ def test_a_redirection_is_read(error: str, found: Redirection | None) -> None:
 def test_a_layout_is_read() -> None:
     """Of Redis 6.2 (three fields a node) and of 7 (four); hosts empty or unknown are the one asked."""
     slots: list[Any] = [
-        [0, 5, [b"a", 7000, b"id"], [b"b", 7001, b"id"]],
-        [6, 6, [b"", 7002, b"id", []], [None, 7003, b"id", [b"hostname", b"x"]]],
-        [7, 16383, [b"?", 7004, b"id", []]],
+        [0, 5, [b"a", 7000, b"one"], [b"b", 7001, b"two"]],
+        [6, 6, [b"", 7002, b"three", []], [None, 7003, b"four", [b"hostname", b"x"]]],
+        [7, 16383, [b"?", 7004, b"five", []]],
     ]
     layout = read_layout(slots, b"cluster_state:ok\r\ncluster_current_epoch:17\r\n", "asked")
     assert layout.ranges == [(0, 5, ("a", 7000)), (6, 6, ("asked", 7002)), (7, 16383, ("asked", 7004))]
     assert layout.replicas == {("b", 7001), ("asked", 7003)}
-    assert layout.epoch == 17
+    assert layout.ids == {b"one", b"three", b"five"}
+    assert (layout.epoch, layout.ok) == (17, True)
     assert read_layout(slots, None, "asked").epoch == 0
+    assert not read_layout(slots, b"cluster_state:fail\r\ncluster_current_epoch:17\r\n", "asked").ok
 
 
 def test_a_host_is_the_announced_one() -> None:

@@ -20,18 +20,31 @@ _QUIET = 1.0
 """Seconds of silence after which a PING is sent, and seconds within which the server must answer it."""
 
 OnFreed = Callable[[bytes | None], None]
+Connect = Callable[[Callable[[Any], None]], Awaitable[RedisConnection]]
+
+
+async def _no_look() -> None:
+    """Do nothing: the messages come as long as the server answers."""
 
 
 class Listener:
-    """Keeps one subscription alive while the store is open."""
+    """Keeps one subscription alive while the store is open.
+
+    Args:
+        connect: connects to a server that gets the messages.
+        timeout: seconds in which the server must answer SUBSCRIBE.
+        look: called each second while subscribed. It calls `leave` where the server gets the messages no more.
+    """
 
     def __init__(
-        self, connect: Callable[[Callable[[Any], None]], Awaitable[RedisConnection]], timeout: float
+        self, connect: Connect, timeout: float, *, look: Callable[[], Awaitable[None]] = _no_look
     ) -> None:
         self._connect = connect
         self._timeout = timeout
-        # Mutable: the task that listens; a future that is done once it has subscribed; whether the server has sent
-        # anything in the present interval.
+        self._look = look
+        # Mutable: the connection; the task that listens; a future that is done once it has subscribed; whether the
+        # server has sent anything in the present interval.
+        self._connection: RedisConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._heard = False
@@ -42,6 +55,11 @@ class Listener:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(on_freed, self._ready), name="fastdedup-listener")
         await asyncio.shield(self._ready)
+
+    def leave(self, reason: str) -> None:
+        """Drop the connection, so that a new subscription is made."""
+        if self._connection is not None:
+            self._connection.abort(reason)
 
     async def aclose(self) -> None:
         """Stop listening."""
@@ -59,6 +77,7 @@ class Listener:
         ready.set_result(None)
         try:
             while True:
+                self._connection = connection
                 await self._until_ended(connection)
                 on_freed(None)
                 connection = await self._again(on_freed)
@@ -76,6 +95,8 @@ class Listener:
                 await asyncio.wait([connection.closed], timeout=_QUIET)
             if not self._heard:
                 connection.abort("the subscription gives no sign of life")
+                return
+            await self._look()
 
     async def _again(self, on_freed: OnFreed) -> RedisConnection:
         while True:

@@ -52,16 +52,26 @@ class Layout:
     replicas: set[Address] = field(default_factory=set)
     epoch: int = 0
     """The cluster's epoch that the node knows: higher is newer. 0 where the login may not ask for it."""
+    ok: bool = True
+    """False where the node says that the cluster is down: it may be cut off from most of the other nodes."""
+    ids: set[bytes] = field(default_factory=set)
+    """Redis's own names of the primaries, which are the same whichever node is asked."""
 
 
 def read_layout(slots: Sequence[Any], info: Any, host: str) -> Layout:
     """Read the answers to CLUSTER SLOTS and CLUSTER INFO. `host`: of the node that was asked."""
     epoch = re.search(rb"cluster_current_epoch:(\d+)", info) if isinstance(info, bytes) else None
-    layout = Layout(epoch=int(epoch[1]) if epoch else 0)
+    layout = Layout(epoch=int(epoch[1]) if epoch else 0, ok=is_ok(info))
     for first, last, primary, *replicas in slots:
         layout.ranges.append((first, last, _address(primary, host)))
+        layout.ids.update(primary[2:3])
         layout.replicas.update(_address(replica, host) for replica in replicas)
     return layout
+
+
+def is_ok(info: Any) -> bool:
+    """True unless the answer to CLUSTER INFO says that the cluster is down."""
+    return not (isinstance(info, bytes) and b"cluster_state:fail" in info)
 
 
 def _address(node: Sequence[Any], host: str) -> Address:

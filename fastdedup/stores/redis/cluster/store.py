@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -16,14 +17,16 @@ from ..errors import translate
 from ..first_good import NoneGoodError, first_good
 from ..listener import Listener
 from ..reconnect import OnPush, check_version, dial, only_mistakes
-from ..scripts import CallHead
-from ..url import GroupURL, ServerURL
+from ..scripts import CallHead, pack
+from ..url import Address, GroupURL, ServerURL
 from .node import Node
-from .slots import slot_of
+from .slots import is_ok, slot_of
 from .topology import Topology, most_telling
 
 FORM = "redis+cluster://user:password@host1:7000,host2:7001"
 PORT = 6379
+_ASKED = 3
+"""Primaries that are asked for a subscription at once, at most."""
 
 
 class ClusterStore:
@@ -45,11 +48,15 @@ class ClusterStore:
         self._timeout = timeout
         self._replicas = replicas
         self._head = CallHead()
-        self._topology = Topology(self._seed, group.addresses, self._make_node, timeout=timeout)
-        self._listener = Listener(self._dial_any, timeout)
+        self._topology = Topology(
+            self._seed, group.addresses, self._make_node, self._follow_layout, timeout=timeout
+        )
+        self._listener = Listener(self._dial_any, timeout, look=self._look_after_subscription)
         self.name = self._topology.name
         self.on_report: Callable[[Event], None] | None = None
         """See `ReportingStore`."""
+        # Mutable: the server that the last connection for a subscription leads to.
+        self._heard_at: Address | None = None
 
     @property
     def latest_us(self) -> int:
@@ -143,7 +150,7 @@ class ClusterStore:
         await asyncio.gather(*(node.probe(wire) for node in self._topology.primaries))
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """Subscribe at any node: a published message goes to all nodes of the Cluster."""
+        """Subscribe at any primary: a published message goes to all nodes of the Cluster."""
         try:
             async with asyncio.timeout(self._timeout):
                 await self._listener.start(on_freed)
@@ -166,14 +173,41 @@ class ClusterStore:
             report=self.report,
         )
 
-    async def _dial_any(self, on_push: OnPush | None) -> RedisConnection:
-        servers = [self._seed.at(address) for address in self._topology.ask_around()[:3]]
+    def _follow_layout(self) -> None:
+        if self._heard_at is not None and self._heard_at not in self._topology.addresses:
+            self._listener.leave("the server is no primary of the Cluster any more")
+
+    async def _look_after_subscription(self) -> None:
+        """Leave a server that gets no messages any more: it has left the Cluster, or is cut off from most nodes."""
+        if self._heard_at is not None and await self._topology.is_cut_off(self._heard_at):
+            self._listener.leave("the server is cut off from most of the Cluster")
+
+    async def _dial_any(self, on_push: OnPush) -> RedisConnection:
+        """Connect to the primary that answers first."""
+        if not self._topology.addresses:
+            await self._topology.refresh()
+        primaries = self._topology.addresses
+        if not primaries:
+            raise self._topology.unassigned()
+        asked = random.sample(primaries, min(len(primaries), _ASKED))
         try:
-            return await first_good(
-                (dial(server, self._timeout, on_push, check_version) for server in servers), drop
-            )
+            found = await first_good((self._dial_one(address, on_push) for address in asked), drop)
         except NoneGoodError as error:
             raise most_telling(error.errors) from None
+        connection, self._heard_at = found
+        return connection
+
+    async def _dial_one(self, address: Address, on_push: OnPush) -> tuple[RedisConnection, Address]:
+        server = self._seed.at(address)
+        connection = await dial(server, self._timeout, on_push, check_version)
+        try:
+            async with asyncio.timeout(self._timeout):
+                if not is_ok(await connection.send(pack("CLUSTER", "INFO"))):
+                    raise UnavailableError(f"{server.name}: it is cut off from most of the Cluster")
+        except BaseException:
+            connection.abort("cannot subscribe here")
+            raise
+        return connection, address
 
     def _fault(self, error: Exception) -> Exception:
         return error if isinstance(error, DedupError) else translate(error, self.name)
@@ -198,6 +232,6 @@ def redirected(replies: Sequence[Reply]) -> dict[Store, list[int]]:
     return todo
 
 
-async def drop(connection: RedisConnection) -> None:
+async def drop(found: tuple[RedisConnection, Address]) -> None:
     """Close a connection that was opened later than another."""
-    connection.abort("another connection was opened first")
+    found[0].abort("another connection was opened first")

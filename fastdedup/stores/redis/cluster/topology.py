@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import redis.exceptions as driver
 
 from ....errors import ConfigError, DedupError, UnavailableError
-from ..connection import stop
+from ..connection import RedisConnection, stop
 from ..errors import MistakeError, translate
 from ..first_good import NoneGoodError, first_good
 from ..reconnect import Reconnector
@@ -40,7 +40,7 @@ N = TypeVar("N", bound=Member)
 
 
 class OutdatedError(Exception):
-    """A node that was frozen or cut off has reported a layout from before a failover."""
+    """A node that was frozen or is cut off has reported a layout that other nodes may have replaced."""
 
     def __init__(self, layout: Layout) -> None:
         super().__init__("outdated")
@@ -54,6 +54,7 @@ class Topology(Generic[N]):
         seed: the URL of the first of `seeds`, with the login for all nodes.
         seeds: the addresses in the store's URL.
         make_node: called once for each primary that appears.
+        on_layout: called after each layout that was taken in.
         timeout: seconds within which a server must answer.
     """
 
@@ -62,12 +63,14 @@ class Topology(Generic[N]):
         seed: ServerURL,
         seeds: Sequence[Address],
         make_node: Callable[[ServerURL], N],
+        on_layout: Callable[[], None] = lambda: None,
         *,
         timeout: float,
     ) -> None:
         self._seed = seed
         self._seeds = list(seeds)
         self._make_node = make_node
+        self._on_layout = on_layout
         self._timeout = timeout
         self.name = "Redis Cluster at " + ", ".join(f"{host}:{port}" for host, port in seeds)
         self.owners: list[N | None] = [None] * SLOTS
@@ -93,6 +96,21 @@ class Topology(Generic[N]):
         if self._primaries is None:
             self._primaries = list(dict.fromkeys(node for node in self.owners if node is not None))
         return self._primaries
+
+    @property
+    def addresses(self) -> list[Address]:
+        """Where the primaries are."""
+        return [address for address, node in self._nodes.items() if node in self.primaries]
+
+    @property
+    def replicas(self) -> set[Address]:
+        """Where the replicas are."""
+        return self._replicas
+
+    def connection_to(self, address: Address) -> RedisConnection | None:
+        """Return the open connection to a server, where there is one."""
+        node = self._nodes.get(address)
+        return None if node is None else node.reconnector.connection
 
     def unassigned(self) -> UnavailableError:
         """Return the error for a key whose slot has no known node, and ask for the layout again."""
@@ -144,6 +162,20 @@ class Topology(Generic[N]):
         if self._refreshing is not None:
             await asyncio.shield(self._refreshing)
 
+    async def is_cut_off(self, address: Address) -> bool:
+        """Ask other nodes for the layout, and one node: True where that does not know most of the primaries.
+
+        False also where no other node answers: then nothing is known.
+        """
+        others = [other for other in self.ask_around() if other != address][:2]
+        try:
+            layout = await first_good(self._ask(other) for other in others)
+            self._adopt(layout)
+            own = await self._opinion(address)
+        except (NoneGoodError, DedupError):
+            return False
+        return not own.ok or 2 * len(own.ids & layout.ids) <= len(layout.ids)
+
     async def aclose(self) -> None:
         """Stop asking, and close every node's connection."""
         self._closed = True
@@ -180,18 +212,20 @@ class Topology(Generic[N]):
             outdated = [one.layout for one in error.errors if isinstance(one, OutdatedError)]
             if not outdated:
                 raise most_telling(error.errors) from None
-            # No server has a newer layout: the cluster was set up again, and its epoch starts from the beginning.
+            # No server has a better layout: the cluster is down, or was set up again and its epochs start anew.
             layout = max(outdated, key=lambda one: one.epoch)
         self._adopt(layout)
 
     async def _ask(self, address: Address) -> Layout:
-        node = self._nodes.get(address)
-        layout = await ask(self._seed.at(address), None if node is None else node.reconnector, self._timeout)
+        layout = await self._opinion(address)
         self._check(layout)
         return layout
 
+    async def _opinion(self, address: Address) -> Layout:
+        return await ask(self._seed.at(address), self.connection_to(address), self._timeout)
+
     def _check(self, layout: Layout) -> None:
-        if 0 < layout.epoch < self._epoch:
+        if 0 < layout.epoch < self._epoch or not layout.ok:
             raise OutdatedError(layout)
 
     def _adopt(self, layout: Layout) -> None:
@@ -208,16 +242,16 @@ class Topology(Generic[N]):
                 del self._nodes[address]
                 self._retired.add(node)
                 node.retire()
+        self._on_layout()
 
 
-async def ask(server: ServerURL, reconnector: Reconnector | None, timeout: float) -> Layout:
+async def ask(server: ServerURL, connection: RedisConnection | None, timeout: float) -> Layout:
     """Ask one server for the layout: over its open connection, or else over a new connection.
 
     Raises:
         ConfigError: the server is not a node of a Cluster.
         UnavailableError: the server does not answer within `timeout` seconds, or knows of no slot.
     """
-    connection = None if reconnector is None else reconnector.connection
     try:
         async with asyncio.timeout(timeout):
             if connection is not None:
