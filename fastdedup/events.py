@@ -63,6 +63,20 @@ class PrimaryRestarted:
 
 
 @dataclass(frozen=True, slots=True)
+class ClockSkew:
+    """A server's clock differs from the other servers' by more than a tenth of the lease.
+
+    Leases end by the clock of the server that holds the key. So a server that is ahead ends them early when it gets
+    keys of another server, by a failover or as slots move, and a server that is behind ends them late.
+    """
+
+    store: str
+    """The name of the server."""
+    offset_seconds: float
+    """By how much its clock is ahead; negative where it is behind."""
+
+
+@dataclass(frozen=True, slots=True)
 class Shortfall:
     """Too few replicas confirmed a write in time: if the primary is lost now, the write may be lost."""
 
@@ -136,6 +150,7 @@ Event = (
     | BreakerOpened
     | BreakerClosed
     | PrimaryRestarted
+    | ClockSkew
     | Shortfall
     | Conflict
     | Unreplayed

@@ -126,6 +126,7 @@ class Dedup:
             replicas=replicas,
             on_shortfall=on_shortfall,
             known_duplicates=known_duplicates,
+            lease=settings.lease,
             on_event=on_event,
             namespace=namespace,
         )

@@ -1,12 +1,11 @@
-"""A redis-server whose clock a test sets back while it runs."""
+"""Redis-servers whose clocks a test sets, also while they run."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -15,38 +14,42 @@ import redis
 from .servers import RedisServer
 
 SOURCE = Path(__file__).with_suffix(".c")
-OFFSET, LIBRARY = "offset", "stepping.so"
+LIBRARY = "stepping.so"
 
 
-class SteppingServer(RedisServer):
-    """Its own gettimeofday is preloaded: the tests' machine keeps its time."""
+class SteppingClock:
+    """The wall clock of the processes that are started with `env`: a gettimeofday of our own is preloaded.
 
-    def start(self, *, loading: bool = False) -> RedisServer:
+    The tests' machine keeps its time.
+    """
+
+    def __init__(self, folder: Path) -> None:
         compiler = shutil.which(os.environ.get("CC", "cc"))
         if compiler is None:
-            pytest.skip("no C compiler: the server's clock cannot be set back")
-        library = self.folder / LIBRARY
+            pytest.skip("no C compiler: a server's clock cannot be set")
+        library = folder / LIBRARY
         subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE], check=True)
-        self.set_back(0)
-        with preloaded(LD_PRELOAD=str(library), CLOCK_OFFSET_FILE=str(self.folder / OFFSET)):
-            return super().start(loading=loading)
+        self._file = folder / "offset"
+        self._file.write_bytes(bytes(8))
+        self.env: Mapping[str, str] = {"LD_PRELOAD": str(library), "CLOCK_OFFSET_FILE": str(self._file)}
 
     def set_back(self, seconds: float) -> None:
-        """Let the server's clock be so much behind this machine's."""
-        offset = (self.folder / OFFSET).open("r+b" if (self.folder / OFFSET).exists() else "wb")
-        with offset:
+        """Let the clock be so much behind this machine's."""
+        with self._file.open("r+b") as offset:
             offset.write(round(-seconds * 1_000_000).to_bytes(8, "little", signed=True))
 
 
-@contextmanager
-def preloaded(**variables: str) -> Iterator[None]:
-    """Set variables of the environment for a child process that starts meanwhile."""
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            del os.environ[name]
+class SteppingServer(RedisServer):
+    """A server whose clock can be set back."""
+
+    def start(self, *, loading: bool = False) -> RedisServer:
+        self.clock = SteppingClock(self.folder)
+        self.env = self.clock.env
+        return super().start(loading=loading)
+
+    def set_back(self, seconds: float) -> None:
+        """Let the server's clock be so much behind this machine's."""
+        self.clock.set_back(seconds)
 
 
 def clock_us(server: RedisServer) -> int:

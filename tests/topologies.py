@@ -13,7 +13,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,8 @@ class Member:
         self._sentinel = sentinel
         self._password = password
         self._process: subprocess.Popen[bytes] | None = None
+        self.env: Mapping[str, str] = {}
+        """Set for the process beside the environment of this process."""
 
     def __repr__(self) -> str:
         return f"<{HOST}:{self.port}>"
@@ -99,7 +101,7 @@ class Member:
             *more,
         ]
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **self.env})
         return self
 
     def client(self, **options: Any) -> redis.Redis:

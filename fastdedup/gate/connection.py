@@ -24,6 +24,7 @@ from ..stores import make_store
 from ..stores.base import (
     RECORD_HEAD,
     BoundedStore,
+    ClockComparingStore,
     DegradingStore,
     ReportingStore,
     ShardedStore,
@@ -42,6 +43,8 @@ T = TypeVar("T")
 
 _LEASES = 64
 """Different leases whose renewals are kept, before those without any are dropped."""
+_LEASE_TO_SKEW = 10
+"""A lease divided by this is how far apart the clocks of two servers may be."""
 _left_behind: list[object] = []
 """What a forked child got from its parent. Kept from the collector, which would disturb what the parent watches."""
 
@@ -77,12 +80,14 @@ class Connection:
         replicas: int,
         on_shortfall: str,
         known_duplicates: Seconds,
+        lease: float,
         on_event: OnEvent | None,
         namespace: str,
     ) -> None:
         self.timeout = check_seconds(timeout, "timeout")
         self.max_pending = check_count(max_pending, "max_pending")
         self.on_event = on_event
+        self._lease = lease
         self.on_batch: OnBatch | None = None
         """Set before opening: see `Engine`."""
         self._probe_wire = f"{namespace}:~probe".encode()
@@ -161,8 +166,7 @@ class Connection:
         else:
             self.engine = self._make_engine(store)
         self.last_engine = self.engine
-        if isinstance(store, ReportingStore):
-            store.on_report = self.report
+        self._hear_from(store)
         try:
             await store.open()
             self._loop_end = await LoopEnd.awaited(self._end_with_loop)
@@ -171,6 +175,12 @@ class Connection:
             raise
         if left is not None:
             await self._take_over(left)
+
+    def _hear_from(self, store: Store) -> None:
+        if isinstance(store, ReportingStore):
+            store.on_report = self.report
+        if isinstance(store, ClockComparingStore):
+            store.max_clock_skew = self._lease / _LEASE_TO_SKEW
 
     async def _give_up_opening(self, store: Store) -> None:
         self.engine = None

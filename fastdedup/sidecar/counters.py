@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import ClaimLostError, ShortfallError, UnavailableError
 from ..events import (
     BreakerOpened,
+    ClockSkew,
     Conflict,
     Degraded,
     Event,
@@ -69,7 +70,9 @@ class Counters:
         self.degraded: Counter[tuple[str, str, str]] = Counter()
         self.conflicts: Counter[str] = Counter({"ours": 0, "theirs": 0})
         self.shortfalls: Counter[str] = Counter()
-        self.opened = self.restarted = self.adopted = self.unreplayed = self.leases_lost = 0
+        self.opened = self.restarted = self.adopted = self.unreplayed = self.leases_lost = (
+            self.clock_skews
+        ) = 0
         self.connections_refused = 0
         self.bad_requests = 0
         self.connections: Callable[[], Iterable[Any]] = tuple
@@ -138,6 +141,8 @@ class Counters:
                 self.unreplayed += 1
             case LeaseLost():
                 self.leases_lost += 1
+            case ClockSkew():
+                self.clock_skews += 1
 
 
 def outcome_of(verb: str, reply: bytes) -> str:

@@ -162,6 +162,14 @@ class SlottedStore(Protocol):
 
 
 @runtime_checkable
+class ClockComparingStore(Protocol):
+    """An optional ability of a store: to compare the clocks of its servers, and to report a `ClockSkew`."""
+
+    max_clock_skew: float
+    """Seconds by which a clock may differ. Set by the gate when it opens the store: a tenth of its lease."""
+
+
+@runtime_checkable
 class ShardedStore(Protocol):
     """An optional ability of a store: to consist of parts that queue and fail separately, such as a Cluster's nodes.
 

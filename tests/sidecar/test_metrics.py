@@ -15,6 +15,7 @@ from fastdedup import Dedup, LocalLRU
 from fastdedup.events import (
     BreakerClosed,
     BreakerOpened,
+    ClockSkew,
     Conflict,
     Degraded,
     LeaseLost,
@@ -119,6 +120,7 @@ async def test_events_are_counted() -> None:
             Replayed(5, 1),
             Unreplayed("shop", "k", "a", "closed"),
             LeaseLost("shop", "k", "a", 1),
+            ClockSkew("redis", -10.0),
         ):
             namespaces.counters.on_event(event)
         text = shown(namespaces)
@@ -132,6 +134,7 @@ async def test_events_are_counted() -> None:
     assert figure(text, "fastdedup_reconciled_total") == 5
     assert figure(text, "fastdedup_unreplayed_total") == 1
     assert figure(text, "fastdedup_leases_lost_total") == 1
+    assert figure(text, "fastdedup_clock_skews_total") == 1
 
 
 async def test_batches_are_counted_by_size() -> None:

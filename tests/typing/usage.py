@@ -26,6 +26,7 @@ from fastdedup.events import (
     BatchedBySlot,
     BreakerClosed,
     BreakerOpened,
+    ClockSkew,
     Conflict,
     Degraded,
     Event,
@@ -73,6 +74,8 @@ def on_event(event: Event) -> None:
             assert_type(event.lasted, float)
         case PrimaryRestarted():
             assert_type(event.store, str)
+        case ClockSkew():
+            assert_type(event.offset_seconds, float)
         case _:
             assert_type(event, Replayed | UndoOverflow)
 

@@ -15,6 +15,7 @@ from ...events import (
     BatchedBySlot,
     BreakerClosed,
     BreakerOpened,
+    ClockSkew,
     Conflict,
     Degraded,
     Event,
@@ -123,7 +124,7 @@ def _text_of(event: Event) -> str:
             return f"Conflict: two owners of one key. The record that stands is {kept}."
         case Unreplayed(reason=reason):
             return f"Not put into Redis: {reason}."
-        case LeaseLost() | Shortfall() | UndoOverflow() | BatchedBySlot():
+        case LeaseLost() | Shortfall() | UndoOverflow() | BatchedBySlot() | ClockSkew():
             return type(event).__name__
         case Degraded():
             return ""

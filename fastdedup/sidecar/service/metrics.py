@@ -89,6 +89,7 @@ class Collector(BaseCollector):
         yield _counter("reconciled", "Records put into the store after an outage.", counters.adopted)
         yield _counter("unreplayed", "Records that never got into the store.", counters.unreplayed)
         yield _counter("leases_lost", "Leases that could not be renewed.", counters.leases_lost)
+        yield _counter("clock_skews", "How often a Redis node's clock was off.", counters.clock_skews)
         short = {(name,): count for name, count in counters.shortfalls.items()}
         yield _family(CounterMetricFamily, "shortfalls", "Too few replicas confirmed.", ["namespace"], short)
 

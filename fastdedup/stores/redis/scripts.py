@@ -64,10 +64,11 @@ def lua_source(name: str) -> str:
 class CallHead:
     """The two numbers that every script call of a store sends; shared by all servers of the store."""
 
-    __slots__ = ("_ahead_us", "latest_us", "max_record")
+    __slots__ = ("_ahead_us", "_most_ahead_us", "latest_us", "max_record")
 
     def __init__(self) -> None:
         self._ahead_us = 0
+        self._most_ahead_us = 0
         self.latest_us = 0
         """The latest time of any server, in microseconds since 1970: the floor of the next fresh fence."""
         self.max_record = MAX_RECORD
@@ -83,7 +84,18 @@ class CallHead:
         if not 0 < now_us < MAX_FENCE:
             return
         self._ahead_us = now_us - monotonic_ns() // 1000
+        self._most_ahead_us = max(self._most_ahead_us, self._ahead_us)
         if self.latest_us < now_us:
+            self.latest_us = now_us
+
+    def catch_up(self) -> None:
+        """Raise the floor to what the fastest clock of all servers shows by now.
+
+        A key may move from that clock's server to a slower one. Its last fence is then another client's, which this
+        client has not seen, so the floor must follow the clock and not only the replies.
+        """
+        now_us = monotonic_ns() // 1000 + self._most_ahead_us
+        if self._most_ahead_us and self.latest_us < now_us:
             self.latest_us = now_us
 
     def next_floor(self) -> int:

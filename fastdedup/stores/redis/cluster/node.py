@@ -21,7 +21,7 @@ from ....events import BatchedBySlot, Event, PrimaryRestarted
 from ....protocol.operations import ClaimOp, Code, Op, ReadOp, Redirect, Reply, Verb, mark_unsure
 from ...base import Done
 from ..connection import RedisConnection
-from ..errors import CLUSTER_IS_DOWN, NETWORK_ERRORS, LoginRefusedError, translate
+from ..errors import CLUSTER_IS_DOWN, LoginRefusedError, translate
 from ..reconnect import OnPush, Reconnector, check_version, dial, server_time
 from ..scripts import CallHead
 from ..server import RedisServer, marked_short, starts
@@ -110,6 +110,7 @@ class Node:
         """Send a batch over the open connection."""
         if self.batches_whole is None:
             return False
+        self.server.head.catch_up()
         if self.batches_whole:
             return self.server.begin(verb, ops, partial(self._hand_out, ops, done))
         claims = single_claims(verb, ops)
@@ -123,6 +124,7 @@ class Node:
 
         UnavailableError is a reply where it concerns some of the slots; it is raised where it concerns all of them.
         """
+        self.server.head.catch_up()
         try:
             if self.batches_whole is None:
                 await self._learn_batching(await self.reconnector.connected())
@@ -341,10 +343,14 @@ class SinglyPart:
         Raises:
             UnavailableError: the node does not answer. What it refuses for a slot is no outage of the node.
         """
+        self._node.server.head.catch_up()
         calls = [PlacedCall([op], [place]) for place, op in enumerate(ops)]
         await self._node.server.deliver(verb, calls, asking=self._asking, guest=True)
         replies = self._node.replies(calls, [None] * len(ops))
-        unanswered = any(isinstance(call.answer, NETWORK_ERRORS) for call in calls)
+        answers = [call.answer for call in calls]
+        unanswered = any(
+            isinstance(each, Exception) and type(each) is not hiredis.ReplyError for each in answers
+        )
         return useful(replies) if unanswered else replies
 
     async def probe(self, wire: bytes) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 
 from ....errors import DedupError, UnavailableError
-from ....events import Event
+from ....events import ClockSkew, Event
 from ....model import Batching
 from ....protocol.operations import MAX_HOPS, Op, Redirect, Reply, Verb, on_the_move
 from ...base import Store
@@ -19,6 +19,7 @@ from ..listener import Listener
 from ..reconnect import OnPush, check_version, dial, only_mistakes
 from ..scripts import CallHead, pack
 from ..url import Address, GroupURL, ServerURL
+from .clocks import ClockWatch, Reading, read_clock
 from .node import Node
 from .slots import is_ok, slot_of
 from .topology import Topology, most_telling
@@ -53,9 +54,9 @@ class ClusterStore:
         )
         self._listener = Listener(self._dial_any, timeout, look=self._look_after_subscription)
         self.name = self._topology.name
+        self._clocks = ClockWatch(self._read_clock, self._report_clock)
+        # Mutable: see `ReportingStore`; the server that the last connection for a subscription leads to.
         self.on_report: Callable[[Event], None] | None = None
-        """See `ReportingStore`."""
-        # Mutable: the server that the last connection for a subscription leads to.
         self._heard_at: Address | None = None
 
     @property
@@ -85,6 +86,15 @@ class ClusterStore:
     def max_record(self, size: int) -> None:
         self._head.max_record = size
 
+    @property
+    def max_clock_skew(self) -> float:
+        """Seconds by which the clocks of two servers may differ: see `ClockComparingStore`."""
+        return self._clocks.max_skew
+
+    @max_clock_skew.setter
+    def max_clock_skew(self, seconds: float) -> None:
+        self._clocks.max_skew = seconds
+
     async def open(self) -> None:
         """Learn the layout and connect to all nodes, to find mistakes early. An outage is no mistake."""
         try:
@@ -103,6 +113,7 @@ class ClusterStore:
         """Close the connections."""
         await self._listener.aclose()
         await self._topology.aclose()
+        await self._clocks.aclose()
 
     def shard(self, wire: bytes) -> Store:
         """Return the node that holds a key."""
@@ -173,7 +184,16 @@ class ClusterStore:
             report=self.report,
         )
 
+    async def _read_clock(self, address: Address) -> Reading:
+        return await read_clock(self._seed.at(address), self._topology.connection_to(address), self._timeout)
+
+    def _report_clock(self, address: Address, offset: float) -> None:
+        if self.on_report is not None:
+            self.on_report(ClockSkew(self._seed.at(address).name, offset))
+
     def _follow_layout(self) -> None:
+        if self.on_report is not None:
+            self._clocks.watch([*self._topology.addresses, *self._topology.replicas])
         if self._heard_at is not None and self._heard_at not in self._topology.addresses:
             self._listener.leave("the server is no primary of the Cluster any more")
 

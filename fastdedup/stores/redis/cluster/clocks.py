@@ -1,0 +1,138 @@
+"""Compares the clocks of a Cluster's servers: leases end by them, and a replica that is promoted brings its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from ....tasks import stop
+from ..connection import RedisConnection
+from ..scripts import pack
+from ..url import Address, ServerURL, hang_up, question
+
+_EVERY = 60.0
+"""Seconds between two readings of all clocks."""
+MAX_SKEW = 3.0
+"""Seconds by which a clock may differ where nobody has said how long a lease is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a server's clock showed.
+
+    Attributes:
+        ahead: seconds by which it was ahead of this process's monotonic clock.
+        error: seconds by which `ahead` may be wrong, because the answer took its time.
+    """
+
+    ahead: float
+    error: float = 0.0
+
+
+class ClockWatch:
+    """Reads the clocks of all servers when a server is new, and once a minute; reports those that are off.
+
+    Args:
+        read: reads one server's clock; raises any error where it gives no answer.
+        report: called with the address of a server whose clock is off, and by how many seconds. Called again only
+            after the clock was right in between.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Address], Coroutine[Any, Any, Reading]],
+        report: Callable[[Address, float], None],
+    ) -> None:
+        self._read = read
+        self._report = report
+        self.max_skew = MAX_SKEW
+        """Seconds by which a clock may differ."""
+        # Mutable: the servers; those whose clocks were found to be off; the reading under way, and the timer of the
+        # next reading.
+        self._servers: frozenset[Address] = frozenset()
+        self._off: set[Address] = set()
+        self._reading: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, servers: Collection[Address]) -> None:
+        """Watch these servers from now on. Their clocks are read at once where one of them is new."""
+        new = not self._servers.issuperset(servers)
+        self._servers = frozenset(servers)
+        self._off &= self._servers
+        if new and self._reading is None:
+            self._begin()
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._reading is not None:
+            await stop(self._reading)
+
+    def _begin(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._reading = asyncio.get_running_loop().create_task(self._read_all(), name="fastdedup-clocks")
+
+    async def _read_all(self) -> None:
+        """Read one clock after the other: nothing is urgent here."""
+        readings: dict[Address, Reading | None] = {}
+        while missing := self._servers - readings.keys():  # a layout may bring further servers meanwhile
+            for address in missing:
+                readings[address] = await self._reading_of(address)
+        self._judge({address: found for address in self._servers if (found := readings[address])})
+        self._reading = None
+        self._timer = asyncio.get_running_loop().call_later(_EVERY, self._begin)
+
+    async def _reading_of(self, address: Address) -> Reading | None:
+        try:
+            return await self._read(address)
+        except Exception:  # noqa: BLE001 -- whatever the error, the clock is read again later
+            return None
+
+    def _judge(self, readings: Mapping[Address, Reading]) -> None:
+        for address, offset in offsets(readings, Reading(time.time() - time.monotonic())).items():
+            if abs(offset.ahead) - offset.error <= self.max_skew:
+                self._off.discard(address)
+            elif address not in self._off:
+                self._off.add(address)
+                self._report(address, offset.ahead)
+
+
+def offsets(readings: Mapping[Address, Reading], own: Reading) -> Mapping[Address, Reading]:
+    """Return by how much each clock is ahead of the median. Of an even number of clocks, `own` is one more."""
+    if len(readings) < 2:
+        return {}
+    clocks = sorted([*readings.values(), *([] if len(readings) % 2 else [own])], key=attrgetter("ahead"))
+    middle = clocks[len(clocks) // 2]
+    return {
+        address: Reading(reading.ahead - middle.ahead, reading.error + middle.error)
+        for address, reading in readings.items()
+    }
+
+
+async def read_clock(server: ServerURL, connection: RedisConnection | None, timeout: float) -> Reading:
+    """Ask a server for its time: over its open connection, or else over a new connection.
+
+    Raises:
+        Exception: the server does not answer within `timeout` seconds, or refuses to tell its time.
+    """
+    async with asyncio.timeout(timeout):
+        if connection is not None:
+            return await _reading(lambda: connection.send(pack("TIME")))
+        own = await server.connection(timeout)
+        try:
+            return await _reading(lambda: question(own, "TIME"))
+        finally:
+            await hang_up(own)
+
+
+async def _reading(ask: Callable[[], Awaitable[Any]]) -> Reading:
+    sent = time.monotonic()
+    seconds, microseconds = await ask()
+    took = time.monotonic() - sent
+    return Reading(int(seconds) + int(microseconds) / 1e6 - sent - took / 2, took / 2)
