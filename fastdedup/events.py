@@ -115,7 +115,7 @@ class Unreplayed:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The store is back, and the answers that were given in the outage have been put there."""
+    """The store, or one node of it, is back, and the answers that were given in the outage have been put there."""
 
     adopted: int
     """How many keys were put there."""

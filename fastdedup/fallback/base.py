@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from ..errors import UnavailableError
@@ -50,22 +50,29 @@ class JournalledPolicy(FallbackPolicy, Protocol):
 
     The gate tells the policy each reply of the store (`saw`). When the store is back, the gate takes operations
     from the journal (`next_operations`), sends them, and tells the policy the outcome (`adopted` or `put_back`).
+
+    The journal's lines stand in lanes, one for each part of the store, such as the nodes of a Cluster: what one part
+    refuses does not hold up the lines of another part. A lane's name is what `lane_of` returns for a key in it.
     """
 
     def saw(self, op: Op, reply: Reply) -> None:
         """Take note of the store's reply to an operation. Must not raise."""
         ...
 
-    def next_operations(self, most: int) -> Sequence[JournalOp]:
-        """Return at most `most` operations for the store, the oldest first; empty where nothing waits."""
+    def lanes(self, lane_of: Callable[[bytes], bytes]) -> Sequence[bytes]:
+        """Sort the lines that are new into their lanes; return the names of the lanes that have lines."""
+        ...
+
+    def next_operations(self, most: int, lane: bytes) -> Sequence[JournalOp]:
+        """Return at most `most` operations of a lane, the oldest first; empty where nothing waits there."""
         ...
 
     def adopted(self, op: JournalOp, reply: Adopted | Stored | Code) -> Conflict | Unreplayed | None:
         """Take the store's reply; return an event where somebody has lost something."""
         ...
 
-    def put_back(self, op: JournalOp, *, asked: bool) -> Unreplayed | None:
-        """Keep an operation for later, as the store did not answer. `asked`: it was sent."""
+    def put_back(self, op: JournalOp, *, asked: bool, lane: bytes) -> Unreplayed | None:
+        """Keep an operation for later at the end of a lane, as the store did not answer. `asked`: it was sent."""
         ...
 
     def give_up(self) -> Sequence[Unreplayed]:

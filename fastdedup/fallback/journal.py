@@ -2,17 +2,23 @@
 
 The journal decides, and has no clock and no I/O. A line stands for one key, not for one operation: the store
 adopts the record as it is at that time, so a thousand changes of a key are one line.
+
+The lines stand in lanes, one for each part of the store, such as the nodes of a Cluster: lines of one lane wait for
+each other, lines of different lanes do not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import islice
 
 from ..protocol.operations import Holding, Stored
 
 _FORMER = 16
 """Holdings that a line remembers: the first ones, as the store may have heard of these before the breaker opened."""
 _SLACK = 1024
+NEW = b""
+"""The lane of the lines that nobody has sorted yet."""
 
 
 class JournalLine:
@@ -21,6 +27,7 @@ class JournalLine:
     Attributes:
         wire: the store's key.
         key: the caller's key.
+        lane: the name of the lane that it stands in.
         base: the holding that the store last had, as far as known.
         former: holdings that gave way here. The store may have heard of them: the reply to their claim, or
             to an earlier adoption, was lost.
@@ -30,11 +37,12 @@ class JournalLine:
         found: of a forgotten key, our record that the store has shown.
     """
 
-    __slots__ = ("asked", "base", "forgotten", "former", "found", "key", "sent", "wire")
+    __slots__ = ("asked", "base", "forgotten", "former", "found", "key", "lane", "sent", "wire")
 
     def __init__(self, wire: bytes, key: str, base: Holding | None) -> None:
         self.wire = wire
         self.key = key
+        self.lane = NEW
         self.base = base
         self.former: tuple[Holding, ...] = ()
         self.sent: object = None
@@ -64,22 +72,35 @@ class JournalLine:
         return self.base is not None or self.sent is not None or self.asked
 
 
-class Journal:
-    """The lines of all keys; the oldest is taken first."""
+class Lane:
+    """The keys of some lines: those that wait, in order, and those that were taken to be sent."""
+
+    __slots__ = ("taken", "waiting")
 
     def __init__(self) -> None:
-        # Mutable: all lines, and the keys of the lines that wait to be sent, in order.
+        self.waiting: dict[bytes, None] = {}
+        self.taken: set[bytes] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.waiting or self.taken)
+
+
+class Journal:
+    """The lines of all keys; of each lane the oldest is taken first."""
+
+    def __init__(self) -> None:
+        # Mutable: all lines; the lanes that have lines, by name.
         self.lines: dict[bytes, JournalLine] = {}
         """Lines by the store's key; to be read, not written."""
-        self._waiting: dict[bytes, None] = {}
+        self._lanes: dict[bytes, Lane] = {}
 
     def __len__(self) -> int:
         return len(self.lines)
 
     @property
-    def waiting(self) -> int:
-        """The number of lines that wait to be sent."""
-        return len(self._waiting)
+    def lanes(self) -> list[bytes]:
+        """The names of the lanes that have lines."""
+        return list(self._lanes)
 
     def get(self, wire: bytes) -> JournalLine | None:
         """Return the line of a key."""
@@ -92,13 +113,14 @@ class Journal:
     def note(self, wire: bytes, key: str, base: Holding | None) -> None:
         """Begin a line for a record that was made or changed here, unless the key has a line already."""
         if wire not in self.lines:
-            self.lines[wire] = JournalLine(wire, key, base)
-            self._waiting[wire] = None
+            line = self.lines[wire] = JournalLine(wire, key, base)
+            self._lane(line.lane).waiting[wire] = None
 
     def strike(self, wire: bytes) -> None:
         """Remove a line: the store has the record, or the record is gone."""
-        self.lines.pop(wire, None)
-        self._waiting.pop(wire, None)
+        line = self.lines.pop(wire, None)
+        if line is not None:
+            self._leave(line)
 
     def sweep(self, records: int, stands: Callable[[bytes], bool]) -> None:
         """Strike the lines of expired records where they are the majority: a long outage must not fill memory.
@@ -113,18 +135,51 @@ class Journal:
             if not line.forgotten and not stands(wire):
                 self.strike(wire)
 
-    def take(self, most: int) -> list[tuple[bytes, JournalLine]]:
-        """Return lines that are to be sent now; `strike` or `again` ends that for each of them."""
-        wires = [wire for wire, _ in zip(self._waiting, range(most), strict=False)]
+    def sort(self, lane_of: Callable[[bytes], bytes]) -> None:
+        """Move each new line that waits to the end of its lane. `lane_of` names the lane of a key."""
+        new = self._lanes.get(NEW)
+        for wire in list(new.waiting) if new is not None else ():
+            self._wait(self.lines[wire], lane_of(wire))
+
+    def take(self, most: int, lane: bytes = NEW) -> list[tuple[bytes, JournalLine]]:
+        """Return lines of a lane that are to be sent now; `strike` or `again` ends that for each of them."""
+        keys = self._lanes.get(lane)
+        if keys is None:
+            return []
+        wires = list(islice(keys.waiting, most))
         for wire in wires:
-            del self._waiting[wire]
+            del keys.waiting[wire]
+        keys.taken.update(wires)
         return [(wire, self.lines[wire]) for wire in wires]
 
-    def again(self, wire: bytes, *, base: Holding | None = None) -> None:
-        """Let a line wait to be sent again; `base`: the holding that the store has now, if that is another one."""
+    def again(self, wire: bytes, *, base: Holding | None = None, lane: bytes | None = None) -> None:
+        """Let a line wait to be sent again.
+
+        Args:
+            wire: the line's key.
+            base: the holding that the store has now, if that is another one.
+            lane: the lane to wait in, if that is another one.
+        """
         line = self.lines.get(wire)
         if line is not None:
             line.sent = None
             if base is not None:
                 line.base, line.asked = base, False
-            self._waiting[wire] = None
+            self._wait(line, line.lane if lane is None else lane)
+
+    def _wait(self, line: JournalLine, lane: bytes) -> None:
+        """Put a line at the end of a lane."""
+        self._leave(line)
+        line.lane = lane
+        self._lane(lane).waiting[line.wire] = None
+
+    def _leave(self, line: JournalLine) -> None:
+        """Take a line out of its lane; a lane without lines is dropped."""
+        lane = self._lanes[line.lane]
+        lane.waiting.pop(line.wire, None)
+        lane.taken.discard(line.wire)
+        if not lane:
+            del self._lanes[line.lane]
+
+    def _lane(self, name: bytes) -> Lane:
+        return self._lanes.setdefault(name, Lane())

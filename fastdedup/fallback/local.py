@@ -29,7 +29,7 @@ from ..protocol.operations import (
 from ..stores.memory import Entry, MemoryStore, stored
 from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import JournalOp
-from .journal import Journal, JournalLine
+from .journal import NEW, Journal, JournalLine
 from .last_seen import LastSeen
 
 
@@ -217,12 +217,17 @@ class LocalLRU:
         """The number of keys whose records the store has yet to get."""
         return len(self._journal)
 
-    def next_operations(self, most: int) -> Sequence[JournalOp]:
-        """Return operations for the oldest lines; strike the lines whose record has expired."""
+    def lanes(self, lane_of: Callable[[bytes], bytes]) -> Sequence[bytes]:
+        """Sort the new lines into their lanes; return the names of the lanes that have lines."""
+        self._journal.sort(lane_of)
+        return self._journal.lanes
+
+    def next_operations(self, most: int, lane: bytes = NEW) -> Sequence[JournalOp]:
+        """Return operations for the oldest lines of a lane; strike the lines whose record has expired."""
         now = self._store.now()
         ops: list[JournalOp] = []
-        while len(ops) < most and self._journal.waiting:
-            for wire, line in self._journal.take(most - len(ops)):
+        while len(ops) < most and (lines := self._journal.take(most - len(ops), lane)):
+            for wire, line in lines:
                 op = self._sent(wire, line, now)
                 if op is None:
                     self._journal.strike(wire)
@@ -281,7 +286,7 @@ class LocalLRU:
     def _is_known(self, line: JournalLine, record: Stored) -> bool:
         return line.knows(holding_of(record), settled=record.state in "SF")
 
-    def put_back(self, op: JournalOp, *, asked: bool) -> Unreplayed | None:
+    def put_back(self, op: JournalOp, *, asked: bool, lane: bytes = NEW) -> Unreplayed | None:
         """Keep an operation for later. A removal is not sent twice: it might remove the next owner's record."""
         line = self._journal.get(op.wire)
         if line is None:
@@ -296,7 +301,7 @@ class LocalLRU:
             if entry is None or entry.owner != op.record.owner:
                 line.gave_way(holding_of(op.record))
         line.found = None
-        self._journal.again(op.wire)
+        self._journal.again(op.wire, lane=lane)
         return None
 
     def _forgotten(self, line: JournalLine) -> None:

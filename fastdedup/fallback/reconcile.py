@@ -3,13 +3,16 @@
 The reconciler runs only while a policy's journal has lines: the first degraded answer wakes it, it tries until the
 store has every record, and ends. Where two owners met, the store decides whose record stands (`lua/adopt.lua`),
 and the policy decides what becomes of the journal's line. The reconciler only asks.
+
+Each part of the store, such as a node of a Cluster, has a lane of the journal, and each lane has a task and a pause
+of its own. So a part that refuses or hangs holds up its own records alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ..errors import DedupError, ForeignRecordError
 from ..events import Conflict, Event, Replayed, Unreplayed, log
@@ -23,6 +26,18 @@ _LONGEST_PAUSE = 0.4
 _GROWTH = 1.6
 
 Submit = Callable[[Op], asyncio.Future[Reply]]
+LaneOf = Callable[[bytes], bytes]
+"""Names the part of the store that holds a key now; must not raise."""
+
+
+class LaneTask:
+    """The task of one lane. `is_back`: set when the task shall try at once, without waiting for its pause to end."""
+
+    __slots__ = ("is_back", "task")
+
+    def __init__(self, task: asyncio.Task[None], is_back: asyncio.Event) -> None:
+        self.task = task
+        self.is_back = is_back
 
 
 class Reconciler:
@@ -30,45 +45,57 @@ class Reconciler:
 
     Args:
         submit: hands an operation to the engine; raises what the engine raises.
+        lane_of: see `LaneOf`.
         report: called with each event.
-        done: called when the journal is empty.
+        done: called when a lane is empty.
     """
 
     def __init__(
         self,
         policy: JournalledPolicy,
         submit: Submit,
+        lane_of: LaneOf,
         report: Callable[[Event], None],
         done: Callable[[], None],
     ) -> None:
         self.policy = policy
         self._submit = submit
+        self._lane_of = lane_of
         self._report = report
         self._done = done
-        # Mutable: the task while the journal has lines; set when the task should try at once; what it counted.
-        self._task: asyncio.Task[None] | None = None
-        self._now = asyncio.Event()
+        # Mutable: the tasks of the lanes that have lines; the counts since the last `Replayed` event.
+        self._running: dict[bytes, LaneTask] = {}
         self._adopted = 0
         self._conflicts = 0
         self._is_puzzled = False
 
     def wake(self) -> None:
-        """Begin, if the journal has lines."""
-        if self.policy.lines and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="fastdedup-reconcile")
+        """Begin to empty each lane that has lines."""
+        for lane in self._lanes():
+            running = self._running.get(lane)
+            if running is None or running.task.done():
+                is_back = asyncio.Event()
+                work = self._run(lane, is_back)
+                task = asyncio.get_running_loop().create_task(work, name="fastdedup-reconcile")
+                self._running[lane] = LaneTask(task, is_back)
 
-    def store_is_back(self) -> None:
-        """Try at once, without waiting for the end of the pause."""
-        self._now.set()
+    def store_is_back(self, lane: bytes) -> None:
+        """Try a lane at once, without waiting for the end of its pause."""
+        running = self._running.get(lane)
+        if running is not None:
+            running.is_back.set()
 
     async def finish(self, timeout: float) -> None:
         """Try once more, for `timeout` seconds."""
-        if self._task is not None:
-            await stop(self._task)
+        tasks = [running.task for running in self._running.values()]
+        self._running.clear()
+        for task in tasks:
+            task.cancel()  # all of them first: a lane that goes on meanwhile would wake the others
+        for task in tasks:
+            await stop(task)
         try:
             async with asyncio.timeout(timeout):
-                while self.policy.lines and await self._round():
-                    pass
+                await asyncio.gather(*(self._empty(lane) for lane in self._lanes()))
         except TimeoutError:
             pass
         self._tell()
@@ -78,33 +105,38 @@ class Reconciler:
         for event in self.policy.give_up():
             self._report(event)
 
-    async def _run(self) -> None:
+    def _lanes(self) -> Sequence[bytes]:
+        return self.policy.lanes(self._lane_of)
+
+    async def _run(self, lane: bytes, is_back: asyncio.Event) -> None:
         pause = _FIRST_PAUSE
-        while self.policy.lines:
-            if await self._round():
+        while lane in self._lanes():
+            goes_on = await self._round(lane)
+            self.wake()  # the keys of refused lines may have moved to another part, and the lines to its lane
+            if goes_on:
                 pause = _FIRST_PAUSE
                 continue
-            await self._rest(pause * (0.5 + 0.5 * random.random()))
+            await rest(is_back, pause * (0.5 + 0.5 * random.random()))
             pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+        self._running.pop(lane, None)
         self._tell()
         self._done()
 
-    async def _rest(self, pause: float) -> None:
-        self._now.clear()
-        try:
-            async with asyncio.timeout(pause):
-                await self._now.wait()
-        except TimeoutError:
+    async def _empty(self, lane: bytes) -> None:
+        while lane in self._lanes() and await self._round(lane):
             pass
 
-    async def _round(self) -> bool:
-        """Send the oldest operations; False where the store did not answer them all."""
-        ops = self.policy.next_operations(_BATCH)
+    async def _round(self, lane: bytes) -> bool:
+        """Send the oldest operations of a lane; False where the lane must pause.
+
+        A refused line goes to the end, so the lines behind a full batch need no pause, unless all of it was refused.
+        """
+        ops = self.policy.next_operations(_BATCH, lane)
         answered: set[Op] = set()
-        futures = self._send(ops)
+        asked = self._send(ops)
         try:
-            replies = await asyncio.gather(*futures, return_exceptions=True)
-            for op, answer in zip(ops, replies, strict=False):
+            replies = await asyncio.gather(*asked.values(), return_exceptions=True)
+            for op, answer in zip(asked, replies, strict=True):
                 reply = Code.FOREIGN if isinstance(answer, ForeignRecordError) else answer
                 if isinstance(reply, Adopted | Stored | Code):
                     answered.add(op)
@@ -112,23 +144,24 @@ class Reconciler:
                 elif not isinstance(reply, DedupError):
                     self._puzzled(reply)
         finally:
-            for number, op in enumerate(ops):
-                if op in answered:
-                    continue
-                event = self.policy.put_back(op, asked=number < len(futures))
-                if event is not None:
-                    self._report(event)
-        return bool(ops) and len(answered) == len(ops)
+            self._put_back([op for op in ops if op not in answered], asked)
+        return bool(answered) and len(ops) in (len(answered), _BATCH)
 
-    def _send(self, ops: Sequence[Op]) -> list[asyncio.Future[Reply]]:
-        """Hand the engine as many operations as it takes, the first ones."""
-        futures: list[asyncio.Future[Reply]] = []
+    def _send(self, ops: Sequence[JournalOp]) -> dict[JournalOp, asyncio.Future[Reply]]:
+        """Hand the engine each operation that it takes; it refuses those of a part that does not answer."""
+        asked: dict[JournalOp, asyncio.Future[Reply]] = {}
         for op in ops:
             try:
-                futures.append(self._submit(op))
+                asked[op] = self._submit(op)
             except DedupError:
-                break
-        return futures
+                continue
+        return asked
+
+    def _put_back(self, ops: Sequence[JournalOp], asked: Collection[JournalOp]) -> None:
+        for op in ops:
+            event = self.policy.put_back(op, asked=op in asked, lane=self._lane_of(op.wire))
+            if event is not None:
+                self._report(event)
 
     def _answered(self, op: JournalOp, reply: Adopted | Stored | Code) -> None:
         lines = self.policy.lines
@@ -150,3 +183,13 @@ class Reconciler:
         if self._adopted or self._conflicts:
             self._report(Replayed(self._adopted, self._conflicts))
             self._adopted = self._conflicts = 0
+
+
+async def rest(is_back: asyncio.Event, pause: float) -> None:
+    """Pause for `pause` seconds, or until the event is set."""
+    is_back.clear()
+    try:
+        async with asyncio.timeout(pause):
+            await is_back.wait()
+    except TimeoutError:
+        pass

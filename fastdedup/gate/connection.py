@@ -14,7 +14,7 @@ from ..engine.answers import wrong_loop
 from ..engine.engine import Engine, OnBatch
 from ..engine.queue import MIN_BATCH
 from ..engine.shards import ShardedEngine
-from ..errors import ConfigError, UsageError
+from ..errors import ConfigError, UnavailableError, UsageError
 from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, emit
 from ..fallback.base import JournalledPolicy
 from ..fallback.reconcile import Reconciler
@@ -45,8 +45,15 @@ _LEASES = 64
 """Different leases whose renewals are kept, before those without any are dropped."""
 _LEASE_TO_SKEW = 10
 """A lease divided by this is how far apart the clocks of two servers may be."""
+_NO_PART = b"no part"
+"""Stands for the part of a key that no part of the store is known to hold."""
 _left_behind: list[object] = []
 """What a forked child got from its parent. Kept from the collector, which would disturb what the parent watches."""
+
+
+def name_of(store: Store) -> str:
+    """Return the name of a store, or of a part of one, as events show it."""
+    return str(getattr(store, "name", type(store).__name__))
 
 
 class Leftover:
@@ -110,6 +117,7 @@ class Connection:
     def _set_up(self) -> None:
         """Begin as new: what belongs to an event loop is made when that opens the connection."""
         self._timed = self.store if isinstance(self.store, TimedStore) else None
+        self._sharded = self.store if isinstance(self.store, ShardedStore) else None
         # Mutable: the engine, None before open() and after aclose(); also while closing, as what was answered
         # too late for its caller is released by it.
         self.engine: Engine | ShardedEngine | None = None
@@ -295,18 +303,27 @@ class Connection:
         """How batches go to the store."""
         return self.store.batching if isinstance(self.store, SlottedStore) else Batching.WHOLE
 
+    def part_of(self, wire: bytes) -> bytes:
+        """Return the name of the part of the store that holds a key now, such as a node of a Cluster."""
+        if self._sharded is None:
+            return name_of(self.store).encode()
+        try:
+            return name_of(self._sharded.shard(wire)).encode()
+        except UnavailableError:
+            return _NO_PART
+
     def _make_engine_of_part(self, part: Store) -> Engine:
         # The callers are spread over the parts, so a part's batches are smaller, and fewer of them pay.
         return self._make_engine(part, min_batch=2 * MIN_BATCH, max_in_flight=2)
 
     def _make_engine(self, store: Store, *, min_batch: int = MIN_BATCH, max_in_flight: int = 4) -> Engine:
-        name = getattr(store, "name", type(store).__name__)
+        name = name_of(store)
 
         def on_breaker(reason: str, lasted: float) -> None:
             self.report(BreakerOpened(name, reason) if reason else BreakerClosed(name, lasted))
             self.undo.store_is_back()
             for reconciler in self._reconcilers.values():
-                reconciler.store_is_back()
+                reconciler.store_is_back(name.encode())
 
         return Engine(
             store,
@@ -329,7 +346,9 @@ class Connection:
         """A policy has answered: what it made is brought into the store as soon as that takes it."""
         reconciler = self._reconcilers.get(id(policy))
         if reconciler is None:
-            reconciler = Reconciler(policy, self._submit, self.report, lambda: self.wakeups.freed(None))
+            reconciler = Reconciler(
+                policy, self._submit, self.part_of, self.report, lambda: self.wakeups.freed(None)
+            )
             self._reconcilers[id(policy)] = reconciler
         if self._closing is None:
             reconciler.wake()

@@ -174,9 +174,11 @@ class ShardedStore(Protocol):
     """An optional ability of a store: to consist of parts that queue and fail separately, such as a Cluster's nodes.
 
     Each part is a `Store` that executes the operations on the keys that it holds. `ShardedEngine` gives each part
-    its own engine and breaker; `open`, `aclose` and `listen` concern the whole store. A part answers `Redirect` for
-    an operation that belongs to another part. That may be a side way, which is not one of `shards()`: its attribute
-    `side_way_of` names the part that it belongs to.
+    its own engine and breaker; `open`, `aclose` and `listen` concern the whole store. A part has a `name` of its own:
+    events show it, and what is to be brought into the store after an outage waits for the part of that name alone.
+
+    A part answers `Redirect` for an operation that belongs to another part. That may be a side way, which is not one
+    of `shards()`: its attribute `side_way_of` names the part that it belongs to.
     """
 
     def shard(self, wire: bytes) -> Store:

@@ -20,6 +20,11 @@ def line_of(lab: Lab) -> AdoptOp:
     return line
 
 
+def lane_of(wire: bytes) -> bytes:
+    """The first letter of the key."""
+    return wire.partition(b"=")[2][:1]
+
+
 def conflict(ours: str, theirs: str, kept: str) -> Conflict:
     return Conflict("t", "k", ours, theirs, kept)
 
@@ -57,6 +62,42 @@ def test_the_oldest_go_first_and_those_that_were_refused_go_last() -> None:
     home.unasked(first)
     assert [line.wire for line in home.policy.next_operations(3)] == [WIRE("c"), WIRE("a"), WIRE("b")]
     assert home.policy.next_operations(3) == [], "all are under way"
+
+
+def test_lines_are_taken_from_their_own_lane() -> None:
+    home = Home()
+    for key in ("a1", "b1", "a2", "b2"):
+        home.ask(home.claim(key, "ann"))
+    assert sorted(home.policy.lanes(lane_of)) == [b"a", b"b"]
+    taken = home.policy.next_operations(10, b"a")
+    assert [line.wire for line in taken] == [WIRE("a1"), WIRE("a2")]
+    assert home.policy.next_operations(10, b"c") == []
+    assert sorted(home.policy.lanes(lane_of)) == [b"a", b"b"], "until the store has them"
+    assert home.judged(taken) == []
+    assert home.policy.lanes(lane_of) == [b"b"]
+
+
+def test_a_refused_line_may_wait_in_another_lane() -> None:
+    """Its key has moved to another part of the store."""
+    home = Home()
+    for key in ("a1", "a2", "b1"):
+        home.ask(home.claim(key, "ann"))
+    home.policy.lanes(lane_of)
+    for line in home.policy.next_operations(10, b"a"):
+        home.policy.put_back(line, asked=False, lane=b"b")
+    assert home.policy.lanes(lane_of) == [b"b"]
+    lines = home.policy.next_operations(10, b"b")
+    assert [line.wire for line in lines] == [WIRE("b1"), WIRE("a1"), WIRE("a2")]
+
+
+def test_a_line_that_is_struck_leaves_its_lane() -> None:
+    home = Home()
+    home.ask(home.claim("a1", "ann", lease=1000))
+    home.ask(settle("a1", "ann", keep=1000))
+    home.policy.lanes(lane_of)
+    home.now += 2
+    assert not home.policy.holds(WIRE("a1"))
+    assert home.policy.lanes(lane_of) == []
 
 
 def test_any_number_of_expired_lines_is_passed_over_at_once() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from fastdedup import BreakerState, Dedup, LocalLRU, Outcome, Reject, UnavailableError, UsageError
 from fastdedup.engine.shards import ShardedEngine, together
+from fastdedup.events import Conflict, Event, Replayed
 from fastdedup.model import BreakerState as State
 from fastdedup.protocol.operations import ClaimOp, Mode, Op, ReadOp, Reply, Verb, terms
 from fastdedup.protocol.owners import draw_owner
@@ -157,6 +158,122 @@ async def test_a_key_that_no_part_holds_is_answered_by_the_policy() -> None:
         await held.complete("brought home")
         assert (await dedup.claim("7:k")).result == "brought home"
         assert (Verb.ADOPT, b"fastdedup:=7:k") in store.parts[7].asked
+
+
+class Adopting(Part):
+    """A part that may hang when it is asked to adopt records."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.hangs = False
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        if self.hangs and verb is Verb.ADOPT:
+            await asyncio.sleep(3600)
+        return await super().execute(verb, ops)
+
+
+class Journalled:
+    """A gate whose `LocalLRU` has answered for three parts that are down."""
+
+    def __init__(self, each: int) -> None:
+        self.each = each
+        self.store = Parted()
+        self.store.parts = {number: Adopting(number) for number in range(COUNT)}
+        self.policy = LocalLRU()
+        self.events: list[Event] = []
+        self.dedup = Dedup(self.store, on_unavailable=self.policy, on_event=self.events.append)
+
+    async def outage(self) -> None:
+        for part in self.store.parts.values():
+            part.down = True
+        for number in range(self.each):
+            for part in self.store.parts:
+                assert (await self.dedup.claim(f"{part}:{number}", lease=3600)).degraded
+
+    def asked(self, part: int) -> int:
+        return sum(verb is Verb.ADOPT for verb, _ in self.store.parts[part].asked)
+
+
+@virtual
+@pytest.mark.parametrize("trouble", ["refuses", "hangs"])
+async def test_what_one_part_does_not_adopt_holds_up_no_other(trouble: str) -> None:
+    gate = Journalled(1000)
+    async with gate.dedup:
+        await gate.outage()
+        bad, good = gate.store.parts[0], gate.store.parts[1]
+        assert isinstance(bad, Adopting)
+        bad.hangs, bad.down, good.down = trouble == "hangs", trouble == "refuses", False
+        await asyncio.sleep(1.0)
+        assert gate.policy.lines == 2000
+        assert (await gate.dedup.claim("1:fresh")).degraded is False
+        assert Replayed(1000, 0) in gate.events
+        gate.store.parts[2].down = False
+        await asyncio.sleep(1.0)
+        assert gate.policy.lines == 1000
+        bad.hangs = bad.down = False
+        await asyncio.sleep(3.0)
+        assert gate.policy.lines == 0
+        assert not any(isinstance(event, Conflict) for event in gate.events)
+
+
+@virtual
+async def test_parts_that_refuse_are_seldom_asked() -> None:
+    """However many lines wait for them, and while another part takes its own."""
+    gate = Journalled(2000)
+    async with gate.dedup:
+        await gate.outage()
+        for part in gate.store.parts.values():
+            part.asked.clear()
+        taken = 0
+        real = gate.policy.next_operations
+
+        def counted(most: int, lane: bytes) -> Sequence[Op]:
+            nonlocal taken
+            ops = real(most, lane)
+            taken += len(ops)
+            return ops
+
+        gate.policy.next_operations = counted  # type: ignore[method-assign, assignment]
+        gate.store.parts[1].down = False
+        await asyncio.sleep(30.0)
+        assert gate.policy.lines == 4000
+        attempts = (taken - 2000) / 256
+        assert attempts <= 2 * 30.0 / 0.2
+        assert gate.asked(0) == gate.asked(2) == 0, "their breakers are open"
+
+
+@virtual
+async def test_lines_of_keys_that_moved_follow_them() -> None:
+    """From a part that is down to a part that answers, and to one that does not."""
+    gate = Journalled(1000)
+    async with gate.dedup:
+        await gate.outage()
+        for part in gate.store.parts.values():
+            part.down = True
+        gate.store.parts[0] = Adopting(10)
+        gate.store.parts[2] = Adopting(12)
+        gate.store.parts[2].down = True
+        await asyncio.sleep(10.0)
+        assert gate.policy.lines == 2000
+        gate.store.parts[1].down = gate.store.parts[2].down = False
+        await asyncio.sleep(2.0)
+        assert gate.policy.lines == 0
+
+
+@virtual
+async def test_gates_that_share_a_policy_go_on_for_each_other() -> None:
+    """The gate that was to bring the lines home is closed first."""
+    gate = Journalled(300)
+    other = Dedup(gate.store, namespace="other", on_unavailable=gate.policy)
+    async with other:
+        async with gate.dedup:
+            await gate.outage()
+            assert (await other.claim("1:k")).degraded
+        for part in gate.store.parts.values():
+            part.down = False
+        await asyncio.sleep(2.0)
+        assert gate.policy.lines == 0
 
 
 @virtual
