@@ -42,7 +42,10 @@ class BreakerOpened:
 
 @dataclass(frozen=True, slots=True)
 class BreakerClosed:
-    """The store answers again."""
+    """The store answers again, or the node is gone, as after a failover. It follows each `BreakerOpened`.
+
+    Closing the gate while its breaker is open is no such event.
+    """
 
     store: str
     lasted: float

@@ -242,6 +242,11 @@ class Engine:
             self._timer.cancel()
             self._timer = None
 
+    async def leave(self) -> None:
+        """Drain, as the store is gone for good: an open breaker closes, because it will not answer again."""
+        await self.drain()
+        self._health.store_is_gone()
+
     def _leave_to_parent(self) -> None:
         """Refuse every operation in a forked child: the operations here belong to the parent."""
         self._room = self._thread_id = 0

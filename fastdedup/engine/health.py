@@ -36,6 +36,7 @@ class StoreHealth:
         self._opened_at = 0.0
         self._prober: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
+        self._ended = False
 
     @property
     def state(self) -> BreakerState:
@@ -65,12 +66,20 @@ class StoreHealth:
 
     async def aclose(self) -> None:
         """Stop probing."""
+        self._ended = True
         if self._alarm is not None:
             self._alarm.cancel()
         if self._prober is not None:
             await stop(self._prober)
 
+    def store_is_gone(self) -> None:
+        """Close an open breaker, after `aclose`: the store is no more, so its outage is over."""
+        if self._breaker.state is BreakerState.OPEN and self._breaker.probed(None):
+            self._on_change("", self._loop.time() - self._opened_at)
+
     def _probe_later(self) -> None:
+        if self._ended:
+            return
         # A timer, not a task that sleeps: a program that ends without closing leaves no task behind.
         self._alarm = self._loop.call_later(self._breaker.pause(), self._probe_now)
 

@@ -126,10 +126,10 @@ class ShardedEngine:
         self._look = self._loop.call_later(_LOOK_EVERY, self._look_around)
 
     def _let_go(self) -> None:
-        """Close the engines whose parts are gone. Their accepted operations are answered first."""
+        """Close the engines whose parts are gone. Their operations are answered, and their breakers close."""
         present = set(self._store.shards())
         for part in [part for part, engine in self._engines.items() if is_gone(part, engine, present)]:
-            task = self._loop.create_task(self._engines.pop(part).drain(), name="fastdedup-drain")
+            task = self._loop.create_task(self._engines.pop(part).leave(), name="fastdedup-drain")
             self._leaving.add(task)
             task.add_done_callback(self._leaving.discard)
 

@@ -11,7 +11,7 @@ import pytest
 
 from fastdedup import BreakerState, Dedup, LocalLRU, Outcome, Reject, UnavailableError, UsageError
 from fastdedup.engine.shards import ShardedEngine, together
-from fastdedup.events import Conflict, Event, Replayed
+from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Event, Replayed
 from fastdedup.model import BreakerState as State
 from fastdedup.protocol.operations import ClaimOp, Mode, Op, ReadOp, Reply, Verb, terms
 from fastdedup.protocol.owners import draw_owner
@@ -293,6 +293,36 @@ async def test_a_part_that_has_gone_is_drained_and_what_it_held_is_answered() ->
         assert [wire for _, wire in gone.asked] == [b"fastdedup:=1:before"]
         router = router_of(dedup)
         assert gone not in router._engines
+
+
+@virtual
+@pytest.mark.parametrize("answers", [True, False], ids=["it answers the last probe", "it hangs"])
+async def test_a_breaker_closes_once_when_its_part_has_gone(answers: bool) -> None:
+    events: list[Event] = []
+    store = Parted()
+    async with Dedup(store, on_event=events.append, on_unavailable=Reject()) as dedup:
+        gone = store.parts[1]
+        gone.down = True
+        await open_breaker(dedup, "1:k")
+        gone.down = not answers
+        del store.parts[1]
+        await asyncio.sleep(5.0)
+        assert router_of(dedup)._engines == {}
+    changes = [event for event in events if isinstance(event, BreakerOpened | BreakerClosed)]
+    assert [(type(event), event.store) for event in changes] == [
+        (BreakerOpened, "part 1"),
+        (BreakerClosed, "part 1"),
+    ]
+
+
+@virtual
+async def test_closing_the_gate_closes_no_breaker() -> None:
+    events: list[Event] = []
+    store = Parted()
+    async with Dedup(store, on_event=events.append) as dedup:
+        store.parts[1].down = True
+        await open_breaker(dedup, "1:k")
+    assert not any(isinstance(event, BreakerClosed) for event in events)
 
 
 @virtual
