@@ -283,7 +283,9 @@ class Dedup:
                 your own: the same name gets it back.
             lease: seconds until another may take over.
             ttl: seconds that a success is remembered.
-            wait: seconds to wait for a present owner to settle, so that the answer is its result.
+            wait: seconds to wait for a present owner to settle, so that the answer is its result. Where neither the
+                store nor the policy answers, the claim looks again within this time before it raises
+                UnavailableError.
             renew: keep the lease alive until settled; should it be lost, the `async with` body is
                 cancelled and ClaimLostError raised.
 
@@ -389,8 +391,9 @@ class Dedup:
     ) -> LockCall:
         """Return a mutual exclusion: `async with dedup.lock(key, wait=5.0) as lock:`. Nothing is remembered.
 
-        Raises InProgressError on entry where it is still held after `wait` seconds, ClaimLostError on
-        leaving where another holder took over meanwhile. Hand `lock.fence` to what you write to.
+        Raises InProgressError on entry where it is still held after `wait` seconds, UnavailableError where the store
+        is away by then, ClaimLostError on leaving where another holder took over meanwhile. Hand `lock.fence` to
+        what you write to.
         """
         namespace = self._namespace
         seconds = namespace.settings.lease if lease is None else lease

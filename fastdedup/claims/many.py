@@ -9,13 +9,13 @@ from typing import Any
 from ..checks import Seconds, check_seconds
 from ..claim import Claim
 from ..engine.answers import is_first_hand
-from ..errors import UnavailableError
+from ..errors import ShortfallError, UnavailableError
 from ..gate.namespace import Namespace
 from ..model import Outcome
 from ..protocol.operations import ClaimOp, Reply, Terms, Verdict, with_fingerprint
 from ..tasks import wait_then_stop
 from .call import claim_of
-from .waiting import claim_once, wait_on
+from .waiting import look, wait_on
 
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _IN_PROGRESS = Outcome.IN_PROGRESS
@@ -79,8 +79,9 @@ class ClaimList:
         gives_up = asyncio.get_running_loop().time() + self._wait
         try:
             await self._send(claims)
-            verdicts = [self._verdict(claim) for claim in claims]
-            if self._wait and _IN_PROGRESS in [verdict.outcome for verdict in verdicts]:
+            for claim in claims:
+                self._judge(claim)
+            if self._wait and any(map(is_open, claims)):
                 await self._wait_for_others(claims, gives_up)
             return [claim_of(self.namespace, claim, claim.answer, self.renew) for claim in claims]
         except BaseException as error:  # noqa: BLE001 -- it is raised below
@@ -113,26 +114,33 @@ class ClaimList:
         else:
             await asyncio.sleep(0)  # answered by the policy at once: whoever asks in a loop lets others run
 
-    def _verdict(self, claim: ListedClaim) -> Verdict:
+    def _judge(self, claim: ListedClaim) -> None:
+        """Put the verdict into the answer's place; a refusal, where there is time to look again."""
         answer = claim.answer
-        if type(answer) is not Verdict or answer.short:
-            claim.answer = None  # until there is a verdict nothing of it is to be given back
-            claim.answer = answer = self.namespace.ask.claim_verdict(claim, answer)
-        return answer
+        if type(answer) is Verdict and not answer.short:
+            return
+        claim.answer = None  # until there is a verdict nothing of it is to be given back
+        try:
+            claim.answer = self.namespace.ask.claim_verdict(claim, answer)
+        except UnavailableError as refusal:
+            if not self._wait or isinstance(refusal, ShortfallError):
+                raise
+            claim.answer = refusal
 
     async def _wait_for_others(self, claims: Sequence[ListedClaim], gives_up: float) -> None:
-        """Wait for owners elsewhere: for each key once, and never for a claim of this very list."""
-        ours = {claim.wire for claim in claims if claim.answer.outcome is _ACQUIRED}
+        """Wait for owners elsewhere, and for a store that refused: for each key once, never for a claim of ours."""
+        ours = {claim.wire for claim in claims if not is_open(claim) and claim.answer.outcome is _ACQUIRED}
         waiting: dict[bytes, ListedClaim] = {}
         behind: list[ListedClaim] = []
-        for claim in claims:
-            if claim.answer.outcome is not _IN_PROGRESS or claim.wire in ours:
-                continue
-            if waiting.setdefault(claim.wire, claim) is not claim:
+        for claim in filter(is_open, claims):
+            if claim.wire in ours:
+                if is_refused(claim):
+                    behind.append(claim)
+            elif waiting.setdefault(claim.wire, claim) is not claim:
                 behind.append(claim)
         await self._wait_each(list(waiting.values()), gives_up)
         for claim in behind:
-            claim.answer = await claim_once(self.namespace, claim, claim.terms)
+            claim.answer = await look(self.namespace, claim, claim.terms, gives_up)
 
     async def _wait_each(self, claims: Sequence[ListedClaim], gives_up: float) -> None:
         async def wait(claim: ListedClaim) -> None:
@@ -161,3 +169,13 @@ class ClaimList:
         ):
             if isinstance(answer, UnavailableError):
                 self.namespace.connection.undo.add(claim)  # as soon as the store answers again
+
+
+def is_open(claim: ListedClaim) -> bool:
+    """True for a claim that may wait: its key is another owner's, or its first look was refused."""
+    return is_refused(claim) or claim.answer.outcome is _IN_PROGRESS
+
+
+def is_refused(claim: ListedClaim) -> bool:
+    """True for a claim that neither the store nor the policy has answered."""
+    return isinstance(claim.answer, UnavailableError)

@@ -36,6 +36,7 @@ from ..stores.memory import MemoryStore
 from .loop_end import LoopEnd
 from .recent import RecentSuccesses
 from .renewal import RenewalQueue
+from .returns import Returns
 from .undo import UndoList
 from .wakeups import Wakeups
 
@@ -112,6 +113,8 @@ class Connection:
             0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)
         )
         self.wakeups = Wakeups()
+        self.returns = Returns()
+        """Callers whom a part of the store has refused, and who wait for its return: by `part_of` their keys."""
         self._set_up()
 
     def _set_up(self) -> None:
@@ -213,6 +216,7 @@ class Connection:
             self.store = self._make_store()
             self.keep_records_of(0)
         self.wakeups.close()
+        self.returns.close()
         self.recent.clear()
         self._set_up()
         return left
@@ -252,6 +256,7 @@ class Connection:
         await self.store.aclose()
         self.recent.clear()
         self.wakeups.freed(None)
+        self.returns.are_back()
         if self._loop_end is not None:
             await self._loop_end.forget()
 
@@ -324,6 +329,8 @@ class Connection:
             self.undo.store_is_back()
             for reconciler in self._reconcilers.values():
                 reconciler.store_is_back(name.encode())
+            if not reason:
+                self.returns.is_back(name.encode())
 
         return Engine(
             store,

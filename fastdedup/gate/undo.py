@@ -92,6 +92,10 @@ class UndoList:
         if self._given_up:
             self._given_up.pop((op.wire, op.owner), None)
 
+    def __contains__(self, op: ClaimOp) -> bool:
+        """True for a claim that is to be taken back."""
+        return (op.wire, op.owner) in self._given_up
+
     def take_over(self, former: UndoList) -> None:
         """Go on with what another list has left, whose event loop has ended."""
         for holding, given_up in former._given_up.items():

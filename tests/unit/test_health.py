@@ -92,7 +92,6 @@ def seconds() -> float:
 VERBS: dict[str, Callable[[Dedup], object]] = {
     "claim": lambda dedup: dedup.claim("k"),
     "named claim": lambda dedup: dedup.claim("k", owner="ann"),
-    "waiting claim": lambda dedup: dedup.claim("k", wait=60.0),
     "claims": lambda dedup: dedup.claim_many(["a", "b"]),
     "get": lambda dedup: dedup.get("k"),
     "forget": lambda dedup: dedup.forget("k"),
@@ -123,6 +122,17 @@ async def test_while_it_is_open_every_verb_is_refused_at_once_and_nothing_is_sen
         with pytest.raises(UnavailableError, match=r"it is down \(breaker open"):
             await VERBS[verb](gate.dedup)  # type: ignore[misc]
         assert seconds() == began
+        assert gate.store.asked == []
+
+
+@virtual
+async def test_while_it_is_open_a_claim_that_waits_sends_nothing() -> None:
+    async with Gate(Probed()) as gate:
+        await gate.break_down()
+        began = seconds()
+        with pytest.raises(UnavailableError, match=r"it is down \(breaker open"):
+            await gate.dedup.claim("k", wait=60.0)
+        assert seconds() - began == pytest.approx(60.0)
         assert gate.store.asked == []
 
 

@@ -1,0 +1,221 @@
+"""A claim with `wait=5` got UnavailableError at once when one of its looks fell into a failover of half a second."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis
+
+from fastdedup import BreakerState, Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup.events import Degraded, Event
+from fastdedup.stores.redis.cluster.slots import slot_of
+
+from ..servers import RedisServer
+from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
+from ..topologies import ClusterGroup, until
+
+WaitUntil = Callable[..., Any]
+TIMEOUT = 0.3
+LEASE = 600
+"""Seconds: what is held by nobody stays held."""
+LONG = 30.0
+SLACK = 1.0
+"""Seconds that a busy machine may add."""
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    """A server that keeps its records when it is killed."""
+    server = RedisServer("--appendonly", "yes", "--appendfsync", "always")
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@asynccontextmanager
+async def gate(server: RedisServer, **options: Any) -> AsyncIterator[tuple[Dedup, list[Event]]]:
+    events: list[Event] = []
+    settings = {"timeout": TIMEOUT, "on_event": events.append, "known_duplicates": 0, **options}
+    async with Dedup(server.url, namespace="t", **settings) as dedup:
+        await dedup.get("warm")
+        yield dedup, events
+
+
+def refused(events: list[Event]) -> bool:
+    return any(isinstance(event, Degraded) and not event.answered for event in events)
+
+
+async def claim(dedup: Dedup, wait: float) -> bool:
+    return (await dedup.claim("k", lease=LEASE, wait=wait)).acquired
+
+
+async def claim_many(dedup: Dedup, wait: float) -> bool:
+    claims = await dedup.claim_many(["k", "l", "k"], lease=LEASE, wait=wait)
+    return [claim.outcome for claim in claims] == ["acquired", "acquired", "in_progress"]
+
+
+async def lock(dedup: Dedup, wait: float) -> bool:
+    async with dedup.lock("k", lease=LEASE, wait=wait) as lock:
+        return lock.fence > 0
+
+
+async def once(dedup: Dedup, wait: float) -> bool:
+    @dedup.once(key=lambda: "k", wait=wait)
+    async def work() -> bool:
+        return True
+
+    return await work()
+
+
+EACH_WAY = pytest.mark.parametrize("ask", [claim, claim_many, lock, once])
+
+
+@EACH_WAY
+async def test_a_refused_first_look_does_not_end_the_wait(
+    server: RedisServer, ask: Callable[..., Any], wait_until: WaitUntil
+) -> None:
+    async with gate(server) as (dedup, events):
+        server.kill()
+        waiting = asyncio.create_task(ask(dedup, LONG))
+        await wait_until(lambda: refused(events), description="a look is refused")
+        await asyncio.to_thread(server.start)
+        assert await waiting
+
+
+@EACH_WAY
+async def test_an_outage_longer_than_the_wait_ends_in_unavailable(
+    server: RedisServer, ask: Callable[..., Any]
+) -> None:
+    """At the end of the wait, not at the first refusal; and never as IN_PROGRESS, as nobody holds the key."""
+    async with gate(server) as (dedup, _):
+        server.kill()
+        began = time.monotonic()
+        with pytest.raises(UnavailableError):
+            await ask(dedup, 0.6)
+        assert 0.6 <= time.monotonic() - began < 0.6 + TIMEOUT + SLACK
+
+
+async def test_a_refused_later_look_does_not_end_the_wait(server: RedisServer, wait_until: WaitUntil) -> None:
+    """Another owner was at work when the store went away, and is still when it is back."""
+    async with gate(server) as (dedup, events), gate(server) as (other, _):
+        held = await other.claim("k", lease=LEASE)
+        waiting = asyncio.create_task(dedup.claim("k", wait=LONG))
+        watched = dedup._namespace.connection.wakeups
+        await wait_until(lambda: watched._count, description="it waits")
+        server.kill()
+        watched.freed(None)
+        await wait_until(lambda: refused(events), description="a look is refused")
+        await asyncio.to_thread(server.start)
+        await held.complete("news")
+        assert (await waiting).result == "news"
+
+
+async def test_a_lost_first_look_is_the_waiters_own(server: RedisServer, wait_until: WaitUntil) -> None:
+    """The frozen server executes it after all: the waiter gets that very claim, and nothing takes it back."""
+    async with gate(server) as (dedup, _):
+        undo = dedup._namespace.connection.undo
+        with server.frozen():
+            waiting = asyncio.create_task(dedup.claim("k", lease=LEASE, wait=LONG))
+            await wait_until(lambda: len(undo), description="its first look is given up")
+        held = await waiting
+        assert (held.acquired, held.attempt) == (True, 1)
+        await wait_until(lambda: not len(undo), description="nothing is left to be taken back")
+        record = await dedup.get("k")
+        assert record is not None
+        assert (record.state, record.owner) == ("processing", held.owner)
+        await held.complete("done")
+
+
+async def test_a_look_that_nobody_heard_of_is_taken_back(server: RedisServer, wait_until: WaitUntil) -> None:
+    """The server was frozen for longer than the wait: the key is free afterwards. The last looks were never sent."""
+    async with gate(server) as (dedup, _):
+        with server.frozen(), pytest.raises(UnavailableError, match="breaker open"):
+            await dedup.claim("k", lease=LEASE, wait=2.0)
+        undo = dedup._namespace.connection.undo
+        await wait_until(lambda: not len(undo), description="it is taken back")
+        assert (await dedup.claim("k")).acquired
+
+
+async def test_a_cancelled_waiters_lost_look_is_taken_back(
+    server: RedisServer, wait_until: WaitUntil
+) -> None:
+    async with gate(server) as (dedup, _):
+        undo = dedup._namespace.connection.undo
+        with server.frozen():
+            waiting = asyncio.create_task(dedup.claim("k", lease=LEASE, wait=LONG))
+            await wait_until(lambda: dedup.breaker is BreakerState.OPEN, description="nothing is sent")
+            waiting.cancel()
+            await asyncio.wait([waiting])
+            assert waiting.cancelled()
+            assert len(undo) == 1
+        await wait_until(lambda: not len(undo), description="it is taken back")
+        assert (await dedup.claim("k")).acquired
+
+
+async def test_local_lru_answers_a_waiter_at_once(server: RedisServer) -> None:
+    async with gate(server, on_unavailable=LocalLRU()) as (dedup, _):
+        server.kill()
+        began = time.monotonic()
+        held = await dedup.claim("k", wait=LONG)
+        assert (held.acquired, held.degraded) == (True, True)
+        assert (await dedup.claim("k", wait=0.01)).outcome is Outcome.IN_PROGRESS
+        assert time.monotonic() - began < LONG / 2
+
+
+async def test_closing_the_gate_ends_the_wait(server: RedisServer, wait_until: WaitUntil) -> None:
+    async with gate(server) as (dedup, events):
+        server.kill()
+        waiting = asyncio.create_task(dedup.claim("k", wait=LONG))
+        await wait_until(lambda: refused(events), description="a look is refused")
+        closing = time.monotonic()
+    with pytest.raises(Exception, match="closed"):
+        await waiting
+    assert time.monotonic() - closing < LONG / 2
+
+
+async def test_a_wait_outlasts_a_failover_of_its_node() -> None:
+    cluster = ClusterGroup()
+    try:
+        await asyncio.to_thread(cluster.start)
+        victim = cluster.owner(slot_of(b"t:=k"))
+        await asyncio.to_thread(until, lambda: cluster.in_step(victim, 1), "the replica is in step")
+        async with Dedup(cluster.url, namespace="t", timeout=TIMEOUT) as dedup:
+            await dedup.get("k")
+            victim.kill()
+            held = await dedup.claim("k", wait=LONG)
+            assert held.acquired
+            await held.complete("done")
+    finally:
+        cluster.stop()
+
+
+@pytest.mark.parametrize("wire", ["http", "resp"])
+async def test_a_client_of_the_sidecar_waits_through_an_outage(
+    server: RedisServer,
+    serve: Serve,  # noqa: F811
+    wire: str,
+    wait_until: WaitUntil,
+) -> None:
+    events: list[Event] = []
+    sidecar = serve(server.url, timeout=TIMEOUT, on_event=events.append)
+
+    def over_http() -> str:
+        with sidecar.http() as client:
+            answer = client.post("/v1/claims", json={"key": "k", "wait": 30_000}, timeout=LONG)
+        return str(answer.json()["outcome"])
+
+    def over_resp() -> str:
+        with redis.Redis(unix_socket_path=sidecar.path, socket_timeout=LONG) as client:
+            return str(client.execute_command("FD.CLAIM", "k", "WAIT", 30_000)[0])
+
+    server.kill()
+    waiting = asyncio.create_task(asyncio.to_thread(over_http if wire == "http" else over_resp))
+    await wait_until(lambda: refused(events), description="a look is refused")
+    await asyncio.to_thread(server.start)
+    assert "acquired" in await waiting
