@@ -65,6 +65,12 @@ class RedisConnection(asyncio.Protocol):
         """False once the connection has ended or is being closed."""
         return self._lost is None and not self._finishing and not self._transport.is_closing()
 
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """The host and port that it was opened to; None for a Unix socket."""
+        connection: Any = self._connection
+        return (connection.host, connection.port) if hasattr(connection, "host") else None
+
     def call(self, packed: bytes, on_reply: OnReply) -> None:
         """Send one command; `on_reply` is called once, with its reply or with a ConnectionError.
 

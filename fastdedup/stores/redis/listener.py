@@ -33,18 +33,26 @@ class Listener:
     Args:
         connect: connects to a server that gets the messages.
         timeout: seconds in which the server must answer SUBSCRIBE.
+        channel: what it subscribes to; each message of it is passed to `on_freed`.
         look: called each second while subscribed. It calls `leave` where the server gets the messages no more.
     """
 
     def __init__(
-        self, connect: Connect, timeout: float, *, look: Callable[[], Awaitable[None]] = _no_look
+        self,
+        connect: Connect,
+        timeout: float,
+        *,
+        channel: str = CHANNEL,
+        look: Callable[[], Awaitable[None]] = _no_look,
     ) -> None:
         self._connect = connect
         self._timeout = timeout
+        self._channel = channel
         self._look = look
-        # Mutable: the connection; the task that listens; a future that is done once it has subscribed; whether the
-        # server has sent anything in the present interval.
-        self._connection: RedisConnection | None = None
+        # Mutable: the connection that is subscribed, or the last that was.
+        self.connection: RedisConnection | None = None
+        # Mutable: the task that listens; a future that is done once it has subscribed; whether the server has sent
+        # anything in the present interval.
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._heard = False
@@ -58,8 +66,8 @@ class Listener:
 
     def leave(self, reason: str) -> None:
         """Drop the connection, so that a new subscription is made."""
-        if self._connection is not None:
-            self._connection.abort(reason)
+        if self.connection is not None:
+            self.connection.abort(reason)
 
     async def aclose(self) -> None:
         """Stop listening."""
@@ -77,7 +85,6 @@ class Listener:
         ready.set_result(None)
         try:
             while True:
-                self._connection = connection
                 await self._until_ended(connection)
                 on_freed(None)
                 connection = await self._again(on_freed)
@@ -115,12 +122,13 @@ class Listener:
         connection = await self._connect(on_push)
         try:
             async with asyncio.timeout(self._timeout):
-                reply = await connection.send(pack("SUBSCRIBE", CHANNEL))
+                reply = await connection.send(pack("SUBSCRIBE", self._channel))
             if isinstance(reply, Exception):
                 raise reply
         except BaseException:
             connection.abort("cannot subscribe")
             raise
+        self.connection = connection
         return connection
 
 

@@ -1,8 +1,13 @@
-"""Sentinel: finds the present primary of a service, anew for each connection. So a failover needs nothing else."""
+"""Sentinel: finds the present primary of a service, anew for each connection.
+
+So a failover that ends the connections needs nothing else. `primary_watch.py` ends those that a failover leaves open.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from typing import Any
 
 import redis.exceptions as driver
 from redis.asyncio.connection import AbstractConnection
@@ -10,10 +15,14 @@ from redis.asyncio.connection import AbstractConnection
 from ...errors import UnavailableError
 from .errors import LoginRefusedError, MistakeError, translate
 from .first_good import NoneGoodError, first_good
+from .latest_primary import NO_EPOCH, LatestPrimary, NamedPrimary
+from .scripts import pack
 from .url import Address, GroupURL, ServerURL, hang_up, is_database, question
 
 FORM = "redis+sentinel://user:password@host1:26379,host2:26379/service-name/0"
 PORT = 26_379
+_MORE = 0.1
+"""Seconds to wait for the answers of further sentinels, at most; fewer where the deadline is shorter."""
 
 
 class UnknownServiceError(MistakeError):
@@ -24,11 +33,18 @@ class NoPrimaryError(UnavailableError):
     """The server that the sentinels name cannot be used as a primary."""
 
 
+class FormerPrimaryError(UnavailableError):
+    """A sentinel names the primary from before a failover: it was cut off from the other sentinels."""
+
+
 class SeenError(UnavailableError):
     """Another sentinel has named this server already, and it is being tried."""
 
 
-_TELLING = (NoPrimaryError, UnknownServiceError, MistakeError, UnavailableError, Exception)
+_TELLING = (
+    *(NoPrimaryError, UnknownServiceError, MistakeError, FormerPrimaryError),
+    *(UnavailableError, Exception),
+)
 """The kinds of errors, the most telling first: of several errors the first kind is shown."""
 
 
@@ -36,7 +52,7 @@ class SentinelTarget:
     """The primary of a service: a server that the sentinels name, and that confirms its role itself.
 
     All sentinels are asked at once, so a sentinel that is down or frozen costs no time. During a failover
-    they may name different servers: each is tried, and the first that confirms to be a primary is taken.
+    they may name different servers: then `LatestPrimary` says which of them counts.
 
     Raises:
         ConfigError: the URL cannot be used.
@@ -49,14 +65,21 @@ class SentinelTarget:
             raise group.refused(
                 "behind the hosts must stand the name of the service, and may stand a database"
             )
-        self._service, database = (*group.path, "")[:2]
+        self.service, database = (*group.path, "")[:2]
         if database and not is_database(database):
             raise group.refused("the database must be a number")
         self._server = group.server(database)
         sentinel = self._server.with_login(*(group.own.get(name) for name in own))
-        self._sentinels = [sentinel.at(address) for address in group.addresses]
+        self.sentinels = [sentinel.at(address) for address in group.addresses]
+        # The epoch first: where a failover comes between the two, the new address has the old epoch: harmless.
+        self.question = pack("SENTINEL", "MASTER", self.service) + pack(
+            "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.service
+        )
+        """Two commands, whose replies are for `read_answer`."""
+        self.latest = LatestPrimary(len(self.sentinels))
+        """The primary that the sentinels name, as far as this process was told."""
         places = ", ".join(f"{host}:{port}" for host, port in group.addresses)
-        self.name = f"Redis {self._service!r} of the sentinels at {places}"
+        self.name = f"Redis {self.service!r} of the sentinels at {places}"
 
     async def connection(self, timeout: float) -> AbstractConnection:
         """Return a connection to the primary. The sentinels have `timeout` seconds, and so has the primary.
@@ -65,38 +88,63 @@ class SentinelTarget:
             UnknownServiceError: the sentinels that answer do not know the service.
             UnavailableError: no sentinel answers, or the server that they name is not a primary.
         """
-        tried: set[Address] = set()
-        attempts = (self._follow(sentinel, tried, timeout) for sentinel in self._sentinels)
+        asked = Answers(self.latest, len(self.sentinels))
+        attempts = (self._follow(sentinel, asked, timeout) for sentinel in self.sentinels)
         try:
             return await first_good(attempts, discard=hang_up)
         except NoneGoodError as error:
             errors = error.errors
         raise next(error for kind in _TELLING for error in errors if isinstance(error, kind))
 
-    async def _follow(self, sentinel: ServerURL, tried: set[Address], timeout: float) -> AbstractConnection:
-        """Connect to the server that one sentinel names, unless another sentinel has named it already."""
-        address = await self._ask(sentinel, timeout)
-        if address in tried:
+    async def _follow(self, sentinel: ServerURL, asked: Answers, timeout: float) -> AbstractConnection:
+        """Connect to the server that one sentinel names, unless another sentinel knows better or named it already."""
+        named: NamedPrimary | None = None
+        try:
+            named = await self._ask(sentinel, timeout)
+        finally:
+            asked.take(named)
+        await asked.compared(min(_MORE, timeout / 4))
+        if not self.latest.accepts(named):
+            raise self._former()
+        if named.address in asked.tried:
             raise SeenError(f"{self.name}: this server is being tried already")
-        tried.add(address)
-        return await self._primary_at(address, timeout)
+        asked.tried.add(named.address)
+        connection = await self._primary_at(named.address, timeout)
+        if not self.latest.accepts(named):  # a failover was heard of meanwhile
+            await hang_up(connection)
+            raise self._former()
+        self.latest.confirmed(named)
+        return connection
 
-    async def _ask(self, sentinel: ServerURL, timeout: float) -> Address:
+    def _former(self) -> FormerPrimaryError:
+        return FormerPrimaryError(
+            f"{self.name}: a sentinel names the primary from before the latest failover"
+        )
+
+    async def _ask(self, sentinel: ServerURL, timeout: float) -> NamedPrimary:
         connection: AbstractConnection | None = None
         try:
             async with asyncio.timeout(timeout):
                 connection = await sentinel.connection(timeout)
-                answer = await question(connection, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service)
+                named = await self._answer(connection)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise _sentinel_fault(error, sentinel) from None
         finally:
             if connection is not None:
                 await hang_up(connection)
-        if answer is None:
+        if named is None:
             raise UnknownServiceError(
                 f"{self.name}: the sentinels that answer do not know this service: check its name in the URL"
             )
-        return answer[0].decode(), int(answer[1])
+        return named
+
+    async def _answer(self, connection: AbstractConnection) -> NamedPrimary | None:
+        await connection.send_packed_command(self.question)
+        try:
+            about = await connection.read_response(disable_decoding=True)
+        except driver.ResponseError:
+            about = None  # it does not know the service, or the login may not ask; the next reply tells which
+        return read_answer(about, await connection.read_response(disable_decoding=True))
 
     async def _primary_at(self, address: Address, timeout: float) -> AbstractConnection:
         server = self._server.at(address)
@@ -113,6 +161,47 @@ class SentinelTarget:
             fault = translate(error, server.name)
             raise NoPrimaryError(str(fault)) if type(fault) is UnavailableError else fault from None
         return connection
+
+
+class Answers:
+    """What the sentinels answer to one question, and the servers that are being tried."""
+
+    def __init__(self, latest: LatestPrimary, sentinels: int) -> None:
+        self._latest = latest
+        # Mutable: how many have not answered; the answers; the servers being tried; set once a majority answered.
+        self._left = sentinels
+        self._answers: list[NamedPrimary] = []
+        self.tried: set[Address] = set()
+        self._enough = asyncio.Event()
+
+    def take(self, named: NamedPrimary | None) -> None:
+        """Count a sentinel's answer; None where it gave none."""
+        self._left -= 1
+        if named is not None:
+            self._answers.append(named)
+            self._latest.hear(named)
+            self._latest.conclude(self._answers)
+        if len(self._answers) >= self._latest.majority or not self._left:
+            self._enough.set()
+
+    async def compared(self, seconds: float) -> None:
+        """Wait until a majority has answered, but not for long: the other sentinels may be down."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._enough.wait()
+
+
+def read_answer(about: Any, address: Any) -> NamedPrimary | None:
+    """Return the primary that a sentinel names, from its replies to `SentinelTarget.question`.
+
+    The address is not taken from SENTINEL MASTER, which shows the former primary with the new epoch while the leader
+    of a failover reconfigures the replicas. None: the sentinel does not know the service.
+    """
+    if not isinstance(address, list):
+        return None
+    fields = dict(zip(about[::2], about[1::2], strict=False)) if isinstance(about, list) else {}
+    epoch = int(fields.get(b"config-epoch", NO_EPOCH))
+    return NamedPrimary(epoch, (address[0].decode(), int(address[1])))
 
 
 async def check_role(connection: AbstractConnection, name: str) -> None:

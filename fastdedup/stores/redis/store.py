@@ -12,6 +12,7 @@ from ...protocol.operations import Op, Reply, Verb
 from .connection import RedisConnection
 from .errors import translate
 from .listener import Listener
+from .primary_watch import PrimaryWatch
 from .reconnect import (
     Connect,
     OnPush,
@@ -25,7 +26,7 @@ from .reconnect import (
 from .scripts import CallHead
 from .sentinel import SentinelTarget
 from .server import RedisServer, ScriptCall, starts
-from .url import ServerURL, Target
+from .url import Address, ServerURL, Target
 
 _REDIRECTIONS = ("MOVED", "ASK", "CROSSSLOT")
 
@@ -62,6 +63,9 @@ class RedisStore:
         self._head = CallHead()
         self._server = RedisServer(self._reconnector, timeout=timeout, replicas=replicas, head=self._head)
         self._listener = Listener(connect, timeout)
+        self._watch: PrimaryWatch | None = None
+        if isinstance(self._target, SentinelTarget):
+            self._watch = PrimaryWatch(self._target, self._leave_others)
         self.begin = self._server.begin
         """Send a batch, as `DirectStore` says. It is the server's own method, which saves a call on the main path."""
 
@@ -91,9 +95,13 @@ class RedisStore:
                 await self._reconnector.connected()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             only_mistakes(self._fault(error))
+        if self._watch is not None:
+            self._watch.start()
 
     async def aclose(self) -> None:
         """Close the connections."""
+        if self._watch is not None:
+            await self._watch.aclose()
         await self._listener.aclose()
         await self._reconnector.aclose()
 
@@ -127,6 +135,12 @@ class RedisStore:
                 await self._listener.start(on_freed)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
+
+    def _leave_others(self, primary: Address) -> None:
+        """Drop each connection to another server: the next call and the waiters' subscription go to the primary."""
+        for connection in (self._reconnector.connection, self._listener.connection):
+            if connection is not None and connection.usable and connection.address != primary:
+                connection.abort("the sentinels name another primary")
 
     async def _dial(self, on_push: OnPush | None) -> RedisConnection:
         def check(info: Any) -> None:
