@@ -31,7 +31,7 @@ from .once import FewArguments, once
 from .protocol.keyspace import READABLE_BYTES
 from .protocol.operations import Code, ForgetOp, Mode, ReadOp, Stored
 from .protocol.owners import draw_owner, owner_field, owner_text
-from .stores.base import Store
+from .stores.base import Credentials, Store
 from .tokens import Tokens
 
 P = ParamSpec("P")
@@ -78,6 +78,10 @@ class Dedup:
         known_duplicates: seconds for which a success that the store has told may be told again from this
             process's memory; 0 turns that off. When another process forgets the key, it is seen that late.
         on_event: called with each event of `fastdedup.events`.
+        credentials: asked for the login of each new connection to Redis, so that a password can be changed while
+            the gate is open: a function, also an async function, that returns `(user name, password)`, or a
+            `redis.credentials.CredentialProvider`. It must not block. Open connections stay as they are. The
+            URL then has no password; its user counts where the user name is None.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -102,6 +106,7 @@ class Dedup:
         readable_keys: int = READABLE_BYTES,
         known_duplicates: Seconds = 1.0,
         on_event: OnEvent | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
             raise ConfigError(f"codec must be an object with dumps() and loads(), got {named(codec)}")
@@ -129,6 +134,7 @@ class Dedup:
             lease=settings.lease,
             on_event=on_event,
             namespace=namespace,
+            credentials=credentials,
         )
         self._namespace = Namespace(connection, settings)
         self._tokens = Tokens(self._namespace)

@@ -61,6 +61,7 @@ def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
 @click.option("--config", type=_FILE, envvar="FASTDEDUP_CONFIG", show_envvar=True, help="A TOML file.")
 @_flags(
     ("--url", str, "The store; memory:// by default."),
+    ("--password-file", _FILE, "A file with the store's password, read anew for each connection."),
     ("--socket", _FILE, "Where to listen; it is made with mode 0660."),
     ("--namespace", str, "The namespace of requests without a namespace."),
     ("--lease", float, "Seconds that an owner has for its work."),

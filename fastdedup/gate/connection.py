@@ -25,6 +25,7 @@ from ..stores.base import (
     RECORD_HEAD,
     BoundedStore,
     ClockComparingStore,
+    Credentials,
     DegradingStore,
     ReportingStore,
     ShardedStore,
@@ -91,6 +92,7 @@ class Connection:
         lease: float,
         on_event: OnEvent | None,
         namespace: str,
+        credentials: Credentials | None = None,
     ) -> None:
         self.timeout = check_seconds(timeout, "timeout")
         self.max_pending = check_count(max_pending, "max_pending")
@@ -104,6 +106,7 @@ class Connection:
             raise ConfigError(f"on_shortfall must be 'report' or 'raise', got {shown(on_shortfall)}")
         self.raises_shortfall = on_shortfall == "raise"
         self._max_record = 0
+        self._credentials = credentials
         # Not the URL itself, which holds a password: whatever shows this object shows its attributes.
         self._make_store = (lambda: self._store_of(store)) if isinstance(store, str) else None
         self.store = self._store_of(store)
@@ -144,11 +147,13 @@ class Connection:
 
     def _store_of(self, store: Any) -> Store:
         if isinstance(store, str) or not hasattr(store, "execute"):
-            return make_store(store, self.timeout, self.replicas)
+            return make_store(store, self.timeout, self.replicas, self._credentials)
         if self.replicas:
             raise ConfigError(
                 "replicas= goes with a URL; a store object of your own waits for its replicas itself"
             )
+        if self._credentials is not None:
+            raise ConfigError("credentials= goes with a URL; a store object of your own logs in itself")
         return cast(Store, store)
 
     # Life

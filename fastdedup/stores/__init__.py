@@ -8,33 +8,35 @@ from difflib import get_close_matches
 from typing import Any
 from urllib.parse import parse_qsl
 
-from ..checks import check_count
+from ..checks import check_count, named
 from ..errors import ConfigError
-from .base import Store
+from .base import Credentials, Store
 from .memory import MemoryStore
 
 
-def make_store(url: str, timeout: float, replicas: int = 0) -> Store:
+def make_store(url: str, timeout: float, replicas: int = 0, credentials: Credentials | None = None) -> Store:
     """Return the store that a URL names; nothing is connected yet.
 
     Args:
         url: memory://, redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or sidecar://.
         timeout: seconds, the deadline of one operation.
         replicas: how many replicas must confirm each write; a write that fewer confirm is marked as short.
+        credentials: asked for the login of each new connection to Redis; see `Dedup`.
 
     Raises:
         ConfigError: the URL cannot be used; the message says how to write one, and shows no secret of it.
     """
     try:
-        return _make(url, timeout, replicas)
+        return _make(url, timeout, replicas, credentials)
     except ConfigError as error:
         fault = error.with_traceback(None)
-    # Raised without the frames that hold the URL: tools that log tracebacks may show local variables.
-    url = ""
+    # Raised without the frames that hold the URL: tools that log tracebacks may show local variables. And whoever
+    # passes a user and a password instead of a function has put a password into `credentials`.
+    url, credentials = "", None
     raise fault
 
 
-def _make(url: Any, timeout: float, replicas: int) -> Store:
+def _make(url: Any, timeout: float, replicas: int, credentials: Any) -> Store:
     if not isinstance(url, str):
         raise ConfigError(
             f"the store's URL must be text such as {_FORMS['redis']}, got {type(url).__name__}: "
@@ -44,7 +46,25 @@ def _make(url: Any, timeout: float, replicas: int) -> Store:
     make = _SCHEMES.get(scheme.lower()) if slashes else None
     if make is None:
         raise ConfigError(f"{_wrong_scheme(url)}; use one of " + ", ".join(f"{one}://" for one in _SCHEMES))
-    return make(url, timeout, check_count(replicas, "replicas", least=0))
+    check_count(replicas, "replicas", least=0)
+    if credentials is not None:
+        check_credentials(credentials)
+    return make(url, timeout, replicas, credentials)
+
+
+def check_credentials(credentials: Any) -> None:
+    """Refuse what cannot be asked for a login.
+
+    Raises:
+        ConfigError: it is neither a function nor a provider; the message does not show it.
+    """
+    if isinstance(credentials, type) or not (
+        callable(credentials) or hasattr(credentials, "get_credentials")
+    ):
+        raise ConfigError(
+            "credentials must be a function that returns (user name, password), or a "
+            f"redis.credentials.CredentialProvider, got {named(credentials)}"
+        )
 
 
 def _wrong_scheme(url: str) -> str:
@@ -71,7 +91,7 @@ def _meant(form: str) -> str:
     return f"; did you mean {form} ?"
 
 
-def _memory(url: str, timeout: float, replicas: int) -> Store:
+def _memory(url: str, timeout: float, replicas: int, credentials: Credentials | None) -> Store:
     path, _, query = url[len("memory://") :].partition("?")
     options = dict(parse_qsl(query, keep_blank_values=True))
     if path.strip("/") or path == "/" or options.keys() - {"maxsize", "max_bytes"}:
@@ -80,6 +100,8 @@ def _memory(url: str, timeout: float, replicas: int) -> Store:
         raise ConfigError(
             f"replicas={replicas}: memory:// has no replicas, it lives in this process alone; leave it 0"
         )
+    if credentials is not None:
+        raise ConfigError("memory:// has no login, it lives in this process: leave credentials out")
     sizes = {name: _size(value, name) for name, value in options.items()}
     return MemoryStore(
         maxsize=sizes.get("maxsize", 1_000_000), max_bytes=sizes.get("max_bytes", 1024 * 1024 * 1024)
@@ -92,29 +114,33 @@ def _size(value: str, name: str) -> int:
     return check_count(int(value), name)
 
 
-def _redis(url: str, timeout: float, replicas: int) -> Store:
+def _redis(url: str, timeout: float, replicas: int, credentials: Credentials | None) -> Store:
     from .redis import RedisStore
 
-    return RedisStore(url, timeout=timeout, replicas=replicas)
+    return RedisStore(url, timeout=timeout, replicas=replicas, credentials=credentials)
 
 
-def _cluster(url: str, timeout: float, replicas: int) -> Store:
+def _cluster(url: str, timeout: float, replicas: int, credentials: Credentials | None) -> Store:
     from .redis import ClusterStore
 
-    return ClusterStore(url, timeout=timeout, replicas=replicas)
+    return ClusterStore(url, timeout=timeout, replicas=replicas, credentials=credentials)
 
 
-def _sidecar(url: str, timeout: float, replicas: int) -> Store:
+def _sidecar(url: str, timeout: float, replicas: int, credentials: Credentials | None) -> Store:
     from .sidecar import SidecarStore
 
     if replicas:
         raise ConfigError(
             f"replicas={replicas}: the sidecar's own setting says how many replicas confirm; leave it 0"
         )
+    if credentials is not None:
+        raise ConfigError(
+            "the sidecar logs in to Redis itself: leave credentials out, and set its password_file"
+        )
     return SidecarStore(url, timeout=timeout)
 
 
-_SCHEMES: dict[str, Callable[[str, float, int], Store]] = {
+_SCHEMES: dict[str, Callable[[str, float, int, Credentials | None], Store]] = {
     "memory": _memory,
     "redis": _redis,
     "rediss": _redis,

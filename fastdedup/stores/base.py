@@ -6,8 +6,8 @@ know policies: that is the work of the gate above it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, runtime_checkable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..events import Event
 from ..model import Batching
@@ -117,6 +117,25 @@ class TimedStore(Protocol):
     def time_us(self) -> int:
         """Microseconds since 1970: the time that a server has told and what has passed since; 0 where none did."""
         ...
+
+
+Login = tuple[str | None, str]
+"""The user's name and the password. None is the user in the URL, or else the server's default user."""
+
+
+class CredentialProvider(Protocol):
+    """A source of logins as redis-py has them: `redis.credentials.CredentialProvider`, or an object like it.
+
+    Its `get_credentials_async` is asked instead where it has one.
+    """
+
+    def get_credentials(self) -> Any:
+        """Return the user's name and the password, or the password alone, in a tuple."""
+        ...
+
+
+Credentials = Callable[[], Login | Awaitable[Login]] | CredentialProvider
+"""What is asked for the login of each new connection. It must not block the event loop."""
 
 
 RECORD_HEAD = 128

@@ -18,7 +18,7 @@ from ..machine import Transitions
 from ..model import Batching, BreakerState, Record
 from ..once import FewArguments
 from ..protocol.keyspace import READABLE_BYTES
-from ..stores.base import Store
+from ..stores.base import Credentials, Store
 from .background import Bound, PerProcess
 from .claim import Claim, take_back
 from .lock import LockCall
@@ -63,6 +63,7 @@ class Dedup:
         readable_keys: int = READABLE_BYTES,
         known_duplicates: Seconds = 1.0,
         on_event: OnEvent | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
         make = partial(
             AsyncDedup,
@@ -82,6 +83,7 @@ class Dedup:
             readable_keys=readable_keys,
             known_duplicates=known_duplicates,
             on_event=on_event,
+            credentials=credentials,
         )
         self._set_up(
             PerProcess(

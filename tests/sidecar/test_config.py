@@ -185,6 +185,9 @@ def test_a_mistake_of_the_environment_or_a_flag_is_called_by_its_name(
         ("allow_gids = ['no-such-group']", "no such group"),
         ("limits = 3", "dictionary"),
         ("namespaces = 3", "dictionary"),
+        ('password_file = "/no/such/file"', "password_file: there is no such file"),
+        (f'password_file = "{__file__}"', "password_file: memory:// has no login"),
+        (f'url = "redis://:secret@h"\npassword_file = "{__file__}"', "a password in the URL"),
         ("[namespaces.sms.deeper]\nx = 1", "unknown key"),
     ],
 )

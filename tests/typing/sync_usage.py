@@ -15,6 +15,7 @@ def life() -> None:
         assert_type(entered, Dedup)
     assert_type(dedup.scoped("sms", ttl=60.0), Dedup)
     assert_type(dedup.settings, Settings)
+    Dedup("redis://h", credentials=lambda: (None, "password"))
     dedup.close()
 
 

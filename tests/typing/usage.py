@@ -3,6 +3,8 @@
 from collections.abc import Callable, Coroutine
 from typing import Any, assert_type
 
+from redis.credentials import UsernamePasswordCredentialProvider
+
 from fastdedup import (
     Claim,
     Codec,
@@ -80,11 +82,18 @@ def on_event(event: Event) -> None:
             assert_type(event, Replayed | UndoOverflow)
 
 
+async def login() -> tuple[None, str]:
+    return None, "password"
+
+
 def settings() -> None:
     codec: Codec = Pickled()
     policies: list[FallbackPolicy] = [Reject(retry_after=2.0), LocalLRU(maxsize=10), Brave()]
     dedup = Dedup("redis://h", lease=1, ttl=60.0, codec=codec, on_unavailable=policies[0], on_event=on_event)
     assert_type(dedup, Dedup)
+    Dedup("redis://h", credentials=lambda: ("user", "password"))
+    Dedup("redis://h", credentials=login)
+    Dedup("redis://h", credentials=UsernamePasswordCredentialProvider("user", "password"))
     assert_type(dedup.scoped("sms", ttl=60.0, on_unavailable=Brave()), Dedup)
 
 

@@ -12,6 +12,7 @@ import pwd
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,12 +35,13 @@ from pydantic_settings import (
 )
 
 from ...checks import check_seconds, shown
-from ...errors import ConfigError
+from ...errors import ConfigError, UnavailableError
 from ...fallback.base import FallbackPolicy
 from ...fallback.local import LocalLRU
 from ...fallback.reject import Reject
 from ...keys import check_namespace
 from ...stores import make_store
+from ...stores.base import Credentials, Login
 from ..limits import Limits
 from ..paths import default_socket
 from .mistakes import Mistakes, Sources, describe, in_order
@@ -68,6 +70,29 @@ def _url(value: str) -> str:
 
 def _absolute(value: Path) -> Path:
     return value.expanduser().absolute()
+
+
+def _readable(value: Path) -> Path:
+    path = _absolute(value)
+    if not path.is_file():
+        raise ValueError("there is no such file")  # its name is not shown: it may be the password itself
+    return path
+
+
+def _login(file: Path) -> Login:
+    """Return the default or the URL's user, and the password that the file has now."""
+    try:
+        password = file.read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        why = error.strerror or "it cannot be read"
+    except UnicodeDecodeError:
+        why = "it is not UTF-8 text"
+    else:
+        if password:
+            return None, password
+        why = "it is empty"
+    # Outside of the except clauses: the error may hold the file's bytes.
+    raise UnavailableError(f"password_file {file}: {why}")
 
 
 def _user(value: Any) -> Any:
@@ -176,6 +201,8 @@ class Config(BaseSettings):
     )
 
     url: Annotated[str, AfterValidator(_url), Field(repr=False)] = "memory://"
+    password_file: Annotated[Path, AfterValidator(_readable)] | None = None
+    """A file with the password of the store's user; it is read anew for each connection. The URL then has none."""
     socket: Annotated[Path, AfterValidator(_absolute)] = Field(default_factory=default_socket)
     namespace: Name = "fastdedup"
     timeout: Seconds = 0.25
@@ -204,7 +231,16 @@ class Config(BaseSettings):
     @model_validator(mode="after")
     def _store_fits(self) -> Config:
         make_store(self.url, self.timeout, self.replicas)
+        if self.password_file is not None:
+            try:
+                make_store(self.url, self.timeout, self.replicas, self.credentials())
+            except ConfigError as error:
+                raise ConfigError(f"password_file: {error}") from None
         return self
+
+    def credentials(self) -> Credentials | None:
+        """Return what reads the password file for each connection to the store; None where the URL has the login."""
+        return None if self.password_file is None else partial(_login, self.password_file)
 
     def default_options(self) -> dict[str, Any]:
         """Return the settings of the default namespace, which are those of every namespace without a table."""

@@ -230,6 +230,7 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
         on_shortfall=config.on_shortfall,
         codec=RawCodec(),
         on_event=on_event,
+        credentials=config.credentials(),
         **config.default_options(),
     )
     namespaces = Namespaces(

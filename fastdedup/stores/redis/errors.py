@@ -36,13 +36,13 @@ _NEEDED = (
 )
 _FORBIDDEN = f"the Redis user may not do this: it needs {_NEEDED}"
 _NO_PASSWORD_SET = "Redis has no password for this user: remove the one in the URL, or set it in Redis"
-_WANTS_PASSWORD = "Redis wants a password: put it into the URL, redis://:password@host"
-_WRONG_LOGIN = "Redis refused the user or password: check those in the URL"
+_WANTS_PASSWORD = "Redis wants a password: put it into the URL, redis://:password@host, or give credentials"
+_WRONG_LOGIN = "Redis refused the user or password: check those in the URL, or those that credentials returns"
 
 _LOGIN_PREFIXES = {
     "NOAUTH": _WANTS_PASSWORD,
     "WRONGPASS": _WRONG_LOGIN,
-    "invalid password": "Redis refused the password: check the one in the URL",
+    "invalid password": "Redis refused the password: check the one in the URL, or that credentials returns",
     "invalid username-password pair": _WRONG_LOGIN,
     "Authentication required": _WANTS_PASSWORD,
     "AUTH <password> called without any password": _NO_PASSWORD_SET,
@@ -159,7 +159,10 @@ def _meaning(error: BaseException, text: str) -> Meaning | None:
     if command := _UNKNOWN_COMMAND.match(text):
         return ConfigError, _missing(command[1].upper())
     if isinstance(error, driver.AuthenticationError):
-        return LoginRefusedError, "Redis refused the login: check user and password in the URL"
+        return (
+            LoginRefusedError,
+            "Redis refused the login: check user and password in the URL, or credentials",
+        )
     if isinstance(error, NETWORK_ERRORS):
         if any(isinstance(each, ssl.SSLError) and reason_of(each) in _NO_TLS for each in causes(error)):
             return WrongPortError, NO_TLS

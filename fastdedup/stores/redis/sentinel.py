@@ -13,6 +13,7 @@ import redis.exceptions as driver
 from redis.asyncio.connection import AbstractConnection
 
 from ...errors import UnavailableError
+from ..base import Credentials
 from .errors import LoginRefusedError, MistakeError, translate
 from .first_good import NoneGoodError, first_good
 from .latest_primary import NO_EPOCH, LatestPrimary, NamedPrimary
@@ -54,11 +55,14 @@ class SentinelTarget:
     All sentinels are asked at once, so a sentinel that is down or frozen costs no time. During a failover
     they may name different servers: then `LatestPrimary` says which of them counts.
 
+    Args:
+        credentials: asked for the login of each connection to the primary; the sentinels' login is in the URL.
+
     Raises:
-        ConfigError: the URL cannot be used.
+        ConfigError: the URL cannot be used, or not together with `credentials`.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, credentials: Credentials | None = None) -> None:
         own = ("sentinel_username", "sentinel_password")
         group = GroupURL(url, form=FORM, port=PORT, own=own)
         if not 1 <= len(group.path) <= 2:
@@ -68,7 +72,7 @@ class SentinelTarget:
         self.service, database = (*group.path, "")[:2]
         if database and not is_database(database):
             raise group.refused("the database must be a number")
-        self._server = group.server(database)
+        self._server = group.server(database).with_credentials(credentials)
         sentinel = self._server.with_login(*(group.own.get(name) for name in own))
         self.sentinels = [sentinel.at(address) for address in group.addresses]
         # The epoch first: where a failover comes between the two, the new address has the old epoch: harmless.
@@ -147,7 +151,7 @@ class SentinelTarget:
         return read_answer(about, await connection.read_response(disable_decoding=True))
 
     async def _primary_at(self, address: Address, timeout: float) -> AbstractConnection:
-        server = self._server.at(address)
+        server = await self._server.at(address).logged_in()
         connection: AbstractConnection | None = None
         try:
             async with asyncio.timeout(timeout):

@@ -9,6 +9,7 @@ from typing import Any
 from ...errors import DedupError
 from ...events import Event, PrimaryRestarted
 from ...protocol.operations import Op, Reply, Verb
+from ..base import Credentials
 from .connection import RedisConnection
 from .errors import translate
 from .listener import Listener
@@ -31,13 +32,15 @@ from .url import Address, ServerURL, Target
 _REDIRECTIONS = ("MOVED", "ASK", "CROSSSLOT")
 
 
-def target_of(url: str) -> Target:
+def target_of(url: str, credentials: Credentials | None = None) -> Target:
     """Return the server that a redis://, rediss://, unix:// or redis+sentinel:// URL names.
 
     Raises:
-        ConfigError: the URL cannot be used.
+        ConfigError: the URL cannot be used, or not together with `credentials`.
     """
-    return SentinelTarget(url) if "+sentinel" in url.partition("://")[0].lower() else ServerURL.of(url)
+    if "+sentinel" in url.partition("://")[0].lower():
+        return SentinelTarget(url, credentials)
+    return ServerURL.of(url).with_credentials(credentials)
 
 
 class RedisStore:
@@ -47,13 +50,20 @@ class RedisStore:
         timeout: seconds for connecting, and for one command of the handshake.
         replicas: how many replicas must confirm each write (WAIT) within 40 % of `timeout`; a write that fewer
             confirm is marked as short.
+        credentials: asked for the login of each new connection; see `Dedup`.
         connect: makes the connections instead of the URL; for tests.
     """
 
     def __init__(
-        self, url: str, *, timeout: float, replicas: int = 0, connect: Connect | None = None
+        self,
+        url: str,
+        *,
+        timeout: float,
+        replicas: int = 0,
+        credentials: Credentials | None = None,
+        connect: Connect | None = None,
     ) -> None:
-        self._target = target_of(url)
+        self._target = target_of(url, credentials)
         self.name = self._target.name
         self._timeout = timeout
         connect = connect or self._dial

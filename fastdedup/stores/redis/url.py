@@ -15,6 +15,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from ...errors import ConfigError
+from ..base import Credentials
+from .credentials import ask
 from .errors import NO_TLS, ONLY_TLS, WrongPortError
 from .tls import check_host_name, has_other_protocol, may_be_other_protocol
 
@@ -40,9 +42,15 @@ class Target(Protocol):
 class ServerURL:
     """One server, and how to log in."""
 
-    def __init__(self, options: dict[str, Any], connection_class: type[AbstractConnection]) -> None:
+    def __init__(
+        self,
+        options: dict[str, Any],
+        connection_class: type[AbstractConnection],
+        credentials: Credentials | None = None,
+    ) -> None:
         self._options = options
         self._connection_class = connection_class
+        self._credentials = credentials
         self.name = name_of(options)
         # Mutable: whether the port's protocol is known to be the URL's, or was asked for in vain.
         self._protocol_settled = "path" in options
@@ -69,7 +77,33 @@ class ServerURL:
     def at(self, address: Address) -> ServerURL:
         """Return another server with the same login."""
         host, port = address
-        return ServerURL({**self._options, "host": host, "port": port}, self._connection_class)
+        return ServerURL(
+            {**self._options, "host": host, "port": port}, self._connection_class, self._credentials
+        )
+
+    def with_credentials(self, credentials: Credentials | None) -> ServerURL:
+        """Return the same server; the login of each of its connections is asked of `credentials`.
+
+        Raises:
+            ConfigError: the URL has a password as well.
+        """
+        if credentials is not None and self._options.get("password"):
+            raise ConfigError(
+                f"{self.name}: there are credentials and a password in the URL: leave that password out"
+            )
+        return ServerURL(self._options, self._connection_class, credentials)
+
+    async def logged_in(self) -> ServerURL:
+        """Return the same server with the login of now. `credentials` may take longer than a connection.
+
+        Raises:
+            UnavailableError: `credentials` gave no login.
+        """
+        if self._credentials is None:
+            return self
+        server = ServerURL(self._options | await ask(self._credentials), self._connection_class)
+        server._protocol_settled = self._protocol_settled
+        return server
 
     def with_login(self, username: str | None, password: str | None) -> ServerURL:
         """Return the same server for another user, without a database or a client name: a sentinel takes neither."""
@@ -96,6 +130,8 @@ class ServerURL:
 
     async def connection(self, timeout: float) -> AbstractConnection:
         """See `Target`."""
+        if self._credentials is not None:
+            return await self._connection_with(await self.logged_in(), timeout)
         connection = self.unconnected(timeout)
         try:
             await connection.connect()  # type: ignore[no-untyped-call] # redis-py leaves it untyped
@@ -110,6 +146,12 @@ class ServerURL:
             return connection
         # Outside of the except clause, so that the error does not hold redis-py's frames, which hold the password.
         raise await self._wrong_port(fault, timeout) or fault
+
+    async def _connection_with(self, server: ServerURL, timeout: float) -> AbstractConnection:
+        try:
+            return await server.connection(timeout)
+        finally:
+            self._protocol_settled = server._protocol_settled
 
     async def _wrong_port(self, fault: Exception, timeout: float) -> Exception | None:
         """Ask the port for its protocol, once, where no connection was made before."""

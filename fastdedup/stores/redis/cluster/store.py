@@ -11,7 +11,7 @@ from ....errors import DedupError, UnavailableError
 from ....events import ClockSkew, Event
 from ....model import Batching
 from ....protocol.operations import MAX_HOPS, Op, Redirect, Reply, Verb, on_the_move
-from ...base import Store
+from ...base import Credentials, Store
 from ..connection import RedisConnection
 from ..errors import translate
 from ..first_good import NoneGoodError, first_good
@@ -36,14 +36,17 @@ class ClusterStore:
     Args:
         timeout: seconds, the deadline of an operation, and of connecting.
         replicas: how many replicas of a primary must confirm each write (WAIT).
+        credentials: asked for the login of each new connection; see `Dedup`.
 
     Raises:
         ConfigError: the URL cannot be used.
     """
 
-    def __init__(self, url: str, *, timeout: float, replicas: int = 0) -> None:
+    def __init__(
+        self, url: str, *, timeout: float, replicas: int = 0, credentials: Credentials | None = None
+    ) -> None:
         group = GroupURL(url, form=FORM, port=PORT)
-        self._seed = group.server()
+        self._seed = group.server().with_credentials(credentials)
         if group.path not in ([], ["0"]) or self._seed.database:
             raise group.refused("a Cluster has only database 0, leave the database out")
         self._timeout = timeout

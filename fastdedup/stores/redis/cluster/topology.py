@@ -253,6 +253,8 @@ async def ask(server: ServerURL, connection: RedisConnection | None, timeout: fl
         UnavailableError: the server does not answer within `timeout` seconds, or knows of no slot.
     """
     try:
+        if connection is None:
+            server = await server.logged_in()
         async with asyncio.timeout(timeout):
             if connection is not None:
                 info, slots = await connection.send_many(_QUESTION, 2)
