@@ -14,7 +14,7 @@ from fastdedup.protocol.operations import ClaimOp, Mode, Verb, terms
 from fastdedup.stores.redis import RedisStore
 
 from ..servers import RedisServer
-from ..topologies import SentinelGroup, until
+from ..topologies import Member, SentinelGroup, until
 from .load import Load
 
 WaitUntil = Callable[..., Any]
@@ -170,6 +170,32 @@ async def test_a_server_in_the_place_of_a_sentinel_is_a_mistake(group: SentinelG
     port = group.primary().port
     with pytest.raises(ConfigError, match="does not know the command SENTINEL"):
         await Dedup(f"redis+sentinel://127.0.0.1:{port}/main").open()
+
+
+async def test_a_login_that_may_only_ask_for_the_address_is_enough(
+    group: SentinelGroup, wait_until: WaitUntil
+) -> None:
+    """It gets neither the epoch nor the announcements: a failover is found as it was before there were those."""
+    for sentinel in group.sentinels:
+        rules = ("on", ">few", "-@all", "+auth", "+sentinel|get-master-addr-by-name")
+        sentinel.ask("ACL", "SETUSER", "few", *rules)
+    url = f"{group.url}?sentinel_username=few&sentinel_password=few"
+    async with gates(url, 1) as (gate,):
+        assert (await gate.claim("before")).acquired
+        await asyncio.to_thread(group.failover)
+        primary = group.primary()
+
+        async def arrives() -> bool:
+            return await answered(gate, "after") and bool(
+                await asyncio.to_thread(exists, primary, "t:=after")
+            )
+
+        await wait_until(arrives, description="the next primary answers")
+
+
+def exists(member: Member, key: str) -> bool:
+    with member.client() as raw:
+        return bool(raw.exists(key))
 
 
 async def test_logins_of_sentinels_and_servers_are_apart() -> None:
