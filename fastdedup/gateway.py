@@ -55,8 +55,8 @@ class Dedup:
 
     Args:
         url: `memory://`, `redis://host:6379/0`, `rediss://…`, `unix:///path/redis.sock?db=0`,
-            `redis+sentinel://h1,h2/service/0`, `redis+cluster://h1,h2`, `sidecar:///path/fastdedup.sock`;
-            or a store object of your own.
+            `redis+sentinel://h1,h2,h3/service/0` with every sentinel, `redis+cluster://h1,h2`,
+            `sidecar:///path/fastdedup.sock`; or a store object of your own.
         namespace: prefix of every key, and the scope of the settings.
         lease: seconds that an owner has before another may take over.
         ttl: seconds that a success is remembered; also how long a dead claim's attempts are counted.

@@ -53,7 +53,8 @@ class SentinelTarget:
     """The primary of a service: a server that the sentinels name, and that confirms its role itself.
 
     All sentinels are asked at once, so a sentinel that is down or frozen costs no time. During a failover
-    they may name different servers: then `LatestPrimary` says which of them counts.
+    they may name different servers: then `LatestPrimary` says which of them counts. The URL names every
+    sentinel, because a majority is counted by it.
 
     Args:
         credentials: asked for the login of each connection to the primary; the sentinels' login is in the URL.
@@ -122,7 +123,8 @@ class SentinelTarget:
 
     def _former(self) -> FormerPrimaryError:
         return FormerPrimaryError(
-            f"{self.name}: a sentinel names the primary from before the latest failover"
+            f"{self.name}: the sentinels that answer name the primary from before the latest failover: "
+            "are the other sentinels down, or cut off?"
         )
 
     async def _ask(self, sentinel: ServerURL, timeout: float) -> NamedPrimary:
