@@ -37,11 +37,12 @@ async def wait_for_verdict(namespace: Namespace, call: ClaimOp, wait: float) -> 
     connection = namespace.connection
     connection.running_engine()
     gives_up = asyncio.get_running_loop().time() + wait
-    # Most need not wait; and where the store is silent, its silence is paid for once.
-    verdict = await look(namespace, call, call.terms, gives_up)
-    if verdict.outcome is not Outcome.IN_PROGRESS:
-        return verdict
-    return await wait_on(namespace, call, gives_up, verdict)
+    with connection.undo.while_it_waits(call):
+        # Most need not wait; and where the store is silent, its silence is paid for once.
+        verdict = await look(namespace, call, call.terms, gives_up)
+        if verdict.outcome is not Outcome.IN_PROGRESS:
+            return verdict
+        return await wait_on(namespace, call, gives_up, verdict)
 
 
 async def wait_on(
@@ -51,6 +52,13 @@ async def wait_on(
 
     `found`: another owner at work; or the error of a look that was refused.
     """
+    with namespace.connection.undo.while_it_waits(call):
+        return await _wait_on(namespace, call, gives_up, found)
+
+
+async def _wait_on(
+    namespace: Namespace, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError
+) -> Verdict:
     if isinstance(found, UnavailableError):
         found = await look_again(namespace, call, call.terms, gives_up, found)
         if found.outcome is not Outcome.IN_PROGRESS:
@@ -137,15 +145,7 @@ async def claim_once(namespace: Namespace, call: ClaimOp, terms: Terms) -> Verdi
     op.named = call.named
     op.key = call.key
     call.at = asyncio.get_running_loop().time()
-    undo = namespace.connection.undo
-    # An earlier look may have acquired the key, and its reply was lost: this look gets it back, so it is not undone.
-    was_given_up = op in undo
-    undo.keep(op)
-    acquired = False
-    try:
-        verdict = await namespace.ask.claim(op)
-        acquired = verdict.outcome is Outcome.ACQUIRED
-    finally:
-        if was_given_up and not acquired:
-            undo.add(op)
+    verdict = await namespace.ask.claim(op)
+    if verdict.outcome is Outcome.ACQUIRED:
+        namespace.connection.undo.keep(op)  # an earlier look may have acquired it, and its reply was lost
     return verdict

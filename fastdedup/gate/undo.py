@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 from ..errors import DedupError, UnavailableError
@@ -64,9 +65,10 @@ class UndoList:
         self._submit = submit
         self._report = report
         self._most = most
-        # Mutable: what was given up, by store key and owner, the oldest first; the pause before the next try, the
-        # timer that ends it, and the try itself.
+        # Mutable: what was given up, by store key and owner, the oldest first; the same of owners that look on; the
+        # pause before the next try, the timer that ends it, and the try itself.
         self._given_up: dict[Holding, GivenUp] = {}
+        self._waiting: dict[Holding, GivenUp | None] = {}
         self._pause = _FIRST_PAUSE
         self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -80,21 +82,45 @@ class UndoList:
         """Remember a claim that was sent and whose reply did not come."""
         if op.owner[0] or self._closed:  # a drawn owner's length byte is 0
             return
-        self._given_up[op.wire, op.owner] = GivenUp(op.terms.consumes)
+        holding, given_up = (op.wire, op.owner), GivenUp(op.terms.consumes)
+        if holding in self._waiting:
+            self._waiting[holding] = given_up
+        else:
+            self._put(holding, given_up)
+
+    def keep(self, op: ClaimOp) -> None:
+        """Leave a claim alone: its owner was told of it after all, or asks for it again."""
+        holding = (op.wire, op.owner)
+        if self._given_up:
+            self._given_up.pop(holding, None)
+        if holding in self._waiting:
+            self._waiting[holding] = None
+
+    @contextmanager
+    def while_it_waits(self, op: ClaimOp) -> Iterator[None]:
+        """Leave an owner's claims of a key alone while it looks on: the next look may get back what a lost one took.
+
+        What is still given up at the end is taken back.
+        """
+        holding = (op.wire, op.owner)
+        if holding in self._waiting:
+            yield
+            return
+        self._waiting[holding] = self._given_up.pop(holding, None)
+        try:
+            yield
+        finally:
+            given_up = self._waiting.pop(holding, None)
+            if given_up is not None and not self._closed:
+                self._put(holding, given_up)
+
+    def _put(self, holding: Holding, given_up: GivenUp) -> None:
+        self._given_up[holding] = given_up
         if len(self._given_up) > self._most:
             wire, _ = oldest = next(iter(self._given_up))
             del self._given_up[oldest]
             self._report(UndoOverflow(*names_of(wire)))
         self._try_later()
-
-    def keep(self, op: ClaimOp) -> None:
-        """Leave a claim alone: its owner was told of it after all, or asks for it again."""
-        if self._given_up:
-            self._given_up.pop((op.wire, op.owner), None)
-
-    def __contains__(self, op: ClaimOp) -> bool:
-        """True for a claim that is to be taken back."""
-        return (op.wire, op.owner) in self._given_up
 
     def take_over(self, former: UndoList) -> None:
         """Go on with what another list has left, whose event loop has ended."""
@@ -127,6 +153,7 @@ class UndoList:
     def _leave_to_parent(self) -> None:
         """Forget everything in a forked child: what the parent gave up, the parent takes back."""
         self._given_up.clear()
+        self._waiting.clear()
 
     def _try_later(self) -> None:
         # A timer, not a task that sleeps: a program that ends without closing leaves no task behind.
