@@ -36,8 +36,10 @@ class Backend:
         raw: redis.Redis | redis.RedisCluster | None,
         *,
         policy: Callable[[], FallbackPolicy] = Reject,
+        timeout: float = TIMEOUT,
     ) -> None:
         self.name = name
+        self._timeout = timeout
         self._store = store
         # One for all gates of a test: unique within a process is what LocalLRU promises.
         self._make_policy = policy
@@ -45,7 +47,7 @@ class Backend:
         self.raw = raw
 
     def make(self, **options: object) -> Dedup:
-        settings = {"namespace": "t", "timeout": TIMEOUT, "on_unavailable": self._policy, **options}
+        settings = {"namespace": "t", "timeout": self._timeout, "on_unavailable": self._policy, **options}
         return Dedup(self._store(), **settings)  # type: ignore[arg-type]
 
     @property
@@ -146,7 +148,8 @@ class DownStore(MemoryStore):
 @contextmanager
 def local() -> Iterator[Backend]:
     """LocalLRU in a long outage: the same contract, each answer marked as degraded."""
-    yield Backend("local", DownStore, None, policy=LocalLRU)
+    # A short timeout: closing waits for it, as the store may come back.
+    yield Backend("local", DownStore, None, policy=LocalLRU, timeout=0.2)
 
 
 @contextmanager

@@ -228,7 +228,7 @@ def OneTimeToken(  # noqa: N802
             await idempotency.lifespan.ready()
             name = _name(who)
             subject_name = NOBODY if name is None else name
-            claim = await guard.forms.tokens.redeem(token, subject_name, wait=wait, renew=guard.rule.renew)
+            claim = await guard.redeem(token, subject_name, wait=wait)
         except UnavailableError as error:
             raise forms.unavailable(error) from None
         except RequestTooLarge as error:

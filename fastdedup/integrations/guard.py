@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from ..claim import Claim
 from ..gateway import Dedup
+from ..model import Outcome
 from ..web.header import KeyMissing
 from ..web.request import Request
 from ..web.response import ResponseCodec
@@ -49,5 +52,20 @@ class Guard:
     async def claim(self, request: Request, principal: str | None, key: str) -> Claim:
         """Claim a key for its caller, method and route. Raises what `Dedup.claim` raises."""
         name = self.rule.scope_key(request.method, request.path, principal, key)
-        rule = self.rule
-        return await self.dedup.claim(name, fingerprint=rule.mark(request), wait=rule.wait, renew=rule.renew)
+        rule, mark = self.rule, self.rule.mark(request)
+        return await patiently(
+            lambda wait: self.dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew), rule.wait
+        )
+
+    async def redeem(self, token: str, subject: object, *, wait: float) -> Claim:
+        """Redeem a form's token. Raises what `Tokens.redeem` raises."""
+        renew = self.rule.renew
+        return await patiently(
+            lambda wait: self.forms.tokens.redeem(token, subject, wait=wait, renew=renew), wait
+        )
+
+
+async def patiently(claim: Callable[[float], Awaitable[Claim]], wait: float) -> Claim:
+    """Claim, and wait for an owner at work only: while the store is unavailable a request is refused at once."""
+    found = await claim(0.0)
+    return await claim(wait) if wait and found.outcome is Outcome.IN_PROGRESS else found

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..errors import ConfigError
+from ..model import Outcome
 from ..sync import Claim, Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import KeyMissing, parse
@@ -70,7 +71,11 @@ class WsgiGuard:
         """Claim a key for its caller, method and route. Raises what `Dedup.claim` raises."""
         rule = self.rule
         name = rule.scope_key(request.method, request.path, self._principal(request), key)
-        return self._dedup.claim(name, fingerprint=rule.mark(request), wait=rule.wait, renew=rule.renew)
+        mark = rule.mark(request)
+        claim = self._dedup.claim(name, fingerprint=mark, renew=rule.renew)
+        if rule.wait and claim.outcome is Outcome.IN_PROGRESS:  # as `patiently` in guard.py
+            claim = self._dedup.claim(name, fingerprint=mark, wait=rule.wait, renew=rule.renew)
+        return claim
 
     def _principal(self, request: Request) -> str | None:
         principal = self.rule.principal(request)

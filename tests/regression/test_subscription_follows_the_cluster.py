@@ -140,8 +140,8 @@ async def test_a_subscription_stays_while_its_node_is_well(
             return looks[-1]
 
         store._topology.is_cut_off = looked
-        connection = store._listener._connection
+        connection = store._listener.connection
         await wait_until(lambda: len(looks) == 2, description="it was looked after twice")
         assert looks == [False, False]
-        assert store._listener._connection is connection
+        assert store._listener.connection is connection
         await waiting.hears()

@@ -156,9 +156,7 @@ class _OneTime:
         try:
             got = await self._guards.ask(
                 bridge,
-                lambda guard: guard.forms.tokens.redeem(
-                    token, subject, wait=self._rule.wait, renew=self._rule.renew
-                ),
+                lambda guard: guard.redeem(token, subject, wait=self._rule.wait),
                 form=True,
                 mark=contents,
             )

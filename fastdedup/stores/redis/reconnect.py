@@ -42,6 +42,11 @@ class Reconnector:
         self._connecting: asyncio.Task[RedisConnection] | None = None
         self._closed = False
 
+    @property
+    def is_idle(self) -> bool:
+        """True where there is no connection left to close, and none is being opened."""
+        return self._connecting is None and (self._last is None or self._last.closed.done())
+
     async def connected(self) -> RedisConnection:
         """Return the connection; connect first where it has ended."""
         if self._closed:

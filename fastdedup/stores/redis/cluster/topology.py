@@ -236,7 +236,10 @@ class Topology(Generic[N]):
         self.owners[:] = owners
         self._primaries = None
         self._replicas = layout.replicas
-        self._retired = {node for node in self._retired if node.reconnector.connection is not None}
+        # Nobody else knows them: one may have been connecting just then, or wait for replies of a frozen server.
+        self._retired = {node for node in self._retired if not node.reconnector.is_idle}
+        for node in self._retired:
+            node.retire()
         for address, node in list(self._nodes.items()):
             if node not in self.primaries:
                 del self._nodes[address]
