@@ -14,7 +14,7 @@ from fastdedup.gate import recent
 from ..servers import RedisServer
 
 WaitUntil = Callable[..., Any]
-KEYS = 60_000
+KEYS = 20_000
 AGE = 0.5
 """Seconds that a success is known for; all are given back within a second more."""
 
