@@ -13,7 +13,7 @@ BUILT := build/compiled
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test lint types format bench bench-check compiled chaos clean
+.PHONY: help demo demo-web test test-servers lint types format bench bench-check compiled chaos clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -29,6 +29,16 @@ demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS=
 test: redis-server chromium lint types ## lint, type check and test, with at least 95 % branch coverage
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" \
 	  $(BIN)/pytest -n $(WORKERS) --cov --cov-fail-under=95 $(PYTEST_ARGS)
+
+# What depends on the server: its scripts, its Cluster, its Sentinel, its WAIT.
+SERVER_TESTS = tests/contract tests/outage/test_cluster.py tests/outage/test_sentinel.py tests/outage/test_replicas.py \
+	tests/outage/test_lost_replies.py tests/regression
+
+test-servers: $(DEV) ## test on Redis 6.2, Redis 8.2 and Valkey 8 what depends on the server
+	@for server in $$(PYTHON=$(BIN)/python .ci/other-servers.sh); do \
+	  "$$server" --version; \
+	  PATH="$$(dirname "$$server"):$$PATH" $(BIN)/pytest -n $(WORKERS) -q $(SERVER_TESTS) $(PYTEST_ARGS) || exit 1; \
+	done
 
 lint: $(DEV) ## ruff: rules and format
 	@$(BIN)/ruff check .

