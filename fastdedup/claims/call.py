@@ -88,6 +88,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
             raise
         if type(reply) is not Verdict or reply.short:
             reply = ask.claim_verdict(self, reply)
+        if reply.outcome is _ACQUIRED:
+            return Claim(self._namespace, self, reply)
         return claim_of(self._namespace, self, reply)
 
     async def _claim_patiently(self) -> Claim:

@@ -39,8 +39,6 @@ _ONE_POLL = 0.001
 
 _OPEN = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
 _CLAIM = Verb.CLAIM
-_APART = frozenset((UnavailableError, Redirect))
-"""Replies to a claim that are no verdict of its own."""
 OnBatch = Callable[[int], None]
 OnGivenUp = Callable[[ClaimOp], None]
 """Called with each claim that was sent and got no reply: its record may hold the key although no caller knows."""
@@ -428,34 +426,18 @@ class Engine:
 
     def _deliver_claims(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
         leaders = self._leaders
-        if not _APART.isdisjoint(map(type, replies)):
-            ops, replies = self._take_apart(ops, replies)
         for op, reply in zip(ops, replies, strict=True):
             leader = leaders.pop(op.wire, None)
             if leader is not op and leader is not None:
                 leaders[op.wire] = leader  # `op` was sent beside the leader: it has other terms, or is named
-            future = op.future
-            if op.followers is None and not future.done():
-                future.set_result(reply)
-            else:
-                self._claim_done(op, reply)
-
-    def _take_apart(
-        self, ops: Sequence[ClaimOp], replies: Sequence[Reply]
-    ) -> tuple[Sequence[ClaimOp], Sequence[Reply]]:
-        """Fail the claims of a batch that the store refused, and send on those that belong elsewhere.
-
-        Returns the other claims, and their replies.
-        """
-        others: list[ClaimOp] = []
-        for op, reply in zip(ops, replies, strict=True):
-            if type(reply) is UnavailableError:
-                self._fail(op, reply, sent=True)
+            if type(reply) is Verdict and op.followers is None and not op.future.done():
+                op.future.set_result(reply)
+            elif type(reply) is UnavailableError:
+                self._fail(op, reply, sent=True)  # the store refused this key alone
             elif type(reply) is Redirect:
                 self._send_on(op, reply)
             else:
-                others.append(op)
-        return others, [reply for reply in replies if type(reply) not in _APART]
+                self._claim_done(op, reply)
 
     def _send_on(self, op: Op, redirect: Redirect) -> None:
         """Let an operation leave for another part of the store; it has no effect here."""
@@ -473,9 +455,9 @@ class Engine:
             self.hand_over(self, op, redirect.to)
 
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
-        """Deliver the reply to a claim that has followers, that has a witness, or whose caller was cancelled."""
+        """Deliver the reply to a claim that has followers or a witness, whose caller was cancelled, or that got no verdict."""
         if not op.future.done():
-            if op.witness is not None:
+            if op.followers is not None and op.witness is not None:  # a witness is set together with followers
                 reply = op.witness(op, reply)
             op.take(reply)
         elif self._release_unwanted(op, reply):
