@@ -40,7 +40,7 @@ FLOORS = (
     ("stores",),
     ("stores.sidecar",),
     ("stores.redis", "stores.memory"),
-    ("stores.base",),
+    ("stores.base", "stores.entry"),
     ("protocol",),
     ("keys",),
     ("checks", "codec"),

@@ -26,16 +26,10 @@ from ..protocol.operations import ClaimOp, Op, Redirect, ReleaseOp, Reply, Verb,
 from ..stores.base import DirectStore, Store, TimedStore
 from .answers import behind, copy_of, is_first_hand, wrong_loop
 from .clock import ClockBound
+from .deadline import BLOCKED, GRACE, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
 from .queue import MIN_BATCH, OperationQueue
-
-_GRACE = 0.05
-"""Further seconds that a batch gets, once, after the loop was blocked: its replies may lie in the socket unread."""
-_BLOCKED = 0.02
-"""A loop that runs a timer this many seconds late counts as blocked."""
-_ONE_POLL = 0.001
-"""Seconds in which the loop reads its sockets once more, before a batch is given up."""
 
 _OPEN = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
 _CLAIM = Verb.CLAIM
@@ -108,9 +102,7 @@ class Engine:
         self._troubled = False
         self._closed = False
         self._now = 0.0
-        self._due = 0.0
-        self._excused_at = 0.0
-        self._timer: asyncio.TimerHandle | None = None
+        self._deadline = Deadline(self._loop, timeout, self._earliest_deadline, self._come_due)
         self._drained: asyncio.Future[None] | None = None
         # Mutable: for each key the claim that leads.
         self._leaders: dict[bytes, ClaimOp] = {}
@@ -211,9 +203,7 @@ class Engine:
         self._pending += 1
         op.at = max(op.at, self._now - self._timeout / 2)
         self._queue.put_by_age(op)
-        if self._timer is not None and self._due > op.at + self._timeout:
-            self._timer.cancel()
-            self._timer = None
+        self._deadline.bring_forward(op.at + self._timeout)
 
     def refuse(self, op: Op, error: BaseException) -> None:
         """Give an error to the callers of an operation that has left an engine and goes no further."""
@@ -236,9 +226,7 @@ class Engine:
             self._drained = self._loop.create_future()
             await self._drained
             self._drained = None
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._deadline.cancel()
 
     async def leave(self) -> None:
         """Drain, as the store is gone for good: an open breaker closes, because it will not answer again."""
@@ -294,9 +282,9 @@ class Engine:
         if self._flushing:
             self._flushing = False
             now = self._loop.time()
-            if now - self._now > _BLOCKED:
+            if now - self._now > BLOCKED:
                 earliest = (
-                    now + _GRACE
+                    now + GRACE
                 )  # the loop was blocked: operations from before the block are sent only now
         queue, claims = self._queue, self._claims
         while (claims or queue.others) and (free := self._max_in_flight - len(self._batches)) > 0:
@@ -304,8 +292,8 @@ class Engine:
             if not ops:
                 break
             self._start(Batch(ops, max(ops[0].at + self._timeout, earliest)))
-        if self._timer is None:
-            self._set_timer()
+        if self._deadline.timer is None:
+            self._deadline.set()
         if self._drained is not None and not self._pending and not self._batches and not self._drained.done():
             self._drained.set_result(None)
 
@@ -403,7 +391,7 @@ class Engine:
             if self._troubled:
                 self._troubled = False
                 self._health.answered()
-        if self._claims or self._queue.others or self._drained is not None or self._timer is None:
+        if self._claims or self._queue.others or self._drained is not None or self._deadline.timer is None:
             self._flush()
 
     def _batch_failed(self, ops: Sequence[Op], error: BaseException) -> None:
@@ -455,9 +443,9 @@ class Engine:
             self.hand_over(self, op, redirect.to)
 
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
-        """Deliver the reply to a claim that has followers or a witness, whose caller was cancelled, or that got no verdict."""
+        """Deliver the reply of a claim with followers or a witness, without a verdict, or with a cancelled caller."""
         if not op.future.done():
-            if op.followers is not None and op.witness is not None:  # a witness is set together with followers
+            if op.followers is not None and op.witness is not None:  # see `Op.witness`
                 reply = op.witness(op, reply)
             op.take(reply)
         elif self._release_unwanted(op, reply):
@@ -522,34 +510,19 @@ class Engine:
     def _was_elsewhere(self, op: ClaimOp) -> bool:
         return self.hand_over is not None and op.hops > 0
 
-    # Deadlines: one timer for all operations, set for the earliest deadline
+    # What has come due: see `deadline.py`
 
-    def _set_timer(self) -> None:
+    def _earliest_deadline(self) -> float | None:
         due = [batch.deadline for batch in self._batches]
         oldest = self._queue.oldest()
         if oldest is not None:
             due.append(oldest + self._timeout)
-        if due:
-            self._due = min(due)
-            self._timer = self._loop.call_at(self._due, self._on_timer)
+        return min(due, default=None)
 
-    def _on_timer(self) -> None:
+    def _come_due(self, before: float) -> None:
+        """Give up what had to be answered by `before`, in the loop's time."""
         if not self._thread_id:
-            return
-        self._timer = None
-        now = self._loop.time()
-        blocked = now - self._due > _BLOCKED
-        first = not self._excused_at
-        if first or (blocked and now < self._excused_at + self._timeout):
-            # The replies may lie in the socket unread, so the loop reads it once before anything is given up. Where
-            # the loop was blocked, by a callback of the user's, the commands may not even have been sent.
-            if first:
-                self._excused_at = now
-            self._due = now + (_GRACE if blocked else _ONE_POLL)
-            self._timer = self._loop.call_at(self._due, self._on_timer)
-            return
-        # Operations that have come due since then get their own reading of the socket.
-        before, self._excused_at = self._excused_at, 0.0
+            return  # in a forked child that runs on in its parent's loop
         for op in self._queue.overdue(before - self._timeout):
             self._pending -= 1
             self._fail(op, UnavailableError(f"the store was busy for {self._timeout:g} s"), sent=False)

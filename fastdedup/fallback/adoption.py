@@ -40,7 +40,7 @@ from ..events import Conflict, Unreplayed
 from ..protocol.keyspace import names_of
 from ..protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Holding, ReadOp, Stored
 from ..protocol.owners import owner_text
-from ..stores.memory import Entry
+from ..stores.entry import Entry
 from .base import JournalOp
 
 

@@ -24,7 +24,8 @@ from ..protocol.operations import (
     TransitionOp,
     Verdict,
 )
-from ..stores.memory import Entry, MemoryStore
+from ..stores.entry import Entry
+from ..stores.memory import MemoryStore
 
 NOBODY = b""
 """Stands for an owner that this process does not know: nobody here can settle the record."""

@@ -26,7 +26,8 @@ from ..protocol.operations import (
     TransitionOp,
     Verdict,
 )
-from ..stores.memory import Entry, MemoryStore, stored
+from ..stores.entry import Entry, stored
+from ..stores.memory import MemoryStore
 from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import JournalOp
 from .journal import NEW, Journal, JournalLine

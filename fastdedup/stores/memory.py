@@ -15,7 +15,6 @@ from ..protocol.operations import (
     ClaimOp,
     Code,
     ForgetOp,
-    Holding,
     IssueOp,
     Mode,
     Moved,
@@ -30,9 +29,8 @@ from ..protocol.operations import (
     Verb,
     Verdict,
 )
+from .entry import LIVE, SETTLED, Entry, judge, stored, verdict_on
 
-_LIVE = "PW"
-_SETTLED = "SF"
 _STATES = ("I", "P", "W", "S", "F", "R", "M")
 _OVERHEAD = 400
 """Rough size in bytes of an entry without its payload: dictionary slot, object, key, heap entry."""
@@ -41,23 +39,6 @@ _MAX_FENCE = 31 << 48
 """The bound of a fence and of a version, as in `_record.lua`."""
 _FAR_US = 86_400_000_000
 """Microseconds by which another host's clock may be ahead; `DAY` in `adopt.lua`."""
-
-
-class Entry:
-    """One record. `until`: when the lease ends; `expires`: when the record ends; both in ms of the store's clock."""
-
-    __slots__ = ("attempt", "expires", "fence", "fingerprint", "owner", "payload", "state", "token", "until")
-
-    def __init__(self, state: str, owner: bytes, fence: int, attempt: int, until: int, expires: int) -> None:
-        self.state = state
-        self.owner = owner
-        self.fence = fence
-        self.attempt = attempt
-        self.until = until
-        self.expires = expires
-        self.fingerprint: bytes | None = None
-        self.payload = b""
-        self.token = False
 
 
 class NoRoomError(UnavailableError):
@@ -217,25 +198,25 @@ class MemoryStore:
                 return Verdict(Outcome.UNKNOWN)
             return self._take(op, now, None)
         if op.fingerprint and entry.fingerprint and op.fingerprint != entry.fingerprint:
-            return _verdict(Outcome.MISMATCH, entry, self._from)
+            return verdict_on(Outcome.MISMATCH, entry, self._from)
         return self._contend(op, entry, now)
 
     def _contend(self, op: ClaimOp, entry: Entry, now: int) -> Verdict:
         if entry.state == "S":
             if op.terms.mode is Mode.CONSUME and op.owner == entry.owner:
-                return _verdict(Outcome.ACQUIRED, entry, self._from, fresh=False)
-            return _verdict(Outcome.SUCCEEDED, entry, self._from)
+                return verdict_on(Outcome.ACQUIRED, entry, self._from, fresh=False)
+            return verdict_on(Outcome.SUCCEEDED, entry, self._from)
         if entry.state == "F":
-            return _verdict(Outcome.FAILED, entry, self._from)
-        if entry.state not in _LIVE or entry.until <= now:
+            return verdict_on(Outcome.FAILED, entry, self._from)
+        if entry.state not in LIVE or entry.until <= now:
             return self._take(op, now, entry)
         if entry.owner == op.owner:
             entry.until = max(entry.until, self._from + op.terms.lease_ms)
             self._keep(op.wire, entry, max(entry.expires, self._from + op.terms.keep_ms))
-            return _verdict(Outcome.ACQUIRED, entry, self._from, fresh=False)
+            return verdict_on(Outcome.ACQUIRED, entry, self._from, fresh=False)
         if op.terms.watch:
             entry.state = "W"
-        return _verdict(Outcome.IN_PROGRESS, entry, self._from)
+        return verdict_on(Outcome.IN_PROGRESS, entry, self._from)
 
     def _take(self, op: ClaimOp, now: int, former: Entry | None) -> Verdict:
         consume = op.terms.mode is Mode.CONSUME
@@ -253,7 +234,7 @@ class MemoryStore:
             entry.fingerprint = op.fingerprint or former.fingerprint
         self._entries[op.wire] = entry
         self._keep(op.wire, entry, self._from + op.terms.keep_ms)
-        return _verdict(Outcome.ACQUIRED, entry, self._from)
+        return verdict_on(Outcome.ACQUIRED, entry, self._from)
 
     def _fence_time(self) -> int:
         """Return the time by which fences are given, in microseconds since 1970."""
@@ -266,7 +247,7 @@ class MemoryStore:
             return Code.LOST
         if entry.state == state:
             return Code.OK
-        if entry.state not in _LIVE:
+        if entry.state not in LIVE:
             return Code.LOST
         while self._bytes + len(op.payload) > self._max_bytes:
             if self._evict():
@@ -289,7 +270,7 @@ class MemoryStore:
         if entry.state in "RI":
             return Code.OK
         undone = op.consumed and entry.state == "S" and entry.token and not entry.payload
-        if entry.state not in _LIVE and not undone:
+        if entry.state not in LIVE and not undone:
             return Code.LOST
         entry.until = 0
         if not entry.token:
@@ -299,7 +280,7 @@ class MemoryStore:
 
     def _renew(self, op: RenewOp, now: int) -> Code:
         entry = self._held(op)
-        if entry is None or entry.state not in _LIVE:
+        if entry is None or entry.state not in LIVE:
             return Code.LOST
         entry.until = self._from + op.lease_ms
         self._keep(op.wire, entry, self._from + op.keep_ms)
@@ -381,8 +362,8 @@ class MemoryStore:
         if former is None:
             self._place(op, now, ours.fence)
             return Adopted(Code.OK, b"", 0)
-        live = ours.state in _LIVE and until > now
-        code, writes = _judge(ours, live, op.base, former, now)
+        live = ours.state in LIVE and until > now
+        code, writes = judge(ours, live, op.base, former, now)
         if writes:
             # The fence names the record's acquisition, so it stays. But the fence of a key that is free to claim
             # must not fall.
@@ -390,7 +371,7 @@ class MemoryStore:
             self._place(op, now, max(ours.fence, former.fence) if free else ours.fence)
             if former.state == "W":
                 self._tell(op.wire)
-        return Adopted(code, former.owner, former.fence, settled=former.state in _SETTLED)
+        return Adopted(code, former.owner, former.fence, settled=former.state in SETTLED)
 
     def _may_adopt(self, ours: Stored, now: int) -> bool:
         """False for a record that fastdedup cannot have made."""
@@ -454,68 +435,3 @@ def steady_clock() -> Callable[[], float]:
 def trimmed(payload: bytes) -> bytes:
     """Return a copy that takes only the memory of its bytes: each result of orjson holds at least 4 KiB."""
     return bytes(memoryview(payload)) if payload else payload
-
-
-def stored(entry: Entry, now: int) -> Stored:
-    """Return an entry as a `Stored` record, with times counted from `now` (ms of the store's clock)."""
-    return Stored(
-        entry.state,
-        owner=entry.owner,
-        fence=entry.fence,
-        attempt=entry.attempt,
-        left_ms=entry.until - now,
-        ttl_ms=entry.expires - now,
-        fingerprint=entry.fingerprint,
-        payload=entry.payload,
-        token=entry.token,
-    )
-
-
-def _judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: int) -> tuple[Code, bool]:
-    """Return an adoption's code and whether to write: the table in `fallback/adoption.py`, as `adopt.lua` has it."""
-    if "M" in (former.state, ours.state):
-        known = former.owner == ours.owner or (base is not None and former.owner == base.owner)
-        return (Code.OK, True) if known else (Code.OUTRANKED, False)
-    success, settled = ours.state == "S", ours.state in _SETTLED
-    same = _is_same(ours, base, former)
-    if former.state in _SETTLED:
-        if same:
-            return Code.OK, False
-        return (Code.OVERRULED, True) if success and former.state == "F" else (Code.OUTRANKED, False)
-    if same or base == (former.owner, former.fence):
-        return Code.OK, True
-    lost = Code.OUTRANKED if settled or live else Code.OK
-    if former.state in _LIVE and former.until > now:
-        return (Code.OVERRULED, True) if success else (lost, False)
-    return (Code.OK, True) if settled or ours.fence > former.fence else (lost, False)
-
-
-def _is_same(ours: Stored, base: Holding | None, former: Entry) -> bool:
-    """True where both records are of one acquisition, as far as they show."""
-    if former.owner != ours.owner or former.fence == ours.fence:
-        return former.owner == ours.owner
-    if former.state in _SETTLED:
-        return _is_consumed(former) and _is_consumed(ours)
-    # The former record is not settled and has another fence: it is its owner's own claim, whose reply was lost.
-    # But where the store itself had given our holding, it has given the key away once more since.
-    return base != (ours.owner, ours.fence)
-
-
-def _is_consumed(record: Entry | Stored) -> bool:
-    """True for a token that was consumed in one step by an owner that the library drew.
-
-    No other caller has that owner, so a use under another fence is the same use, whose reply was lost.
-    """
-    return record.token and record.state == "S" and not record.payload and not record.owner[0]
-
-
-def _verdict(outcome: Outcome, entry: Entry, now: int, *, fresh: bool = True) -> Verdict:
-    settled = outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
-    return Verdict(
-        outcome,
-        fence=entry.fence,
-        attempt=entry.attempt,
-        left_ms=max(entry.until - now, 0),
-        payload=entry.payload if settled else b"",
-        fresh=fresh,
-    )

@@ -26,7 +26,8 @@ from fastdedup.protocol.operations import (
     terms,
 )
 from fastdedup.protocol.owners import owner_field
-from fastdedup.stores.memory import Entry, MemoryStore
+from fastdedup.stores.entry import Entry
+from fastdedup.stores.memory import MemoryStore
 
 DOWN = UnavailableError("the store is down")
 WIRE = Keyspace("t", Kind.CLAIM).wire

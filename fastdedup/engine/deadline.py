@@ -1,0 +1,77 @@
+"""One timer for all operations of an engine, set for the earliest deadline. A blocked loop is no slow store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+GRACE = 0.05
+"""Further seconds that a batch gets, once, after the loop was blocked: its replies may lie in the socket unread."""
+BLOCKED = 0.02
+"""A loop that runs a timer this many seconds late counts as blocked."""
+_ONE_POLL = 0.001
+"""Seconds in which the loop reads its sockets once more, before a batch is given up."""
+
+
+class Deadline:
+    """Calls `come_due` with a time of the loop: whatever had to be answered by then is given up.
+
+    It is called only after the loop has read its sockets once more, as replies may lie there unread. Where the loop
+    was blocked, by a callback of the user's, the commands may not even have been sent; then there is a longer grace.
+
+    Args:
+        timeout: seconds within which the grace is given once.
+        earliest: returns the earliest deadline, in the loop's time; None where nothing is to be answered.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        timeout: float,
+        earliest: Callable[[], float | None],
+        come_due: Callable[[float], None],
+    ) -> None:
+        self._loop = loop
+        self._timeout = timeout
+        self._earliest = earliest
+        self._come_due = come_due
+        # Mutable: when the timer rings; since when what was due has had its grace; 0 where it had none.
+        self._rings_at = 0.0
+        self._excused_at = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+        """None where no timer is set."""
+
+    def set(self) -> None:
+        """Set the timer for the earliest deadline."""
+        earliest = self._earliest()
+        if earliest is not None:
+            self._ring_at(earliest)
+
+    def bring_forward(self, deadline: float) -> None:
+        """Take away a timer that rings after `deadline`, so that the next `set` sets an earlier one."""
+        if self._rings_at > deadline:
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Take the timer away."""
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def _ring_at(self, time: float) -> None:
+        self._rings_at = time
+        self.timer = self._loop.call_at(time, self._ring)
+
+    def _ring(self) -> None:
+        self.timer = None
+        now = self._loop.time()
+        blocked = now - self._rings_at > BLOCKED
+        first = not self._excused_at
+        if first or (blocked and now < self._excused_at + self._timeout):
+            if first:
+                self._excused_at = now
+            self._ring_at(now + (GRACE if blocked else _ONE_POLL))
+            return
+        # What has come due since then gets its own reading of the socket.
+        before, self._excused_at = self._excused_at, 0.0
+        self._come_due(before)

@@ -1,0 +1,94 @@
+"""A record of the memory store, and which record may replace which when a policy's are adopted."""
+
+from __future__ import annotations
+
+from ..model import Outcome
+from ..protocol.operations import Code, Holding, Stored, Verdict
+
+LIVE = "PW"
+"""The states in which somebody holds the key."""
+SETTLED = "SF"
+"""The states that keep an outcome."""
+
+
+class Entry:
+    """One record. `until`: when the lease ends; `expires`: when the record ends; both in ms of the store's clock."""
+
+    __slots__ = ("attempt", "expires", "fence", "fingerprint", "owner", "payload", "state", "token", "until")
+
+    def __init__(self, state: str, owner: bytes, fence: int, attempt: int, until: int, expires: int) -> None:
+        self.state = state
+        self.owner = owner
+        self.fence = fence
+        self.attempt = attempt
+        self.until = until
+        self.expires = expires
+        self.fingerprint: bytes | None = None
+        self.payload = b""
+        self.token = False
+
+
+def stored(entry: Entry, now: int) -> Stored:
+    """Return an entry as a `Stored` record, with times counted from `now` (ms of the store's clock)."""
+    return Stored(
+        entry.state,
+        owner=entry.owner,
+        fence=entry.fence,
+        attempt=entry.attempt,
+        left_ms=entry.until - now,
+        ttl_ms=entry.expires - now,
+        fingerprint=entry.fingerprint,
+        payload=entry.payload,
+        token=entry.token,
+    )
+
+
+def verdict_on(outcome: Outcome, entry: Entry, now: int, *, fresh: bool = True) -> Verdict:
+    """Return the verdict on a claim that met this entry at `now`; a settled one's result goes with it."""
+    settled = outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
+    return Verdict(
+        outcome,
+        fence=entry.fence,
+        attempt=entry.attempt,
+        left_ms=max(entry.until - now, 0),
+        payload=entry.payload if settled else b"",
+        fresh=fresh,
+    )
+
+
+def judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: int) -> tuple[Code, bool]:
+    """Return an adoption's code and whether to write: the table in `fallback/adoption.py`, as `adopt.lua` has it."""
+    if "M" in (former.state, ours.state):
+        known = former.owner == ours.owner or (base is not None and former.owner == base.owner)
+        return (Code.OK, True) if known else (Code.OUTRANKED, False)
+    success, settled = ours.state == "S", ours.state in SETTLED
+    same = _is_same(ours, base, former)
+    if former.state in SETTLED:
+        if same:
+            return Code.OK, False
+        return (Code.OVERRULED, True) if success and former.state == "F" else (Code.OUTRANKED, False)
+    if same or base == (former.owner, former.fence):
+        return Code.OK, True
+    lost = Code.OUTRANKED if settled or live else Code.OK
+    if former.state in LIVE and former.until > now:
+        return (Code.OVERRULED, True) if success else (lost, False)
+    return (Code.OK, True) if settled or ours.fence > former.fence else (lost, False)
+
+
+def _is_same(ours: Stored, base: Holding | None, former: Entry) -> bool:
+    """True where both records are of one acquisition, as far as they show."""
+    if former.owner != ours.owner or former.fence == ours.fence:
+        return former.owner == ours.owner
+    if former.state in SETTLED:
+        return _is_consumed(former) and _is_consumed(ours)
+    # The former record is not settled and has another fence: it is its owner's own claim, whose reply was lost.
+    # But where the store itself had given our holding, it has given the key away once more since.
+    return base != (ours.owner, ours.fence)
+
+
+def _is_consumed(record: Entry | Stored) -> bool:
+    """True for a token that was consumed in one step by an owner that the library drew.
+
+    No other caller has that owner, so a use under another fence is the same use, whose reply was lost.
+    """
+    return record.token and record.state == "S" and not record.payload and not record.owner[0]
