@@ -30,6 +30,7 @@ class ShardedEngine:
 
     def __init__(self, store: ShardedStore, make_engine: MakeEngine) -> None:
         self._store = store
+        self._part_of = store.shard
         self._make_engine = make_engine
         self._loop = asyncio.get_running_loop()
         # Mutable: the engines of the parts that exist; the open claims of caller-chosen owners, wherever they go; the
@@ -72,7 +73,8 @@ class ShardedEngine:
     def claim(self, op: ClaimOp, future: Any = None) -> asyncio.Future[Reply]:
         """Accept a claim, as `Engine.claim` does."""
         op.hops = 0
-        return self._engine(op.wire).claim(op, future)
+        engine = self._engines.get(self._part_of(op.wire))  # written out, see `Engine.claim`
+        return (self._engine(op.wire) if engine is None else engine).claim(op, future)
 
     def disown(self, op: ClaimOp) -> None:
         """Release a claim, as `Engine.disown` does. Does nothing where it was never accepted or its part is gone."""
@@ -91,7 +93,7 @@ class ShardedEngine:
             await asyncio.gather(*[engine.drain() for engine in self._engines.values()])
 
     def _engine(self, wire: bytes) -> Engine:
-        shard = self._store.shard(wire)
+        shard = self._part_of(wire)
         engine = self._engines.get(shard)
         if engine is not None:
             return engine

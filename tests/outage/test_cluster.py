@@ -13,7 +13,7 @@ import pytest
 from fastdedup import Batching, ConfigError, Dedup, Outcome, UnavailableError
 from fastdedup.events import BatchedBySlot, BreakerOpened
 from fastdedup.stores.redis import ClusterStore
-from fastdedup.stores.redis.cluster.slots import slot_of
+from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..servers import RedisServer
 from ..topologies import ClusterGroup, Member, refuse_undeclared_keys, until

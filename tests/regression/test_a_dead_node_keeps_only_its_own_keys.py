@@ -14,7 +14,7 @@ from typing import Any
 
 from fastdedup import Dedup, LocalLRU, Outcome
 from fastdedup.events import Conflict, Event, Replayed
-from fastdedup.stores.redis.cluster.slots import slot_of
+from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..topologies import ClusterGroup, Member
 

@@ -12,7 +12,7 @@ import pytest
 
 from fastdedup import Dedup
 from fastdedup.events import ClockSkew, Event
-from fastdedup.stores.redis.cluster.slots import slot_of
+from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..stepping import SteppingClock
 from ..topologies import ClusterGroup, Member

@@ -12,7 +12,7 @@ import pytest
 
 from fastdedup import Dedup, UnavailableError
 from fastdedup.model import BreakerState
-from fastdedup.stores.redis.cluster.slots import slot_of
+from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..topologies import ClusterGroup
 

@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from fastdedup import Dedup, UnavailableError
-from fastdedup.stores.redis.cluster.slots import slot_of
+from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture

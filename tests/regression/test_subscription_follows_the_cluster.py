@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Claim, Dedup
-from fastdedup.stores.redis.cluster.slots import slot_of
+from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..topologies import ClusterGroup, Member, until
 

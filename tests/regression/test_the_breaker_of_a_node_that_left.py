@@ -15,7 +15,7 @@ import pytest
 
 from fastdedup import BreakerState, Dedup, UnavailableError
 from fastdedup.events import BreakerClosed, BreakerOpened, Event
-from fastdedup.stores.redis.cluster.slots import slot_of
+from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..servers import RedisServer
 from ..topologies import ClusterGroup, until

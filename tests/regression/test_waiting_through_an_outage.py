@@ -13,7 +13,7 @@ import redis
 
 from fastdedup import BreakerState, Dedup, LocalLRU, Outcome, UnavailableError
 from fastdedup.events import Degraded, Event
-from fastdedup.stores.redis.cluster.slots import slot_of
+from fastdedup.stores.redis.cluster.slot_table import slot_of
 
 from ..servers import RedisServer
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture

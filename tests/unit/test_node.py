@@ -14,7 +14,8 @@ from fastdedup.protocol.operations import MAX_HOPS, Code, Op, ReleaseOp, Reply, 
 from fastdedup.stores.base import Store
 from fastdedup.stores.redis.cluster.calls import by_slot
 from fastdedup.stores.redis.cluster.node import Node
-from fastdedup.stores.redis.cluster.slots import SLOTS, Layout, slot_of
+from fastdedup.stores.redis.cluster.slot_table import SLOTS, slot_of
+from fastdedup.stores.redis.cluster.slots import Layout
 from fastdedup.stores.redis.cluster.store import ClusterStore
 from fastdedup.stores.redis.cluster.topology import Topology
 from fastdedup.stores.redis.server import ScriptCall, is_untouched

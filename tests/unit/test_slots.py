@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from fastdedup.stores.redis.cluster.slots import Redirection, host_or, read_layout, read_redirection, slot_of
+from fastdedup.stores.redis.cluster.slot_table import slot_of
+from fastdedup.stores.redis.cluster.slots import Redirection, host_or, read_layout, read_redirection
 
 
 @pytest.mark.parametrize(

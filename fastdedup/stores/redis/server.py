@@ -20,6 +20,7 @@ from .verbs import load_scripts
 
 Answer = Sequence[Reply] | Exception
 
+_ELSEWHERE = Code.ELSEWHERE.value
 _LATE = "Redis did not answer in time"
 _ASKING = pack("ASKING")
 _CONFIRM = 0.4
@@ -68,8 +69,9 @@ class RedisServer:
         head: the numbers that every call sends; one object for all servers of a store.
     """
 
-    declared = True
-    """False where `begin` sends keys of many slots of a Cluster's node in one call."""
+    redirect: Callable[[Sequence[Op], Sequence[Reply]], Sequence[Reply]] | None = None
+    """Set where `begin` sends keys of many slots of a Cluster's node in one call: returns the replies, where some may
+    be ELSEWHERE."""
 
     def __init__(self, reconnector: Reconnector, *, timeout: float, replicas: int, head: CallHead) -> None:
         self._reconnector = reconnector
@@ -92,7 +94,7 @@ class RedisServer:
             return False
         if self._wait:
             return self._begin_confirmed(verb, ops, done)
-        script, head = self._scripts[verb], self.head
+        script, head, redirect = self._scripts[verb], self.head, self.redirect
         floor_us = head.latest_us
         head.latest_us = floor_us + 1  # the same as `next_floor`; saves a call for every batch
 
@@ -104,21 +106,27 @@ class RedisServer:
             try:
                 answers = script.read(ops, reply, floor_us)
                 head.saw(reply, answers)
+                if redirect is not None and _ELSEWHERE in reply:  # also a position may have this value
+                    answers = redirect(ops, answers)
             except Exception:  # noqa: BLE001 -- `execute` gets the same error and gives it to the callers
                 done(None)
                 return
             done(answers)
 
-        command = script.command if self.declared else script.command_undeclared
+        command = script.command if redirect is None else script.command_undeclared
         connection.call(command(ops, floor_us, head.max_record), on_reply)
         return True
 
     def _begin_confirmed(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
-        call = ScriptCall(ops, declared=self.declared)
+        redirect = self.redirect
+        call = ScriptCall(ops, declared=redirect is None)
 
         def on_done() -> None:
             answer = call.answer
-            done(None if isinstance(answer, Exception) else answer)
+            if answer is None or isinstance(answer, Exception):
+                done(None)
+            else:
+                done(answer if redirect is None else redirect(ops, answer))
 
         return self.begin_calls(verb, [call], on_done)
 

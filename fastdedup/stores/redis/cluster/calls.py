@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ....protocol.operations import Op
 from ..server import Answer, ScriptCall
-from .slots import slot_of
+from .slot_table import slot_of
 
 
 class PlacedCall(ScriptCall):

@@ -29,7 +29,8 @@ from ..url import ServerURL
 from ..verbs import load_scripts
 from .calls import PlacedCall, by_slot, whole
 from .single_claims import pack_singles, read_singles, single_claims
-from .slots import read_redirection, slot_of
+from .slot_table import slot_of
+from .slots import read_redirection
 from .topology import Topology
 
 _ASK_AROUND = ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
@@ -112,7 +113,7 @@ class Node:
             return False
         self.server.head.catch_up()
         if self.batches_whole:
-            return self.server.begin(verb, ops, partial(self._hand_out, ops, done))
+            return self.server.begin(verb, ops, done)
         claims = single_claims(verb, ops)
         if claims is not None:
             return self._begin_singles(claims, done)
@@ -199,9 +200,6 @@ class Node:
             for place, reply in zip(call.places, answer, strict=True):
                 replies[place] = reply
         return cast("list[Reply]", replies)
-
-    def _hand_out(self, ops: Sequence[Op], done: Done, replies: Sequence[Reply] | None) -> None:
-        done(replies if replies is None else self._redirected(ops, replies))
 
     def _redirected(self, ops: Sequence[Op], replies: Sequence[Reply]) -> Sequence[Reply]:
         """Return the replies; a key that this node does not serve goes to its node, or asks for the way by itself."""
@@ -295,7 +293,7 @@ class Node:
         fault = self._fault(reply) if isinstance(reply, Exception) else None
         # A login that may not use just that key may use others: the server did not object to the way.
         if fault is None or isinstance(fault, LoginRefusedError):
-            self.batches_whole, self.server.declared = True, False
+            self.batches_whole, self.server.redirect = True, self._redirected
         elif not isinstance(fault, UnavailableError):
             self.batches_whole = False
             self._report(BatchedBySlot(self.name, str(fault)))

@@ -1,25 +1,14 @@
-"""The slots of a Redis Cluster: finds a key's slot, and reads the layout that the servers report. No I/O."""
+"""The layout of a Redis Cluster, as its servers report it. No I/O."""
 
 from __future__ import annotations
 
 import re
-from binascii import crc_hqx
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..url import Address
-
-SLOTS = 16_384
-
-
-def slot_of(wire: bytes) -> int:
-    """Return a key's slot: of the text between the first braces, or of the whole key where that is empty."""
-    if b"{" in wire:
-        tag, closed, _ = wire.partition(b"{")[2].partition(b"}")
-        if tag and closed:
-            wire = tag
-    return crc_hqx(wire, 0) & 16_383
+from .slot_table import SLOTS
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ..scripts import CallHead, pack
 from ..url import Address, GroupURL, ServerURL
 from .clocks import ClockWatch, Reading, read_clock
 from .node import Node
-from .slots import is_ok, slot_of
+from .slots import is_ok
 from .topology import Topology, most_telling
 
 FORM = "redis+cluster://user:password@host1:7000,host2:7001"
@@ -55,6 +55,8 @@ class ClusterStore:
         self._topology = Topology(
             self._seed, group.addresses, self._make_node, self._follow_layout, timeout=timeout
         )
+        self.shard: Callable[[bytes], Node] = self._topology.table.node_of
+        """Returns the node that holds a key; the table's own method, because every operation calls it."""
         self._listener = Listener(self._dial_any, timeout, look=self._look_after_subscription)
         self.name = self._topology.name
         self._clocks = ClockWatch(self._read_clock, self._report_clock)
@@ -117,13 +119,6 @@ class ClusterStore:
         await self._listener.aclose()
         await self._topology.aclose()
         await self._clocks.aclose()
-
-    def shard(self, wire: bytes) -> Store:
-        """Return the node that holds a key."""
-        node = self._topology.owners[slot_of(wire)]
-        if node is None:
-            raise self._topology.unassigned()
-        return node
 
     def shards(self) -> Sequence[Store]:
         """Return the primaries."""

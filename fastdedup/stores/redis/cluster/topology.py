@@ -17,7 +17,8 @@ from ..first_good import NoneGoodError, first_good
 from ..reconnect import Reconnector
 from ..scripts import pack
 from ..url import Address, ServerURL, hang_up, question
-from .slots import SLOTS, Layout, read_layout
+from .slot_table import SLOTS, SlotTable
+from .slots import Layout, read_layout
 
 _QUESTION = pack("CLUSTER", "INFO") + pack("CLUSTER", "SLOTS")
 _PAUSE = 0.25
@@ -73,8 +74,9 @@ class Topology(Generic[N]):
         self._on_layout = on_layout
         self._timeout = timeout
         self.name = "Redis Cluster at " + ", ".join(f"{host}:{port}" for host, port in seeds)
-        self.owners: list[N | None] = [None] * SLOTS
-        """The node of each slot; read for every operation."""
+        self.table: SlotTable[N] = SlotTable(self.unassigned)
+        self.owners = self.table.owners
+        """The node of each slot."""
         # Mutable: the nodes that hold slots or were named by a redirection; former nodes while they are still
         # connected; the replicas, which can also be asked.
         self._nodes: dict[Address, N] = {}
