@@ -70,8 +70,11 @@ def _caller(
 
 @contextlib.contextmanager
 def collector(*, tuned: bool) -> Iterator[None]:
-    """Collect all garbage before a turn; if `tuned`, freeze the rest and let the collector run seldom."""
-    before = gc.get_threshold()
+    """Collect all garbage before a turn; if `tuned`, freeze the rest and let the collector run seldom.
+
+    What the process itself froze stays frozen: only all at once could be thawed.
+    """
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
     gc.collect()
     if tuned:
         gc.freeze()
@@ -80,4 +83,5 @@ def collector(*, tuned: bool) -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()

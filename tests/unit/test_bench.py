@@ -1,7 +1,7 @@
 """The side-by-side benchmark: what it plays, checks and reports. No test looks at a time."""
 
 import gc
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -265,6 +265,15 @@ def test_fresh_keys_are_fresh_and_have_no_colon() -> None:
     assert not any(":" in key or key.endswith(HOT) for key in keys)
 
 
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """A process that froze nothing; tests/conftest.py freezes what was collected."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("thawed")
 @pytest.mark.parametrize(("tuned", "inside"), [(True, lambda was: GC_THRESHOLDS), (False, lambda was: was)])
 def test_the_collector_is_as_before_after_a_turn(tuned: bool, inside: Callable[[Any], Any]) -> None:
     was = gc.get_threshold()
@@ -273,6 +282,16 @@ def test_the_collector_is_as_before_after_a_turn(tuned: bool, inside: Callable[[
         assert bool(gc.get_freeze_count()) is tuned
     assert gc.get_threshold() == was
     assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("thawed")
+@pytest.mark.parametrize("tuned", [True, False])
+def test_what_the_process_froze_stays_frozen(tuned: bool) -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with collector(tuned=tuned):
+        pass
+    assert gc.get_freeze_count() >= before
 
 
 def test_a_table_as_text_leaves_gaps_where_there_is_no_figure() -> None:
