@@ -15,8 +15,10 @@ import uvicorn
 
 from fastdedup.integrations.lifespan import ASGIApp, Message, Receive, Scope, Send
 
+from ..ticks import Brisk
 
-class Quiet(uvicorn.Server):
+
+class Quiet(Brisk, uvicorn.Server):
     """Leaves the signals to pytest."""
 
     @contextlib.contextmanager

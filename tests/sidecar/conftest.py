@@ -24,8 +24,14 @@ from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.metrics import Exposition
 from fastdedup.sidecar.service.server import SidecarServer
 
+from ..ticks import Brisk
+
 T = TypeVar("T")
 DEADLINE = 20.0
+
+
+class BriskServer(Brisk, SidecarServer):
+    """The sidecar's server, which ends as soon as it is told to."""
 
 
 class Running:
@@ -87,7 +93,7 @@ class Running:
             loopback = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             self.port = loopback.getsockname()[1]
             async with namespaces.root:
-                server = SidecarServer(namespaces, HttpApp(namespaces), allowed=lambda who: True, grace=2.0)
+                server = BriskServer(namespaces, HttpApp(namespaces), allowed=lambda who: True, grace=2.0)
                 self.server = server
                 await server.serve(sockets=[own, loopback])
 

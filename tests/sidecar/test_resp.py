@@ -19,10 +19,10 @@ from fastdedup import Dedup, LocalLRU
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.listener import bound
-from fastdedup.sidecar.service.server import SidecarServer
 
 from ..servers import RedisServer
 from ..sidecars import Sidecar
+from .conftest import BriskServer
 
 WaitUntil = Callable[..., Any]
 
@@ -52,7 +52,7 @@ async def served(path: Path, limits: Limits) -> AsyncIterator[Namespaces]:
     async with Dedup("memory://", codec=RawCodec(), on_unavailable=LocalLRU()) as root:
         namespaces = Namespaces(root, limits=limits)
         with bound(path) as listener:
-            server = SidecarServer(namespaces, no_http, allowed=lambda peer: True)
+            server = BriskServer(namespaces, no_http, allowed=lambda peer: True)
             task = asyncio.create_task(server._serve([listener]))
             try:
                 while not server.started:  # noqa: ASYNC110 -- uvicorn has no event for it
