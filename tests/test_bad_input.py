@@ -753,7 +753,7 @@ async def test_a_password_set_later_is_an_outage() -> None:
     """A running program is answered by its policy, with a message that says what happened."""
     server = RedisServer().start()
     try:
-        async with Dedup(server.url, timeout=5.0) as dedup:
+        async with Dedup(server.url, timeout=1.0) as dedup:
             await dedup.claim("before")
             with server.client() as raw:
                 raw.config_set("requirepass", "s3cret")

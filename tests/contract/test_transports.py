@@ -94,7 +94,7 @@ async def test_a_wrong_password_is_an_error_at_opening(secured: Secured, url: st
 
 
 async def test_a_certificate_that_is_not_trusted_is_unavailable(secured: Secured) -> None:
-    async with Dedup(secured.untrusted, timeout=5) as dedup:
+    async with Dedup(secured.untrusted, timeout=1) as dedup:
         with pytest.raises(UnavailableError, match=r"(?i)certificate"):
             await dedup.claim("key")
 
@@ -110,7 +110,7 @@ async def test_the_wrong_protocol_for_a_port_is_an_error_at_opening(
     secured: Secured, url: str, advice: str
 ) -> None:
     """It said that the connection was closed, or that there was no answer in time."""
-    dedup = Dedup(getattr(secured, url), timeout=2)
+    dedup = Dedup(getattr(secured, url), timeout=1)
     with pytest.raises(ConfigError, match=advice) as caught:
         await dedup.open()
     assert PASSWORD not in str(caught.value)
@@ -120,7 +120,7 @@ async def test_the_wrong_protocol_for_a_port_is_an_error_at_opening(
 async def test_the_wrong_protocol_is_an_outage_later(secured: Secured) -> None:
     """Nobody answered at opening; what then comes up speaks TLS: the policy answers, and the reason is told."""
     port = free_port()
-    async with Dedup(f"redis://localhost:{port}/0", timeout=2) as dedup:
+    async with Dedup(f"redis://localhost:{port}/0", timeout=1) as dedup:
         with pytest.raises(UnavailableError, match="Connection refused"):
             await dedup.claim("key")
         files = ("cert", "key", "ca-cert")

@@ -30,9 +30,9 @@ WaitUntil = Callable[..., Awaitable[Any]]
 class Server:
     """The example application behind the middleware, on this worker's Redis."""
 
-    def __init__(self, url: str, desk: Desk) -> None:
+    def __init__(self, url: str, desk: Desk, timeout: float = TIMEOUT) -> None:
         self.desk = desk
-        self.dedup = Dedup(url, namespace="t", timeout=TIMEOUT)
+        self.dedup = Dedup(url, namespace="t", timeout=timeout)
         self.runs = desk.runs
         self.app: ASGIApp = self.behind()
 
@@ -421,7 +421,7 @@ async def test_a_store_that_is_down_is_503(desk: Desk) -> None:
 async def test_a_response_that_cannot_be_stored_is_sent(desk: Desk) -> None:
     redis = RedisServer().start()
     try:
-        server = Server(redis.url, desk)
+        server = Server(redis.url, desk, timeout=0.5)
         async with server.dedup:
             gate = desk.hold()
             first = asyncio.ensure_future(server.post())

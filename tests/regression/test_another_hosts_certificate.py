@@ -38,7 +38,7 @@ async def ask(url):
         return str(error)
 
 async def main():
-    return [redis.__version__, *[await ask(url) for url in sys.argv[1:]]]
+    return [redis.__version__, *await asyncio.gather(*map(ask, sys.argv[1:]))]
 
 print(json.dumps(asyncio.run(main())))
 """

@@ -171,7 +171,7 @@ async def test_a_server_that_always_cuts_off_is_unavailable(tmp_path: Path) -> N
         batches.append(command[0])
         writer.close()
 
-    async with resp_server(tmp_path, answer) as url, Dedup(url, timeout=5.0) as dedup:
+    async with resp_server(tmp_path, answer) as url, Dedup(url, timeout=1.0) as dedup:
         for _ in range(2):
             batches.clear()
             with pytest.raises(UnavailableError):
@@ -197,7 +197,7 @@ async def test_a_server_that_speaks_no_redis_is_unavailable(tmp_path: Path) -> N
     def answer(command: list[bytes], writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    async with resp_server(tmp_path, answer) as url, Dedup(url, timeout=5.0) as dedup:
+    async with resp_server(tmp_path, answer) as url, Dedup(url, timeout=0.5) as dedup:
         with pytest.raises(UnavailableError, match="a reply that cannot be read"):
             await dedup.claim("k")
 

@@ -397,7 +397,7 @@ async def test_a_killed_redis_is_answered_for_and_comes_back(
 
 async def test_a_killed_redis_is_refused_under_reject_within_the_deadline(server: RedisServer) -> None:
     """UnavailableError that names the server, for every caller at once."""
-    async with Dedup(server.url, timeout=2.0) as dedup:
+    async with Dedup(server.url, timeout=0.5) as dedup:
         await dedup.claim("before")
         server.kill()
         answers = await asyncio.gather(*(dedup.claim(str(n)) for n in range(50)), return_exceptions=True)
