@@ -19,6 +19,9 @@ from .stores import STORES, Backend
 
 DEADLINE = 60.0
 """Seconds that one async test may take."""
+UNMEASURED = {"fakeredis", "sentinel", "cluster", "cluster by slot"}
+"""Stores whose rows of the matrix run without coverage, which doubles what they cost: they run no line of the package
+that other tests do not run, but for some ten arcs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,8 +31,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the test that takes by far the longest, so that the other workers are busy all the while."""
+    """Begin with the test that takes by far the longest; measure no coverage where that adds nothing."""
     items.sort(key=lambda item: item.path.name != "test_compiled.py")
+    for item in items:
+        row = getattr(item, "callspec", None)
+        if row is not None and row.params.get("backend") in UNMEASURED:
+            item.add_marker("no_cover")
 
 
 def pytest_collection_finish() -> None:
