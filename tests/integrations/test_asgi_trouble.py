@@ -76,6 +76,7 @@ async def test_with_local_lru_it_goes_on_and_says_so(
 # While the handler runs
 
 
+@pytest.mark.usefixtures("short_hold")
 @pytest.mark.parametrize("fault", ["kill", "freeze"])
 async def test_a_response_that_cannot_be_stored_is_sent_and_marked(
     app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk, fault: str
@@ -94,6 +95,7 @@ async def test_a_response_that_cannot_be_stored_is_sent_and_marked(
     assert answer.headers["idempotency-stored"] == "false"
 
 
+@pytest.mark.usefixtures("short_hold")
 async def test_and_is_stored_once_redis_is_back(
     app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk, wait_until: WaitUntil
 ) -> None:

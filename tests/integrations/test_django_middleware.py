@@ -296,6 +296,7 @@ class TestTheStore:
             assert [page.headers["idempotency-degraded"] for page in pages] == ["true"] * 2
             assert len(desk.orders) == 1
 
+    @pytest.mark.usefixtures("short_hold")
     def test_lost_while_a_view_runs_still_gives_the_response(
         self, open_api: Open, server: RedisServer, kind: str, view: str
     ) -> None:

@@ -75,6 +75,7 @@ def test_a_local_answer_is_marked_as_degraded(kind: str, server: RedisServer) ->
         assert shop.post(key="stream").marks == {"idempotency-degraded", "idempotency-stored"}
 
 
+@pytest.mark.usefixtures("short_hold")
 @pytest.mark.parametrize("headers", [Reply().headers, STREAM], ids=["whole", "stream"])
 def test_a_response_is_sent_though_it_cannot_be_stored(kind: str, server: RedisServer, headers: Any) -> None:
     with Dedup(server.url) as dedup:
@@ -92,6 +93,7 @@ def test_a_response_is_sent_though_it_cannot_be_stored(kind: str, server: RedisS
         assert answer.marks == {"idempotency-stored"}
 
 
+@pytest.mark.usefixtures("short_hold")
 def test_storing_goes_on_in_the_background(kind: str, server: RedisServer) -> None:
     with Dedup(server.url) as dedup:
         shop = Shop(kind, dedup)
