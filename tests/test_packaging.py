@@ -50,9 +50,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the commands of a fresh environment in which the wheel is installed with its CLI."""
     folder = tmp_path_factory.mktemp("fresh") / "venv"
-    venv.create(folder, with_pip=True)
+    venv.create(folder)  # its packages come by this environment's pip, as installing another takes seconds
     commands = folder / ("Scripts" if os.name == "nt" else "bin")
-    run(commands / "python", "-m", "pip", "install", "--quiet", f"{wheel}[cli]", cwd=folder)
+    pip = (sys.executable, "-m", "pip", "--python", commands / "python", "--disable-pip-version-check")
+    run(*pip, "install", "--quiet", "--no-compile", f"{wheel}[cli]", cwd=folder)
     return commands
 
 
