@@ -12,6 +12,9 @@ BENCH := .venv/.stamp-bench
 BUILT := build/compiled
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
+# Some containers forbid Python to keep what it compiled. The tests start hundreds of programs: each would compile anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-web test test-servers lint types format bench bench-check compiled chaos clean
 
@@ -25,10 +28,11 @@ demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS=
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/fastdedup demo --web $(ARGS)
 
 # The server and the browser come first: without them the tests cannot pass. pytest comes last: its last line is the
-# verdict. With PYTEST_ARGS only some tests run; then the coverage is below the required one.
+# verdict. worksteal keeps neighbours together, so each worker starts fewer of the servers that a file shares. With
+# PYTEST_ARGS only some tests run; then the coverage is below the required one.
 test: redis-server chromium lint types ## lint, type check and test, with at least 95 % branch coverage
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" \
-	  $(BIN)/pytest -n $(WORKERS) --cov --cov-fail-under=95 $(PYTEST_ARGS)
+	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
 
 # What depends on the server: its scripts, its Cluster, its Sentinel, its WAIT. Not TLS, which some builds do not have.
 SERVER_TESTS = --ignore tests/contract/test_transports.py --ignore tests/regression/test_another_hosts_certificate.py \
