@@ -21,7 +21,7 @@ DEADLINE = 60.0
 """Seconds that one async test may take."""
 UNMEASURED = {"fakeredis", "sentinel", "cluster", "cluster by slot"}
 """Stores whose rows of the matrix run without coverage, which doubles what they cost: they run no line of the package
-that other tests do not run, but for some ten arcs."""
+that other tests do not run, but for five branches. `no_cover` at a test says the same of it: it goes many rounds."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

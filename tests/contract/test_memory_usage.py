@@ -12,6 +12,7 @@ RECORDS = 10_000
 LIMIT = 165
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("fingerprint", [None, b"0123456789abcdef"])
 @pytest.mark.parametrize(
     "key", ["key-{}", "https://shop.example/orders/0f8fad5b-d9cb-469f-a165-70867728950e/{}"]

@@ -107,6 +107,7 @@ async def test_a_batch_costs_a_node_one_command(cluster: ClusterGroup) -> None:
         assert sum(map(calls_of, cluster.primaries())) - before <= 12, "four batches a node at most"
 
 
+@pytest.mark.no_cover
 async def test_a_slot_moves_under_load_and_nobody_notices(cluster: ClusterGroup, way: str) -> None:
     """MOVED and ASK are followed, keys that are half here and half there too; no error, no second winner."""
     slot = slot_of(b"{moving}")

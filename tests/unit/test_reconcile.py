@@ -79,6 +79,7 @@ class Gate:
             await claim.complete(number)
 
 
+@pytest.mark.no_cover
 @virtual
 async def test_it_all_comes_home_soon_after_the_store_is_back_in_batches_and_is_told_once() -> None:
     async with Gate() as gate:

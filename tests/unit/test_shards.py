@@ -217,6 +217,7 @@ async def test_what_one_part_does_not_adopt_holds_up_no_other(trouble: str) -> N
         assert not any(isinstance(event, Conflict) for event in gate.events)
 
 
+@pytest.mark.no_cover
 @virtual
 async def test_parts_that_refuse_are_seldom_asked() -> None:
     """However many lines wait for them, and while another part takes its own."""
@@ -243,6 +244,7 @@ async def test_parts_that_refuse_are_seldom_asked() -> None:
         assert gate.asked(0) == gate.asked(2) == 0, "their breakers are open"
 
 
+@pytest.mark.no_cover
 @virtual
 async def test_lines_of_keys_that_moved_follow_them() -> None:
     """From a part that is down to a part that answers, and to one that does not."""
