@@ -9,7 +9,7 @@ OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Asgi
 import uuid
 from collections.abc import Callable
 from inspect import isasyncgenfunction, iscoroutinefunction, isfunction
-from typing import Annotated, Any, Unpack
+from typing import Annotated, Any, Literal, Unpack
 from urllib.parse import quote
 
 from ..claim import Claim
@@ -20,7 +20,8 @@ from ..web import forms
 from ..web.answers import REFUSALS, answer, refusal, replay
 from ..web.forms import FIELD, HEADER, NOBODY, FormRefused, Refusal
 from ..web.header import NAME, parse
-from ..web.request import RequestTooLarge
+from ..web.policy import rule_facts
+from ..web.request import EVERYONE, Named, RequestTooLarge, Shared
 from ..web.request import everyone as everybody
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
@@ -44,8 +45,9 @@ Chooser = Callable[[Request], Dedup]
 """A function that chooses a `Dedup` for a request, for applications with several."""
 
 
-async def everyone() -> None:  # async, as FastAPI calls other functions in a thread
+async def everyone() -> Literal[Shared.EVERYONE]:  # async, as FastAPI calls other functions in a thread
     """Let all callers share their keys or tokens: a principal, or a subject."""
+    return EVERYONE
 
 
 class Idempotency:
@@ -84,7 +86,7 @@ class Idempotency:
         app.add_middleware(_Capture, idempotency=self)
         app.add_exception_handler(_Answered, _answered)
         app.exception_handlers.setdefault(FormRefused, _form_refused)
-        describe(app, dedup.settings)
+        describe(app, dedup.settings, max_request)
 
     def docs_at(self, request: Request) -> str | None:
         """Return the documentation's address: a path of this application's is below its mount."""
@@ -137,8 +139,9 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     because the response has reported success: give such a dependency `Depends(..., scope="function")`.
 
     Args:
-        principal: a dependency that names the caller whom keys belong to (text, a number, a UUID, or None for all
-            callers): best the dependency that authenticates. `everyone` where all callers may share their keys.
+        principal: a dependency that names the caller whom keys belong to (text, a number or a UUID): best the
+            dependency that authenticates. Where it returns None or "", a request with a key is answered 400,
+            `principal-required`. `everyone` where all callers may share their keys.
             Make it `async def` even if it never awaits: FastAPI runs a sync function in a thread, for each request.
         dedup: another `Dedup` than the application's, or a function that chooses one for a request.
         settings: see `fastdedup.web.rules.Rule`.
@@ -148,13 +151,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     """
     _check_callable("principal", principal)
     rule_at = _rules(dict(settings))
-    required = bool(settings.get("required", False))
-    mark = {
-        "header": NAME,
-        "required": required,
-        "ttl": settings.get("ttl"),
-        "wait": settings.get("wait", 0.0),
-    }
+    mark = {"header": NAME, "facts": _facts(principal, dedup, dict(settings))}
 
     async def claimed(
         request: Request,
@@ -227,7 +224,7 @@ def OneTimeToken(  # noqa: N802
             contents = guard.rule.mark(request_of(request.scope, body))  # first, as it may raise
             await idempotency.lifespan.ready()
             name = _name(who)
-            subject_name = NOBODY if name is None else name
+            subject_name = NOBODY if name is None or name is EVERYONE else name
             claim = await guard.redeem(token, subject_name, wait=wait)
         except UnavailableError as error:
             raise forms.unavailable(error) from None
@@ -269,6 +266,16 @@ def _rules(settings: dict[str, Any]) -> Callable[[Dedup, Request], Guard]:
         return guard
 
     return rule_at
+
+
+def _facts(principal: Any, dedup: Dedup | Chooser | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the published facts of a claimed operation, without those that the application decides."""
+    named = everybody if principal is everyone else principal
+    (rule,) = make_rules(["/"], {"principal": named, **settings})
+    facts = rule_facts(rule, dedup.settings if isinstance(dedup, Dedup) else None)
+    if "max_request" not in settings:
+        del facts["largest_request_bytes"]
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 def _check_callable(what: str, dependency: Any) -> None:
@@ -335,8 +342,8 @@ async def _body(request: Request, exchange: AsgiExchange, limit: int) -> bytes:
     return body
 
 
-def _name(caller: Any) -> str | None:
-    if caller is None or isinstance(caller, str):
+def _name(caller: Any) -> Named:
+    if caller is None or caller is EVERYONE or isinstance(caller, str):
         return caller
     if isinstance(caller, int | uuid.UUID) and not isinstance(caller, bool):
         return str(caller)

@@ -8,19 +8,26 @@ from ..claim import Claim
 from ..gateway import Dedup
 from ..model import Outcome
 from ..web.header import KeyMissing
-from ..web.request import Request
+from ..web.request import Named, Request
 from ..web.response import ResponseCodec
 from ..web.rules import Rule
 from .settling import HEAD_ROOM
 
 
 class Guard:
-    """A route's rule, and the two `Dedup`s with its settings: for keys and for tokens."""
+    """A route's rule, and the two `Dedup`s with its settings: for keys and for tokens.
 
-    __slots__ = ("dedup", "forms", "rule")
+    Args:
+        dedup: the application's `Dedup`.
+        rule: the rule.
+        codec: the codec of its responses.
+    """
 
-    def __init__(self, dedup: Dedup, rule: Rule) -> None:
+    __slots__ = ("_codec", "dedup", "forms", "rule")
+
+    def __init__(self, dedup: Dedup, rule: Rule, codec: ResponseCodec | None = None) -> None:
         self.rule = rule
+        self._codec = codec or ResponseCodec()
         self.dedup = self._with_settings(dedup, "http")
         self.forms = self._with_settings(
             dedup, None
@@ -33,7 +40,7 @@ class Guard:
             lease=rule.lease,
             ttl=rule.ttl,
             failure_ttl=rule.failure_ttl,
-            codec=ResponseCodec(),
+            codec=self._codec,
             max_result=rule.max_response + HEAD_ROOM,
         )
 
@@ -49,8 +56,8 @@ class Guard:
         elif self.rule.required:
             raise KeyMissing
 
-    async def claim(self, request: Request, principal: str | None, key: str) -> Claim:
-        """Claim a key for its caller, method and route. Raises what `Dedup.claim` raises."""
+    async def claim(self, request: Request, principal: Named, key: str) -> Claim:
+        """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise."""
         name = self.rule.scope_key(request.method, request.path, principal, key)
         rule, mark = self.rule, self.rule.mark(request)
         return await patiently(

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 MARK = "x-fastdedup"
 """The key of a header parameter's schema under which its facts are."""
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_FACTS = "x-idempotency"
+"""The key of an operation under which its rules are published."""
 _OF_CLAIMS = [
-    problems.KEY_MISSING,
     problems.IN_PROGRESS,
     problems.TOO_LARGE,
     problems.MISMATCH,
@@ -38,15 +39,26 @@ _SCHEMA = {
 }
 
 
-def describe(app: FastAPI, settings: Settings) -> None:
-    """Have the application's OpenAPI document completed whenever it is made."""
+def describe(app: FastAPI, settings: Settings, max_request: int) -> None:
+    """Have the application's OpenAPI document completed whenever it is made.
+
+    Args:
+        app: the application.
+        settings: the settings of its `Dedup`.
+        max_request: the longest body of a request, in bytes, for operations without a limit of their own.
+    """
     make = app.openapi
+    defaults = {
+        "lifetime_seconds": settings.ttl,
+        "failure_lifetime_seconds": settings.failure_ttl,
+        "largest_request_bytes": max_request,
+    }
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = make()
             for operation in _operations(schema):
-                _complete(operation, settings)
+                _complete(operation, defaults)
             app.openapi_schema = schema
         return app.openapi_schema
 
@@ -58,11 +70,12 @@ def _operations(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield from (operation for operation in path.values() if isinstance(operation, dict))
 
 
-def _complete(operation: dict[str, Any], settings: Settings) -> None:
+def _complete(operation: dict[str, Any], defaults: dict[str, Any]) -> None:
     for parameter in operation.get("parameters", ()):
         mark = parameter.get("schema", {}).pop(MARK, None)
         if mark is None:
             continue
+        parameter["schema"] = _text(parameter["schema"])
         if "field" in mark:
             parameter["description"] = (
                 f"The one-time token, where it is not the form's field {mark['field']!r}."
@@ -70,18 +83,37 @@ def _complete(operation: dict[str, Any], settings: Settings) -> None:
             _add_field(operation, mark["field"])
             _add_refusals(operation)
         else:
-            parameter["required"] = mark["required"]
-            parameter["description"] = _about(mark, settings)
-            for problem in _OF_CLAIMS:
+            facts = {**defaults, **mark["facts"]}
+            operation[_FACTS] = facts
+            parameter["required"] = facts["key"] == "required"
+            parameter["description"] = _about(facts)
+            for problem in _problems_of(facts):
                 _add(operation, problem.status, problem.title, problem)
 
 
-def _about(mark: dict[str, Any], settings: Settings) -> str:
-    ttl = settings.ttl if mark.get("ttl") is None else mark["ttl"]
-    waits = f" It waits {mark['wait']:g} s for a response in flight." if mark.get("wait") else ""
+def _text(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a header: a string that may be left out, and never null, which no header can be."""
+    given = {name: fact for name, fact in schema.items() if name != "anyOf"}
+    return {"type": "string", "minLength": 1, **given}
+
+
+def _problems_of(facts: dict[str, Any]) -> list[ProblemType]:
+    """Return the problems that a claimed operation may answer."""
+    missing = [problems.KEY_MISSING] if facts["key"] == "required" else []
+    unknown = [problems.PRINCIPAL_REQUIRED] if facts["caller"] == "required" else []
+    return [*missing, problems.KEY_MALFORMED, *unknown, *_OF_CLAIMS]
+
+
+def _about(facts: dict[str, Any]) -> str:
+    """Describe the header to the author of a client, with the lifetimes, statuses and limits that hold."""
+    kept = ", ".join(facts["replayed_statuses"])
     return (
         "A new UUID for each new request, the same one for each retry of it: the operation happens once, and its "
-        f"response is repeated for {ttl:g} s, with Idempotency-Replayed: true.{waits} See {DRAFT}."
+        f"response is repeated for {facts['lifetime_seconds']:g} s (a 4xx for "
+        f"{facts['failure_lifetime_seconds']:g} s), with Idempotency-Replayed: true. Repeated are the statuses "
+        f"{kept}, and bodies of at most {facts['largest_replayed_response_bytes']} bytes; a request's body has at "
+        f"most {facts['largest_request_bytes']} bytes. While the first request runs: {facts['in_flight']}. "
+        f"See {DRAFT}."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..claim import Claim
 from ..errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError, UsageError
@@ -70,7 +70,7 @@ async def record(claim: Claim, how: Settling, response: Response, *, within: flo
     try:
         await settle(response, within=within)
     except ResultTooLargeError:  # its headers are too large
-        await settle(Response(response.status, (), b"", False, response.request), within=within)
+        await settle(replace(response, headers=(), body=b"", whole=False), within=within)
 
 
 async def release(claim: Claim) -> None:

@@ -14,7 +14,7 @@ from ..sync import Claim, Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import KeyMissing, parse
 from ..web.policy import PublishedPolicy
-from ..web.request import Request, by_header, everyone
+from ..web.request import Named, Request, by_header, everyone
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .settling import HEAD_ROOM
@@ -47,7 +47,7 @@ class WsgiGuard:
             lease=rule.lease,
             ttl=rule.ttl,
             failure_ttl=rule.failure_ttl,
-            codec=ResponseCodec(),
+            codec=ResponseCodec(spelled=True),
             max_result=rule.max_response + HEAD_ROOM,
         )
 
@@ -68,7 +68,7 @@ class WsgiGuard:
         return key
 
     def claim(self, request: Request, key: str) -> Claim:
-        """Claim a key for its caller, method and route. Raises what `Dedup.claim` raises."""
+        """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise."""
         rule = self.rule
         name = rule.scope_key(request.method, request.path, self._principal(request), key)
         mark = rule.mark(request)
@@ -77,7 +77,7 @@ class WsgiGuard:
             claim = self._dedup.claim(name, fingerprint=mark, wait=rule.wait, renew=rule.renew)
         return claim
 
-    def _principal(self, request: Request) -> str | None:
+    def _principal(self, request: Request) -> Named:
         principal = self.rule.principal(request)
         if not isawaitable(principal):
             return principal

@@ -165,8 +165,10 @@ class WsgiExchange:
         return Closing(body, self.close) if hasattr(self._source, "close") else body
 
     def _response(self, body: bytes, *, whole: bool = True) -> Response:
-        headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in self._headers]
-        return Response(int(self._status[:3]), headers, body, whole)
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers]
+        status, reason = int(self._status[:3]), self._status[4:]
+        own = "" if reason == _PHRASES.get(status) else reason
+        return Response(status, headers, body, whole, reason=own)
 
     def _refuse_lost(self) -> list[bytes]:
         held = self._held
@@ -244,7 +246,8 @@ class Stream:
 def send(start_response: StartResponse, response: Response, *, body: bool = True) -> list[bytes]:
     """Send a response in the application's place."""
     status = response.status
-    start_response(f"{status} {_PHRASES.get(status, 'Unknown')}", native(response.headers))
+    reason = response.reason or _PHRASES.get(status, "Unknown")
+    start_response(f"{status} {reason}", native(response.headers))
     return [response.body] if body else []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from typing import Any, Protocol
 
@@ -14,11 +15,12 @@ from .problems import (
     KEY_MISSING,
     MISMATCH,
     NOT_STORED,
+    PRINCIPAL_REQUIRED,
     TOO_LARGE,
     UNAVAILABLE,
     respond,
 )
-from .request import RequestTooLarge
+from .request import PrincipalMissing, RequestTooLarge
 from .response import DEGRADED, REPLAYED, Response
 from .rules import Rule
 
@@ -68,7 +70,7 @@ def settling_of(rule: Rule, response: Response) -> Settling:
 def storable(rule: Rule, response: Response) -> Response:
     """Return the part of a response that is stored."""
     headers = rule.stored_headers(response.headers)
-    return Response(response.status, headers, response.body, response.whole, response.request)
+    return replace(response, headers=headers)
 
 
 def streams(content_type: bytes | None) -> bool:
@@ -107,7 +109,7 @@ def replay(stored: Response | None, docs: str | None) -> Response:
     ).marked(REPLAYED)
 
 
-REFUSALS = (KeyMissing, BadKey, RequestTooLarge, UnavailableError)
+REFUSALS = (KeyMissing, BadKey, PrincipalMissing, RequestTooLarge, UnavailableError)
 """The errors that end a request before its handler runs."""
 
 
@@ -118,6 +120,8 @@ def refusal(error: Exception, rule: Rule, docs: str | None) -> Response:
             return respond(KEY_MISSING, docs=docs)
         case BadKey():
             return respond(KEY_MALFORMED, str(error), docs=docs)
+        case PrincipalMissing():
+            return respond(PRINCIPAL_REQUIRED, docs=docs)
         case RequestTooLarge():
             detail = f"this operation takes bodies of at most {rule.max_request} bytes"
             return respond(TOO_LARGE, detail, docs=docs)

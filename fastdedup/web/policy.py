@@ -13,7 +13,8 @@ from ..errors import ConfigError
 from ..gate.settings import Settings
 from .header import DRAFT, MAX_KEY, NAME
 from .problems import PROBLEMS
-from .response import Response
+from .request import everyone
+from .response import NEVER, Response
 from .rules import Rule
 
 _STATUSES = range(200, 600)
@@ -49,7 +50,8 @@ class PublishedPolicy:
             "key": "a String of RFC 8941, quotes optional: 1 to 255 characters, best a UUID; new for each request, "
             "the same for each retry",
             "scope": "the caller, the method and the route: the same key elsewhere is another key",
-            "operations": [_operation(rule, settings) for rule in rules],
+            "operations": [operation_facts(rule, settings) for rule in rules],
+            "headers_not_replayed": sorted(name.decode() for name in NEVER),
             "errors": [
                 {
                     "type": problem.type,
@@ -75,14 +77,23 @@ class PublishedPolicy:
         return Response(200, headers, body)
 
 
-def _operation(rule: Rule, settings: Settings) -> dict[str, Any]:
+def operation_facts(rule: Rule, settings: Settings) -> dict[str, Any]:
+    """Return the published facts of one route: its paths and methods, and `rule_facts`."""
+    return {"path": rule.path, "methods": list(rule.methods), **rule_facts(rule, settings)}
+
+
+def rule_facts(rule: Rule, settings: Settings | None) -> dict[str, Any]:
+    """Return the published facts of a rule: its key, lifetimes, replayed statuses and limits.
+
+    A lifetime is None where neither the rule names it nor the settings are known yet.
+    """
+    ttl, failure_ttl = (settings.ttl, settings.failure_ttl) if settings else (None, None)
     return {
-        "path": rule.path,
-        "methods": list(rule.methods),
         "key": "required" if rule.required else "optional",
         "key_format": rule.key_format or f".{{1,{MAX_KEY}}}",
-        "lifetime_seconds": settings.ttl if rule.ttl is None else rule.ttl,
-        "failure_lifetime_seconds": settings.failure_ttl if rule.failure_ttl is None else rule.failure_ttl,
+        "caller": "any" if rule.principal is everyone else "required",
+        "lifetime_seconds": ttl if rule.ttl is None else rule.ttl,
+        "failure_lifetime_seconds": failure_ttl if rule.failure_ttl is None else rule.failure_ttl,
         "replayed_statuses": statuses(rule),
         "in_flight": f"waits {rule.wait:g} s for the first response, then 409" if rule.wait else "409",
         "largest_request_bytes": rule.max_request,
@@ -120,7 +131,8 @@ def _page(facts: dict[str, Any]) -> str:
         '<meta name="viewport" content="width=device-width">'
         f"<style>{_STYLE}</style><h1>Idempotency keys</h1>"
         f"<p>The request header <code>{NAME}</code> (<code>{DRAFT}</code>) makes it safe to repeat a request.</p>"
-        f"<table>{_row('key', facts['key'])}{_row('scope', facts['scope'])}</table>"
+        f"<table>{_row('key', facts['key'])}{_row('scope', facts['scope'])}"
+        f"{_row('headers_not_replayed', facts['headers_not_replayed'])}</table>"
         f"<h2>Operations</h2>{operations}"
         f"<h2>Errors</h2><table><tr><th>Status</th><th>Type</th><th>Meaning</th></tr>{errors}</table></html>"
     )

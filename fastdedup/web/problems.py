@@ -51,6 +51,13 @@ KEY_MALFORMED = ProblemType(
     'The header is one String of RFC 8941, such as "8e03978e-40d5-43e8-bc93-6894a57f9324" (the quotes may be '
     "left out), of the format that this operation publishes.",
 )
+PRINCIPAL_REQUIRED = ProblemType(
+    "principal-required",
+    400,
+    "The caller of this Idempotency-Key is unknown",
+    "A key belongs to its caller, so that no caller gets another's response, and this request does not say who "
+    "calls. Nothing was processed. Sign in, or send the header that names you, and repeat the request.",
+)
 IN_PROGRESS = ProblemType(
     "in-progress",
     409,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
+from enum import Enum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import ConfigError
 from ..keys import Fingerprint
@@ -17,6 +18,22 @@ _BOUNDARY = re.compile(rb'boundary=(?:"([^"]+)"|([^";,\s]+))', re.IGNORECASE)
 
 class RequestTooLarge(ValueError):
     """The request's body exceeds `max_request`."""
+
+
+class PrincipalMissing(ValueError):
+    """A request has a key, but the principal function names no caller whom the key belongs to."""
+
+
+class Shared(Enum):
+    """The principal of callers who share their keys."""
+
+    EVERYONE = "everyone"
+
+
+EVERYONE: Literal[Shared.EVERYONE] = Shared.EVERYONE
+"""The value that `everyone` returns. A missing name is another thing: such a request is refused."""
+Named = str | Literal[Shared.EVERYONE] | None
+"""The value of a principal function: a name, `EVERYONE`, or None where it finds no caller."""
 
 
 @dataclass(slots=True)
@@ -37,23 +54,25 @@ class Request:
         return next((value.decode("latin-1") for key, value in self.headers if key == wanted), None)
 
 
-Principal = Callable[[Request], str | None] | Callable[[Request], Awaitable[str | None]]
+Principal = Callable[[Request], Named] | Callable[[Request], Awaitable[Named]]
 """A function that names the caller whom a key belongs to (a tenant, an account), whose results only they see.
 
-Name it wholly: where each tenant has users 1, 2, 3 of its own, the tenant as well. A digest of it is kept."""
+Name it wholly: where each tenant has users 1, 2, 3 of its own, the tenant as well. A digest of it is kept. Where it
+returns None or "", a request with a key is answered 400, `principal-required`; see `everyone`."""
 FingerprintOf = Callable[[Request], Any]
 """Returns what makes two requests the same: a value to digest, or what `fastdedup.fingerprint()` returned."""
 
 
-def everyone(request: Request) -> None:
+def everyone(request: Request) -> Literal[Shared.EVERYONE]:
     """Let all callers share their keys: right where there is only one caller, or keys cannot be guessed."""
+    return EVERYONE
 
 
 def by_header(name: str) -> Callable[[Request], str | None]:
     """Tell callers apart by a header such as X-Api-Key; its digest is kept, as it may be a secret.
 
     Take a header that a retry has as well: after an access token was refreshed, the retry would be another caller's,
-    and run again.
+    and run again. A request with a key but without this header is answered 400, `principal-required`.
     """
     if not isinstance(name, str) or not name.isascii() or not name:
         raise ConfigError(f"by_header() takes the name of a header, got {name!r}")
@@ -62,7 +81,7 @@ def by_header(name: str) -> Callable[[Request], str | None]:
 
     def principal(request: Request) -> str | None:
         value = request.header(name)
-        return None if value is None else blake2b(value.encode(), digest_size=16).hexdigest()
+        return blake2b(value.encode(), digest_size=16).hexdigest() if value else None
 
     return principal
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import orjson
@@ -11,7 +11,7 @@ import orjson
 from ..errors import ForeignRecordError
 
 Headers = Sequence[tuple[bytes, bytes]]
-"""Headers in the order in which they were sent, their names in lower case."""
+"""Headers in the order in which they were sent. Names are in lower case; from WSGI and Django as they were given."""
 
 REPLAYED = (b"idempotency-replayed", b"true")
 DEGRADED = (b"idempotency-degraded", b"true")
@@ -21,6 +21,19 @@ _OF_ONE_CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
 """The headers of a connection, which are no part of a response (RFC 9110, section 7.6.1)."""
+_OF_ONE_CALLER = frozenset(
+    (
+        b"authorization",
+        b"www-authenticate",
+        b"authentication-info",
+        b"proxy-authorization",
+        b"proxy-authenticate",
+        b"proxy-authentication-info",
+    )
+)
+"""Credentials, and the challenges for them. They hold for one exchange, and a retry may come from another place."""
+NEVER = _OF_ONE_CONNECTION | _OF_ONE_CALLER
+"""The headers that are never stored, whatever a rule says."""
 
 
 @dataclass(slots=True)
@@ -33,32 +46,41 @@ class Response:
     whole: bool = True
     request: bytes = field(default=b"", compare=False)
     """The fingerprint of its request, for records that do not hold it themselves (a token's)."""
+    reason: str = ""
+    """The reason phrase of its status line, where the application gave one of its own."""
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this lower-case name, or None."""
-        return next((value for key, value in self.headers if key == name), None)
+        return next((value for key, value in self.headers if key.lower() == name), None)
 
     def marked(self, *marks: tuple[bytes, bytes]) -> Response:
         """Return the response with these headers added."""
-        return Response(self.status, [*self.headers, *marks], self.body, self.whole, self.request)
+        return replace(self, headers=[*self.headers, *marks])
 
 
 class HeaderFilter:
-    """The headers that are stored: those to keep (None: all), less those to drop, less a connection's."""
+    """The headers that are stored: those to keep (None: all), less those to drop, less `NEVER`."""
 
     def __init__(self, keep: Collection[str] | None, drop: Collection[str]) -> None:
         self._keep = None if keep is None else frozenset(name.lower().encode() for name in keep)
-        self._drop = _OF_ONE_CONNECTION.union(name.lower().encode() for name in drop)
+        self._drop = NEVER.union(name.lower().encode() for name in drop)
 
     def __call__(self, headers: Headers) -> Headers:
-        """Return the headers that are stored, their names in lower case."""
+        """Return the headers that are stored, their names as they are spelled."""
         keep, drop = self._keep, self._drop
-        lower = [(name.lower(), value) for name, value in headers]
-        return [pair for pair in lower if pair[0] not in drop and (keep is None or pair[0] in keep)]
+        lower = [(name.lower(), (name, value)) for name, value in headers]
+        return [pair for name, pair in lower if name not in drop and (keep is None or name in keep)]
 
 
 class ResponseCodec:
-    """Encodes a response as a line of JSON, which people and `fastdedup inspect` can read, and the body's bytes."""
+    """Encodes a response as a line of JSON, which people and `fastdedup inspect` can read, and the body's bytes.
+
+    Args:
+        spelled: True: return the names of headers as they were stored. False: in lower case, as ASGI requires.
+    """
+
+    def __init__(self, *, spelled: bool = False) -> None:
+        self._spelled = spelled
 
     def dumps(self, value: Any) -> bytes:
         """Encode a Response.
@@ -69,7 +91,9 @@ class ResponseCodec:
         if not isinstance(value, Response):
             raise TypeError("the value must be a Response: these records belong to the HTTP integration")
         headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in value.headers]
-        head = (_FORMAT, value.status, value.whole, headers, value.request.hex())
+        head = [_FORMAT, value.status, value.whole, headers, value.request.hex()]
+        if value.reason:
+            head.append(value.reason)
         return orjson.dumps(head) + b"\n" + value.body
 
     def loads(self, data: bytes) -> Response:
@@ -80,11 +104,12 @@ class ResponseCodec:
         """
         head, _, body = data.partition(b"\n")
         try:
-            version, status, whole, headers, request = orjson.loads(head)
+            version, status, whole, headers, request, *reason = orjson.loads(head)
             if version != _FORMAT:
                 raise ValueError("another format")
-            decoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-            return Response(status, decoded, body, whole, bytes.fromhex(request))
+            spelled = headers if self._spelled else [(name.lower(), value) for name, value in headers]
+            decoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in spelled]
+            return Response(status, decoded, body, whole, bytes.fromhex(request), *reason)
         except (ValueError, TypeError, AttributeError):
             raise ForeignRecordError(
                 "a stored response was not written by this version of fastdedup's HTTP integration: give the "

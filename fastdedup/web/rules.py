@@ -12,7 +12,15 @@ from ..checks import check_count, check_seconds, shown
 from ..errors import ConfigError
 from ..keys import Fingerprint, business_key, fingerprint
 from .header import BadKey
-from .request import FingerprintOf, Principal, Request, request_fingerprint
+from .request import (
+    EVERYONE,
+    FingerprintOf,
+    Named,
+    Principal,
+    PrincipalMissing,
+    Request,
+    request_fingerprint,
+)
 from .response import HeaderFilter
 
 T = TypeVar("T")
@@ -191,18 +199,16 @@ class Rule:
         if self.key_format is not None and re.fullmatch(self.key_format, key) is None:
             raise BadKey(f"a key of this operation must match {self.key_format}")
 
-    def scope_key(self, method: str, path: str, principal: str | None, key: str) -> str:
+    def scope_key(self, method: str, path: str, principal: Named, key: str) -> str:
         """Return the record's key, which is unique for caller, method, route and key.
 
         A route that ends in * stands for many paths: there the request's path counts.
 
         Raises:
-            ConfigError: the principal function returned neither a name nor None.
+            PrincipalMissing: the principal is None or "": callers without a name would share their keys.
+            ConfigError: the principal is of another type.
         """
-        if principal is not None and not isinstance(principal, str):
-            raise ConfigError(f"a principal must be text, or None for everybody, got {principal!r}")
-        # Digested, as a principal may be a secret, and keys are in Redis and in logs.
-        owner = "-" if principal is None else "=" + _digest(principal.encode("utf-8", "surrogatepass"))
+        owner = "-" if principal is EVERYONE else "=" + _owner(principal)
         place = path if self.path[-1] == "*" else self.path
         return business_key(f"{method} {_short(place)}", owner, key)
 
@@ -326,6 +332,17 @@ def _statuses(statuses: Any) -> frozenset[int]:
     if not all(isinstance(status, int) and 100 <= status <= 599 for status in statuses):
         raise ConfigError(f"keep must have HTTP statuses, 100 to 599, got {statuses!r}")
     return frozenset(statuses)
+
+
+def _owner(principal: object) -> str:
+    """Return a principal's digest: it may be a secret, and keys are in Redis and in logs."""
+    if principal is None or principal == "":
+        raise PrincipalMissing("the principal function found no caller for this request")
+    if not isinstance(principal, str):
+        raise ConfigError(
+            f"a principal must be text, or None where there is no caller, got {shown(principal)}"
+        )
+    return _digest(principal.encode("utf-8", "surrogatepass"))
 
 
 def _short(name: str) -> str:

@@ -49,7 +49,7 @@ def open_api(redis_url: str) -> Open:
             ROOT_URLCONF="tests.integrations.django_api",
             MIDDLEWARE=MIDDLEWARE,
             FASTDEDUP={"url": url, "namespace": "t", "timeout": 5.0, **(gate or {})},
-            FASTDEDUP_HTTP={"principal": "fastdedup.integrations.django.by_user", **rules},
+            FASTDEDUP_HTTP={"principal": "tests.integrations.django_api.visitor", **rules},
         )
 
     return opened

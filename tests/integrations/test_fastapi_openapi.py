@@ -25,6 +25,9 @@ def paths() -> Any:
         claim: Annotated[Claim, Claimed(principal=everyone, required=True, ttl=60.0, wait=2.0)],
     ) -> None: ...
 
+    @app.post("/named")
+    async def named(claim: Annotated[Claim | None, Claimed(principal=lambda: "ann")]) -> None: ...
+
     @app.post("/bare")
     async def bare(claim: Annotated[Claim, OneTimeToken(subject=everyone)]) -> None: ...
 
@@ -95,3 +98,26 @@ def test_the_forms_field_is_described_beside_its_others(paths: Any, path: str, k
 def test_the_mark_is_gone_and_other_operations_are_as_they_were(paths: Any) -> None:
     assert "x-fastdedup" not in str(paths)
     assert set(paths["/plain"]["get"]["responses"]) == {"200"}
+
+
+def test_the_rules_are_published_with_the_operation(paths: Any) -> None:
+    optional, needed = (paths[path]["post"]["x-idempotency"] for path in ("/orders", "/nested/needed"))
+    assert (optional["key"], needed["key"]) == ("optional", "required")
+    assert (optional["lifetime_seconds"], needed["lifetime_seconds"]) == (3600.0, 60.0)
+    assert optional["failure_lifetime_seconds"] == 3600.0
+    assert optional["replayed_statuses"][0] == "200-400"
+    assert (optional["largest_request_bytes"], optional["largest_replayed_response_bytes"]) == (
+        1048576,
+        262144,
+    )
+    assert "200-400, 402" in header(paths["/orders"]["post"], "Idempotency-Key")["description"]
+
+
+def test_only_a_required_key_may_be_missing_and_only_a_named_caller_unknown(paths: Any) -> None:
+    described = {
+        path: paths[path]["post"]["responses"]["400"]["description"] for path in paths if path != "/plain"
+    }
+    assert "is missing" in described["/nested/needed"]
+    assert "is missing" not in described["/orders"]
+    assert "caller of this Idempotency-Key is unknown" not in described["/orders"]
+    assert "caller of this Idempotency-Key is unknown" in described["/named"]

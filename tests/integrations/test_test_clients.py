@@ -153,7 +153,7 @@ def test_django_sees_duplicates_from_sync_and_async_clients(
         "ROOT_URLCONF": "tests.integrations.django_api",
         "MIDDLEWARE": [*SETTINGS["MIDDLEWARE"], "fastdedup.integrations.django.IdempotencyMiddleware"],
         "FASTDEDUP": {"url": url, "namespace": "t", "timeout": TIMEOUT},
-        "FASTDEDUP_HTTP": {"principal": "fastdedup.integrations.django.by_user"},
+        "FASTDEDUP_HTTP": {"principal": "tests.integrations.django_api.visitor"},
     }
     post: dict[str, Any] = {"data": b"tea", "content_type": "text/plain", "headers": {"Idempotency-Key": "k"}}
 

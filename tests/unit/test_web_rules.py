@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fastdedup import ConfigError
 from fastdedup.protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from fastdedup.web.header import MAX_KEY, BadKey
-from fastdedup.web.request import Request, by_header, everyone
+from fastdedup.web.request import EVERYONE, PrincipalMissing, Request, by_header, everyone
 from fastdedup.web.rules import UUID, Route, RouteTable, Rule, keeps, make_rules
 
 # Settings
@@ -186,11 +186,11 @@ def test_among_two_hundred_routes_each_is_found() -> None:
 # Whom a key belongs to
 
 NAMES = st.one_of(
-    st.none(),
-    st.text(max_size=12),
-    st.text(alphabet="|\\-=# a", max_size=6),
+    st.just(EVERYONE),
+    st.text(min_size=1, max_size=12),
+    st.text(alphabet="|\\-=# a", min_size=1, max_size=6),
     st.text(alphabet="ab|\\", min_size=120, max_size=200),
-    st.text(st.characters(categories=["Cs", "Ll"]), max_size=5),
+    st.text(st.characters(categories=["Cs", "Ll"]), min_size=1, max_size=5),
 )
 KEYS = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), min_size=1, max_size=MAX_KEY)
 CALLS = st.tuples(st.sampled_from(["POST", "PATCH"]), NAMES.map(lambda name: f"/{name}"), NAMES, KEYS)
@@ -222,17 +222,23 @@ def test_a_principal_that_looks_like_the_digest_of_a_long_one_is_not_taken_for_i
     assert EVERY.scope_key("POST", "/", digest, "k") != EVERY.scope_key("POST", "/", victim, "k")
 
 
-def test_nobody_is_not_the_principal_whose_name_is_a_dash() -> None:
-    scopes = {EVERY.scope_key("POST", "/", name, "k") for name in (None, "", "-", "=", "None")}
-    assert len(scopes) == 5
+def test_everyone_is_not_the_principal_whose_name_is_a_dash() -> None:
+    scopes = {EVERY.scope_key("POST", "/", name, "k") for name in (EVERYONE, "-", "=", "None")}
+    assert len(scopes) == 4
+
+
+@pytest.mark.parametrize("principal", [None, ""])
+def test_a_caller_without_a_name_is_refused(principal: str | None) -> None:
+    with pytest.raises(PrincipalMissing):
+        EVERY.scope_key("POST", "/", principal, "k")
 
 
 def test_below_a_pattern_the_route_counts_below_a_star_the_path() -> None:
     pay = Rule("/orders/{id}/pay", everyone)
-    assert pay.scope_key("POST", "/orders/1/pay", None, "k") == pay.scope_key(
-        "POST", "/orders/2/pay", None, "k"
+    assert pay.scope_key("POST", "/orders/1/pay", "ann", "k") == pay.scope_key(
+        "POST", "/orders/2/pay", "ann", "k"
     )
-    assert EVERY.scope_key("POST", "/a", None, "k") != EVERY.scope_key("POST", "/b", None, "k")
+    assert EVERY.scope_key("POST", "/a", "ann", "k") != EVERY.scope_key("POST", "/b", "ann", "k")
 
 
 @pytest.mark.parametrize("principal", [7, b"ann", True, ["ann"]])
@@ -248,6 +254,7 @@ def test_by_header_keeps_a_digest_not_the_secret() -> None:
     assert name is not None
     assert "s3cret" not in name
     assert principal(Request("POST", "/", b"", [], b"", {})) is None
+    assert principal(Request("POST", "/", b"", [(b"x-api-key", b"")], b"", {})) is None
 
 
 @pytest.mark.parametrize("name", ["", "é", None, 5, "x_api_key"])

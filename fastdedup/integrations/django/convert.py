@@ -5,11 +5,18 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Iterable
 from hashlib import blake2b
+from http.client import responses
 from typing import Any
 
 from django.core.exceptions import RequestDataTooBig
 from django.core.files.uploadedfile import UploadedFile
-from django.http import HttpRequest, HttpResponse, RawPostDataException
+from django.http import (
+    HttpRequest,
+    HttpResponse,
+    HttpResponsePermanentRedirect,
+    HttpResponseRedirect,
+    RawPostDataException,
+)
 
 from ...web.header import parse
 from ...web.request import Request, RequestTooLarge
@@ -18,6 +25,10 @@ from ...web.response import Response
 SOURCE = "django.request"
 """The name under which a principal function finds the HttpRequest: `request.source["django.request"].user`."""
 _CSRF = "csrfmiddlewaretoken"
+_UNKNOWN = "Unknown Status Code"
+"""Django's reason phrase for a status that has no other."""
+_REDIRECTS = frozenset((301, 302, 303, 307, 308))
+_PERMANENT = frozenset((301, 308))
 
 
 def key_of(request: HttpRequest) -> str | None:
@@ -41,10 +52,11 @@ def request_of(request: HttpRequest, body: bytes) -> Request:
     return Request(request.method.upper(), request.path, query, headers, body, source)
 
 
-def body_of(request: HttpRequest, limit: int) -> bytes:
+def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
     """Return the body. Where Django has parsed it as a form already, return the form's contents instead.
 
     Raises:
+        RawPostDataException: it is parsed already, and `parsed` is False.
         RequestTooLarge: the body exceeds `limit` bytes, or Django's limit.
         UnreadablePostError: the client disconnected before it had sent the whole body.
     """
@@ -56,6 +68,8 @@ def body_of(request: HttpRequest, limit: int) -> bytes:
     except RequestDataTooBig:
         raise RequestTooLarge from None
     except RawPostDataException:
+        if not parsed:
+            raise
         return form_of(request)
     if len(body) > limit:
         raise RequestTooLarge
@@ -77,20 +91,33 @@ def form_of(request: HttpRequest, *without: str) -> bytes:
 
 def response_of(response: HttpResponse, limit: int, mark: bytes) -> Response:
     """Return a response in the form that is stored: without its body where it is a stream or too large."""
-    headers = [(name.lower().encode(), _latin(value)) for name, value in response.items()]
+    headers = [(name.encode(), _latin(value)) for name, value in response.items()]
     headers += [(b"set-cookie", _latin(cookie.OutputString())) for cookie in response.cookies.values()]
     whole = not response.streaming and len(response.content) <= limit
-    return Response(response.status_code, headers, response.content if whole else b"", whole, mark)
+    status, body = response.status_code, response.content if whole else b""
+    phrase = response.reason_phrase
+    reason = "" if phrase == responses.get(status, _UNKNOWN) else phrase
+    return Response(status, headers, body, whole, mark, reason)
 
 
 def reply(response: Response) -> HttpResponse:
     """Return a Django response that is sent instead of the view's response."""
-    made = HttpResponse(response.body, status=response.status)
+    made = _class_of(response)("/")  # the place of a redirect, or the content: both are replaced
+    made.content, made.status_code = response.body, response.status
+    if response.reason:
+        made.reason_phrase = response.reason
     del made["Content-Type"]
     for name, value in response.headers:
-        if name == b"set-cookie":
+        if name.lower() == b"set-cookie":
             made.cookies.load(value.decode("latin-1"))
-    return mark(made, (header for header in response.headers if header[0] != b"set-cookie"))
+    return mark(made, (header for header in response.headers if header[0].lower() != b"set-cookie"))
+
+
+def _class_of(response: Response) -> Any:
+    """Return the class of a reply: that of a redirect has its `url`, which Django's test client follows."""
+    if response.status not in _REDIRECTS or response.header(b"location") is None:
+        return HttpResponse
+    return HttpResponsePermanentRedirect if response.status in _PERMANENT else HttpResponseRedirect
 
 
 def mark(response: HttpResponse, headers: Iterable[tuple[bytes, bytes]]) -> HttpResponse:

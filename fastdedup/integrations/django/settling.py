@@ -12,7 +12,7 @@ from ...sync import Claim as SyncClaim
 from ...sync.background import BackgroundDedup, Bound
 from ...sync.claim import take_back
 from ...web.answers import storable
-from ...web.response import UNSTORED, Response
+from ...web.response import UNSTORED, Response, ResponseCodec
 from ...web.rules import Rule
 from ..guard import Guard
 from ..settling import HOLD, HeldClaim, Marks, release
@@ -35,6 +35,10 @@ class Hold:
     """True where the view has said that nothing was done."""
     invalid: bool = False
     """True where a form had errors: nothing was done, unless the view redirects."""
+    pending: bool = False
+    """True while its framework has still to make the view's result a response, or a transaction has still to end."""
+    within: bool = False
+    """True where the view may run within the transaction of ATOMIC_REQUESTS, which ends after the view."""
 
     @property
     def rule(self) -> Rule:
@@ -68,7 +72,7 @@ class Guards:
         """Return the guard's `Bound`. Raises what `gate` raises."""
         dedup = gate()
         if self._bound is None or self._bound[0] is not dedup:
-            self._bound = (dedup, dedup.bind(lambda one: Guard(one, self.rule)))
+            self._bound = (dedup, dedup.bind(lambda one: Guard(one, self.rule, ResponseCodec(spelled=True))))
         return self._bound[1]
 
     async def ask(self, bridge: Bridge, ask: Ask, *, form: bool = False, mark: bytes = b"") -> ClaimAndHold:

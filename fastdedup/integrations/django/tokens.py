@@ -16,7 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, QueryDict
 
 from ...errors import ConfigError, UnavailableError
-from ...web.request import Request, by_header, everyone
+from ...web.request import EVERYONE, Request, by_header, everyone
 from .bridge import AWAITING, BLOCKING, Bridge, drive
 from .capture import hold_of
 from .config import function, gate, http
@@ -86,9 +86,26 @@ def session_subject(request: HttpRequest) -> str:
 
 
 def by_user(request: Request) -> str | None:
-    """Return the signed-in user as the principal; all users who are not signed in share their keys."""
-    user = _user_of(request.source[SOURCE])
-    return None if user is None else str(user)
+    """Return the signed-in user as the principal: the user's model and primary key.
+
+    A request with a key but without such a user is answered 400, `principal-required`. A framework that authenticates
+    inside of the view has found no user yet where the middleware or `idempotent` looks: there use the decorator of
+    `fastdedup.integrations.drf` or `.ninja`.
+    """
+    return name_of(getattr(request.source[SOURCE], "user", None))
+
+
+def name_of(account: Any) -> str | None:
+    """Return a name for the object that stands for a caller, such as a user; None where it stands for nobody.
+
+    Objects of two models may have the same primary key, so the model is part of the name.
+    """
+    key = getattr(account, "pk", None)
+    if key in (None, "") or getattr(account, "is_authenticated", True) is False:
+        return None
+    kind = account.__class__  # a SimpleLazyObject tells the class of the user that it stands for
+    model = getattr(getattr(kind, "_meta", None), "concrete_model", None) or kind
+    return f"{model.__module__}.{model.__qualname__} {key}"
 
 
 def issue_token(request: HttpRequest, ttl: float | None = None) -> str:
@@ -158,7 +175,9 @@ async def subject_of(bridge: Bridge, request: HttpRequest) -> str | None:
         ConfigError: the subject function returned a value of another type.
     """
     who = await bridge.call(form_of(request).subject, request)
-    if who is None or isinstance(who, str):
+    if who is None or who is EVERYONE:
+        return None
+    if isinstance(who, str):
         return who
     if isinstance(who, int | uuid.UUID) and not isinstance(who, bool):
         return str(who)
