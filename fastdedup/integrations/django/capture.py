@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.core.signals import got_request_exception
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
@@ -20,6 +21,7 @@ from ...web.response import DEGRADED, UNSTORED, Response
 from .bridge import AWAITING, BLOCKING, Bridge, drive
 from .convert import mark, reply, response_of
 from .settling import Hold, give_back, settle
+from .views import in_request_transaction
 
 _HOLD = "_fastdedup_hold"
 
@@ -39,18 +41,23 @@ def hold_of(request: HttpRequest) -> Hold | None:
     return getattr(request, _HOLD, None)
 
 
+def mark_held(request: HttpRequest, hold: Hold) -> None:
+    """Set the claim that a request holds, for `claim_of` and `hold_of`."""
+    setattr(request, _HOLD, hold)
+
+
 async def run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
     """Run a view that must run once, and settle its claim.
 
     Raises:
         BaseException: any exception of the view; then its claim is released.
     """
-    setattr(request, _HOLD, hold)
+    mark_held(request, hold)
     work = _run(bridge, hold, view)
-    return await (work if hold.rule.on_disconnect == "cancel" else bridge.finish(work, _unsent))
+    return await (work if hold.rule.on_disconnect == "cancel" else bridge.finish(work, unsent))
 
 
-async def _unsent(response: Any) -> None:
+async def unsent(response: Any) -> None:
     """Settle by a response that will not be sent: rendering or closing the response settles the claim."""
     if response.streaming:
         await sync_to_async(response.close)()
@@ -62,22 +69,29 @@ async def _run(bridge: Bridge, hold: Hold, view: Callable[[], Any]) -> HttpRespo
     try:
         response = await bridge.view(view)
         if not isinstance(response, HttpResponseBase):
-            raise TypeError(f"a view must return an HttpResponse, got {response!r}")
+            raise TypeError(
+                f"a view must return an HttpResponse, got {response!r}; for Django Ninja's operations there is "
+                "fastdedup.integrations.ninja.idempotent"
+            )
     except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await
         raise
     except BaseException:
         with suppress(DedupError):  # the view's own error matters more
             await give_back(bridge, hold)
         raise
-    return await _finish(bridge, hold, response)
+    return await finish(bridge, hold, response)
 
 
-async def _finish(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpResponse:
+async def finish(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpResponse:
+    """Settle by a view's response, now or once it is rendered or sent. Return the response to send."""
     if response.streaming:
         _watch(hold, response)
         return response
     if callable(getattr(response, "render", None)) and not response.is_rendered:
         _settle_once_rendered(hold, response)
+        return response
+    if hold.within and in_request_transaction():
+        _settle_after_transaction(hold, response)
         return response
     marks = await settle(bridge, hold, captured(hold, response))
     if marks is None:
@@ -88,12 +102,60 @@ async def _finish(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpRes
 def _settle_once_rendered(hold: Hold, response: Any) -> None:
     """Settle when the response is rendered: after the view, as middleware may still change a TemplateResponse."""
     render = response.render
+    hold.pending = True
 
     def rendered() -> HttpResponse:
         del response.render  # so that it replaces the response's own render() only once
+        hold.pending = False
         return drive(_run(BLOCKING, hold, render))
 
     response.render = rendered
+
+
+def _settle_after_transaction(hold: Hold, response: Any) -> None:
+    """Settle when the transaction of ATOMIC_REQUESTS has ended: Django renders a late response after that."""
+    hold.within, hold.pending = False, True
+    callbacks: list[Callable[[Any], Any]] = []  # of decorators around the view, such as gzip_page
+
+    def rendered() -> HttpResponse:
+        del response.render, response.is_rendered, response.add_post_render_callback
+        hold.pending = False
+        settled = drive(_run(BLOCKING, hold, lambda: response))
+        for callback in callbacks:
+            settled = callback(settled) or settled
+        return settled
+
+    response.render, response.is_rendered = rendered, False
+    response.add_post_render_callback = callbacks.append
+
+
+# Claims whose response does not come
+
+
+def pending(request: HttpRequest) -> Hold | None:
+    """Return the claim of a request that waits for a response, once."""
+    hold = hold_of(request)
+    if hold is None or not hold.pending:
+        return None
+    hold.pending = False
+    return hold
+
+
+async def abandon(bridge: Bridge, request: HttpRequest) -> None:
+    """Release the claim of a request that waits for a response: the response will not come."""
+    hold = pending(request)
+    if hold is not None:
+        with suppress(DedupError):  # the error that prevents the response matters more
+            await give_back(bridge, hold)
+
+
+def _failed(*, request: HttpRequest | None = None, **_: Any) -> None:
+    """Release the claim of a request that Django answers 500: its transaction has failed at its end, for example."""
+    if request is not None:
+        drive(abandon(BLOCKING, request))
+
+
+got_request_exception.connect(_failed, dispatch_uid="fastdedup")
 
 
 def captured(hold: Hold, response: HttpResponse) -> Response:

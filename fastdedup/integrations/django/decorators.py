@@ -17,7 +17,7 @@ from .one_time import one_time_form
 from .settling import Guards
 from .views import check_settings, wrap
 
-__all__ = ["idempotent", "one_time_form"]
+__all__ = ["Operation", "idempotent", "one_time_form"]
 
 View = TypeVar("View", bound=Callable[..., Any])
 
@@ -45,22 +45,25 @@ def idempotent(
     Raises:
         ConfigError: a setting cannot be used, or is unknown.
     """
-    check, _ = make_rules(
-        ["/", "/"], {"principal": everyone, **settings}
-    )  # so that a mistake raises here, where it is made
-    operation = _Operation(principal, dict(settings))
+    operation = Operation(principal, dict(settings))
 
     def decorate(view: View) -> View:
-        check_settings(check, view)
+        check_settings(operation.check, view)
         return wrap(view, operation.handle)  # type: ignore[return-value] # it is called as the view is
 
     return decorate
 
 
-class _Operation:
-    """The rules of a decorated view: a rule for each route that leads to it."""
+class Operation:
+    """The rules of a decorated view: a rule for each route that leads to it.
+
+    Raises:
+        ConfigError: a setting cannot be used, or is unknown.
+    """
 
     def __init__(self, principal: Principal | str | None, settings: dict[str, Any]) -> None:
+        # Also so that a mistake raises where it is made.
+        self.check: Rule = make_rules(["/"], {"principal": everyone, **settings})[0]
         self._principal = principal
         self._settings = settings
         # Mutable: the guards by route; the settings that they were made of, which tests override.
@@ -69,12 +72,17 @@ class _Operation:
 
     async def handle(self, bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> HttpResponse:
         """Answer a request."""
-        guards = self._guards_of(_route(request))
-        if request.method not in guards.rule.methods:
+        guards = self.guards_of(request)
+        if guards is None:
             return await bridge.view(view)
         return await keyed(bridge, guards, guards.rule, request, view)
 
-    def _guards_of(self, route: str) -> Guards:
+    def guards_of(self, request: HttpRequest) -> Guards | None:
+        """Return the guards of a request's route, or None where its method takes no key."""
+        guards = self._guards_at(_route(request))
+        return guards if request.method in guards.rule.methods else None
+
+    def _guards_at(self, route: str) -> Guards:
         given = http()
         if given.shared != self._shared:
             self._guards, self._shared = {}, given.shared

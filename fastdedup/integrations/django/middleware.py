@@ -18,9 +18,12 @@ from .bridge import AWAITING, BLOCKING, Bridge, drive
 from .capture import hold_of, run
 from .config import gate, http
 from .convert import body_of, key_of, reply, request_of
-from .settling import Guards
+from .settling import Guards, Hold
 
-__all__ = ["IdempotencyMiddleware", "keyed"]
+__all__ = ["IdempotencyMiddleware", "claimed", "keyed"]
+
+ReadBody = Callable[[HttpRequest, int], bytes]
+"""A function that returns a request's body, of at most so many bytes."""
 
 
 class IdempotencyMiddleware:
@@ -81,24 +84,32 @@ async def keyed(
     bridge: Bridge, guards: Guards, rule: Rule, request: HttpRequest, view: Callable[[], Any]
 ) -> HttpResponse:
     """Answer a request of an operation that takes keys."""
+    got = await claimed(bridge, guards, rule, request)
+    if isinstance(got, Hold):
+        return await run(bridge, got, request, view)
+    return await bridge.view(view) if got is None else got
+
+
+async def claimed(
+    bridge: Bridge, guards: Guards, rule: Rule, request: HttpRequest, read: ReadBody = body_of
+) -> Hold | HttpResponse | None:
+    """Claim a request's key. Return the claim, or the answer to a request whose view does not run.
+
+    Returns None for a request without a key, and for a request that is claimed already.
+    """
     try:
         key = _checked_key(request, rule)
-        asked = None if key is None else request_of(request, body_of(request, rule.max_request))
+        asked = None if key is None else request_of(request, read(request, rule.max_request))
         # A decorated view that the middleware has claimed already is not claimed again.
-        if asked is not None and key is not None and hold_of(request) is None:
-            principal = await bridge.call(rule.principal, asked)
-            got = await guards.ask(bridge, lambda guard: guard.claim(asked, principal, key))
-        else:
-            got = None
+        if asked is None or key is None or hold_of(request) is not None:
+            return None
+        principal = await bridge.call(rule.principal, asked)
+        got = await guards.ask(bridge, lambda guard: guard.claim(asked, principal, key))
     except UnreadablePostError:  # the client left before it had sent the request: nothing has happened
         return HttpResponseBadRequest()
     except REFUSALS as error:
         return reply(refusal(error, rule, guards.docs))
-    if got is None:
-        return await bridge.view(view)
-    if got.hold is None:
-        return reply(answer(got.claim, rule, guards.docs))
-    return await run(bridge, got.hold, request, view)
+    return got.hold or reply(answer(got.claim, rule, guards.docs))
 
 
 def _checked_key(request: HttpRequest, rule: Rule) -> str | None:

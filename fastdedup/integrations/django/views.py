@@ -77,6 +77,14 @@ class _Every(set[str]):
         return True
 
 
+def in_request_transaction() -> bool:
+    """True inside of a transaction that ATOMIC_REQUESTS has begun around the view."""
+    return any(
+        database["ATOMIC_REQUESTS"] and connections[alias].in_atomic_block
+        for alias, database in connections.settings.items()
+    )
+
+
 def _atomic(view: Callable[..., Any], outside: set[str]) -> Callable[..., Any]:
     """Return the view inside of the transactions that ATOMIC_REQUESTS asks for."""
     without = {*getattr(view, "_non_atomic_requests", ()), *outside}

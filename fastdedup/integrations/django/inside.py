@@ -1,0 +1,87 @@
+"""Claims for frameworks that authenticate inside of a Django view: after that, and before their operation runs.
+
+An operation that returns a response needs `answered`. An operation whose result is made a response by its framework
+needs two steps: `begun` around the operation, and `ended` around the framework's function that returns the response.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+
+from .bridge import BLOCKING, Bridge
+from .capture import abandon, finish, mark_held, pending, run, unsent
+from .convert import body_of
+from .decorators import Operation
+from .middleware import ReadBody, claimed
+from .settling import Hold
+
+
+async def answered(
+    operation: Operation, request: HttpRequest, view: Callable[[], Any], read: ReadBody = body_of
+) -> HttpResponse:
+    """Answer a request whose synchronous operation returns a response."""
+    got = await _claimed(BLOCKING, operation, request, read)
+    if isinstance(got, Hold):
+        return await run(BLOCKING, got, request, view)
+    return await BLOCKING.view(view) if got is None else got
+
+
+async def begun(bridge: Bridge, operation: Operation, request: HttpRequest, view: Callable[[], Any]) -> Any:
+    """Run an operation under its claim. Return its result, or the answer to a request whose operation does not run.
+
+    Raises:
+        BaseException: any exception of the operation; then its claim is released.
+    """
+    got = await _claimed(bridge, operation, request, body_of)
+    if got is not None and not isinstance(got, Hold):
+        return got
+    if got is not None:
+        got.pending = True
+        mark_held(request, got)
+    try:
+        return await bridge.view(view)
+    except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await
+        raise
+    except BaseException:
+        await abandon(bridge, request)
+        raise
+
+
+async def ended(bridge: Bridge, operation: Operation, request: HttpRequest, view: Callable[[], Any]) -> Any:
+    """Run a framework's function around an operation, and settle the claim of `begun` by the response.
+
+    Raises:
+        BaseException: any exception of the framework; then the claim is released.
+    """
+    guards = operation.guards_of(request) if "HTTP_IDEMPOTENCY_KEY" in request.META else None
+    work = _ended(bridge, request, view)
+    if guards is None or guards.rule.on_disconnect == "cancel":
+        return await work
+    return await bridge.finish(work, unsent)
+
+
+async def _claimed(
+    bridge: Bridge, operation: Operation, request: HttpRequest, read: ReadBody
+) -> Hold | HttpResponse | None:
+    guards = operation.guards_of(request)
+    if guards is None:
+        return None
+    got = await claimed(bridge, guards, guards.rule, request, read)
+    if isinstance(got, Hold):
+        got.within = bridge is BLOCKING  # Django has no transaction around an async view
+    return got
+
+
+async def _ended(bridge: Bridge, request: HttpRequest, view: Callable[[], Any]) -> Any:
+    try:
+        response = await bridge.view(view)
+    except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await
+        raise
+    except BaseException:
+        await abandon(bridge, request)
+        raise
+    hold = pending(request)
+    return response if hold is None else await finish(bridge, hold, response)

@@ -1,0 +1,141 @@
+"""Django Ninja: `idempotent` for operations. It runs after authentication, throttles and the check of the input.
+
+    @api.post("/orders", auth=Bearer())
+    @idempotent(principal=by_auth, required=True)
+    def order(request, body: Order): ...
+
+Ninja authenticates inside of the view. The middleware and Django's own decorators run before that, find no caller
+there, and answer a request with a key 400. `FASTDEDUP` and `FASTDEDUP_HTTP` hold as for
+`fastdedup.integrations.django`. Where the middleware is installed as well, leave these paths out of its `routes`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar, Unpack
+
+try:
+    from ninja.decorators import decorate_view
+except ImportError as error:
+    raise ImportError(
+        "fastdedup.integrations.ninja needs Django Ninja: pip install 'fastdedup[django]' django-ninja"
+    ) from error
+
+from asgiref.sync import iscoroutinefunction
+from django.http import HttpRequest
+
+from ..errors import ConfigError
+from ..web.request import Principal, Request, by_header, everyone
+from ..web.rules import UUID, KeySettings
+from .django.bridge import AWAITING, BLOCKING, drive
+from .django.capture import claim_of
+from .django.convert import SOURCE
+from .django.decorators import Operation
+from .django.inside import begun, ended
+from .django.tokens import by_user, name_of
+from .django.views import check_settings
+
+__all__ = ["UUID", "by_auth", "by_header", "by_user", "claim_of", "everyone", "idempotent"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def by_auth(request: Request) -> str | None:
+    """Return what Ninja's authentication has found, `request.auth`, as the principal.
+
+    That is text, a number, a UUID, or a model's object with a primary key. An operation without authentication finds
+    no caller: there a request with a key is answered 400, `principal-required`.
+
+    Raises:
+        ConfigError: `authenticate()` returned a value that names no caller, such as True.
+    """
+    auth = getattr(request.source[SOURCE], "auth", None)
+    if auth is None or isinstance(auth, str):
+        return auth
+    if isinstance(auth, int | uuid.UUID) and not isinstance(auth, bool):
+        return str(auth)
+    if hasattr(auth, "pk"):
+        return name_of(auth)
+    raise ConfigError(
+        f"by_auth needs an authenticate() that returns text, a number, a UUID or a model's object, got "
+        f"{type(auth).__name__}: return who calls, or give a principal= of your own"
+    )
+
+
+def idempotent(
+    *, principal: Principal | str | None = None, **settings: Unpack[KeySettings]
+) -> Callable[[Function], Function]:
+    """Decorate an operation, sync or async: a POST or PATCH request with an Idempotency-Key takes effect once.
+
+    Write it below `@api.post(...)`. The response that Ninja makes of the result is stored, and replayed to the same
+    caller. Input that Ninja refuses claims no key, and an exception releases it, also HttpError. With ATOMIC_REQUESTS
+    the transaction ends before the response is stored.
+
+    Args:
+        principal: names the caller whom a key belongs to, see `by_auth` and, with `django_auth`, `by_user`; by
+            default `FASTDEDUP_HTTP["principal"]`. The function finds Django's request, with its `auth`, as
+            `request.source["django.request"]`.
+        settings: see `fastdedup.web.rules.Rule`. The settings of `FASTDEDUP_HTTP` for all routes apply here, too.
+
+    Raises:
+        ConfigError: a setting cannot be used or is unknown, the decorator is above `@api.post(...)`, or the operation
+            is an asynchronous generator.
+    """
+    operation = Operation(principal, dict(settings))
+
+    def decorate(function: Function) -> Function:
+        check_settings(operation.check, function)
+        if inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"an operation that streams cannot be repeated, got the generator {function.__name__}()"
+            )
+        if hasattr(function, "_ninja_operation"):
+            raise ConfigError(
+                f"@idempotent must be below Ninja's decorator: {function.__name__}() is an operation already, "
+                "which would run without it"
+            )
+        claims = _claims(operation, function)
+        with suppress(NameError):  # a name that is known to type checkers only: Ninja says so itself
+            # Ninja would look up annotations that are text among the names of this module.
+            claims.__signature__ = inspect.signature(function, eval_str=True)  # type: ignore[attr-defined]
+        return decorate_view(functools.partial(_settles, operation))(claims)  # type: ignore[return-value]
+
+    return decorate
+
+
+def _claims(operation: Operation, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the operation, which claims its key first."""
+    if iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            return await begun(AWAITING, operation, request, lambda: function(request, *args, **kwargs))
+
+        return awaited
+
+    @functools.wraps(function)
+    def called(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return drive(begun(BLOCKING, operation, request, lambda: function(request, *args, **kwargs)))
+
+    return called
+
+
+def _settles(operation: Operation, run: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Ninja's function that makes a response of a result; here it settles the claim by the response."""
+    if iscoroutinefunction(run):
+
+        @functools.wraps(run)
+        async def awaited(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+            return await ended(AWAITING, operation, request, lambda: run(request, *args, **kwargs))
+
+        return awaited
+
+    @functools.wraps(run)
+    def called(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        return drive(ended(BLOCKING, operation, request, lambda: run(request, *args, **kwargs)))
+
+    return called

@@ -1,0 +1,172 @@
+"""`idempotent` of REST Framework and of Ninja: what it keeps, what it releases, when it settles."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connections, transaction
+from django.test import Client, RequestFactory
+
+from fastdedup import ConfigError
+
+from . import django_project as django_project  # sets Django up
+from .django_inside import SETTINGS, View, drf, made, ninja, order
+from .django_shop import DESK, Desk, open_shop
+
+GATE: dict[str, Any] = {"namespace": "t", "timeout": 5.0}
+
+
+@pytest.fixture
+def desk(redis_url: str) -> Iterator[Desk]:
+    with open_shop(**SETTINGS, FASTDEDUP={"url": redis_url, **GATE}) as desk:
+        yield desk
+
+
+def post(url: str, key: str | None = "k", **item: Any) -> Any:
+    headers = {"Authorization": "Token ann's" if url.startswith("/drf") else "Bearer ann's"}
+    headers |= {} if key is None else {"Idempotency-Key": key}
+    client = Client(raise_request_exception=False)
+    return client.post(url, json.dumps(item), content_type="application/json", headers=headers)
+
+
+def kind(answer: Any) -> str:
+    return str(answer.json()["type"].rpartition(":")[2])
+
+
+@pytest.mark.parametrize("url", ["/drf/view", "/drf/view/plain", "/drf/parsed", "/ninja/orders"])
+def test_a_response_is_replayed_and_another_body_refused(url: str, desk: Desk) -> None:
+    first, again = post(url, item="tea"), post(url, item="tea")
+    assert first.status_code == again.status_code
+    assert first.content == again.content
+    assert first.headers.items() <= again.headers.items()
+    assert again["Idempotency-Replayed"] == "true"
+    assert kind(post(url, item="coffee")) == "key-reused"
+    assert desk.orders == ["tea"]
+
+
+@pytest.mark.parametrize("url", ["/drf/view", "/ninja/orders"])
+def test_without_a_key_requests_run(url: str, desk: Desk) -> None:
+    for _ in range(2):
+        post(url, key=None)
+    assert len(desk.orders) == 2
+
+
+def test_a_key_may_be_required(desk: Desk) -> None:
+    assert kind(post("/drf/orders/", key=None)) == "key-missing"
+
+
+def test_what_is_refused_by_rest_framework_is_released(desk: Desk) -> None:
+    assert [post("/drf/view/invalid").status_code for _ in range(2)] == [400, 400]
+    assert len(desk.orders) == 2
+
+
+def test_input_that_ninja_refuses_claims_no_key(desk: Desk) -> None:
+    assert post("/ninja/orders", item="tea", count="many").status_code == 422
+    assert post("/ninja/orders", item="tea", count=2).json() == {"order": 1}
+
+
+@pytest.mark.parametrize(("item", "status"), [("denied", 400), ("broken", 500), ("misshapen", 500)])
+def test_a_failed_operation_of_ninja_is_released(item: str, status: int, desk: Desk) -> None:
+    assert [post("/ninja/orders", item=item).status_code for _ in range(2)] == [status, status]
+    assert desk.orders == [item, item]
+
+
+def test_a_form_is_digested_whatever_has_parsed_it(desk: Desk) -> None:
+    client = Client(headers={"Idempotency-Key": "k", "Authorization": "Bearer ann's"})
+    assert [client.post("/ninja/form", {"item": item}).status_code for item in ("tea", "tea", "ice")] == [
+        200,
+        200,
+        422,
+    ]
+    client = Client(headers={"Idempotency-Key": "k", "Authorization": "Token ann's"})
+    assert [client.post("/drf/parsed", {"item": item}).status_code for item in ("tea", "tea", "ice")] == [
+        201,
+        201,
+        422,
+    ]
+
+
+def test_djangos_own_decorator_on_an_operation_names_ninjas(desk: Desk) -> None:
+    with pytest.raises(TypeError, match=r"fastdedup\.integrations\.ninja"):
+        Client().post(
+            "/ninja/undecorated",
+            b"{}",
+            content_type="application/json",
+            headers={"Idempotency-Key": "k", "Authorization": "Bearer ann's"},
+        )
+
+
+# Transactions
+
+
+@pytest.fixture
+def atomic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """ATOMIC_REQUESTS, over a database in memory."""
+    database = {**connections.settings["default"], "ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    monkeypatch.setitem(connections.settings, "default", {**database, "ATOMIC_REQUESTS": True})
+    monkeypatch.delattr(connections._connections, "default", raising=False)
+    yield
+    connections["default"].close()
+    del connections["default"]
+
+
+@pytest.mark.parametrize("url", ["/drf/view", "/drf/view/plain", "/ninja/orders"])
+def test_the_transaction_ends_before_the_response_is_stored(
+    url: str, desk: Desk, atomic: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def order(item: str) -> int:
+        transaction.on_commit(commit)
+        desk.orders.append(item)
+        return len(desk.orders)
+
+    def commit() -> None:
+        if len(desk.orders) == 1:
+            raise RuntimeError("the commit fails")
+
+    monkeypatch.setattr(DESK, "order", order)
+    assert post(url).status_code == 500
+    first, again = post(url), post(url)
+    assert first.content == again.content
+    assert again["Idempotency-Replayed"] == "true"
+    assert len(desk.orders) == 2
+
+
+# Mistakes
+
+
+def test_the_decorator_below_nothing_is_told() -> None:
+    with pytest.raises(ConfigError, match="below Ninja's decorator"):
+        ninja.idempotent(principal=ninja.everyone)(order)
+    with pytest.raises(ConfigError, match="REST Framework's request"):
+        drf.idempotent(principal=drf.everyone)(made)(RequestFactory().post("/"), None)
+
+
+@pytest.mark.parametrize("handler", [View, None, "post"])
+def test_rest_frameworks_decorator_takes_a_handler(handler: Any) -> None:
+    with pytest.raises(ConfigError, match="must be decorated"):
+        drf.idempotent(principal=drf.everyone)(handler)
+
+
+def test_rest_frameworks_handlers_are_plain_functions() -> None:
+    async def handler(request: Any) -> None: ...
+
+    with pytest.raises(ConfigError, match="plain function"):
+        drf.idempotent(principal=drf.everyone)(handler)
+
+
+def test_an_operation_that_streams_is_refused() -> None:
+    async def operation(request: Any) -> Any:
+        yield b""
+
+    with pytest.raises(ConfigError, match="streams"):
+        ninja.idempotent(principal=ninja.everyone)(operation)
+
+
+@pytest.mark.parametrize("settings", [{"requird": True}, {"ttl": -1.0}, {"on_disconnect": "cancel"}])
+def test_a_setting_that_cannot_be_used_is_told_at_once(settings: Any) -> None:
+    for idempotent in (drf.idempotent, ninja.idempotent):
+        with pytest.raises(ConfigError, match=next(iter(settings))):
+            idempotent(**settings)(made)
