@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from django.http import HttpRequest, HttpResponse
 from django.urls import include, path
 from django.utils.decorators import method_decorator
-from ninja import Form, NinjaAPI, Schema
+from ninja import Form, NinjaAPI, Router, Schema
 from ninja.errors import HttpError
 from ninja.security import HttpBearer
 from rest_framework.authentication import BaseAuthentication
@@ -28,7 +28,7 @@ from fastdedup.integrations import drf, ninja
 
 from .django_shop import DESK
 
-__all__ = ["SETTINGS", "View", "drf", "made", "ninja", "order"]
+__all__ = ["SETTINGS", "Router", "View", "drf", "made", "ninja", "order"]
 USERS = {"ann's": "ann", "bob's": "bob"}
 SETTINGS: dict[str, Any] = {
     "ROOT_URLCONF": __name__,
@@ -160,12 +160,6 @@ def open_order(request: HttpRequest, body: Order) -> Any:
 @ninja.idempotent(principal=ninja.by_auth)
 def form_order(request: HttpRequest, item: Annotated[str, Form()]) -> Any:
     return made(request, Order(item=item))
-
-
-@post("/undecorated", response=Made)
-@plain.idempotent(principal=lambda request: "ann")
-def misplaced(request: HttpRequest) -> Any:
-    return made(request, Order())
 
 
 def made(request: HttpRequest, body: Order) -> Any:

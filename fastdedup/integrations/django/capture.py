@@ -69,10 +69,7 @@ async def _run(bridge: Bridge, hold: Hold, view: Callable[[], Any]) -> HttpRespo
     try:
         response = await bridge.view(view)
         if not isinstance(response, HttpResponseBase):
-            raise TypeError(
-                f"a view must return an HttpResponse, got {response!r}; for Django Ninja's operations there is "
-                "fastdedup.integrations.ninja.idempotent"
-            )
+            raise TypeError(f"a view must return an HttpResponse, got {response!r}")
     except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await
         raise
     except BaseException:

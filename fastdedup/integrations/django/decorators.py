@@ -20,6 +20,8 @@ from .views import check_settings, wrap
 __all__ = ["Operation", "idempotent", "one_time_form"]
 
 View = TypeVar("View", bound=Callable[..., Any])
+_CONTRIBUTE = "_ninja_contribute_to_operation"
+"""The attribute of a function with callbacks that Ninja calls when it registers the function."""
 
 
 def idempotent(
@@ -43,15 +45,26 @@ def idempotent(
         settings: see `fastdedup.web.rules.Rule`. The settings of `FASTDEDUP_HTTP` for all routes apply here, too.
 
     Raises:
-        ConfigError: a setting cannot be used, or is unknown.
+        ConfigError: a setting cannot be used or is unknown, or the function is an operation of Django Ninja.
     """
     operation = Operation(principal, dict(settings))
 
     def decorate(view: View) -> View:
         check_settings(operation.check, view)
-        return wrap(view, operation.handle)  # type: ignore[return-value] # it is called as the view is
+        decorated: Any = wrap(view, operation.handle)
+        others = getattr(view, _CONTRIBUTE, ())
+        setattr(decorated, _CONTRIBUTE, [*others, _refuse_operation])
+        return decorated  # type: ignore[no-any-return] # it is called as the view is
 
     return decorate
+
+
+def _refuse_operation(operation: Any) -> None:
+    """Refuse a Ninja operation when Ninja registers it: it returns no HttpResponse, and authenticates later."""
+    raise ConfigError(
+        f"{operation.view_func.__name__}() is an operation of Django Ninja: decorate it with "
+        "fastdedup.integrations.ninja.idempotent"
+    )
 
 
 class Operation:
