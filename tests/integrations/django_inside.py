@@ -5,6 +5,7 @@ Import `django_project` before this module: REST Framework and Ninja read the se
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -147,6 +148,9 @@ def order(request: HttpRequest, body: Order) -> Any:
 @post("/async", response=Made, auth=ABearer())
 @ninja.idempotent(principal=ninja.by_auth)
 async def aorder(request: HttpRequest, body: Order) -> Any:
+    if body.item == "slow":
+        DESK.started.release()
+        await asyncio.to_thread(DESK.go_on.wait, 30)
     return made(request, body)
 
 

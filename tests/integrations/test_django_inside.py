@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from django.db import connections, transaction
-from django.test import Client, RequestFactory
+from django.test import AsyncClient, Client, RequestFactory
 
 from fastdedup import ConfigError
 from fastdedup.integrations.django import idempotent
@@ -94,6 +95,24 @@ def test_djangos_own_decorator_is_refused_on_an_operation() -> None:
     decorated = idempotent(principal=ninja.everyone)(order)
     with pytest.raises(ConfigError, match=r"decorate it with fastdedup\.integrations\.ninja"):
         Router().post("/")(decorated)
+
+
+async def test_an_operation_whose_client_leaves_is_finished_and_replayed(desk: Desk) -> None:
+    desk.go_on.clear()
+    leaving = asyncio.ensure_future(apost("slow"))
+    assert await asyncio.to_thread(desk.started.acquire, timeout=30)
+    leaving.cancel()
+    desk.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    replay = await apost("slow")
+    assert (replay["Idempotency-Replayed"], replay.json()) == ("true", {"order": 1})
+
+
+async def apost(item: str) -> Any:
+    headers = {"Idempotency-Key": "k", "Authorization": "Bearer ann's"}
+    body = json.dumps({"item": item})
+    return await AsyncClient().post("/ninja/async", body, content_type="application/json", headers=headers)
 
 
 # Transactions
