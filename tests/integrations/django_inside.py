@@ -18,6 +18,7 @@ from ninja.security import HttpBearer
 from rest_framework.authentication import BaseAuthentication
 from rest_framework.decorators import action, api_view, authentication_classes
 from rest_framework.exceptions import AuthenticationFailed, ValidationError
+from rest_framework.parsers import BaseParser
 from rest_framework.permissions import BasePermission
 from rest_framework.response import Response
 from rest_framework.routers import SimpleRouter
@@ -66,8 +67,18 @@ class View(APIView):
         return answered(request, name)
 
 
+class TextParser(BaseParser):
+    """Reads the stream, so that the body cannot be had any more."""
+
+    media_type = "text/plain"
+
+    def parse(self, stream: Any, media_type: Any = None, parser_context: Any = None) -> Any:
+        return {"item": stream.read().decode()}
+
+
 class Parsed(View):
     permission_classes = (Reader,)
+    parser_classes = (*View.parser_classes, TextParser)
 
 
 class Lazy(View):
