@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -154,6 +156,50 @@ def test_the_transaction_ends_before_the_response_is_stored(
     assert first.content == again.content
     assert again["Idempotency-Replayed"] == "true"
     assert len(desk.orders) == 2
+
+
+# Whom a key belongs to
+
+
+class Shop:
+    def __init__(self, pk: Any, **facts: Any) -> None:
+        self.pk = pk
+        self.__dict__.update(facts)
+
+
+class Till(Shop): ...
+
+
+def of(**facts: Any) -> Any:
+    """A request that a framework has authenticated so."""
+    return SimpleNamespace(source={"django.request": SimpleNamespace(**facts)})
+
+
+def test_by_auth_names_what_authentication_has_found() -> None:
+    number = uuid.uuid4()
+    found = [ninja.by_auth(of(auth=auth)) for auth in ("ann", 7, number, None)]
+    assert found == ["ann", "7", str(number), None]
+    assert ninja.by_auth(of()) is None
+
+
+def test_two_models_with_one_primary_key_are_two_callers() -> None:
+    for principal, name in ((ninja.by_auth, "auth"), (drf.by_user, "user")):
+        shop, till = (principal(of(**{name: kind(1)})) for kind in (Shop, Till))
+        assert shop
+        assert till
+        assert shop != till
+
+
+@pytest.mark.parametrize("account", [Shop(None), Shop(""), Shop(7, is_authenticated=False)])
+def test_an_account_that_is_nobody_names_no_caller(account: Shop) -> None:
+    assert drf.by_user(of(user=account)) is None
+    assert ninja.by_auth(of(auth=account)) is None
+
+
+@pytest.mark.parametrize("auth", [True, object(), ["ann"]])
+def test_authentication_that_names_nobody_is_a_mistake(auth: Any) -> None:
+    with pytest.raises(ConfigError, match=r"by_auth needs an authenticate\(\)"):
+        ninja.by_auth(of(auth=auth))
 
 
 # Mistakes
