@@ -95,8 +95,7 @@ class AsgiExchange:
             await self._pull()
         if self._delivered < len(self._chunks):
             return self._next_chunk()
-        if self._held is not None and not (self._passing and self._watcher is None):
-            # A handler that finishes in any case is not told that the client left.
+        if self._held is not None:
             await self._news_of_the_end()
         if not (self._gone or self._stopping):
             if self._watcher is None:
@@ -105,11 +104,18 @@ class AsgiExchange:
         return _GONE
 
     async def _news_of_the_end(self) -> None:
+        """Wait until the application may know that the client left: a handler that finishes in any case may not."""
         self._listening += 1
+        self._watch_for_listener()
         try:
             await self._news.wait()
         finally:
             self._listening -= 1
+
+    def _watch_for_listener(self) -> None:
+        """Tell a stream that its client left, because it may be endless, and no retry gets the rest of it."""
+        if self._passing and self._listening and self._watcher is None:
+            self._watcher = asyncio.ensure_future(self._watch())
 
     def _next_chunk(self) -> Message:
         chunk = self._chunks[self._delivered]
@@ -136,11 +142,13 @@ class AsgiExchange:
             self._watcher = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
-        """Cancel the handler when the client leaves."""
+        """When the client leaves, cancel the handler, or only tell it where it finishes in any case."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-        if not self._settled:
+        if self._held is not None and self._held.rule.on_disconnect == "finish":
+            self._news.set()
+        elif not self._settled:
             self.cancel()
 
     def cancel(self) -> None:
@@ -275,6 +283,7 @@ class AsgiExchange:
         """Let the response through as it comes: it is a stream, or too large to be kept."""
         assert self._start is not None
         self._passing = True
+        self._watch_for_listener()
         marks = [UNSTORED, DEGRADED] if self._held and self._held.claim.degraded else [UNSTORED]
         await self._send_on({**self._start, "headers": [*self._start["headers"], *marks]})
 
