@@ -1,8 +1,8 @@
 """fastdedup for synchronous code (Django, Flask, Celery): the same names, outcomes and errors as in `fastdedup`.
 
 Make a `fastdedup.sync.Dedup` at module level. It opens when first used, in each process that uses it, so a server may
-fork its workers. All threads may share it. Each process has one background thread with the asyncio `Dedup`, so the
-calls of many threads share its batches.
+fork its workers. All threads may share it, and all greenlets of gevent. Each process has one background thread with
+the asyncio `Dedup`, so the calls of many threads share its batches.
 """
 
 from .claim import Claim

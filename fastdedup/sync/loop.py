@@ -14,9 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import UnavailableError, UsageError
+from .native import patched, start_thread
+from .work import AwaitedWork, GreenletWork, LoopWork, Work
 
 T = TypeVar("T")
 
@@ -28,87 +30,6 @@ _GOODBYE = 1.0
 """The longest that the interpreter's end waits, in seconds."""
 
 
-class Work(Generic[T]):
-    """A call on its way to the loop and back.
-
-    Args:
-        make: called in the loop's thread; what it returns is awaited.
-        discard: called there with the result, where the caller no longer waits.
-    """
-
-    __slots__ = ("_answered", "_discard", "_given_up", "_make", "_task", "error", "result")
-
-    def __init__(self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None) -> None:
-        self._make = make
-        self._discard = discard
-        self._answered = threading.Lock()
-        self._answered.acquire()
-        # Mutable, by the loop's thread only; the caller reads the result once `_answered` is free.
-        self._task: asyncio.Task[None] | None = None
-        self._given_up = False
-        self.result: T
-        self.error: BaseException | None = None
-
-    def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin, in the loop's thread."""
-        if not self._given_up:
-            self._task = loop.create_task(self._run(), name="fastdedup-sync")
-
-    def fail(self, error: BaseException) -> None:
-        """Answer with an error instead of running."""
-        self.error = error
-        self._tell()
-
-    def wait(self, seconds: float) -> bool:
-        """Wait for the answer; return False where it does not come within `seconds`. Signals interrupt it."""
-        return self._answered.acquire(timeout=seconds)
-
-    def give_up(self) -> None:
-        """Cancel it, or discard its result, as the caller no longer waits (in the loop's thread)."""
-        self._given_up = True
-        if self._task is not None and not self._task.done():
-            self._task.cancel()
-        elif self._task is not None and self.error is None and self._discard is not None:
-            self._discard(self.result)
-
-    async def _run(self) -> None:
-        try:
-            self.result = await self._make()
-        except asyncio.CancelledError:
-            self.error = UnavailableError("fastdedup's background thread is ending")
-        except BaseException as error:  # noqa: BLE001 -- raised again in the caller's thread
-            self.error = error
-        if self._given_up and self.error is None and self._discard is not None:
-            self._discard(self.result)
-        self._tell()
-
-    def _tell(self) -> None:
-        self._answered.release()
-
-
-class AwaitedWork(Work[T]):
-    """A call whose caller awaits it in another event loop, which must not block."""
-
-    __slots__ = ("_arrived", "_caller")
-
-    def __init__(self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None) -> None:
-        super().__init__(make, discard)
-        self._caller = asyncio.get_running_loop()
-        self._arrived = asyncio.Event()
-
-    async def arrive(self, seconds: float) -> bool:
-        """Wait for the answer; return False where it does not come within `seconds`."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._arrived.wait()
-        return self._arrived.is_set()
-
-    def _tell(self) -> None:
-        super()._tell()
-        with contextlib.suppress(RuntimeError):  # the caller's loop is closed: nobody waits
-            self._caller.call_soon_threadsafe(self._arrived.set)
-
-
 class LoopThread:
     """An event loop in a daemon thread. Only `run` and `arun` are called outside of that thread."""
 
@@ -116,12 +37,11 @@ class LoopThread:
         self.pid = os.getpid()
         self._loop = new_loop()
         # Mutable: the calls to begin; has the loop been told of them; shall it end; what to close at the end.
-        self._inbox: deque[Work[Any]] = deque()
+        self._inbox: deque[LoopWork[Any]] = deque()
         self._told = False
         self._ending = False
         self._closers: set[Callable[[], Awaitable[None]]] = set()
-        self._thread = threading.Thread(target=self._main, name="fastdedup-sync", daemon=True)
-        self._thread.start()
+        self._thread = start_thread(self._main, "fastdedup-sync")
 
     @property
     def alive(self) -> bool:
@@ -148,7 +68,7 @@ class LoopThread:
             UsageError: called in the background thread itself, by a callback.
         """
         self._check_caller()
-        work = Work(make, discard)
+        work = GreenletWork(make, discard) if patched() else Work(make, discard)
         try:
             self._post(work)
             self._wait(work, seconds + GRACE)
@@ -206,13 +126,13 @@ class LoopThread:
         self._tell(self._loop.stop)
         self._thread.join(_GOODBYE)
 
-    def _wait(self, work: Work[Any], seconds: float) -> None:
+    def _wait(self, work: Work[Any] | GreenletWork[Any], seconds: float) -> None:
         ends = time.monotonic() + seconds
         while not work.wait(min(_LOOK, max(ends - time.monotonic(), 0.0))):
             self._check_hope(ends, seconds)
 
     def _check_caller(self) -> None:
-        if threading.get_ident() == self._thread.ident:
+        if asyncio._get_running_loop() is self._loop:
             raise UsageError(
                 "this was called in fastdedup's background thread (by on_event=, say), where it would wait for "
                 "itself: call it in another thread"
@@ -228,7 +148,7 @@ class LoopThread:
                 "an on_event= callback or a codec?"
             )
 
-    def _post(self, work: Work[Any]) -> None:
+    def _post(self, work: LoopWork[Any]) -> None:
         self._inbox.append(work)
         if not self._told:
             self._told = True  # before telling the loop: it sees a second writer's work as well
@@ -264,10 +184,18 @@ class LoopThread:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """Return a new event loop: uvloop's where uvloop is installed."""
+    """Return a new event loop: uvloop's where uvloop is installed.
+
+    Raises:
+        UsageError: uvloop is not installed, and Python's own loop cannot be used under gevent.
+    """
     try:
         import uvloop
     except ImportError:
+        if patched():  # it would wait by gevent's `select`, in a hub that does not survive a fork
+            raise UsageError(
+                "fastdedup.sync needs uvloop under gevent, and uvloop is not installed: pip install uvloop"
+            ) from None
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
     return loop

@@ -1,0 +1,165 @@
+"""`fastdedup.sync` hung for ever under gevent: its background thread was a greenlet, which stopped all others.
+
+The same application runs in each of gunicorn's worker classes that serve several requests at once, and in those that
+fork: one worker process answers all requests of a test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from fastdedup.errors import UsageError
+from fastdedup.sync import Dedup
+from fastdedup.sync.loop import new_loop
+from fastdedup.sync.native import start_thread
+
+APP = "tests.integrations.gunicorn_app:app"
+WORKERS = {
+    "gevent": ("-k", "gevent"),
+    "threads": ("-k", "gthread", "--threads", "8"),
+    "threads, preloaded and used before the fork": ("-k", "gthread", "--threads", "8", "--preload"),
+    "gevent, preloaded and used before the fork": ("-k", "gevent", "--preload"),
+}
+
+
+@contextlib.contextmanager
+def gunicorn(url: str, kind: str) -> Iterator[httpx.Client]:
+    """Run one worker; yield a client of it."""
+    with tempfile.TemporaryDirectory(prefix="fastdedup-gunicorn-") as folder:
+        path = Path(folder) / "http.sock"
+        env = {**os.environ, "FASTDEDUP_URL": url, "USE_BEFORE_FORK": str(int("used" in kind))}
+        command = [sys.executable, "-m", "gunicorn", *WORKERS[kind], "--bind", f"unix:{path}", APP]
+        with (Path(folder) / "log").open("wb") as log:
+            command.append("--no-control-socket")
+            server = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        try:
+            wait_until_it_listens(path, server)
+            transport = httpx.HTTPTransport(uds=str(path))
+            with httpx.Client(transport=transport, base_url="http://shop.test", timeout=20.0) as client:
+                yield client
+        finally:
+            # Not SIGQUIT: gunicorn's gthread worker at times waits for a lock that it holds itself then.
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait(20.0)
+
+
+def wait_until_it_listens(path: Path, server: subprocess.Popen[bytes]) -> None:
+    ends = time.monotonic() + 20.0
+    while server.poll() is None and time.monotonic() < ends:
+        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
+            return probe.connect(str(path))
+        time.sleep(0.01)
+    raise AssertionError("gunicorn does not listen")
+
+
+@pytest.mark.parametrize("kind", WORKERS)
+def test_a_worker_serves_others_while_a_duplicate_waits(redis_url: str, kind: str) -> None:
+    """The first request of a key ends only when another has opened the door; its duplicate waits beside it."""
+    with gunicorn(redis_url, kind) as client, ThreadPoolExecutor(20) as pool:
+
+        def post(path: str, key: str) -> httpx.Response:
+            return client.post(path, headers={"idempotency-key": key})
+
+        held = [pool.submit(post, "/held", "h") for _ in range(2)]
+        orders = list(pool.map(lambda n: post("/orders", f"key-{n % 8}"), range(16)))
+        locked = list(pool.map(lambda n: post("/locked", f"key-{n}"), range(4)))
+        assert not any(answer.done() for answer in held)
+        post("/open", "o")
+        answers = [answer.result() for answer in held]
+    assert [answer.status_code for answer in (*orders, *locked, *answers)] == [200] * 22
+    assert answers[0].content == answers[1].content
+    assert len({answer.text for answer in orders}) == 8
+    assert sum("idempotency-replayed" in answer.headers for answer in (*orders, *answers)) == 9
+
+
+GREENLETS = """
+    from gevent import monkey; monkey.patch_all()
+    import gevent, sys
+    from gevent.event import Event
+    from fastdedup.sync import Dedup
+
+    dedup = Dedup(sys.argv[1], namespace="greenlets", timeout=5.0)
+    held = dedup.claim("held")
+    waiting = Event()
+
+    def wait():
+        waiting.set()
+        return dedup.claim("held", wait=20.0)
+
+    killed = gevent.spawn(wait)
+    waiting.wait()
+    gevent.sleep(0.05)  # its claim is on its way; also without it, nothing may be left behind
+    killed.kill()
+    assert isinstance(killed.value, gevent.GreenletExit)
+    try:
+        with gevent.Timeout(0.05):
+            dedup.claim("held", wait=20.0)
+        raise AssertionError("it was not interrupted")
+    except gevent.Timeout:
+        pass
+    held.release()
+    again = dedup.claim("held", wait=5.0)
+    assert again.acquired, "nobody waits for it any more"
+    again.release()
+
+    ticks = []
+    ticker = gevent.spawn(lambda: [ticks.append(gevent.sleep(0.001)) for _ in range(100_000)])
+    first = dedup.claim("first")
+    gevent.spawn_later(0.1, first.complete, "done")
+    assert dedup.claim("first", wait=5.0).result == "done"
+    assert len(ticks) > 5, "other greenlets run while one waits"
+    ticker.kill()
+
+    claims = [gevent.spawn(dedup.claim, f"key {n % 20}") for n in range(100)]
+    gevent.joinall(claims)
+    assert sum(claim.value.acquired for claim in claims) == 20
+    in_a_thread = gevent.get_hub().threadpool.apply(lambda: dedup.claim("from a thread").acquired)
+    assert in_a_thread
+    dedup.close()
+    print("done")
+"""
+
+
+def test_greenlets_wait_are_killed_and_time_out(redis_url: str) -> None:
+    command = [sys.executable, "-c", textwrap.dedent(GREENLETS), redis_url]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60.0)
+    assert (ran.stdout, ran.stderr) == ("done\n", "")
+
+
+def test_eventlet_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    patcher = SimpleNamespace(is_monkey_patched=lambda name: name == "thread")
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="does not work under eventlet"):
+        start_thread(lambda: None, "never")
+
+
+def test_gevent_without_uvloop_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's own loop waits by gevent's `select` there, in a hub that does not survive a fork."""
+    patched = SimpleNamespace(is_module_patched=lambda name: name == "threading")
+    monkeypatch.setitem(sys.modules, "gevent.monkey", patched)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "uvloop", None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="needs uvloop under gevent"):
+        new_loop()
+
+
+def test_gevent_that_has_replaced_nothing_changes_nothing(redis_url: str) -> None:
+    import gevent.monkey
+
+    assert not gevent.monkey.is_module_patched("threading")
+    with Dedup(redis_url, namespace="plain", timeout=5.0) as dedup:
+        assert dedup.claim("key").acquired
