@@ -76,6 +76,7 @@ class Claim:
         "_ends",
         "_lost",
         "_namespace",
+        "_outage",
         "_renewal",
         "_settled",
         "_settling",
@@ -87,6 +88,8 @@ class Claim:
 
     _ends: float
     """When the lease ends, in the loop's time, once somebody has asked or renewed."""
+    _outage: bool
+    """Set where the lease is lost: True where the store has not said so, but did not answer until it ended."""
     _unsure: bool
     """True where a release got no reply: it may have taken effect."""
 
@@ -344,15 +347,21 @@ class Claim:
                 # Within its lease nobody takes a key that was not freed: the first sending did it, and a settled
                 # record has expired since.
                 return
-            self._lost = True
+            self._lost = self._outage = True
             raise ClaimLostError(
                 f"whether {self.key!r} was settled is not known: the reply was lost, and by now its lease has "
-                f"ended (fence {self.fence})"
+                f"ended (fence {self.fence})",
+                outage=True,
             )
-        self._lost = True
+        self._lost, self._outage = True, False
         raise self._lost_error()
 
     def _lost_error(self) -> ClaimLostError:
+        if self._lost_in_outage:
+            return ClaimLostError(
+                f"the lease of {self.key!r} ended while the store did not answer (fence {self.fence})",
+                outage=True,
+            )
         return ClaimLostError(
             f"{self.key!r} is no longer held by this owner (fence {self.fence}): its lease ended, "
             "or it was settled or forgotten elsewhere; nothing was changed"
@@ -365,9 +374,9 @@ class Claim:
         self._body: Body | None = body
         self._stopped_body = False
 
-    def _lose(self) -> None:
-        """The lease could not be renewed: stop the body before another owner starts."""
-        self._lost = True
+    def _lose(self, *, outage: bool) -> None:
+        """Stop the body before another owner starts, as the lease could not be renewed; see `_outage`."""
+        self._lost, self._outage = True, outage
         self._namespace.lease_lost(self.key, self.owner, self.fence)
         body = getattr(self, "_body", None)
         if body is not None:
@@ -389,7 +398,9 @@ class Claim:
         if self._stopped_body and body is not None:
             outside = body.uncancel() > 0  # cancelled from outside as well: that goes first
             if not outside and (error is None or isinstance(error, asyncio.CancelledError)):
-                raise ClaimLostError(f"the lease of {self.key!r} was lost while its body ran") from None
+                raise ClaimLostError(
+                    f"the lease of {self.key!r} was lost while its body ran", outage=self._lost_in_outage
+                ) from None
             return
         if self._settled is not None:
             return
@@ -431,6 +442,11 @@ class Claim:
     def _hold(self) -> tuple[bytes, bytes]:
         """The store key and the owner field: what settling takes, for whoever keeps no claim object."""
         return self._call.wire, self._call.owner
+
+    @property
+    def _lost_in_outage(self) -> bool:
+        """True where the lease is lost, and the store did not answer until it ended: no other owner is known."""
+        return self._lost and getattr(self, "_outage", False)
 
     @property
     def _first_hand(self) -> bool:

@@ -77,7 +77,15 @@ class UnknownTransitionError(UnavailableError):
 
 
 class ClaimLostError(DedupError):
-    """This owner no longer holds the key: its lease ended, and another owner may have it. Nothing was changed."""
+    """This owner no longer holds the key: its lease ended, and another owner may have it. Nothing was changed.
+
+    Attributes:
+        outage: True where the store did not answer until the lease had ended: no other owner is known.
+    """
+
+    def __init__(self, message: str, *, outage: bool = False) -> None:
+        super().__init__(message)
+        self.outage = outage
 
 
 class InProgressError(DedupError):

@@ -17,8 +17,8 @@ class Renewable(Protocol):
     async def renew(self) -> None:
         """Start the lease anew."""
 
-    def _lose(self) -> None:
-        """The lease could not be renewed."""
+    def _lose(self, *, outage: bool) -> None:
+        """Take note that the lease could not be renewed; `outage`: the store did not answer until it ended."""
 
 
 class Renewal:
@@ -65,11 +65,11 @@ class Renewal:
                     await claim.renew()
             except (UnavailableError, TimeoutError):
                 if self._loop.time() >= ends:
-                    return claim._lose()
+                    return claim._lose(outage=True)
                 pause = self._lease / 10
             except DedupError:
                 # Lost, or the store holds something else by now. Settled or being settled: no concern of ours.
-                return None if claim._settling else claim._lose()
+                return None if claim._settling else claim._lose(outage=False)
             else:
                 pause = self._lease / 3
                 ends = started + self._lease

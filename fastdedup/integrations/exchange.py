@@ -7,8 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import ClaimLostError
-from ..web.answers import streams
-from ..web.problems import CLAIM_LOST, respond
+from ..web.answers import lost, streams
 from ..web.request import RequestTooLarge
 from ..web.response import DEGRADED, UNSTORED, Response
 from .lifespan import ASGIApp, Message, Receive, Scope, Send
@@ -324,7 +323,7 @@ class AsgiExchange:
 
     async def _refuse_lost(self, held: HeldClaim) -> None:
         if not self._passing:
-            await self.answer(respond(CLAIM_LOST, docs=held.docs, retry_after=held.rule.retry_after))
+            await self.answer(lost(held.rule, held.docs, outage=held.claim._lost_in_outage))
 
     # The claim
 

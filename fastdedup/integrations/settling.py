@@ -49,8 +49,8 @@ async def settle(held: HeldClaim, response: Response, *, undone: bool = False) -
         return marks
     try:
         await record(held.claim, how, response, within=HOLD)
-    except ClaimLostError:
-        log.warning("%s: another request took over while this one ran", held.claim.key)
+    except ClaimLostError as error:
+        log.warning("this request's response is dropped: %s", error)
         return None
     except UnavailableError:
         held.dedup._namespace.connection.keep(record(held.claim, how, response))

@@ -12,8 +12,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from ..errors import ClaimLostError, DedupError
 from ..events import log
 from ..sync import Claim
-from ..web.answers import Settling, settling_of, storable, streams
-from ..web.problems import CLAIM_LOST, respond
+from ..web.answers import Settling, lost, settling_of, storable, streams
 from ..web.response import DEGRADED, UNSTORED, Headers, Response
 from ..web.rules import Rule
 from .settling import HOLD, record
@@ -71,8 +70,8 @@ class WsgiExchange:
             try:
                 self.close()
             finally:
-                lost = self.broke_off(error)
-            if not lost or self._through is not None:
+                claim_lost = self.broke_off(error)
+            if not claim_lost or self._through is not None:
                 raise
             return self._refuse_lost()
 
@@ -172,7 +171,8 @@ class WsgiExchange:
 
     def _refuse_lost(self) -> list[bytes]:
         held = self._held
-        return send(self._server, respond(CLAIM_LOST, docs=held.docs, retry_after=held.rule.retry_after))
+        outage = held.claim.asynchronous._lost_in_outage
+        return send(self._server, lost(held.rule, held.docs, outage=outage))
 
     # The claim
 
@@ -183,8 +183,8 @@ class WsgiExchange:
         how = settling_of(held.rule, response)
         try:
             stored = self._settled_in_time(how, response)
-        except ClaimLostError:
-            log.warning("%s: another request took over while this one ran", held.claim.key)
+        except ClaimLostError as error:
+            log.warning("this request's response is dropped: %s", error)
             return None
         except DedupError as error:
             # The handler has run: its client gets the response, stored or not.

@@ -10,9 +10,11 @@ from ..errors import UnavailableError
 from ..model import Outcome
 from .header import BadKey, KeyMissing
 from .problems import (
+    CLAIM_LOST,
     IN_PROGRESS,
     KEY_MALFORMED,
     KEY_MISSING,
+    LEASE_LOST,
     MISMATCH,
     NOT_STORED,
     PRINCIPAL_REQUIRED,
@@ -107,6 +109,11 @@ def replay(stored: Response | None, docs: str | None) -> Response:
     return respond(
         NOT_STORED, docs=docs, location=stored.header(b"location"), original_status=stored.status
     ).marked(REPLAYED)
+
+
+def lost(rule: Rule, docs: str | None, *, outage: bool) -> Response:
+    """Return the answer to a request that has lost its lease; `outage` as in ClaimLostError."""
+    return respond(LEASE_LOST if outage else CLAIM_LOST, docs=docs, retry_after=rule.retry_after)
 
 
 REFUSALS = (KeyMissing, BadKey, PrincipalMissing, RequestTooLarge, UnavailableError)

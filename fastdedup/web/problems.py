@@ -71,6 +71,14 @@ CLAIM_LOST = ProblemType(
     "This request ran longer than its lease could be kept, and another one with the same key runs, or has run. "
     "Repeat it, as it is, for that one's response.",
 )
+LEASE_LOST = ProblemType(
+    "lease-lost",
+    503,
+    "The lease of this Idempotency-Key could not be kept",
+    "The store of idempotency keys did not answer while this request ran, and its lease ended. A part of it may have "
+    "been processed; no other request is known to have taken over. Repeat it, as it is, with the same key, after "
+    "Retry-After seconds.",
+)
 NOT_STORED = ProblemType(
     "response-not-stored",
     409,

@@ -242,7 +242,7 @@ async def test_a_handler_is_cancelled_when_its_lease_cannot_be_renewed(
         first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
         await desk.started.wait()
         redis_of_ones_own.kill()
-        problem(await first, "claim-lost", 409)
+        problem(await first, "lease-lost", 503)
     assert (desk.cancelled["orders"], desk.ended["orders"]) == (1, 0)
 
 
@@ -277,8 +277,8 @@ async def test_a_handler_that_swallows_its_cancellation_and_answers_nothing_is_a
     async with Dedup(redis_of_ones_own.url, timeout=0.2, lease=0.6) as dedup:
         call = Call(IdempotencyMiddleware(app, dedup, principal=everyone), "/", ("idempotency-key", "k"))
         await call.start()
-    assert call.status == 409
-    assert b"claim-lost" in call.body
+    assert call.status == 503
+    assert b"lease-lost" in call.body
 
 
 # Clients, to the letter

@@ -241,6 +241,7 @@ def test_types_are_stable() -> None:
         ("urn:fastdedup:problem:principal-required", 400),
         ("urn:fastdedup:problem:in-progress", 409),
         ("urn:fastdedup:problem:claim-lost", 409),
+        ("urn:fastdedup:problem:lease-lost", 503),
         ("urn:fastdedup:problem:response-not-stored", 409),
         ("urn:fastdedup:problem:body-too-large", 413),
         ("urn:fastdedup:problem:key-reused", 422),

@@ -16,7 +16,7 @@ from django.http.response import HttpResponseBase
 
 from ...errors import DedupError
 from ...sync import Claim
-from ...web.problems import CLAIM_LOST, respond
+from ...web.answers import lost
 from ...web.response import DEGRADED, UNSTORED, Response
 from .bridge import AWAITING, BLOCKING, Bridge, drive
 from .convert import mark, reply, response_of
@@ -92,7 +92,7 @@ async def finish(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpResp
         return response
     marks = await settle(bridge, hold, captured(hold, response))
     if marks is None:
-        return reply(respond(CLAIM_LOST, docs=hold.held.docs, retry_after=hold.rule.retry_after))
+        return reply(lost(hold.rule, hold.held.docs, outage=hold.held.claim._lost_in_outage))
     return mark(response, marks)
 
 
