@@ -15,10 +15,11 @@ from ..web.header import parse
 from ..web.policy import PublishedPolicy
 from ..web.request import Request, by_header, everyone
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
-from .exchange import AsgiExchange, supported
+from .exchange import EXCHANGE, AsgiExchange, supported
 from .guard import Guard
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .settling import HeldClaim
+from .unreached import watch
 
 __all__ = ["UUID", "IdempotencyMiddleware", "Route", "by_header", "claim_of", "everyone"]
 
@@ -59,6 +60,8 @@ class IdempotencyMiddleware:
         rules = make_rules(routes, dict(settings))
         self._table = RouteTable(rules, lambda rule: Guard(dedup, rule))
         self._policy = PublishedPolicy(rules, dedup.settings, docs)
+        # Mutable: was the application searched for FastAPI, whose errors are watched.
+        self._watched = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection."""
@@ -105,7 +108,12 @@ class IdempotencyMiddleware:
         if not claim.acquired:
             return await exchange.answer(answer(claim, guard.rule, docs))
         exchange.hold(HeldClaim(claim, guard.rule, guard.dedup, docs))
-        return await exchange.run(self.app, supported(scope, claim))
+        if not self._watched:
+            self._watched = True
+            watch(scope.get("app", self.app))
+        scope = supported(scope, claim)
+        scope[EXCHANGE] = exchange
+        return await exchange.run(self.app, scope)
 
 
 def route_path(scope: Scope) -> str:

@@ -13,6 +13,8 @@ from ..web.response import DEGRADED, UNSTORED, Response
 from .lifespan import ASGIApp, Message, Receive, Scope, Send
 from .settling import HeldClaim, Marks, settle
 
+EXCHANGE = "fastdedup.exchange"
+"""The key of a scope under which the exchange is, from when it holds a claim."""
 _GRACE = 0.1
 """Seconds in which an application that was told to stop may do so, before it is cancelled."""
 _GONE = {"type": "http.disconnect"}
@@ -54,7 +56,7 @@ class AsgiExchange:
         self._timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
         # Of the response: its start, its body so far, and whether it goes straight through, broke off as the client
-        # was gone, is settled, over.
+        # was gone, is settled, over, came before the handler ran.
         self._start: Message | None = None
         self._body: list[bytes] = []
         self._body_size = 0
@@ -62,6 +64,7 @@ class AsgiExchange:
         self._torn = False
         self._settled = False
         self._over = False
+        self._unreached = False
 
     # The request
 
@@ -172,6 +175,10 @@ class AsgiExchange:
             return 0
         cancelled, self._cancelled = self._cancelled, False
         return self._task.uncancel() if cancelled else self._task.cancelling()
+
+    def unreached(self) -> None:
+        """Take note that the request has not reached its handler: nothing of it is kept, unless the rule says so."""
+        self._unreached = self._held is not None and not self._held.rule.keep_unreached
 
     @property
     def holds(self) -> bool:
@@ -331,7 +338,7 @@ class AsgiExchange:
         self._settled = True
         if not held.claim.lost:
             held.claim._bind_body(None)  # the work is done: only the store knows now
-        return await settle(held, response)
+        return await settle(held, response, undone=self._unreached)
 
 
 def supported(scope: Scope, claim: Any) -> Scope:

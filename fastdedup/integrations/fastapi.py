@@ -26,11 +26,12 @@ from ..web.request import everyone as everybody
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
 from .asgi import claim_of, request_of
-from .exchange import AsgiExchange, supported
+from .exchange import EXCHANGE, AsgiExchange, supported
 from .guard import Guard
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .openapi import MARK, describe
 from .settling import HeldClaim
+from .unreached import watch_handlers
 
 try:
     from fastapi import Depends, FastAPI, Header, Request
@@ -134,6 +135,9 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     The handler's response settles the claim, and is replayed to duplicates. Missing and malformed keys, duplicates of
     a running request, other payloads and outages are answered before it runs. A request without a key has the claim
     None, unless a key is `required`.
+
+    Nothing is kept of a request that does not reach the handler: where FastAPI finds parameters or body invalid, or
+    a dependency raises, the key is free, and the corrected request runs (`keep_unreached=True` keeps such an answer).
 
     A dependency with `yield` ends after the response is stored and sent. A commit that fails there comes too late,
     because the response has reported success: give such a dependency `Depends(..., scope="function")`.
@@ -354,6 +358,8 @@ def _name(caller: Any) -> Named:
 
 def _hold(request: Request, exchange: AsgiExchange, held: HeldClaim) -> None:
     request.scope["fastdedup.claim"] = held.claim
+    request.scope[EXCHANGE] = exchange
+    watch_handlers(request.scope)
     exchange.hold(held)
 
 

@@ -40,7 +40,7 @@ async def settle(held: HeldClaim, response: Response, *, undone: bool = False) -
     Args:
         held: the claim.
         response: the response, with the headers that are stored.
-        undone: True where the handler has said that nothing was done: release the claim.
+        undone: True where nothing was done, as the handler has said or as it did not run: release the claim.
     """
     marks = [DEGRADED] if held.claim.degraded else []
     how = Settling.RELEASE if undone else settling_of(held.rule, response)

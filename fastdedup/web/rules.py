@@ -49,6 +49,7 @@ class ClaimSettings(TypedDict, total=False):
     failure_ttl: float
     renew: bool
     keep: Callable[[int], bool] | Collection[int]
+    keep_unreached: bool
     max_request: int
     max_response: int
     unstored: Literal["refuse", "release"]
@@ -115,6 +116,9 @@ class Rule:
     """Keep the lease alive while the handler runs."""
     keep: Callable[[int], bool] | Collection[int] = keeps
     """The statuses that are kept; others release the key, so that a retry runs again."""
+    keep_unreached: bool = False
+    """FastAPI only: keep also the answer to a request that did not reach its handler, as its parameters or body were
+    invalid, or a dependency raised. Otherwise its key is released, and the corrected request runs."""
     max_request: int = 1024 * 1024
     """The longest body of a request, in bytes. It is held in memory; a longer one is answered 413."""
     max_response: int = 256 * 1024
@@ -152,7 +156,7 @@ class Rule:
                 f"got {shown(self.fingerprint)}"
             )
         self._normalise()
-        for name in ("required", "renew"):
+        for name in ("required", "renew", "keep_unreached"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         for name in ("wait", "retry_after"):
