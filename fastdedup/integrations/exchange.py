@@ -55,12 +55,13 @@ class AsgiExchange:
         self._cancelled = False
         self._timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
-        # Of the response: its start, its body so far, and whether it goes straight through, broke off as the client
-        # was gone, is settled, over, came before the handler ran.
+        # Of the response: its start, its body so far, and whether it goes straight through, is a stream, broke off as
+        # the client was gone, is settled, over, came before the handler ran.
         self._start: Message | None = None
         self._body: list[bytes] = []
         self._body_size = 0
         self._passing = False
+        self._streams = False
         self._torn = False
         self._settled = False
         self._over = False
@@ -210,8 +211,8 @@ class AsgiExchange:
         held = self._held
         if held is None:
             return
-        if not self._settled and self._passing and not self._stopping:
-            # A stream whose client left: the part that was sent counts as the response.
+        if not self._settled and self._passing and not (self._stopping or self._streams):
+            # Too large to be kept, and its client left: the part that was sent counts as the response.
             await self._settle(held, self._response(whole=False))
         if self._settled:
             held.claim._unbind()
@@ -235,7 +236,8 @@ class AsgiExchange:
         held = self._held
         if held is None:
             return False
-        if self._torn and not (self._settled or self._stopping) and isinstance(error, Exception):
+        cut = self._torn and not (self._settled or self._stopping or self._streams)
+        if cut and isinstance(error, Exception):
             await self._settle(held, self._response(whole=False))  # the part that was sent is the response
             held.claim._unbind()
             return False
@@ -262,6 +264,7 @@ class AsgiExchange:
                 self._start = message
                 headers = message["headers"] = list(message.get("headers", ()))
                 if any(streams(value) for name, value in headers if name.lower() == b"content-type"):
+                    self._streams = True  # where its client leaves before its end, the key is free again
                     await self._pass_on()
             case "http.response.body" if self._start is not None:
                 await self._take(held, message)
