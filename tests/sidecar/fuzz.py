@@ -205,7 +205,6 @@ class Fuzz:
         logger = logging.getLogger("fastdedup")
         logger.addHandler(self.faults)
         logger.propagate = False
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # each request for another protocol
         asyncio.get_running_loop().set_exception_handler(self._escaped)
         self._new_gate()
 
@@ -217,10 +216,6 @@ class Fuzz:
         self.namespaces.render_metrics = Exposition(self.namespaces).render
         self.app = HttpApp(self.namespaces)
         self._state = uvicorn.server.ServerState()
-        self._config = uvicorn.Config(
-            self.app, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False
-        )
-        self._config.load()
 
     def _forget(self) -> None:
         """So that an input meets what it met before."""
@@ -254,7 +249,6 @@ class Fuzz:
         logger = logging.getLogger("fastdedup")
         logger.removeHandler(self.faults)
         logger.propagate = True
-        logging.getLogger("uvicorn.error").setLevel(logging.NOTSET)
 
     # RESP
 
@@ -351,9 +345,7 @@ class Fuzz:
 
     async def _ask(self, data: Sequence[bytes], slowly: bool, waits: bool) -> tuple[list[int], int, int]:
         self._forget()
-        connection = Counting(
-            LIMITS, self.app.quick, config=self._config, server_state=self._state, app_state={}
-        )
+        connection = Counting(LIMITS, self.app, self._state)
         transport = Transport(connection)
         for piece in data:
             if transport.closing:
@@ -365,8 +357,7 @@ class Fuzz:
         def idle() -> bool:
             running = connection._running
             return transport.closing or (
-                not connection.pipeline
-                and (running is None or running.response_complete or running.more_body)
+                not connection.pipeline and (running is None or running.answered or not running.whole)
             )
 
         await self._settle(idle, waits, "HTTP")

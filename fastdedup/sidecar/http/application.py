@@ -1,4 +1,4 @@
-"""The sidecar's ASGI application. Main path: `HttpApp.quick` → `Quick.answered` for claims, else `HttpApp.__call__`.
+"""The sidecar's answers to HTTP. Main path: `HttpApp.quick` → `Quick.answered` for claims, else `HttpApp.__call__`.
 
 It uses no framework, whose router alone would cost more than a claim.
 """
@@ -6,12 +6,10 @@ It uses no framework, whose router alone would cost more than a claim.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from time import perf_counter
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
-
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from ...gateway import Dedup
 from ...model import Outcome
@@ -22,15 +20,14 @@ from ..namespaces import Namespaces
 from ..verbs import Asked
 from . import problems
 from .problems import RequestProblem, retry_after
-from .protocol import CONNECTION, QUICK_PATH, HttpProtocol
+from .protocol import QUICK_PATH, HttpProtocol
+from .request import STATUS_LINE, Gone, HttpRequest
 from .route import HttpRoute
 from .routes import ROUTES
-from .verbs import AcquiredText, Gone, HttpAnswer, RawAnswer, claim_op, count_failure, problem, told
+from .verbs import AcquiredText, HttpAnswer, RawAnswer, claim_op, count_failure, problem, told
 
 T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
-Receive = Callable[[], Awaitable[Any]]
-Send = Callable[[Any], Awaitable[None]]
 
 _JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", b"application/problem+json")
@@ -40,7 +37,7 @@ _ACQUIRED = Outcome.ACQUIRED
 
 
 class HttpApp:
-    """Answers HTTP requests, as an ASGI application."""
+    """Answers HTTP requests."""
 
     def __init__(self, namespaces: Namespaces) -> None:
         limits = namespaces.limits
@@ -55,27 +52,30 @@ class HttpApp:
             if "GET" in methods:
                 methods["HEAD"] = methods["GET"]
 
-    async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """Answer one request (the server calls this)."""
-        if scope["type"] != "http":
-            raise NotImplementedError(f"this application answers http, not {scope['type']}")
-        client = HttpClient(scope, receive)
+    async def __call__(self, connection: HttpProtocol, request: HttpRequest) -> None:
+        """Answer one request (the connection calls this)."""
+        client = HttpClient(connection, request)
         try:
-            answer = await self._answer(scope, client)
+            answer = await self._answer(request, client)
         except Gone:
             return
-        await self._tell(scope, client, send, answer)
+        await connection.drain()
+        headers, body = _text(answer)
+        head = _head(answer.status, headers)
+        connection.respond(
+            head, b"" if request.method == "HEAD" else body, answer.held, close=CLOSE in headers
+        )
 
-    async def _answer(self, scope: Any, client: HttpClient) -> HttpAnswer:
+    async def _answer(self, request: HttpRequest, client: HttpClient) -> HttpAnswer:
         try:
-            route, parse = self._routes[scope["path"]][scope["method"]]
+            route, parse = self._routes[request.path][request.method]
         except KeyError:
-            return problem(self._no_route(scope["path"]))
+            return problem(self._no_route(request.path))
         try:
             if parse is not None:
                 ask = parse(await client.body(self._most))
             else:
-                ask = None if route.asks is None else _query(scope["query_string"], route.asks)
+                ask = None if route.asks is None else _query(request.query, route.asks)
             return await route.handler(self._namespaces, ask, client)
         except Gone:
             raise
@@ -89,32 +89,19 @@ class HttpApp:
         allow = ", ".join(sorted(methods))
         return RequestProblem(problems.METHOD, f"allowed here: {allow}", headers=[(b"allow", allow.encode())])
 
-    async def _tell(self, scope: Any, client: HttpClient, send: Send, answer: HttpAnswer) -> None:
-        """Send an answer. Where the client has gone, the claims that the answer gives are released."""
-        headers, body = _text(answer)
-        if scope["method"] == "HEAD":
-            body = b""
-        connection = client.connection
-        if connection is None:
-            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
-            return
-        await connection.drain()
-        connection.respond(_head(answer.status, headers), body, answer.held, close=CLOSE in headers)
-
-    def quick(self, connection: HttpProtocol, scope: Any, body: bytes) -> bool:
+    def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
         """Answer a claim without a task; return False where it waits or names its owner, and for other requests.
 
         A task and its futures would add 68 % to a claim's instructions.
         """
-        if scope["path"] != QUICK_PATH or scope["method"] != "POST":
+        if request.path != QUICK_PATH or request.method != "POST":
             return False
         since = perf_counter()
         try:
-            check_headers(scope["headers"], self._most)
-            if len(body) > self._most:
+            check_headers(request.headers, self._most)
+            if len(request.body) > self._most:
                 raise _too_large(self._most)
-            ask = self._parse_claim(body)
+            ask = self._parse_claim(bytes(request.body))
             if ask.wait or ask.owner is not None:
                 return False
             namespaces = self._namespaces
@@ -188,12 +175,11 @@ def _text(answer: HttpAnswer) -> tuple[Headers, bytes]:
 class HttpClient:
     """The client that sent a request."""
 
-    __slots__ = ("_receive", "_scope", "connection")
+    __slots__ = ("_connection", "_request")
 
-    def __init__(self, scope: Any, receive: Receive) -> None:
-        self._scope = scope
-        self._receive = receive
-        self.connection = scope.get(CONNECTION)
+    def __init__(self, connection: HttpProtocol, request: HttpRequest) -> None:
+        self._connection = connection
+        self._request = request
 
     async def body(self, most: int) -> bytes:
         """Return the request's body, of at most `most` bytes.
@@ -202,16 +188,12 @@ class HttpClient:
             RequestProblem: the body is too large, or its headers say that it is not JSON.
             Gone: the client hung up before the body's end.
         """
-        check_headers(self._scope["headers"], most)
-        message = await self._receive()
-        body: bytes = message.get("body", b"")
-        while message.get("more_body"):
-            if len(body) > most:
-                raise _too_large(most)
-            message = await self._receive()
-            body += message.get("body", b"")
-        if message["type"] == "http.disconnect":
-            raise Gone
+        request = self._request
+        check_headers(request.headers, most)
+        body = request.take()
+        while not request.whole and len(body) <= most:
+            await self._connection.wait_for(request)
+            body += request.take()
         if len(body) > most:
             raise _too_large(most)
         return body
@@ -220,14 +202,10 @@ class HttpClient:
         """Return what `work` returns. Where the client hangs up first, cancel it and raise Gone."""
         loop = asyncio.get_running_loop()
         task = loop.create_task(work, name="fastdedup-request")
-        watch = loop.create_task(self._until_gone(), name="fastdedup-watch")
+        watch = loop.create_task(self._connection.until_gone(self._request), name="fastdedup-watch")
         if task not in await wait_then_stop((task, watch), asyncio.FIRST_COMPLETED):
             raise Gone
         return task.result()
-
-    async def _until_gone(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
 
 
 def _kind(answer: HttpAnswer) -> tuple[bytes, bytes]:

@@ -19,10 +19,10 @@ from ...protocol.operations import ClaimOp, Verdict
 from ...protocol.owners import draw_owner
 from ..namespaces import Namespaces
 from ..verbs import Asked
+from .request import Gone
 from .verbs import (
     OPS,
     Client,
-    Gone,
     Held,
     HttpAnswer,
     acquired_tail,

@@ -1,27 +1,30 @@
-"""uvicorn's HTTP connection, with bounds that it lacks: of headers, of time, of pipelined requests.
+"""An HTTP connection, parsed by httptools within bounds: of headers, of time, of pipelined requests.
 
-Without them its parser (llhttp) buffers an unfinished line without end, its flow control lets a client pipeline
-requests without end, and it waits for ever for the rest of a request, or for a client that does not read.
+Without them the parser (llhttp) buffers an unfinished line without end, a client may pipeline requests without end,
+and the connection waits for ever for the rest of a request, or for a client that does not read.
+
+It takes nothing of uvicorn's own protocol, whose insides change between releases.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections import deque
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Protocol, cast
 
 import httptools
 import orjson
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from ...events import log
 from ...web.problems import ProblemType
 from ..limits import Limits
 from . import problems
+from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest
 from .verbs import Held
 
-CONNECTION = "fastdedup.connection"
-"""The key in an ASGI scope under which `HttpProtocol` puts itself."""
 QUICK_PATH = "/v1/claims"
 """The address of claims, which are offered to `quick`."""
 HEAD_BYTES = 32 * 1024
@@ -33,48 +36,56 @@ _CLOSE = b"connection: close\r\n\r\n"
 
 
 class _Refused(Exception):
-    """A request is refused by its headers. Raised in a parser's callback, it comes out as the parser's error."""
+    """A request is refused by its first lines. Raised in a parser's callback, it comes out as the parser's error."""
 
 
-class Flow(FlowControl):
-    """Reads while there is room, and only then: a connection that does not read misses that its client goes.
+class ServerState(Protocol):
+    """What the connections of a server share (uvicorn's `Server.server_state`)."""
 
-    uvicorn's own stops reading at each request that waits for its turn, and reads for each that takes its body.
-    """
-
-    def __init__(self, transport: asyncio.Transport, connection: HttpProtocol) -> None:
-        super().__init__(transport)
-        self._connection = connection
-
-    def pause_reading(self) -> None:
-        """Stop reading where there is no room (uvicorn calls this)."""
-        if self._connection.full:
-            super().pause_reading()
-
-    def resume_reading(self) -> None:
-        """Read again where there is room (uvicorn calls this)."""
-        if self.read_paused and not self._connection.full:
-            super().resume_reading()
+    connections: set[Any]
+    tasks: set[asyncio.Task[None]]
+    default_headers: list[tuple[bytes, bytes]]
 
 
-class HttpProtocol(HttpToolsProtocol):
+class Application(Protocol):
+    """What answers requests; each answer goes to `HttpProtocol.respond`."""
+
+    def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
+        """Answer a request without a task; return False where it needs one."""
+
+    def __call__(self, connection: HttpProtocol, request: HttpRequest) -> Coroutine[Any, Any, None]:
+        """Answer a request."""
+
+
+class HttpProtocol(asyncio.Protocol):
     """An HTTP connection. Main path: `data_received` → the parser's calls → `_begin`."""
 
-    def __init__(self, limits: Limits, quick: Callable[..., bool], **options: Any) -> None:
-        super().__init__(**options)
+    def __init__(self, limits: Limits, app: Application, state: ServerState) -> None:
+        self.loop = asyncio.get_running_loop()
         self._limits = limits
-        self._quick = quick
-        # Mutable, of the connection: has the client hung up; the claims that the answer on its way gives.
+        self._app = app
+        self._state = state
+        self.parser: Any = httptools.HttpRequestParser(self)
+        # Requests behind one that asks to close are parsed, and never answered: they are no fault of the first one.
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        # Mutable, of the connection: its transport and flow, has the client hung up; the claims that the answer on
+        # its way gives.
+        self.transport: asyncio.Transport
+        self.flow: Flow
         self.gone = False
         self.handing_over: Sequence[Held] = ()
-        # Mutable, of the request that arrives: is it whole; the bytes that the parser may hold; is it too large.
+        # Mutable, of the request that arrives: itself; is it whole; the bytes that the parser may hold; is it too
+        # large; is data being parsed, and shall a request begin after that.
+        self._arriving: HttpRequest
         self._whole = True
         self._kept = 0
         self._too_large = False
-        # Mutable: the request being answered; is data being parsed, and shall a request begin after that; the last
-        # answer, which waits for the present one; the timers for the client to send, and to read.
-        self._running: RequestResponseCycle | None = None
         self._feeding = self._starting = False
+        # Mutable: the latest request whose headers have come; the request being answered, and those behind it.
+        self._latest: HttpRequest | None = None
+        self._running: HttpRequest | None = None
+        self.pipeline: deque[HttpRequest] = deque()
+        # Mutable: the last answer, which waits for the present one; the timers for the client to send, and to read.
         self._farewell: ProblemType | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._slow: asyncio.TimerHandle | None = None
@@ -86,9 +97,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin (asyncio calls this)."""
-        super().connection_made(cast(asyncio.Transport, transport))
+        # uvloop's transports do not inherit from asyncio's.
+        self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=self._limits.unread)
-        self.flow = Flow(self.transport, self)
+        self._state.connections.add(self)
+        self.flow = Flow(self.transport)
         self._used = self.loop.time()
         self._look()
 
@@ -100,19 +113,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._feeding = True
         try:
             self._parse(data)
+        except httptools.HttpParserCallbackError as error:
+            self._refuse(error.__context__)
         except httptools.HttpParserError:
-            self.send_400_response("")
+            self._end(problems.BAD_REQUEST)
         self._feeding = False
         if self._starting:
             self._starting = False
-            self._begin(cast(RequestResponseCycle, self._running))
-        if self._kept > HEAD_BYTES and not self._whole:
-            self._too_large = True
-            self.send_400_response("")
-        elif not self._whole:
-            self._hurry()
-        elif self._timer is not None:
-            self._relax()
+            self._begin(cast(HttpRequest, self._running))
+        self._bound_the_rest()
 
     def _parse(self, data: bytes) -> None:
         rest: Any = data
@@ -123,147 +132,183 @@ class HttpProtocol(HttpToolsProtocol):
             except httptools.HttpParserUpgrade as upgrade:  # refused: what follows is HTTP as before
                 rest = memoryview(rest)[upgrade.args[0] :]
 
+    def _bound_the_rest(self) -> None:
+        """Limit the size of what the parser holds, and the time that the rest of the request has."""
+        if self._farewell is not None:
+            return
+        if self._kept > HEAD_BYTES and not self._whole:
+            self._end(problems.HEADERS)
+        elif not self._whole:
+            self._hurry()
+        elif self._timer is not None:
+            self._relax()
+
+    def _refuse(self, fault: BaseException | None) -> None:
+        """End after an exception in one of the parser's calls: a refusal, or a fault of our own."""
+        if isinstance(fault, _Refused):
+            self._end(problems.HEADERS if self._too_large else problems.BAD_REQUEST)
+        else:
+            log.error("a request failed while it was read", exc_info=fault)
+            self._end(problems.INTERNAL)
+
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the claims of an answer that the client surely did not get (asyncio calls this)."""
         self.gone = True
+        self._state.connections.discard(self)
         self._idle.cancel()
         self._relax()
         self._read_again()
-        running = self._running
-        super().connection_lost(exc)
-        if running is not None and not running.response_complete:
-            running.disconnected = (
-                True  # uvicorn tells only the latest request, which may wait behind this one
-            )
-            running.message_event.set()
+        self.flow.resume_writing()
+        for request in (self._running, self._latest):
+            if request is not None and not request.answered:
+                request.hang_up()
+        self.parser = None  # it refers to this object: no cycle is left behind
         if exc is not None:  # the client closed before it read our bytes, or before we wrote
             self._take_back()
 
     def pause_writing(self) -> None:
         """Wait for a client that does not read, for some seconds (asyncio calls this)."""
-        super().pause_writing()
+        self.flow.pause_writing()
         self._slow = self.loop.call_later(self._limits.request_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Go on, as the client reads again (asyncio calls this)."""
         self._read_again()
-        super().resume_writing()
+        self.flow.resume_writing()
 
     # The parser's calls
 
     def on_message_begin(self) -> None:
         """Begin a request."""
         self._whole = False
-        self.url = b""
-        self.expect_100_continue = False
-        self.headers = []
-        scope: Any = {
-            "type": "http",
-            "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
-            "http_version": "1.1",
-            "server": self.server,
-            "client": self.client,
-            "scheme": self.scheme,
-            "root_path": "",
-            "headers": self.headers,
-            CONNECTION: self,
-        }
-        self.scope = scope
+        self._arriving = HttpRequest()
+
+    def on_url(self, url: bytes) -> None:
+        """Take a piece of a request's address."""
+        self._arriving.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self._arriving.expects_continue = True
+        self._arriving.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         """Check a request's headers, and begin to answer it."""
-        if self._kept > HEAD_BYTES and _size(self.url, self.headers) > HEAD_BYTES:
+        request, parser = self._arriving, self.parser
+        if self._kept > HEAD_BYTES and _size(request) > HEAD_BYTES:
             self._too_large = True
             raise _Refused
         self._kept = 0
-        if self.parser.should_upgrade() and (self.parser.get_method() == b"POST" or _sized(self.headers)):
+        method = parser.get_method()
+        if parser.should_upgrade() and (method == b"POST" or _sized(request.headers)):
             raise _Refused  # the parser would take its body for the next request
-        if self.url == _QUICK_URL:
-            self._take()
+        if request.url == _QUICK_URL:  # not parsing this URL saves 8 % of a claim's instructions
+            request.path = QUICK_PATH
         else:
-            super().on_headers_complete()
+            _parse_url(request)
+        request.method = method.decode()
+        request.keep_alive = parser.get_http_version() != "1.0" and parser.should_keep_alive()
+        self._queue(request)
 
-    def _take(self) -> None:
-        """Do what uvicorn does, without parsing the URL, for `QUICK_PATH`: it saves 8 % of a claim's instructions."""
-        parser, scope = self.parser, cast("dict[str, Any]", self.scope)
-        version = parser.get_http_version()
-        scope["http_version"] = version
-        scope["method"] = parser.get_method().decode()
-        scope["path"] = self.url.decode()
-        scope["raw_path"] = self.url
-        scope["query_string"] = b""
-        before = self.cycle
-        self.cycle = RequestResponseCycle(
-            self.scope,
-            self.transport,
-            self.flow,
-            self.logger,
-            self.access_logger,
-            False,
-            self.server_state.default_headers,
-            asyncio.Event(),
-            self.expect_100_continue,
-            version != "1.0" and parser.should_keep_alive(),
-            self.on_response_complete,
-        )
-        if before is None or before.response_complete:
-            self._start_asgi_task(self.cycle, self.app)
+    def _queue(self, request: HttpRequest) -> None:
+        """Answer a request, after those before it."""
+        before, self._latest = self._latest, request
+        if before is None or before.answered:
+            self._start(request)
         else:
-            self.flow.pause_reading()
-            self.pipeline.appendleft((self.cycle, self.app))
+            self.pipeline.append(request)
+            self.flow.read_while(not self.full)
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of a request's body."""
         self._kept = 0
-        super().on_body(body)
+        request = cast(HttpRequest, self._latest)
+        if request.answered:
+            return
+        request.body += body
+        if len(request.body) > HIGH_WATER:
+            self.flow.read_while(not self.full)
+        request.tell()
 
     def on_message_complete(self) -> None:
         """Take the end of a request."""
         self._whole = True
         self._kept = 0
-        super().on_message_complete()
+        request = cast(HttpRequest, self._latest)
+        if not request.answered:
+            request.whole = True
+            request.tell()
 
-    # uvicorn's calls
+    # Answering
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        self._running = cycle
-        if cycle.more_body and self._feeding:
+    def _start(self, request: HttpRequest) -> None:
+        self._running = request
+        if not request.whole and self._feeding:
             self._starting = True  # the body may be in the same data: it is parsed first
         else:
-            self.loop.call_soon(self._begin, cycle)  # from the pipeline: its body has come
+            self.loop.call_soon(self._begin, request)  # from the pipeline: its body has come
 
-    def _begin(self, cycle: RequestResponseCycle) -> None:
-        quick = not cycle.more_body and not self.flow.write_paused and not cycle.waiting_for_100_continue
-        if not quick or not self._quick(self, cycle.scope, bytes(cycle.body)):
-            super()._start_asgi_task(cycle, self.app)
+    def _begin(self, request: HttpRequest) -> None:
+        quick = request.whole and not self.flow.write_paused and not request.expects_continue
+        if not quick or not self._app.quick(self, request):
+            task = self.loop.create_task(self._app(self, request), name="fastdedup-answer")
+            self._state.tasks.add(task)
+            task.add_done_callback(partial(self._ended, request))
 
-    def on_response_complete(self) -> None:
+    def _ended(self, request: HttpRequest, task: asyncio.Task[None]) -> None:
+        """Answer a request whose task was cancelled, as the server stops, or failed."""
+        self._state.tasks.discard(task)
+        fault = None if task.cancelled() else task.exception()
+        if fault is not None:
+            log.error("a request failed", exc_info=fault)
+        if not request.answered and not self.gone and (fault is not None or task.cancelled()):
+            request.answered = True
+            self._end(problems.INTERNAL if fault is not None else problems.UNAVAILABLE)
+
+    def _next(self) -> None:
         """Go on with the next request."""
-        self.server_state.total_requests += 1
         if self.transport.is_closing():
             self._end_soon()
             return
-        self.flow.resume_reading()
+        self.flow.read_while(not self.full)
         if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
+            self._start(self.pipeline.popleft())
         elif self._farewell is not None:
             self._say(self._farewell)
         else:
             self._used = self.loop.time()
 
-    def send_400_response(self, msg: str) -> None:
-        """Answer with the reason after all other answers, and close."""
-        self._end(problems.HEADERS if self._too_large else problems.BAD_REQUEST)
+    # The server's call
 
     def shutdown(self) -> None:
         """Refuse further requests; answer those that have come."""
-        super().shutdown()
+        latest = self._latest
+        if latest is None or latest.answered:
+            self.transport.close()
+            self._end_soon()
+            return
+        latest.keep_alive = False
         if self._running is not None:
             self._running.keep_alive = not self.pipeline and self._running.keep_alive
-        if self.transport.is_closing():
-            self._end_soon()
 
-    # The application's call
+    # The application's calls
+
+    async def wait_for(self, request: HttpRequest) -> None:
+        """Wait for news of a request, and let its client send where it waits for leave. Raises what `wait` raises."""
+        leave = request.leave_to_send()
+        if not self.transport.is_closing():
+            if leave:
+                self.transport.write(leave)
+            self.flow.read_while(not self.full)
+        await request.wait()
+
+    async def until_gone(self, request: HttpRequest) -> None:
+        """Return when the client of a request hangs up."""
+        with suppress(Gone):
+            while True:
+                await self.wait_for(request)
 
     async def drain(self) -> None:
         """Wait until the client has read enough of the earlier answers, or has gone."""
@@ -271,7 +316,7 @@ class HttpProtocol(HttpToolsProtocol):
             await self.flow.drain()
 
     def respond(self, head: bytes, body: bytes, held: Sequence[Held], *, close: bool = False) -> None:
-        """Answer the running request in one write, at a third of the cost of ASGI's two messages.
+        """Answer the running request in one write.
 
         Args:
             head: the status line and the headers except date and connection, each with its line end.
@@ -283,14 +328,14 @@ class HttpProtocol(HttpToolsProtocol):
         if self.gone:
             self._take_back()
             return
-        cycle = cast(RequestResponseCycle, self._running)
-        end = _END if cycle.keep_alive and not close else _CLOSE
-        cycle.response_started = cycle.response_complete = True
-        self.transport.write(b"".join((head, _date(cycle.default_headers), end, body)))
-        cycle.message_event.set()
+        request = cast(HttpRequest, self._running)
+        end = _END if request.keep_alive and not close else _CLOSE
+        request.answered = True
+        self.transport.write(b"".join((head, _date(self._state.default_headers), end, body)))
+        request.tell()
         if end is _CLOSE:
             self.transport.close()
-        self.on_response_complete()
+        self._next()
 
     def _take_back(self) -> None:
         for dedup, wire, owner in self.handing_over:
@@ -304,13 +349,13 @@ class HttpProtocol(HttpToolsProtocol):
         """True where enough waits: requests for their turn, or a body for the application."""
         if len(self.pipeline) >= self._limits.in_flight:
             return True
-        cycle = self.cycle
-        return cycle is not None and len(cycle.body) > HIGH_WATER_LIMIT and not cycle.response_complete
+        latest = self._latest
+        return latest is not None and len(latest.body) > HIGH_WATER and not latest.answered
 
     def _look(self) -> None:
         """Close a connection without requests. One timer serves all, instead of one for each request."""
         running = self._running
-        if not self._whole or (running is not None and not running.response_complete):
+        if not self._whole or (running is not None and not running.answered):
             left = self._limits.idle_timeout
         else:
             left = self._used + self._limits.idle_timeout - self.loop.time()
@@ -341,18 +386,17 @@ class HttpProtocol(HttpToolsProtocol):
         """Answer the whole requests, then with this problem, and close. A request in part is dropped."""
         self._farewell = farewell
         self._relax()
-        partial = not self._whole and self.cycle is not None and self.cycle.more_body
-        if partial and self.pipeline and self.pipeline[0][0] is self.cycle:
-            self.pipeline.popleft()
-        running = self._running
-        if running is None or running.response_complete or (partial and running is self.cycle):
+        latest, running = self._latest, self._running
+        partial = not self._whole and latest is not None and not latest.whole
+        if partial and self.pipeline and self.pipeline[-1] is latest:
+            self.pipeline.pop()
+        if running is None or running.answered or (partial and running is latest):
             self._say(farewell)
 
     def _say(self, farewell: ProblemType) -> None:
         if self.transport.is_closing():
             return
-        if self._running is None or self._running.response_complete or not self._running.response_started:
-            self.transport.write(_response(farewell))
+        self.transport.write(_response(farewell))
         self.transport.close()
         self._end_soon()
 
@@ -366,15 +410,22 @@ _dated: tuple[Any, bytes] = (None, b"")
 
 
 def _date(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return uvicorn's own headers as text. It makes a new list each second, so the latest text is kept."""
+    """Return the server's own headers as text. It makes a new list each second, so the latest text is kept."""
     global _dated
     if _dated[0] is not headers:
         _dated = headers, b"".join(b"%b: %b\r\n" % header for header in headers)
     return _dated[1]
 
 
-def _size(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
-    return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
+def _size(request: HttpRequest) -> int:
+    return len(request.url) + sum(len(name) + len(value) + 4 for name, value in request.headers)
+
+
+def _parse_url(request: HttpRequest) -> None:
+    try:
+        request.parse_url()
+    except ValueError:
+        raise _Refused from None
 
 
 def _sized(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -49,10 +49,6 @@ _FAILED = Outcome.FAILED
 _IN_PROGRESS = Outcome.IN_PROGRESS
 
 
-class Gone(Exception):
-    """The client hung up: nobody waits for an answer."""
-
-
 class Client(Protocol):
     """The client that sent a request."""
 

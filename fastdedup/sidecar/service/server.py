@@ -1,7 +1,9 @@
 """The sidecar's server: one socket, two protocols, told apart by the first byte. Main path: `Sniffer.data_received`.
 
-uvicorn keeps the life cycle (draining, HTTP by httptools). It takes `Sniffer` for its HTTP protocol; that reads the
-first byte of a connection, and hands the connection over to RESP where it is `*`.
+uvicorn keeps the life cycle: it accepts connections, and drains them when it stops. It takes `Sniffer` for its HTTP
+protocol; that reads the first byte of a connection, and hands it over to RESP where the byte is `*`, else to HTTP.
+What else is used of uvicorn: `Server.serve`, `startup`, `shutdown`, `capture_signals` and `should_exit`, and the
+`connections`, `tasks` and `default_headers` of `Server.server_state`. pyproject.toml bounds its versions by that.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ Allowed = Callable[[tuple[int, int, int] | None], bool]
 class Sniffer(asyncio.Protocol):
     """A connection that has not sent anything yet."""
 
-    def __init__(self, server: SidecarServer, http: Callable[[], HttpProtocol]) -> None:
+    def __init__(self, server: SidecarServer, http: Callable[[], asyncio.Protocol]) -> None:
         self._server = server
         self._http = http
         # Mutable: the connection, and the timer that closes it if it sends nothing.
@@ -82,7 +84,7 @@ class SidecarServer(uvicorn.Server):
 
     Args:
         namespaces: the sidecar's namespaces.
-        app: the ASGI application for HTTP.
+        app: answers HTTP requests.
         allowed: returns whether the process with this (pid, uid, gid) may connect; None stands for an unknown one.
         grace: seconds for the requests under way when the server stops.
     """
@@ -91,8 +93,9 @@ class SidecarServer(uvicorn.Server):
         self, namespaces: Namespaces, app: HttpApp, *, allowed: Allowed, grace: float = 10.0
     ) -> None:
         config = uvicorn.Config(
-            app,
+            cast(Any, app),  # it is never called by uvicorn, whose protocol is not used
             http=self._make_protocol,  # type: ignore[arg-type] # a class, or a function that makes the protocol
+            interface="asgi3",
             ws="none",
             lifespan="off",
             log_config=None,
@@ -124,5 +127,5 @@ class SidecarServer(uvicorn.Server):
             else f"user and group {who[1:] if who else who} are not on the allow list"
         )
 
-    def _make_protocol(self, **options: Any) -> Sniffer:
-        return Sniffer(self, lambda: HttpProtocol(self.namespaces.limits, self._app.quick, **options))
+    def _make_protocol(self, **_: Any) -> Sniffer:
+        return Sniffer(self, lambda: HttpProtocol(self.namespaces.limits, self._app, self.server_state))

@@ -1,0 +1,146 @@
+"""An HTTP request, from its first byte to its answer, and the flow of the connection that it came on."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from urllib.parse import unquote
+
+import httptools
+
+STATUS_LINE = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+"""The first line of an answer, by its status."""
+HIGH_WATER = 65536
+"""Bytes of a body that may wait for the application; further ones are not read."""
+
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+class Gone(Exception):
+    """The client hung up: nobody waits for an answer."""
+
+
+class Flow:
+    """Whether a connection reads, and whether its client does.
+
+    A connection reads wherever there is room: one that does not read misses that its client goes.
+    """
+
+    __slots__ = ("_reading", "_transport", "_writable")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        # Mutable: do we read; does the client.
+        self._reading = True
+        self._writable = asyncio.Event()
+        self._writable.set()
+
+    @property
+    def write_paused(self) -> bool:
+        """True while the client does not read its answers."""
+        return not self._writable.is_set()
+
+    def read_while(self, room: bool) -> None:
+        """Read where there is room, and stop reading where there is none."""
+        if room is self._reading:
+            return
+        self._reading = room
+        if room:
+            self._transport.resume_reading()
+        else:
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """Note that the client reads again, or has gone."""
+        self._writable.set()
+
+    async def drain(self) -> None:
+        """Wait until the client reads."""
+        await self._writable.wait()
+
+
+class HttpRequest:
+    """A request: what has arrived of it, and whether it is answered."""
+
+    __slots__ = (
+        "_news",
+        "answered",
+        "body",
+        "expects_continue",
+        "gone",
+        "headers",
+        "keep_alive",
+        "method",
+        "path",
+        "query",
+        "url",
+        "whole",
+    )
+
+    def __init__(self) -> None:
+        self.url = b""
+        self.method = ""
+        self.path = ""
+        self.query = b""
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.keep_alive = True
+        # Mutable: does the client wait for leave to send the body; the piece of the body that nobody has taken; has
+        # the end of the request arrived; is it answered; has its client hung up; is there news of all this.
+        self.expects_continue = False
+        self.body = bytearray()
+        self.whole = False
+        self.answered = False
+        self.gone = False
+        self._news = asyncio.Event()
+
+    def parse_url(self) -> None:
+        """Set the path and the query.
+
+        Raises:
+            ValueError: the URL has no path that can be read.
+        """
+        try:
+            parsed = httptools.parse_url(self.url)
+        except httptools.HttpParserInvalidURLError as fault:
+            raise ValueError(str(fault)) from None
+        if parsed.path is None:
+            raise ValueError("the URL has no path")
+        path = parsed.path.decode("ascii")
+        self.path = unquote(path) if "%" in path else path
+        self.query = parsed.query or b""
+
+    def tell(self) -> None:
+        """Wake whoever waits for news of this request."""
+        self._news.set()
+
+    def hang_up(self) -> None:
+        """Note that the client has gone."""
+        self.gone = True
+        self.tell()
+
+    async def wait(self) -> None:
+        """Wait for news: a piece of the body, its end, or that the client has gone.
+
+        Raises:
+            Gone: the client hung up, or the request is answered already.
+        """
+        if not self.gone and not self.answered:
+            await self._news.wait()
+            self._news.clear()
+        if self.gone or self.answered:
+            raise Gone
+
+    def take(self) -> bytes:
+        """Return the piece of the body that has arrived."""
+        piece = bytes(self.body)
+        self.body = bytearray()
+        return piece
+
+    def leave_to_send(self) -> bytes:
+        """Return what must be sent before the client sends the body: often nothing."""
+        expected, self.expects_continue = self.expects_continue, False
+        return _CONTINUE if expected else b""
