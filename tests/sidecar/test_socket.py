@@ -17,7 +17,7 @@ import pytest
 from fastdedup.errors import ConfigError
 from fastdedup.sidecar.paths import make_private
 from fastdedup.sidecar.service.config import Config
-from fastdedup.sidecar.service.listener import bound, inherited, peer_of
+from fastdedup.sidecar.service.listener import Peer, bound, inherited, peer_of
 from fastdedup.sidecar.service.run import allow_list, notify
 
 from .running import DEADLINE, Sidecar, environment, figure
@@ -183,7 +183,7 @@ def test_systemd_is_told_also_by_an_abstract_address(
 def test_the_peer_is_the_process_at_the_other_end() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert peer_of(ours) == (os.getpid(), os.getuid(), os.getgid())
+        assert peer_of(ours) == (os.getpid(), os.getuid(), os.getgid(), frozenset(os.getgroups()))
     with socket.socket(socket.AF_INET) as tcp:
         assert peer_of(tcp) is None
 
@@ -198,6 +198,8 @@ def test_the_peer_is_the_process_at_the_other_end() -> None:
         ((), (5,), (1, 34, 5), True),
         ((33,), (5,), (1, 34, 6), False),
         ((33,), (), (1, os.getuid(), 6), True),
+        ((), (5,), (1, 34, 6, frozenset({4, 5})), True),
+        ((), (5,), (1, 34, 6, frozenset({4})), False),
         ((33,), (), None, False),
     ],
 )
@@ -205,7 +207,7 @@ def test_who_is_listed_or_runs_it_may_connect(
     uids: tuple[int, ...], gids: tuple[int, ...], peer: Any, let_in: bool
 ) -> None:
     allowed = allow_list(Config(allow_uids=uids, allow_gids=gids))
-    assert allowed(peer) is let_in
+    assert allowed(None if peer is None else Peer(*peer)) is let_in
 
 
 _ASK_AS = """

@@ -217,7 +217,7 @@ class Config(BaseSettings):
     allow_uids: tuple[Uid, ...] = ()
     """Users that may connect, by number or name. Without both lists: every user that may open the socket."""
     allow_gids: tuple[Gid, ...] = ()
-    """Primary groups whose members may connect."""
+    """Groups whose members may connect, by number or name: primary and supplementary ones, of up to 256."""
     limits: LimitsTable = Field(default_factory=LimitsTable)
     namespaces: dict[Name, NamespaceConfig] = Field(default_factory=dict)
 

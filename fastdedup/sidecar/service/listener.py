@@ -8,14 +8,33 @@ import os
 import socket
 import stat
 import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from ...errors import ConfigError
 
 _BACKLOG = 1024
 _SYSTEMD_FIRST = 3
 _CREDENTIALS = struct.Struct("3i")
+_SO_PEERGROUPS = 59
+"""Linux' socket option, from 4.13; Python has no name for it."""
+_GROUPS_BYTES = 1024
+"""The most that Python reads of a socket option: 256 groups."""
+
+
+class Peer(NamedTuple):
+    """The process at the other end of a connection, as it was when it connected.
+
+    Attributes:
+        groups: its supplementary groups; empty where the system does not tell them, or where there are over 256.
+    """
+
+    pid: int
+    uid: int
+    gid: int
+    groups: frozenset[int] = frozenset()
 
 
 @contextlib.contextmanager
@@ -66,14 +85,24 @@ def inherited() -> socket.socket | None:
     return listener
 
 
-def peer_of(connection: socket.socket) -> tuple[int, int, int] | None:
-    """Return the process, user and group of the client (SO_PEERCRED), or None where the system does not tell them."""
+def peer_of(connection: socket.socket) -> Peer | None:
+    """Return the client (SO_PEERCRED, SO_PEERGROUPS), or None where the system does not tell its process."""
     if connection.family != socket.AF_UNIX or not hasattr(socket, "SO_PEERCRED"):
         return None
     pid, uid, gid = _CREDENTIALS.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     )
-    return pid, uid, gid
+    return Peer(pid, uid, gid, _groups_of(connection))
+
+
+def _groups_of(connection: socket.socket) -> frozenset[int]:
+    if not sys.platform.startswith("linux"):
+        return frozenset()
+    try:
+        groups = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _GROUPS_BYTES)
+    except OSError:
+        return frozenset()
+    return frozenset(struct.unpack(f"{len(groups) // 4}I", groups))
 
 
 @contextlib.contextmanager

@@ -27,7 +27,7 @@ from ..namespaces import Namespaces, RawCodec
 from ..paths import make_private
 from ..urls import without_secrets
 from .config import Config
-from .listener import bound, inherited
+from .listener import Peer, bound, inherited
 from .logs import EventLog, facts, log, set_up
 from .metrics import Exposition, journal_lines
 from .server import Allowed, SidecarServer
@@ -257,10 +257,10 @@ def allow_list(config: Config) -> Allowed:
     """
     uids, gids = {*config.allow_uids, os.getuid()}, set(config.allow_gids)
 
-    def allowed(peer: tuple[int, int, int] | None) -> bool:
+    def allowed(peer: Peer | None) -> bool:
         if not config.allow_uids and not config.allow_gids:
             return True
-        return peer is not None and (peer[1] in uids or peer[2] in gids)
+        return peer is not None and (peer.uid in uids or peer.gid in gids or not gids.isdisjoint(peer.groups))
 
     return allowed
 

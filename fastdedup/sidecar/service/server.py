@@ -21,11 +21,11 @@ from ..http.protocol import HttpProtocol
 from ..namespaces import Namespaces
 from ..resp.commands import COMMANDS
 from ..resp.connection import RespConnection
-from .listener import peer_of
+from .listener import Peer, peer_of
 
 log = logging.getLogger("fastdedup.sidecar")
 
-Allowed = Callable[[tuple[int, int, int] | None], bool]
+Allowed = Callable[[Peer | None], bool]
 
 
 class Sniffer(asyncio.Protocol):
@@ -85,7 +85,7 @@ class SidecarServer(uvicorn.Server):
     Args:
         namespaces: the sidecar's namespaces.
         app: answers HTTP requests.
-        allowed: returns whether the process with this (pid, uid, gid) may connect; None stands for an unknown one.
+        allowed: returns whether this process may connect; None stands for an unknown one.
         grace: seconds for the requests under way when the server stops.
     """
 
@@ -121,11 +121,12 @@ class SidecarServer(uvicorn.Server):
             return f"{len(self.connections)} connections are open, the limit"
         peer: socket.socket | None = transport.get_extra_info("socket")
         who = None if peer is None else peer_of(peer)
-        return (
-            ""
-            if self._allowed(who)
-            else f"user and group {who[1:] if who else who} are not on the allow list"
-        )
+        if self._allowed(who):
+            return ""
+        if who is None:
+            return "the system does not tell its user, and there is an allow list"
+        groups = ", ".join(map(str, sorted({who.gid, *who.groups})))
+        return f"user {who.uid}, with the groups {groups}, is not on the allow list"
 
     def _make_protocol(self, **_: Any) -> Sniffer:
         return Sniffer(self, lambda: HttpProtocol(self.namespaces.limits, self._app, self.server_state))
