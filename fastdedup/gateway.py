@@ -255,10 +255,10 @@ class Dedup:
         namespace = settings.namespace if name is None else f"{settings.namespace}:{name}"
         return self._with(replace(settings, namespace=namespace, **changes))
 
-    def _with(self, settings: Settings) -> Self:
-        """Return a gate with these settings over the same connection."""
+    def _with(self, settings: Settings, *, passing: bool = False) -> Self:
+        """Return a gate with these settings over the same connection; one in passing leaves nothing behind."""
         dedup = type(self).__new__(type(self))
-        dedup._namespace = self._namespace.with_settings(settings)
+        dedup._namespace = self._namespace.with_settings(settings, passing=passing)
         dedup._tokens = Tokens(dedup._namespace)
         return dedup
 

@@ -111,7 +111,8 @@ async def serve(path: Path, store: str, timeout: float, policies: dict[str, str]
     async with Dedup(store, namespace="default", timeout=timeout, codec=RawCodec()) as root:
         namespaces = {name: {"on_unavailable": policy(text)} for name, text in policies.items()}
         with bound(path) as listener:
-            server = SidecarServer(Namespaces(root, settings=namespaces), no_http, allowed=lambda peer: True)
+            gate = Namespaces(root, settings=namespaces)
+            server = SidecarServer(gate, no_http, allowed=lambda peer: True, stores=True)
             gc.collect()
             gc.freeze()  # as the sidecar's own main does
             await server.serve(sockets=[listener])

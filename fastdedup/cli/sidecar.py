@@ -76,6 +76,9 @@ def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
 @click.option(
     "--log-keys", is_flag=True, default=None, help="Show keys in clear in the log; tokens are never shown."
 )
+@click.option(
+    "--allow-stores", is_flag=True, default=None, help="Serve sidecar:// stores, which may write any record."
+)
 def serve(config: Path | None, **flags: Any) -> None:
     """Serve the gate on a Unix socket, by HTTP and the Redis protocol, to programs in any language on this host.
 

@@ -23,6 +23,7 @@ from ..protocol.operations import (
 )
 from .ask import Ask
 from .connection import Connection
+from .recent import Table
 from .settings import Settings
 
 
@@ -33,7 +34,7 @@ class Namespace:
         ConfigError: `on_unavailable` is not a policy.
     """
 
-    def __init__(self, connection: Connection, settings: Settings) -> None:
+    def __init__(self, connection: Connection, settings: Settings, recent: Table | None = None) -> None:
         self.settings = settings
         self.connection = connection
         connection.keep_records_of(settings.max_result)
@@ -41,16 +42,19 @@ class Namespace:
         self.claims = self.keyspace(Kind.CLAIM)
         self.locks = self.keyspace(Kind.LOCK)
         self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
-        self.recent = connection.recent.table(settings.namespace)
+        self.recent = connection.recent.table(settings.namespace) if recent is None else recent
         """Recent successes by key; empty but in a storm."""
 
     def keyspace(self, kind: Kind) -> Keyspace:
         """Return how this namespace's keys of a kind look in the store."""
         return Keyspace(self.settings.namespace, kind, readable=self.settings.readable_keys)
 
-    def with_settings(self, settings: Settings) -> Namespace:
-        """Return a namespace with other settings over the same connection."""
-        return Namespace(self.connection, settings)
+    def with_settings(self, settings: Settings, *, passing: bool = False) -> Namespace:
+        """Return a namespace with other settings over the same connection.
+
+        One that is made in passing, for an operation or two, leaves nothing behind when it goes.
+        """
+        return Namespace(self.connection, settings, {} if passing else None)
 
     # Terms, in milliseconds
 

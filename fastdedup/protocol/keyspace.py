@@ -28,6 +28,7 @@ class Kind(Enum):
 
 
 _WIRE = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$])(.*)", re.DOTALL)
+_DIGEST_BYTES = 16
 _READABLE_MARKS = {kind.value[0] for kind in Kind}
 
 
@@ -72,6 +73,26 @@ class Keyspace:
     def wire_digest(self, data: bytes) -> bytes:
         """Return the store key of a secret: always a digest, so that the store never holds the secret."""
         return self._digested + blake2b(data, digest_size=16).digest()
+
+
+def check_wire(wire: bytes, start: int) -> None:
+    """Check a store key that another process has made; its key, or its digest, begins at `start`, after the mark.
+
+    Raises:
+        InvalidKeyError: no key of this mark can have these bytes.
+    """
+    size = len(wire) - start
+    if wire[start - 1 : start] not in _READABLE_MARKS:
+        if size != _DIGEST_BYTES:
+            raise InvalidKeyError(f"a key's digest must have {_DIGEST_BYTES} bytes, got {size}")
+        return
+    if not 0 < size <= MAX_KEY_BYTES:
+        raise InvalidKeyError(f"a key must have 1 to {MAX_KEY_BYTES} bytes of UTF-8, got {size}")
+    if not wire.isascii():
+        try:
+            wire.decode()
+        except UnicodeDecodeError:
+            raise InvalidKeyError("a key must be UTF-8 text") from None
 
 
 def names_of(wire: bytes) -> tuple[str, str]:

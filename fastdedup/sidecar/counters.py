@@ -38,6 +38,8 @@ _FAULTS: dict[type[Exception], str] = {
     ShortfallError: "unavailable",
     ClaimLostError: "claim_lost",
 }
+OTHERS = "(others)"
+"""The label of namespaces that clients have only looked at: made-up ones must not make the metrics grow."""
 Cells = list[float]
 """How many operations took up to each of `BOUNDS`, how many took longer, and the sum of their seconds."""
 
@@ -76,10 +78,15 @@ class Counters:
         self.connections_refused = 0
         self.bad_requests = 0
         self.connections: Callable[[], Iterable[Any]] = tuple
+        self.is_known: Callable[[str], bool] = bool
+
+    def outcomes(self, namespace: str, verb: str) -> defaultdict[str, Cells]:
+        """Return the cells of a namespace's operations by their outcome."""
+        return self.operations[namespace if self.is_known(namespace) else OTHERS, verb]
 
     def observe(self, namespace: str, verb: str, outcome: str, seconds: float) -> None:
         """Count an answer to a client, of either wire."""
-        cells = self.operations[namespace, verb][outcome]
+        cells = self.outcomes(namespace, verb)[outcome]
         cells[bisect_left(BOUNDS, seconds)] += 1
         cells[-1] += seconds
 

@@ -33,6 +33,7 @@ class Namespaces:
         settings: the settings that a namespace has of its own, by the namespace's name.
         limits: the limits of one client.
         counters: counts the answers to clients.
+        configured_only: refuse every namespace but the default one and those in `settings`.
     """
 
     def __init__(
@@ -42,10 +43,13 @@ class Namespaces:
         settings: Mapping[str, Mapping[str, Any]] | None = None,
         limits: Limits | None = None,
         counters: Counters | None = None,
+        configured_only: bool = False,
     ) -> None:
         self.root = root
         self.limits = limits or Limits()
         self.counters = counters or Counters()
+        self.counters.is_known = self.is_known
+        self._configured_only = configured_only
         # Mutable: renders `GET /metrics`, or None; the service sets it, as Prometheus' format is its concern.
         self.render_metrics: Callable[[], bytes] | None = None
         # Mutable: the `Dedup`s, by the namespace's name as text and as UTF-8.
@@ -58,30 +62,64 @@ class Namespaces:
         """Return the `Dedup` of a namespace; None stands for the default namespace.
 
         Raises:
-            ConfigError: the name cannot be a namespace's, or clients have named too many namespaces.
+            ConfigError: the name cannot be a namespace's, is not configured, or clients have named too many
+                namespaces.
         """
         if name is None:
             return self.root
         dedup = self._dedups.get(name)
         return dedup if dedup is not None else self._new(name)
 
+    def passing(self, name: str | bytes | None) -> Dedup:
+        """Return the `Dedup` of a namespace, without taking one of the places for those that clients may name.
+
+        It is for operations that claim nothing: whoever only looks must not use up what others need for their claims.
+        Raises what `dedup` raises.
+        """
+        known = None if name is None else self._dedups.get(name)
+        if known is not None or name is None:
+            return known or self.root
+        text = _text(name)
+        if self.is_known(text):
+            return self.dedup(text)
+        return self.root._with(self._settings(text), passing=True)
+
+    def is_known(self, name: str) -> bool:
+        """True for the default namespace, and for those that are configured or that a client has claimed in."""
+        return name == self.root.settings.namespace or name in self._dedups
+
     def dedups(self) -> list[Dedup]:
         """Return the `Dedup` of every namespace."""
         return [self.root, *{id(dedup): dedup for dedup in self._dedups.values()}.values()]
 
     def _new(self, name: str | bytes) -> Dedup:
-        text = name if isinstance(name, str) else name.decode(errors="replace")
+        text = _text(name)
         if text == self.root.settings.namespace:
             return self.root
         if text in self._dedups:
             return self._dedups[text]
+        settings = self._settings(text)
         if len(self._dedups) - self._configured >= 2 * self.limits.namespaces:
             raise ConfigError(
                 f"clients have named more than {self.limits.namespaces} namespaces: configure those that you need"
             )
-        return self._add(text, replace(self.root.settings, namespace=text))
+        return self._add(text, settings)
+
+    def _settings(self, name: str) -> Settings:
+        """Return the settings of a namespace that is not configured. Raises what `dedup` raises."""
+        settings = replace(self.root.settings, namespace=name)
+        if self._configured_only:
+            raise ConfigError(
+                f"the namespace '{name}' is not configured: add a table [namespaces.{name}], or set "
+                'allow_namespaces = "any"'
+            )
+        return settings
 
     def _add(self, name: str, settings: Settings) -> Dedup:
         dedup = self.root._with(settings)
         self._dedups[name] = self._dedups[name.encode()] = dedup
         return dedup
+
+
+def _text(name: str | bytes) -> str:
+    return name if isinstance(name, str) else name.decode(errors="replace")

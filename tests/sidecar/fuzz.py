@@ -29,7 +29,7 @@ from fastdedup.sidecar.http.application import HttpApp
 from fastdedup.sidecar.http.protocol import HttpProtocol
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
-from fastdedup.sidecar.resp.commands import COMMANDS
+from fastdedup.sidecar.resp.commands import WITH_STORES
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.sidecar.resp.frames import FrameError, Frames
 from fastdedup.sidecar.service.metrics import Exposition
@@ -295,7 +295,7 @@ class Fuzz:
     async def _say(self, data: Sequence[bytes], slowly: bool, waits: bool) -> list[Any]:
         self._forget()
         connections: set[Any] = set()
-        connection = RespConnection(self.namespaces, connections, COMMANDS)
+        connection = RespConnection(self.namespaces, connections, WITH_STORES)
         transport = Transport(connection)
         for piece in data:
             if transport.closing:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastdedup.sidecar.limits import Limits
-from fastdedup.sidecar.resp.commands import COMMANDS
+from fastdedup.sidecar.resp.commands import WITH_STORES
 from fastdedup.sidecar.resp.connection import RespConnection
 from fastdedup.sidecar.resp.frames import Frames
 from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS
@@ -90,7 +90,7 @@ def test_short_arguments_do_not_add_up_beyond_the_limit(pieces: int) -> None:
 async def test_what_follows_a_broken_stream_is_dropped() -> None:
     """While a reply is still to come the connection stays open: each piece of garbage added an answer to it."""
     checks = await opened()
-    connection = RespConnection(checks.namespaces, set(), COMMANDS)
+    connection = RespConnection(checks.namespaces, set(), WITH_STORES)
     transport = Transport(connection)
     connection.data_received(pack(b"FD.CLAIM", b"k") + pack(b"FD.CLAIM", b"k", b"WAIT", b"60000"))
     for _ in range(500):
@@ -104,7 +104,7 @@ async def test_what_follows_a_broken_stream_is_dropped() -> None:
 
 async def test_a_client_that_goes_at_once_leaves_no_warning() -> None:
     checks = await opened()
-    connection = RespConnection(checks.namespaces, set(), COMMANDS)
+    connection = RespConnection(checks.namespaces, set(), WITH_STORES)
     transport = Transport(connection)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -119,7 +119,7 @@ async def test_a_client_that_goes_at_once_leaves_no_warning() -> None:
 
 async def test_a_command_beyond_the_limit_is_refused_and_the_connection_closed() -> None:
     checks = await opened()
-    transport = Transport(connection := RespConnection(checks.namespaces, set(), COMMANDS))
+    transport = Transport(connection := RespConnection(checks.namespaces, set(), WITH_STORES))
     connection.data_received(pack(b"PING") + b"*2\r\n$4\r\nPING\r\n$%d\r\n" % LIMITS.frame)
     assert bytes(transport.written).startswith(b"+PONG\r\n-ERR Protocol error: a command takes at most")
     assert transport.closing

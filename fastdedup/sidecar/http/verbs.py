@@ -259,7 +259,7 @@ async def renew(namespaces: Namespaces, ask: models.RenewRequest, client: Client
 
 
 def _held(namespaces: Namespaces, ask: models.HolderRequest) -> tuple[Dedup, bytes, bytes]:
-    dedup = namespaces.dedup(ask.namespace)
+    dedup = namespaces.passing(ask.namespace)
     return dedup, *held(dedup, ask.key, ask.owner, token=ask.token)
 
 
@@ -337,15 +337,14 @@ def counted(verb: str, handler: Handler) -> Handler:
 
     async def count(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
         since = perf_counter()
-        dedup = namespaces.dedup(ask.namespace)
+        name = namespaces.passing(ask.namespace).settings.namespace
         try:
             answer = await handler(namespaces, ask, client)
         except Exception as fault:
-            outcome = outcome_of_fault(fault)
-            namespaces.counters.observe(dedup.settings.namespace, verb, outcome, perf_counter() - since)
+            namespaces.counters.observe(name, verb, outcome_of_fault(fault), perf_counter() - since)
             raise
         outcome = answer.facts.get("outcome", "ok")
-        namespaces.counters.observe(dedup.settings.namespace, verb, outcome, perf_counter() - since)
+        namespaces.counters.observe(name, verb, outcome, perf_counter() - since)
         return answer
 
     return count
@@ -363,7 +362,7 @@ OPS: dict[str, Handler] = {
 
 async def inspect(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> HttpAnswer:
     """`GET /v1/records`."""
-    record = await namespaces.dedup(ask.namespace).get(ask.key)
+    record = await namespaces.passing(ask.namespace).get(ask.key)
     if record is None:
         raise RequestProblem(problems.NO_RECORD)
     return HttpAnswer(200, record_facts(record))
@@ -371,4 +370,4 @@ async def inspect(namespaces: Namespaces, ask: models.RecordQuery, client: Clien
 
 async def forget(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> HttpAnswer:
     """`DELETE /v1/records`."""
-    return HttpAnswer(200, {"forgotten": await namespaces.dedup(ask.namespace).forget(ask.key)})
+    return HttpAnswer(200, {"forgotten": await namespaces.passing(ask.namespace).forget(ask.key)})

@@ -228,7 +228,7 @@ def _held(
     connection: RespConnection, command: list[bytes], options: CommandOptions
 ) -> tuple[Dedup, bytes, bytes]:
     """Return the `Dedup`, the store key and the owner field for the key and the owner that a client names."""
-    dedup = connection.namespaces.dedup(options.ns)
+    dedup = connection.namespaces.passing(options.ns)
     key, owner = text_of("the key", command[1]), text_of("the owner", command[2])
     return dedup, *held(dedup, key, owner, token=options.token)
 
@@ -272,7 +272,7 @@ def consume(connection: RespConnection, command: list[bytes]) -> Slot:
 def get(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.GET key [NS n]`: the reply is the record as JSON, or null."""
     _wants(command, 2)
-    dedup = connection.namespaces.dedup(read_options(command, 2, frozenset({"NS"})).ns)
+    dedup = connection.namespaces.passing(read_options(command, 2, frozenset({"NS"})).ns)
 
     async def work() -> bytes:
         record = await dedup.get(text_of("the key", command[1]))
@@ -284,7 +284,7 @@ def get(connection: RespConnection, command: list[bytes]) -> Slot:
 def forget(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.FORGET key [NS n]`: the reply is 1 where there was a record, else 0."""
     _wants(command, 2)
-    dedup = connection.namespaces.dedup(read_options(command, 2, frozenset({"NS"})).ns)
+    dedup = connection.namespaces.passing(read_options(command, 2, frozenset({"NS"})).ns)
 
     async def work() -> bytes:
         return encode(int(await dedup.forget(text_of("the key", command[1]))))
@@ -383,5 +383,7 @@ COMMANDS: dict[bytes, Command] = {
     b"COMMAND": partial(constant, b"*0\r\n"),
     b"CONFIG": partial(constant, b"*0\r\n"),
     b"QUIT": leave,
-    **store_verbs.COMMANDS,
+    **store_verbs.REFUSALS,
 }
+WITH_STORES: dict[bytes, Command] = COMMANDS | store_verbs.COMMANDS
+"""The commands of a socket that also serves `sidecar://` stores."""

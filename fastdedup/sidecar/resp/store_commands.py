@@ -16,8 +16,8 @@ from typing import Any, Protocol, cast
 from ...codec import check_size
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
-from ...protocol.keyspace import names_of
-from ...protocol.operations import Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
+from ...protocol.keyspace import check_wire, names_of
+from ...protocol.operations import AdoptOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
 from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
 from ..counters import BOUNDS
@@ -27,6 +27,7 @@ from .frames import encode as encode_value
 
 _VERBS = {verb.value.encode(): verb for verb in Verb}
 _MARKS = b"=#?!&%@$"
+_CLAIMING_NOTHING = {Verb.READ, Verb.FORGET, Verb.RELEASE, Verb.RENEW, Verb.SETTLE}
 _LOOK_AGAIN = 0.05
 """Seconds between two checks whether a client reads again."""
 
@@ -58,10 +59,10 @@ class Run(Slot):
     def _count(self) -> None:
         took = perf_counter() - self._since
         cell = bisect_left(BOUNDS, took)
-        operations = self._connection.counters.operations
+        counters = self._connection.counters
         pairs = zip(self._dedups, self._answers, strict=True)
         for (dedup, outcome), same in groupby(pairs, lambda pair: (pair[0], outcome_of(pair[1]))):
-            cells = operations[dedup.settings.namespace, self._verb.value][outcome]
+            cells = counters.outcomes(dedup.settings.namespace, self._verb.value)[outcome]
             count = sum(1 for _ in same)
             cells[cell] += count
             cells[-1] += count * took
@@ -145,40 +146,51 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
             f"FD.RUN takes a verb, a count of 1 to {MAX_OPERATIONS}, that many keys, and arguments"
         )
     ops = unpack(verb, command[3 : 3 + count], command[3 + count :])
-    dedups = dedups_of(connection.namespaces, ops)
+    dedups = dedups_of(connection.namespaces, ops, passing=verb in _CLAIMING_NOTHING)
     batch = Run(connection, verb, dedups)
     for place, (op, dedup) in enumerate(zip(ops, dedups, strict=True)):
         taker = Place(batch, place, dedup, op)
         try:
             if verb is Verb.SETTLE:
                 check_size(cast(SettleOp, op).payload, dedup.settings.max_result)
+            elif verb is Verb.ADOPT:
+                check_size(cast(AdoptOp, op).record.payload, dedup.settings.max_result)
             dedup._namespace.ask.begin(op, taker)
         except (UnavailableError, ResultTooLargeError) as refusal:
             taker.judge(refusal)
     return batch
 
 
-def dedups_of(namespaces: Namespaces, ops: Sequence[Op]) -> list[Dedup]:
+def dedups_of(namespaces: Namespaces, ops: Sequence[Op], *, passing: bool) -> list[Dedup]:
     """Return the `Dedup` of each operation's namespace, which its key begins with.
 
+    Args:
+        namespaces: the sidecar's.
+        ops: operations of one verb.
+        passing: their verb claims nothing, so a namespace does not take a place (`Namespaces.passing`).
+
     Raises:
-        ConfigError: a key names no namespace, or clients have named too many namespaces.
+        ConfigError: a key is none of fastdedup's, or its namespace is refused.
+        InvalidKeyError: a key is longer than a key may be.
     """
-    dedup, heads = dedup_of(namespaces, ops[0].wire)
+    dedup, heads = dedup_of(namespaces, ops[0].wire, passing)
     dedups: list[Dedup] = []
     for op in ops:
-        if not op.wire.startswith(heads):
-            dedup, heads = dedup_of(namespaces, op.wire)
+        wire = op.wire
+        if not wire.startswith(heads):
+            dedup, heads = dedup_of(namespaces, wire, passing)
+        check_wire(wire, len(heads[0]))
         dedups.append(dedup)
     return dedups
 
 
-def dedup_of(namespaces: Namespaces, wire: bytes) -> tuple[Dedup, tuple[bytes, ...]]:
+def dedup_of(namespaces: Namespaces, wire: bytes, passing: bool) -> tuple[Dedup, tuple[bytes, ...]]:
     """Return the `Dedup` of a key's namespace, and the beginnings of its keys. Raises what `dedups_of` raises."""
     namespace = names_of(wire)[0]
     if not namespace:
         raise ConfigError("FD.RUN: a key must begin with a namespace")
-    return namespaces.dedup(namespace), tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS)
+    dedup = namespaces.passing(namespace) if passing else namespaces.dedup(namespace)
+    return dedup, tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS)
 
 
 def store(connection: RespConnection, command: list[bytes]) -> bytes:
@@ -234,8 +246,17 @@ class Ear:
             self.hear(None)
 
 
+def refuse(connection: RespConnection, command: list[bytes]) -> bytes:
+    """Refuse the commands of stores, on a socket that does not serve stores."""
+    raise ConfigError(
+        "this sidecar serves no sidecar:// stores, which may write any record: "
+        "set allow_stores = true (--allow-stores) where its clients are trusted with that"
+    )
+
+
 COMMANDS: dict[bytes, Command] = {
     b"FD.RUN": run,
     b"FD.STORE": store,
     b"FD.LISTEN": listen,
 }
+REFUSALS: dict[bytes, Command] = dict.fromkeys(COMMANDS, refuse)

@@ -218,6 +218,10 @@ class Config(BaseSettings):
     """Users that may connect, by number or name. Without both lists: every user that may open the socket."""
     allow_gids: tuple[Gid, ...] = ()
     """Groups whose members may connect, by number or name: primary and supplementary ones, of up to 256."""
+    allow_stores: bool = False
+    """True to serve `sidecar://` stores, which may write any record: for clients that are trusted with that."""
+    allow_namespaces: Literal["any", "configured"] | None = None
+    """Which namespaces clients may name. Left out: the configured ones where there is a table, else any."""
     limits: LimitsTable = Field(default_factory=LimitsTable)
     namespaces: dict[Name, NamespaceConfig] = Field(default_factory=dict)
 
@@ -253,6 +257,13 @@ class Config(BaseSettings):
         """Return the settings that the tables of the other namespaces set."""
         others = {name: table for name, table in self.namespaces.items() if name != self.namespace}
         return {name: table.changes() for name, table in others.items()}
+
+    @property
+    def configured_only(self) -> bool:
+        """True where clients may name the default namespace and those with a table, and no other one."""
+        if self.allow_namespaces is None:
+            return bool(self.namespaces)
+        return self.allow_namespaces == "configured"
 
     def make_limits(self) -> Limits:
         """Return the limits of the connections."""

@@ -178,10 +178,11 @@ class Server(SidecarServer):
         *,
         allowed: Allowed,
         grace: float,
+        stores: bool,
         on_started: Callable[[], None],
         path: Path | None = None,
     ) -> None:
-        super().__init__(namespaces, app, allowed=allowed, grace=grace)
+        super().__init__(namespaces, app, allowed=allowed, grace=grace, stores=stores)
         self._on_started = on_started
         self._path = path
 
@@ -234,7 +235,11 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
         **config.default_options(),
     )
     namespaces = Namespaces(
-        root, settings=config.other_namespaces(), limits=config.make_limits(), counters=counters
+        root,
+        settings=config.other_namespaces(),
+        limits=config.make_limits(),
+        counters=counters,
+        configured_only=config.configured_only,
     )
     namespaces.render_metrics = Exposition(namespaces).render
     return namespaces
@@ -245,7 +250,15 @@ def make_server(
 ) -> Server:
     """Return the server of these namespaces, for both wires."""
     app, allowed = HttpApp(namespaces), allow_list(config)
-    server = Server(namespaces, app, allowed=allowed, grace=config.grace, on_started=on_started, path=path)
+    server = Server(
+        namespaces,
+        app,
+        allowed=allowed,
+        grace=config.grace,
+        stores=config.allow_stores,
+        on_started=on_started,
+        path=path,
+    )
     namespaces.counters.connections = lambda: server.connections
     return server
 

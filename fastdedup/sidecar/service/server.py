@@ -19,7 +19,7 @@ import uvicorn
 from ..http.application import HttpApp
 from ..http.protocol import HttpProtocol
 from ..namespaces import Namespaces
-from ..resp.commands import COMMANDS
+from ..resp.commands import COMMANDS, WITH_STORES
 from ..resp.connection import RespConnection
 from .listener import Peer, peer_of
 
@@ -59,7 +59,9 @@ class Sniffer(asyncio.Protocol):
         speaks_resp = data[:1] == b"*"
         server = self._server
         protocol = (
-            RespConnection(server.namespaces, server.connections, COMMANDS) if speaks_resp else self._http()
+            RespConnection(server.namespaces, server.connections, server.commands)
+            if speaks_resp
+            else self._http()
         )
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
@@ -87,10 +89,17 @@ class SidecarServer(uvicorn.Server):
         app: answers HTTP requests.
         allowed: returns whether this process may connect; None stands for an unknown one.
         grace: seconds for the requests under way when the server stops.
+        stores: serve `sidecar://` stores too, which may write any record.
     """
 
     def __init__(
-        self, namespaces: Namespaces, app: HttpApp, *, allowed: Allowed, grace: float = 10.0
+        self,
+        namespaces: Namespaces,
+        app: HttpApp,
+        *,
+        allowed: Allowed,
+        grace: float = 10.0,
+        stores: bool = False,
     ) -> None:
         config = uvicorn.Config(
             cast(Any, app),  # it is never called by uvicorn, whose protocol is not used
@@ -109,6 +118,7 @@ class SidecarServer(uvicorn.Server):
         self.namespaces = namespaces
         self._app = app
         self._allowed = allowed
+        self.commands = WITH_STORES if stores else COMMANDS
 
     @property
     def connections(self) -> set[Any]:

@@ -31,6 +31,8 @@ def summary(config: Config) -> Iterator[str]:
     yield f"socket     {config.socket}"
     who = [f"uid {uid}" for uid in config.allow_uids] + [f"gid {gid}" for gid in config.allow_gids]
     yield f"allowed    {', '.join(who) or 'every user that may open the socket'}"
+    yield f"stores     {'sidecar:// stores may connect' if config.allow_stores else 'no sidecar:// stores'}"
+    yield f"namespaces {'those below only' if config.configured_only else 'any that a client names'}"
     for name in dict.fromkeys((config.namespace, *config.namespaces)):
         default = " (default)" if name == config.namespace else ""
         yield f"namespace  {name}{default}: {_settings(config, name)}"

@@ -55,7 +55,7 @@ def unpack(verb: Verb, keys: Keys, args: Args) -> list[Op]:
 
 def _claims(keys: Keys, args: Args) -> Iterator[Op]:
     for run, (lease, keep, mode, watch), tails in _runs(keys, args, 4, 1):
-        shared = terms(_MODES[mode], _ms(lease), _ms(keep), watch == b"1")
+        shared = terms(_MODES[mode], _ms(lease), _both_ms(keep), watch == b"1")
         for wire, tail in zip(run, tails, strict=True):
             if (
                 len(tail) == 1 + _RANDOM and not tail[0]
@@ -86,7 +86,7 @@ def _releases(keys: Keys, args: Args) -> Iterator[Op]:
 
 def _renewals(keys: Keys, args: Args) -> Iterator[Op]:
     for run, (lease, keep), proofs in _runs(keys, args, 2, 1):
-        lease_ms, keep_ms = _ms(lease), _ms(keep)
+        lease_ms, keep_ms = _ms(lease), _both_ms(keep)
         for wire, proof in zip(run, proofs, strict=True):
             fence, owner = _proof(proof)
             yield RenewOp(wire, owner, fence, lease_ms, keep_ms)
@@ -144,7 +144,7 @@ def _adoptions(keys: Keys, args: Args) -> Iterator[Op]:
     for at, wire in enumerate(keys):
         keep, left, base, record = args[4 * at : 4 * at + 4]
         stored = _record(record)
-        stored.ttl_ms = _ms(keep)
+        stored.ttl_ms = _both_ms(keep)
         stored.left_ms = _number(left, -_MAX_MS, _MAX_MS)
         yield AdoptOp(wire, stored, _holding(base, stored.state == "M") if base else None)
 
@@ -213,6 +213,11 @@ def _record(record: bytes) -> Stored:
 
 
 def _ms(data: bytes) -> int:
+    return _number(data, 1, _MAX_MS)
+
+
+def _both_ms(data: bytes) -> int:
+    """Read how long a claim's record lives: its lease, and its ttl after that."""
     return _number(data, 1, 2 * _MAX_MS)
 
 
