@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterable
 from time import perf_counter
 from typing import Any
 
-from ..errors import ClaimLostError, ShortfallError, UnavailableError
+from ..errors import (
+    ClaimLostError,
+    ConfigError,
+    InvalidKeyError,
+    ResultError,
+    ResultTooLargeError,
+    ShortfallError,
+    UnavailableError,
+)
 from ..events import (
     BreakerOpened,
     ClockSkew,
@@ -162,6 +170,11 @@ def outcome_of(verb: str, reply: bytes) -> str:
     if first == b"*":
         return reply.split(b"\r\n", 3)[2].decode()
     return "absent" if reply in (b"$-1\r\n", b"_\r\n", b":0\r\n") else "ok"
+
+
+def is_bad(fault: Exception) -> bool:
+    """True for the exception of a request that could not be run, as what the client sent makes no sense."""
+    return isinstance(fault, ConfigError | InvalidKeyError | ResultError | ResultTooLargeError)
 
 
 def outcome_of_fault(fault: Exception) -> str:

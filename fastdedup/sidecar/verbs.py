@@ -7,13 +7,22 @@ from typing import Any
 import orjson
 
 from ..codec import check_size
-from ..errors import UnavailableError
+from ..errors import DedupError, ShortfallError, UnavailableError, UsageError
 from ..gateway import Dedup
 from ..model import Outcome, Record
 from ..protocol.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..protocol.owners import owner_field
 
 _ACQUIRED = Outcome.ACQUIRED
+
+
+def without_addresses(fault: DedupError) -> str:
+    """Return an outage in words for a client: the error's own text, for the log, names the store's address."""
+    if isinstance(fault, ShortfallError):
+        return "the operation was done, and too few replicas of the store confirmed it in time"
+    if isinstance(fault, UsageError):
+        return "the sidecar is stopping"
+    return "the store does not answer, or takes no more; the sidecar's log says why"
 
 
 def seconds(ms: int | None) -> float | None:

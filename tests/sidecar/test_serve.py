@@ -58,7 +58,7 @@ def test_the_default_socket_is_systemds_then_the_users_then_a_private_one(
 
 
 def test_flags_and_file_reach_the_gate() -> None:
-    config = "[namespaces.sms]\nlease = 5\nttl = 7\n[limits]\nnamespaces = 1\n"
+    config = 'allow_namespaces = "any"\n[namespaces.sms]\nlease = 5\nttl = 7\n[limits]\nnamespaces = 1\n'
     with Sidecar("--namespace", "shop", "--lease", "9", config=config) as sidecar, sidecar.client() as ask:
         assert ask.execute_command("FD.CLAIM", "k")[4] == 9000
         assert ask.execute_command("FD.CLAIM", "k", "NS", "sms")[4] == 5000

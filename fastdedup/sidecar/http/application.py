@@ -15,11 +15,12 @@ from ...gateway import Dedup
 from ...model import Outcome
 from ...protocol.operations import ClaimOp, Verdict
 from ...tasks import wait_then_stop
+from ...web.problems import ProblemType
 from ..counters import Counters
 from ..namespaces import Namespaces
 from ..verbs import Asked
 from . import problems
-from .problems import RequestProblem, retry_after
+from .problems import RequestProblem, is_bad, retry_after
 from .protocol import QUICK_PATH, HttpProtocol
 from .request import STATUS_LINE, Gone, HttpRequest
 from .route import HttpRoute
@@ -70,7 +71,7 @@ class HttpApp:
         try:
             route, parse = self._routes[request.path][request.method]
         except KeyError:
-            return problem(self._no_route(request.path))
+            return problem(self._no_route(request.path), self._namespaces.counters)
         try:
             if parse is not None:
                 ask = parse(await client.body(self._most))
@@ -80,7 +81,7 @@ class HttpApp:
         except Gone:
             raise
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
-            return problem(fault)
+            return problem(fault, self._namespaces.counters)
 
     def _no_route(self, path: str) -> RequestProblem:
         methods = self._routes.get(path)
@@ -88,6 +89,10 @@ class HttpApp:
             return RequestProblem(problems.NOT_FOUND)
         allow = ", ".join(sorted(methods))
         return RequestProblem(problems.METHOD, f"allowed here: {allow}", headers=[(b"allow", allow.encode())])
+
+    def turned_down(self, problem: ProblemType) -> None:
+        """Count a connection that ends with a problem, before a request could be read (the connection calls this)."""
+        self._namespaces.counters.bad_requests += is_bad(problem.facts())
 
     def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
         """Answer a claim without a task; return False where it waits or names its owner, and for other requests.
@@ -109,7 +114,7 @@ class HttpApp:
             op = claim_op(dedup, ask)
             Quick(dedup, op, connection, namespaces.counters, since, self._acquired).begin()
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
-            _hand(connection, problem(fault))
+            _hand(connection, problem(fault, self._namespaces.counters))
         return True
 
 
@@ -145,7 +150,7 @@ class Quick(Asked):
     def failed(self, fault: Exception) -> None:
         """Answer with the problem."""
         count_failure(self._counters, self._dedup, fault, self._since)
-        _hand(self._connection, problem(fault))
+        _hand(self._connection, problem(fault, self._counters))
 
     def done(self) -> bool:
         """True once nobody waits, also where the client hung up; the engine then releases the claim."""

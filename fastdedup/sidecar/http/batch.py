@@ -147,7 +147,7 @@ class BatchRequest:
             claim.begin()
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             place = Told()
-            self.told(place, problem(fault))
+            self.told(place, problem(fault, self.counters))
             return place
         return claim
 
@@ -162,7 +162,7 @@ class BatchRequest:
         except Gone:
             raise
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
-            answer = problem(fault)
+            answer = problem(fault, self.counters)
         self.told(place, answer)
 
 
@@ -211,7 +211,7 @@ class BatchClaim(Asked):
         """Take the exception that came instead of a verdict."""
         batch = self._batch
         count_failure(batch.counters, self._dedup, fault, batch.since)
-        batch.told(self, problem(fault))
+        batch.told(self, problem(fault, batch.counters))
 
 
 def written(places: Iterable[BatchClaim | Told]) -> bytes:

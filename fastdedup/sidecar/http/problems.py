@@ -24,6 +24,7 @@ from ...errors import (
 from ...events import log
 from ...model import Outcome
 from ...web.problems import ProblemType
+from ..verbs import without_addresses
 
 _MAX_FAULTS = 20
 _MAX_LISTED = 2000
@@ -114,6 +115,15 @@ OF_OUTCOME = {
 OF_CLAIM = (*OF_OUTCOME.values(), TOKEN_USED)
 """The problems that are an outcome: they carry the claim's answer as well."""
 
+_NO_FAULT = {problem.type for problem in (*OF_CLAIM, CLAIM_LOST, NO_RECORD, FOREIGN)}
+"""The problems below 500 that are answers: the request was a good one."""
+
+
+def is_bad(facts: dict[str, Any]) -> bool:
+    """True for the problem of a request that could not be run."""
+    return 400 <= facts["status"] < 500 and facts["type"] not in _NO_FAULT
+
+
 _OF_ERROR: list[tuple[type[DedupError], ProblemType]] = [
     (UnavailableError, UNAVAILABLE),
     (ClaimLostError, CLAIM_LOST),
@@ -149,7 +159,9 @@ def problem_of(fault: Exception) -> tuple[dict[str, Any], int | None]:
         return _invalid(fault), None
     for kind, problem in _OF_ERROR:
         if isinstance(fault, kind):
-            return problem.facts(str(fault)), _retry_ms(fault) if problem is UNAVAILABLE else None
+            if problem is UNAVAILABLE:
+                return problem.facts(without_addresses(fault)), _retry_ms(fault)
+            return problem.facts(str(fault)), None
     log.exception("a request failed", exc_info=fault)
     return INTERNAL.facts(), None
 

@@ -53,6 +53,9 @@ class Application(Protocol):
     def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
         """Answer a request without a task; return False where it needs one."""
 
+    def turned_down(self, problem: ProblemType) -> None:
+        """Hear that a connection ends with a problem, which no request of it has had."""
+
     def __call__(self, connection: HttpProtocol, request: HttpRequest) -> Coroutine[Any, Any, None]:
         """Answer a request."""
 
@@ -396,6 +399,7 @@ class HttpProtocol(asyncio.Protocol):
     def _say(self, farewell: ProblemType) -> None:
         if self.transport.is_closing():
             return
+        self._app.turned_down(farewell)
         self.transport.write(_response(farewell))
         self.transport.close()
         self._end_soon()

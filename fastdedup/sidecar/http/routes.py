@@ -8,7 +8,9 @@ from typing import Any
 from ... import __version__
 from ...errors import DedupError, UnavailableError
 from ...fallback.reject import Reject
+from ...gateway import Dedup
 from ...model import BreakerState
+from ...protocol.operations import ReadOp
 from ...web.problems import ProblemType
 from ..namespaces import Namespaces
 from . import models, openapi, problems, verbs
@@ -31,19 +33,27 @@ async def health(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswe
 
 
 async def ready(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
-    """`GET /readyz`: the store answers. It is asked, as an idle sidecar would not notice that it has gone."""
+    """`GET /readyz`: the store answers. It is asked, as an idle sidecar would not notice that it has gone.
+
+    The policy is not asked: that would count each look as a degraded operation.
+    """
     root = namespaces.root
-    able, answered = True, True
+    able = True
     try:
-        await root.get(_PROBE_KEY)
+        answered = not isinstance(await root._namespace.ask.begin(_probe(root)), UnavailableError)
     except UnavailableError:
         answered = False
-        able = not isinstance(root.settings.on_unavailable, Reject)
     except DedupError:
-        able = False
+        answered, able = True, False
+    if not answered:
+        able = not isinstance(root.settings.on_unavailable, Reject)
     breaker = root.breaker
     degraded = not answered or breaker is not BreakerState.CLOSED
     return HttpAnswer(200 if able else 503, {"ready": able, "breaker": breaker, "degraded": degraded})
+
+
+def _probe(root: Dedup) -> ReadOp:
+    return ReadOp(root._namespace.claims.wire(_PROBE_KEY))
 
 
 async def metrics(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:

@@ -35,7 +35,7 @@ from ..verbs import (
     settling,
 )
 from . import models, problems
-from .problems import RequestProblem, problem_of
+from .problems import RequestProblem, is_bad, problem_of
 
 T = TypeVar("T")
 Held = tuple[Dedup, bytes, bytes]
@@ -313,9 +313,10 @@ def _token_op(
 # Faults and counts
 
 
-def problem(fault: Exception) -> HttpAnswer:
-    """Return the answer for an exception."""
+def problem(fault: Exception, counters: Counters) -> HttpAnswer:
+    """Return the answer for an exception, and count a request that could not be run."""
     facts, retry_ms = problem_of(fault)
+    counters.bad_requests += is_bad(facts)
     answer = HttpAnswer(facts["status"], facts, retry_ms)
     if isinstance(fault, RequestProblem):
         answer.headers = fault.headers

@@ -331,6 +331,8 @@ def info(connection: RespConnection, command: list[bytes]) -> bytes:
 def client(connection: RespConnection, command: list[bytes]) -> bytes:
     """`CLIENT SETNAME | SETINFO | ID | GETNAME | …`."""
     what = command[1].upper() if len(command) > 1 else b""
+    if what == b"REPLY" and [each.upper() for each in command[2:]] != [b"ON"]:
+        raise ConfigError("CLIENT REPLY takes ON only: every command is answered")
     if what == b"ID":
         return encode(id(connection) & 0x7FFFFFFF)
     if what in (b"GETNAME", b"INFO", b"LIST"):
@@ -343,6 +345,31 @@ def select(connection: RespConnection, command: list[bytes]) -> bytes:
     if command[1:] != [b"0"]:
         return error("ERR", "there is one database only, 0: name a namespace by NS instead")
     return _OK
+
+
+def multi(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`MULTI`: refused, and so is all up to `EXEC` or `DISCARD`. Without that, what stands in it would run."""
+    connection.answer_only(_IN_MULTI)
+    raise ConfigError("there is no MULTI: nothing runs until EXEC or DISCARD; send a pipeline instead")
+
+
+def execute(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`EXEC` behind a refused MULTI: nothing was run."""
+    connection.answer_only(None)
+    return error("EXECABORT", "Transaction discarded because of previous errors.")
+
+
+def discard(connection: RespConnection, command: list[bytes]) -> bytes:
+    """`DISCARD` behind a refused MULTI, or `RESET`."""
+    connection.answer_only(None)
+    return b"+RESET\r\n" if command[0].upper() == b"RESET" else _OK
+
+
+def skip(connection: RespConnection, command: list[bytes]) -> bytes:
+    """Any other command behind a refused MULTI: it is not run."""
+    raise ConfigError(
+        "not run, as it stands in a MULTI, which the sidecar refuses: send DISCARD, then a pipeline"
+    )
 
 
 def leave(connection: RespConnection, command: list[bytes]) -> bytes:
@@ -382,8 +409,16 @@ COMMANDS: dict[bytes, Command] = {
     b"INFO": info,
     b"COMMAND": partial(constant, b"*0\r\n"),
     b"CONFIG": partial(constant, b"*0\r\n"),
+    b"MULTI": multi,
     b"QUIT": leave,
     **store_verbs.REFUSALS,
 }
 WITH_STORES: dict[bytes, Command] = COMMANDS | store_verbs.COMMANDS
 """The commands of a socket that also serves `sidecar://` stores."""
+_IN_MULTI: dict[bytes, Command] = {
+    **dict.fromkeys(WITH_STORES, skip),
+    b"EXEC": execute,
+    b"DISCARD": discard,
+    b"RESET": discard,
+    b"QUIT": leave,
+}

@@ -17,7 +17,9 @@ from typing import Any, Protocol, cast
 from ...errors import ClaimLostError, DedupError, UnavailableError
 from ...events import log
 from ...gateway import Dedup
+from ..counters import is_bad
 from ..namespaces import Namespaces
+from ..verbs import without_addresses
 from .frames import FrameError, Frames, error
 
 Key = tuple[Dedup, bytes, bytes]
@@ -63,10 +65,12 @@ class RespConnection(asyncio.Protocol):
         self.counters = namespaces.counters
         self.judged = namespaces.counters.judged
         self.at = 0.0  # when the latest bytes were read
-        self._commands = commands
+        self._all_commands = commands
         self._connections = connections
         self._limits = limits
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
+        # Mutable: the commands that are answered now: all, or, inside a MULTI, which is refused, those that end it.
+        self._commands = commands
         # Mutable: the unanswered commands, in order; the tasks under way, and the coroutines whose task has not
         # begun; the claims to release when the client goes.
         self._slots: deque[ReplyPlace] = deque()
@@ -105,6 +109,7 @@ class RespConnection(asyncio.Protocol):
         try:
             commands = self._frames.feed(data)
         except FrameError as fault:
+            self.counters.bad_requests += 1
             for command in fault.before:
                 self._run(command)
             self._hang_up(error("ERR", f"Protocol error: {fault}"))
@@ -206,6 +211,7 @@ class RespConnection(asyncio.Protocol):
         try:
             reply = await work
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+            self.counters.bad_requests += is_bad(fault)
             reply = error_reply(fault)
         self.counters.answered(dedup, verb, reply, since)
         self.answer(slot, reply)
@@ -217,11 +223,12 @@ class RespConnection(asyncio.Protocol):
             if self._draining:
                 answer = _SHUTTING_DOWN
             elif handler is None:
+                self.counters.bad_requests += 1
                 answer = error("ERR", f"unknown command '{command[0][:64].decode(errors='replace')}'")
             else:
                 answer = handler(self, command)
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
-            self.counters.bad_requests += 1
+            self.counters.bad_requests += is_bad(fault)
             answer = error_reply(fault)
         self._slots.append(Slot(answer) if isinstance(answer, bytes) else answer)
 
@@ -238,6 +245,10 @@ class RespConnection(asyncio.Protocol):
             self._transport.close()
         elif not self._reading and len(slots) + self.extra <= self._limits.in_flight // 2:
             self._resume()
+
+    def answer_only(self, commands: dict[bytes, Command] | None) -> None:
+        """Answer these commands from now on; None stands for all."""
+        self._commands = self._all_commands if commands is None else commands
 
     def hang_up_after_replies(self) -> None:
         """Close once every command so far is answered (QUIT)."""
@@ -312,7 +323,7 @@ def hung_up(transport: asyncio.Transport) -> bool:
 def error_reply(fault: Exception) -> bytes:
     """Return an exception as a RESP error."""
     if isinstance(fault, UnavailableError):
-        return error("UNAVAILABLE", f"{round(fault.retry_after * 1000)} {fault}")
+        return error("UNAVAILABLE", f"{round(fault.retry_after * 1000)} {without_addresses(fault)}")
     if isinstance(fault, ClaimLostError):
         return error("CLAIMLOST", str(fault))
     if isinstance(fault, DedupError):

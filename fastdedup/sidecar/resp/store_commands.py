@@ -22,6 +22,7 @@ from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
 from ..counters import BOUNDS
 from ..namespaces import Namespaces
+from ..verbs import without_addresses
 from .connection import Command, RespConnection, Slot, error_reply
 from .frames import encode as encode_value
 
@@ -114,7 +115,9 @@ class Place:
         reply: Reply
         try:
             reply = namespace.ask.answer(op, answer)
-        except (UnavailableError, ResultTooLargeError, ForeignRecordError) as refusal:
+        except UnavailableError as refusal:
+            reply = UnavailableError(without_addresses(refusal), retry_after=refusal.retry_after)
+        except (ResultTooLargeError, ForeignRecordError) as refusal:
             reply = refusal
         except Exception as other:  # noqa: BLE001 -- whatever it is, the client is told
             self._run.fail(other)

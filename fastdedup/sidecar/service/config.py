@@ -9,6 +9,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import fields
@@ -44,9 +45,13 @@ from ...stores import make_store
 from ...stores.base import Credentials, Login
 from ..limits import Limits
 from ..paths import default_socket
-from .mistakes import Mistakes, Sources, describe, in_order
+from .mistakes import Mistakes, Sources, describe, in_order, unknown_variables
 
 PREFIX = "FASTDEDUP_"
+_NO_SETTINGS = {"FASTDEDUP_CONFIG", "FASTDEDUP_COMPILE", "FASTDEDUP_SHOP"}
+"""Variables with the prefix that others read: the command line, the build, the demo."""
+_OF_KUBERNETES = re.compile(r"FASTDEDUP_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
+"""Variables that Kubernetes sets in each pod beside a Service of the name fastdedup."""
 
 
 def _no_flag(value: Any) -> Any:
@@ -291,12 +296,19 @@ def load(
     """
     sources = Sources(file, dict(flags or {}), dict(os.environ) if environment else {}, PREFIX)
     table = _read(file, sources)
+    lines = unknown_variables(sources.environment, PREFIX, Config, _is_ours)
     try:
-        return _layered(table, environment)(**sources.flags)
+        config = _layered(table, environment)(**sources.flags)
+        if not lines:
+            return config
     except ValidationError as error:
-        lines = in_order([describe(each, sources, Config) for each in error.errors()])
+        lines = in_order([describe(each, sources, Config) for each in error.errors()]) + lines
     # Outside of the except clause, because pydantic's error holds the given values, also a URL with its password.
     raise Mistakes(lines)
+
+
+def _is_ours(variable: str) -> bool:
+    return variable not in _NO_SETTINGS and not _OF_KUBERNETES.fullmatch(variable)
 
 
 def _read(file: Path | None, sources: Sources) -> dict[str, Any]:

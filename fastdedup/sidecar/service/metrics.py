@@ -99,7 +99,9 @@ class Collector(BaseCollector):
             open_now[(wire_of(connection),)] += 1
         yield _family(GaugeMetricFamily, "connections", "Open, by their protocol.", ["wire"], open_now)
         yield _counter("connections_refused", "Too many, or not allowed.", self._counters.connections_refused)
-        yield _counter("bad_requests", "RESP commands that could not be run.", self._counters.bad_requests)
+        yield _counter(
+            "bad_requests", "Requests of either wire that could not be run.", self._counters.bad_requests
+        )
 
 
 def journal_lines(namespaces: Namespaces) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -68,6 +68,27 @@ def describe(error: ErrorDetails, sources: Sources, model: type[BaseModel]) -> s
     path = [str(part) for part in error["loc"] if part != "[key]"]
     name = ".".join(map(_name, path))
     return f"{sources.place(path)}: {name + ': ' if name else ''}{_what(error, path, model)}"
+
+
+def unknown_variables(
+    environment: Iterable[str], prefix: str, model: type[BaseModel], ours: Callable[[str], bool]
+) -> list[str]:
+    """Return a mistake for each variable that has the prefix and names no setting.
+
+    Args:
+        environment: the variables' names.
+        prefix: what the name of a setting's variable begins with.
+        model: the settings.
+        ours: returns False for a variable that has the prefix and is not for us.
+    """
+    known = [prefix + name.upper() for name in model.model_fields]
+    return [
+        f"{name}: unknown setting" + _meant(name.upper().partition("__")[0], known)
+        for name in sorted(environment)
+        if name.upper().startswith(prefix)
+        and name.upper().partition("__")[0] not in known
+        and ours(name.upper())
+    ]
 
 
 def in_order(lines: Sequence[str]) -> list[str]:
