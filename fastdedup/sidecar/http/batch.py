@@ -19,6 +19,7 @@ from ...protocol.operations import ClaimOp, Verdict
 from ...protocol.owners import draw_owner
 from ..namespaces import Namespaces
 from ..verbs import Asked
+from .names import are_unique, refuse_repeats
 from .request import Gone
 from .verbs import (
     OPS,
@@ -43,21 +44,24 @@ def read(check: Callable[[bytes], list[Any]], most: int, body: bytes) -> list[An
     A model for each claim would add 82 % to the instructions of a claim in a batch.
 
     Args:
-        check: parses and checks any batch, and raises an error for a mistake.
+        check: parses and checks any batch, and raises an error for a mistake; no name may be given twice.
         most: how many requests the batch may have.
         body: the body of the batch.
     """
     try:
         asks = orjson.loads(body)
         keys = [ask["key"] for ask in asks if len(ask) == 2 and ask["op"] == "claim"]
-        plain = type(asks) is list and 0 < len(keys) == len(asks) <= most
+        plain = type(asks) is list and 0 < len(keys) == len(asks) <= most and are_unique(body, 2 * len(asks))
         if plain and all(
             type(key) is str and 0 < len(key) <= MAX_KEY_BYTES and key.isascii() for key in keys
         ):
             return keys
     except (ValueError, KeyError, TypeError, IndexError):
         pass
-    return check(body)
+    found = check(body)
+    if not are_unique(body, sum(len(ask.__pydantic_fields_set__) for ask in found)):
+        refuse_repeats(body)
+    return found
 
 
 async def batch(namespaces: Namespaces, asks: list[Any], client: Client) -> HttpAnswer:

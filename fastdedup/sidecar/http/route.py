@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 from ...web.problems import ProblemType
 from . import models
 from .batch import read
+from .names import parse_once
 from .verbs import Handler
 
 
@@ -44,4 +45,4 @@ class HttpRoute:
         if self.method != "POST":
             return None
         check = TypeAdapter(self.body(most)).validator.validate_json
-        return partial(read, check, most) if self.asks is models.Items else check
+        return partial(read, check, most) if self.asks is models.Items else partial(parse_once, check)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -45,9 +46,9 @@ def bound(path: Path, mode: int = 0o660) -> Iterator[socket.socket]:
     lock of ours. asyncio would silently replace a live socket.
 
     Raises:
-        ConfigError: a sidecar serves `path` already, or another file is there.
+        ConfigError: a sidecar serves `path` already, another process holds its lock, or another file is there.
     """
-    path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
+    _make_folder(path.parent)
     with _locked(path):
         _clear(path)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -105,17 +106,41 @@ def _groups_of(connection: socket.socket) -> frozenset[int]:
     return frozenset(struct.unpack(f"{len(groups) // 4}I", groups))
 
 
+def _make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing; others than our group may enter none of them."""
+    if not folder.exists():
+        _make_folder(folder.parent)
+        folder.mkdir(mode=0o750, exist_ok=True)
+
+
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    lock = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = path.with_name(path.name + ".lock")
+    lock = _open_lock(file)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise _taken(path) from None
+        except BlockingIOError:
+            raise _taken(path) if _is_served(path) else _held(file) from None
         yield
     finally:
         os.close(lock)  # the file stays: removing it would let two sidecars lock two files
+
+
+def _open_lock(file: Path) -> int:
+    """Open the lock file, or make it. A link is not followed: it would make, or lock, a file of another's choice."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        lock = os.open(file, flags, 0o600)
+    except OSError as error:
+        why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
+        raise ConfigError(f"cannot lock {file}: {why}; remove it, or choose another --socket") from None
+    if not stat.S_ISREG(os.fstat(lock).st_mode):
+        os.close(lock)
+        raise ConfigError(
+            f"cannot lock {file}: it is not a regular file; remove it, or choose another --socket"
+        )
+    return lock
 
 
 def _clear(path: Path) -> None:
@@ -126,16 +151,26 @@ def _clear(path: Path) -> None:
         return
     if not stat.S_ISSOCK(kind):
         raise ConfigError(f"{path} exists and is not a socket: choose another --socket, or remove it")
+    if _is_served(path):
+        raise _taken(path)
+    path.unlink()
+
+
+def _is_served(path: Path) -> bool:
+    """Return whether a server listens at `path`; False also where nothing is there.
+
+    Raises:
+        ConfigError: that cannot be told.
+    """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
         except OSError as error:
             raise ConfigError(f"cannot tell whether a sidecar serves {path}: {error}") from None
-    raise _taken(path)
+    return True
 
 
 def _bind(listener: socket.socket, path: Path, mode: int) -> None:
@@ -148,6 +183,13 @@ def _bind(listener: socket.socket, path: Path, mode: int) -> None:
     finally:
         os.umask(former)
     path.chmod(mode)
+
+
+def _held(file: Path) -> ConfigError:
+    return ConfigError(
+        f"another process holds the lock {file}, and no sidecar serves there: a sidecar that starts or ends, or a "
+        "foreign process (`fuser` names it); try again, or choose another --socket"
+    )
 
 
 def _taken(path: Path) -> ConfigError:

@@ -1,7 +1,8 @@
-"""HTTP works with every uvicorn that pyproject.toml allows, and a fault of our own is never a silent 400.
+"""The sidecar works with the lowest versions that pyproject.toml allows, and a fault of our own is no silent 400.
 
 A private attribute of uvicorn's HTTP protocol was read. Before 0.50 there was none of that name, the exception was
 raised in a callback of the parser, and every request was answered 400, health checks too, with nothing in the log.
+pydantic 2.7 could not read a table from the environment.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ import ast
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -30,32 +33,43 @@ from ..sidecar.running import Sidecar, client, paste
 ROOT = Path(fastdedup.__file__).parents[1]
 
 
-def bounds() -> tuple[str, tuple[int, ...]]:
-    """Return the lowest version that pyproject.toml allows, and the first that it does not allow."""
+def wanted() -> dict[str, str]:
+    """Return the versions that the sidecar's extra allows, by package: `>=0.30,<0.55`."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (wanted,) = [each for each in extras["sidecar"] if each.startswith("uvicorn")]
-    found = re.fullmatch(r"uvicorn>=([\d.]+),<([\d.]+)", wanted)
-    assert found, wanted
-    return found[1], tuple(map(int, found[2].split(".")))
+    parts = [re.fullmatch(r"([\w-]+)(>=.*)", each) for each in extras["sidecar"]]
+    return {part[1]: part[2] for part in parts if part}
 
 
 @pytest.fixture(scope="module")
 def lowest() -> Path:
-    """A folder with the lowest uvicorn, unpacked once."""
-    version = bounds()[0]
-    folder = ROOT / "build" / f"uvicorn-{version}"
+    """A folder with the lowest versions of the extra's packages, unpacked once."""
+    packages = [f"{name}=={versions[2:].partition(',')[0]}" for name, versions in wanted().items()]
+    folder = ROOT / "build" / "-".join(["lowest", *packages]).replace("==", "-")
     if not folder.exists():
-        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--no-deps"]
-        if subprocess.run([*pip, "--target", str(folder), f"uvicorn=={version}"], check=False).returncode:
-            pytest.skip(f"uvicorn {version} cannot be had here")
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--disable-pip-version-check",
+            "install",
+            "--quiet",
+            "--no-warn-conflicts",
+        ]
+        with TemporaryDirectory() as unpacked:
+            command = [*pip, "--no-warn-conflicts", "--only-binary", ":all:", "--target", unpacked, *packages]
+            if subprocess.run(command, check=False).returncode:
+                pytest.skip("the lowest versions cannot be had here")
+            shutil.copytree(unpacked, folder)
     return folder
 
 
-def test_http_is_answered_with_the_lowest_uvicorn(lowest: Path) -> None:
+def test_the_sidecar_serves_with_the_lowest_versions(lowest: Path) -> None:
     redis = RedisServer().start()
+    path = os.pathsep.join((str(lowest), str(ROOT)))
     try:
-        with Sidecar("--url", redis.url, PYTHONPATH=os.pathsep.join((str(lowest), str(ROOT)))) as sidecar:
-            assert client(sidecar.path).ping()
+        with Sidecar("--url", redis.url, PYTHONPATH=path, FASTDEDUP_NAMESPACES__SMS__LEASE="7") as sidecar:
+            assert client(sidecar.path).execute_command("FD.CLAIM", "k", "NS", "sms")[4] == 7000
+            assert "fastdedup_operations_total" in sidecar.figures()
             assert fetch(sidecar.path, "/readyz")[0] == 200
             ask = f'curl --unix-socket {sidecar.path} http://localhost/v1/claims --json \'{{"key": "k"}}\''
             assert '"outcome":"acquired"' in paste(ask)
@@ -66,8 +80,10 @@ def test_http_is_answered_with_the_lowest_uvicorn(lowest: Path) -> None:
 
 
 def test_the_newest_uvicorn_here_is_within_the_bound() -> None:
+    found = re.fullmatch(r">=[\d.]+,<([\d.]+)", wanted()["uvicorn"])
+    assert found
     major, minor, *_ = uvicorn.__version__.split(".")
-    assert (int(major), int(minor)) < bounds()[1]
+    assert (int(major), int(minor)) < tuple(map(int, found[1].split(".")))
 
 
 def test_no_part_of_uvicorns_protocols_is_imported() -> None:

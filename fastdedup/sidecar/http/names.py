@@ -1,0 +1,54 @@
+"""Refuses a body in which an operation has the same name twice: parsers disagree on which of the two counts."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from . import problems
+from .problems import RequestProblem
+
+_stands_apart = re.compile(rb"[ \t\n\r]:").search
+"""Find a colon with space before it: that of a name, perhaps."""
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The members of an object, in order."""
+
+
+def parse_once(check: Callable[[bytes], Any], body: bytes) -> Any:
+    """Return a body as its model, which `check` makes.
+
+    Raises:
+        RequestProblem: a name is given twice.
+    """
+    ask = check(body)
+    if not are_unique(body, len(ask.__pydantic_fields_set__)):
+        refuse_repeats(body)
+    return ask
+
+
+def are_unique(body: bytes, names: int) -> bool:
+    """True where a body surely has no name twice: it has as many names as its models have fields that are set.
+
+    Each name is followed by a quote and a colon. So is other text at times, and a result has names of its own: then
+    this is False, and `refuse_repeats` looks closely, at eight times the cost.
+    """
+    return body.count(b'":') == names and _stands_apart(body) is None
+
+
+def refuse_repeats(body: bytes) -> None:
+    """Look at each name of an operation, or of a batch of operations; values may hold what they like.
+
+    Raises:
+        RequestProblem: a name is given twice.
+    """
+    found = json.loads(body, object_pairs_hook=_Pairs)
+    for operation in [found] if type(found) is _Pairs else found:
+        seen: set[str] = set()
+        for name, _ in operation:
+            if name in seen:
+                raise RequestProblem(problems.INVALID, f"'{name}' is given twice: give it once")
+            seen.add(name)
