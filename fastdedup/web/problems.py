@@ -1,12 +1,14 @@
 """Problems as application/problem+json (RFC 9457). To add a problem: a constant below.
 
-A `type` never changes, and is not an address: a link (`rel="describedby"`) leads to the page that explains it.
+A `type` never changes, and is not an address: a link (`rel="describedby"`) leads to the page that explains it. The
+sidecar has the same types: it takes those that it shares from here, in its own words, and adds others
+(`sidecar/http/problems.py`).
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -30,6 +32,10 @@ class ProblemType:
     def type(self) -> str:
         """The URI of this type."""
         return self.base + self.name
+
+    def worded(self, title: str, about: str) -> ProblemType:
+        """Return this type in other words, for clients that know nothing of an Idempotency-Key header."""
+        return replace(self, title=title, about=about)
 
     def facts(self, detail: str | None = None, **more: Any) -> dict[str, Any]:
         """Return the problem's body."""

@@ -108,6 +108,6 @@ def test_own_fault_while_reading_is_a_logged_500(
     monkeypatch.setattr(HttpRequest, "parse_url", broken)
     with caplog.at_level(logging.ERROR, "fastdedup"), sidecar.http() as http:
         answer = http.get("/healthz")
-    assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (500, "internal-error")
+    assert (answer.status_code, answer.json()["type"].rpartition(":")[2]) == (500, "internal-error")
     assert "an attribute that this version does not have" in caplog.text
     assert sidecar.namespaces.root.is_open

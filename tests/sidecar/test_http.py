@@ -31,7 +31,7 @@ def post(http: httpx.Client, path: str, body: Any, status: int) -> dict[str, Any
     assert answer.headers["content-type"] == shaped
     if status >= 400:
         assert facts["status"] == status
-        assert facts["type"].startswith("/problems/")
+        assert facts["type"].startswith("urn:fastdedup:problem:")
         assert facts["title"]
     return facts
 
@@ -44,12 +44,12 @@ def held(http: httpx.Client, key: str = "k", **more: Any) -> dict[str, Any]:
 def test_a_first_claim_is_acquired(http: httpx.Client) -> None:
     claim = post(http, "/v1/claims", {"key": "k", "lease": 5000}, 201)
     assert set(claim) == {
-        "outcome", "owner", "fence", "attempt", "lease", "result", "error", "retry_after", "degraded",
+        "outcome", "owner", "fence", "attempt", "lease", "result", "error", "retry_after_ms", "degraded",
     }  # fmt: skip
     assert (claim["outcome"], claim["attempt"], claim["degraded"]) == ("acquired", 1, False)
     assert len(claim["owner"]) == 20
     assert 4000 < claim["lease"] <= 5000
-    assert claim["result"] is claim["error"] is claim["retry_after"] is None
+    assert claim["result"] is claim["error"] is claim["retry_after_ms"] is None
 
 
 def test_a_duplicate_in_progress_is_told_when_to_retry(http: httpx.Client) -> None:
@@ -58,9 +58,9 @@ def test_a_duplicate_in_progress_is_told_when_to_retry(http: httpx.Client) -> No
     facts = answer.json()
     assert answer.status_code == 409
     assert answer.headers["content-type"] == PROBLEM
-    assert (facts["type"], facts["outcome"]) == ("/problems/in-progress", "in_progress")
-    assert 1500 < facts["retry_after"] <= 2500
-    assert answer.headers["retry-after"] == str(-(-facts["retry_after"] // 1000))
+    assert (facts["type"], facts["outcome"]) == ("urn:fastdedup:problem:in-progress", "in_progress")
+    assert 1500 < facts["retry_after_ms"] <= 2500
+    assert answer.headers["retry-after"] == str(-(-facts["retry_after_ms"] // 1000))
     assert facts["owner"] != first["owner"]
 
 
@@ -87,7 +87,7 @@ def test_another_fingerprint_is_a_mismatch(http: httpx.Client) -> None:
     digest = fingerprint({"a": 2, "b": 1}).hex()
     assert post(http, "/v1/claims", {"key": "k", "fingerprint": digest}, 422)["outcome"] == "mismatch"
     facts = post(http, "/v1/claims", {"key": "k", "fingerprint": "else"}, 422)
-    assert (facts["type"], facts["outcome"]) == ("/problems/mismatch", "mismatch")
+    assert (facts["type"], facts["outcome"]) == ("urn:fastdedup:problem:key-reused", "mismatch")
 
 
 def test_the_same_owner_gets_its_own_claim_back(http: httpx.Client) -> None:
@@ -138,16 +138,16 @@ def test_a_renewed_lease_starts_anew(http: httpx.Client) -> None:
     assert post(http, "/v1/claims/renew", {**held(http, lease=1000), "lease": 60_000}, 200) == {
         "lease": 60_000
     }
-    assert post(http, "/v1/claims", {"key": "k"}, 409)["retry_after"] > 50_000
+    assert post(http, "/v1/claims", {"key": "k"}, 409)["retry_after_ms"] > 50_000
 
 
 @pytest.mark.parametrize("verb", ["complete", "fail", "release", "renew"])
 def test_whoever_is_not_the_owner_settles_nothing(http: httpx.Client, verb: str) -> None:
     mine = held(http)
     facts = post(http, f"/v1/claims/{verb}", {**mine, "owner": "somebody else"}, 409)
-    assert facts["type"] == "/problems/claim-lost"
+    assert facts["type"] == "urn:fastdedup:problem:claim-lost"
     stale = {**mine, "fence": mine["fence"] + 1}
-    assert post(http, f"/v1/claims/{verb}", stale, 409)["type"] == "/problems/claim-lost"
+    assert post(http, f"/v1/claims/{verb}", stale, 409)["type"] == "urn:fastdedup:problem:claim-lost"
     assert post(http, f"/v1/claims/{verb}", {"key": mine["key"], "owner": mine["owner"]}, 200) is not None
 
 
@@ -168,13 +168,16 @@ def test_a_token_is_consumed_once(http: httpx.Client) -> None:
     assert post(http, "/v1/tokens/consume", {**ask, "subject": "user:8"}, 422)["outcome"] == "mismatch"
     assert post(http, "/v1/tokens/consume", ask, 200) == {"outcome": "acquired", "degraded": False}
     used = post(http, "/v1/tokens/consume", ask, 409)
-    assert (used["type"], used["outcome"]) == ("/problems/token-used", "succeeded")
+    assert (used["type"], used["outcome"]) == ("urn:fastdedup:problem:token-used", "succeeded")
 
 
 def test_an_unknown_token_is_not_found(http: httpx.Client) -> None:
-    assert post(http, "/v1/tokens/consume", {"token": "never"}, 404)["type"] == "/problems/unknown-token"
+    assert (
+        post(http, "/v1/tokens/consume", {"token": "never"}, 404)["type"]
+        == "urn:fastdedup:problem:unknown-token"
+    )
     facts = post(http, "/v1/tokens/redeem", {"token": "never"}, 404)
-    assert (facts["type"], facts["outcome"]) == ("/problems/unknown-token", "unknown")
+    assert (facts["type"], facts["outcome"]) == ("urn:fastdedup:problem:unknown-token", "unknown")
 
 
 def test_a_redeemed_token_is_settled_as_a_claim(http: httpx.Client) -> None:
@@ -213,7 +216,7 @@ def test_a_batch_mixes_operations(http: httpx.Client) -> None:
     ).json()
     assert [answer["status"] for answer in answers] == [201, 201, 200, 200, 200, 200, 201, 200, 404, 409, 422]
     assert answers[0]["body"]["outcome"] == "acquired"
-    assert answers[9]["body"]["type"] == "/problems/claim-lost"
+    assert answers[9]["body"]["type"] == "urn:fastdedup:problem:claim-lost"
     assert post(http, "/v1/claims", {"key": "a"}, 200)["result"] == [1]
     post(http, "/v1/claims/release", {"key": "new", "owner": answers[0]["body"]["owner"]}, 200)
 
@@ -233,7 +236,10 @@ def test_a_waiting_claim_in_a_batch_waits(http: httpx.Client) -> None:
 def test_a_batch_has_a_limit(serve: Serve) -> None:
     with serve(limits=Limits(batch=3)).http() as http:
         assert http.post("/v1/batch", json=[{"op": "issue"}] * 3).status_code == 200
-        assert post(http, "/v1/batch", [{"op": "issue"}] * 4, 422)["type"] == "/problems/invalid-request"
+        assert (
+            post(http, "/v1/batch", [{"op": "issue"}] * 4, 422)["type"]
+            == "urn:fastdedup:problem:invalid-request"
+        )
 
 
 # Administration
@@ -249,13 +255,13 @@ def test_a_record_is_shown_and_forgotten(http: httpx.Client) -> None:
     assert http.delete("/v1/records", params=where).json() == {"forgotten": True}
     assert http.delete("/v1/records", params=where).json() == {"forgotten": False}
     missing = http.get("/v1/records", params=where)
-    assert (missing.status_code, missing.json()["type"]) == (404, "/problems/no-record")
+    assert (missing.status_code, missing.json()["type"]) == (404, "urn:fastdedup:problem:no-record")
 
 
 @pytest.mark.parametrize("query", ["", "key=", "key=a&key=b", "key=a&x=1", "key=%ff", "key=a&namespace=%20"])
 def test_a_query_is_checked(http: httpx.Client, query: str) -> None:
     answer = http.get(f"/v1/records?{query}")
-    assert (answer.status_code, answer.json()["type"]) == (422, "/problems/invalid-request")
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:fastdedup:problem:invalid-request")
 
 
 def test_it_says_that_it_lives_and_is_ready(http: httpx.Client) -> None:
@@ -279,7 +285,7 @@ def test_every_problem_has_a_page(http: httpx.Client) -> None:
 
     assert len(PROBLEMS) > 15
     for problem in PROBLEMS:
-        page = http.get(problem.type)
+        page = http.get(f"/problems/{problem.name}")
         assert page.status_code == 200
         assert problem.title in page.text
 
@@ -289,7 +295,7 @@ def test_every_problem_has_a_page(http: httpx.Client) -> None:
 
 def test_an_unknown_address_is_not_found(http: httpx.Client) -> None:
     answer = http.get("/v2")
-    assert (answer.status_code, answer.json()["type"]) == (404, "/problems/not-found")
+    assert (answer.status_code, answer.json()["type"]) == (404, "urn:fastdedup:problem:not-found")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +311,7 @@ def test_a_wrong_method_is_told_the_right_ones(
 ) -> None:
     answer = http.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allow)
-    assert answer.json()["type"] == "/problems/method-not-allowed"
+    assert answer.json()["type"] == "urn:fastdedup:problem:method-not-allowed"
 
 
 def test_head_is_get_without_its_body(http: httpx.Client) -> None:
@@ -318,7 +324,7 @@ def test_head_is_get_without_its_body(http: httpx.Client) -> None:
 @pytest.mark.parametrize("body", [b"", b"{", b'{"key":"\xff"}', b'{"key":"\\ud800"}', b"[" * 5000])
 def test_a_body_that_is_no_json_is_malformed(http: httpx.Client, path: str, body: bytes) -> None:
     answer = http.post(path, content=body)
-    assert (answer.status_code, answer.json()["type"]) == (400, "/problems/malformed-json")
+    assert (answer.status_code, answer.json()["type"]) == (400, "urn:fastdedup:problem:malformed-json")
 
 
 @pytest.mark.parametrize(
@@ -340,7 +346,7 @@ def test_a_body_that_is_no_json_is_malformed(http: httpx.Client, path: str, body
 )
 def test_a_wrong_field_is_named(http: httpx.Client, body: dict[str, Any], field: str) -> None:
     facts = post(http, "/v1/claims", body, 422)
-    assert facts["type"] == "/problems/invalid-request"
+    assert facts["type"] == "urn:fastdedup:problem:invalid-request"
     assert [error["field"] for error in facts["errors"]] == [field]
     batch = post(http, "/v1/batch", [{"op": "issue"}, {"op": "claim", **body}], 422)
     assert batch["errors"][0]["field"] == f"1.claim.{field}"
@@ -352,7 +358,7 @@ def test_a_secret_is_not_repeated(http: httpx.Client) -> None:
 
 @pytest.mark.parametrize("body", [{"key": "ü" * 600}, {"key": "k", "owner": "ü" * 40}])
 def test_bytes_count_not_characters(http: httpx.Client, body: dict[str, str]) -> None:
-    assert post(http, "/v1/claims", body, 422)["type"] == "/problems/invalid-request"
+    assert post(http, "/v1/claims", body, 422)["type"] == "urn:fastdedup:problem:invalid-request"
 
 
 def test_nan_is_no_json(http: httpx.Client) -> None:
@@ -378,7 +384,7 @@ def test_bodies_are_json(http: httpx.Client, headers: dict[str, str], status: in
 def test_a_large_body_is_refused(serve: Serve) -> None:
     with serve(limits=Limits(frame=1000)).http() as http:
         body = {"key": "k", "fingerprint": "x" * 1000}
-        assert post(http, "/v1/claims", body, 413)["type"] == "/problems/body-too-large"
+        assert post(http, "/v1/claims", body, 413)["type"] == "urn:fastdedup:problem:body-too-large"
         chunked = http.post("/v1/tokens", content=iter([b'{"subject":"', b"x" * 700, b"x" * 700, b'"}']))
         assert chunked.status_code == 413
 
@@ -387,7 +393,7 @@ def test_a_large_result_is_refused_and_the_claim_stays(serve: Serve) -> None:
     with serve(max_result=100).http() as http:
         mine = held(http)
         facts = post(http, "/v1/claims/complete", {**mine, "result": "x" * 100}, 413)
-        assert facts["type"] == "/problems/result-too-large"
+        assert facts["type"] == "urn:fastdedup:problem:result-too-large"
         post(http, "/v1/claims/complete", {**mine, "result": "x"}, 200)
 
 
@@ -415,7 +421,10 @@ def test_without_the_store_it_says_so(serve: Serve) -> None:
             ("/v1/tokens/redeem", {"token": "t"}),
         ):
             answer = http.post(path, json=body)
-            assert (answer.status_code, answer.json()["type"]) == (503, "/problems/unavailable"), answer.text
+            assert (answer.status_code, answer.json()["type"]) == (
+                503,
+                "urn:fastdedup:problem:unavailable",
+            ), answer.text
             assert int(answer.headers["retry-after"]) >= 1
         answers = http.post("/v1/batch", json=[{"op": "claim", "key": "k"}]).json()
         assert answers[0]["status"] == 503
@@ -435,8 +444,11 @@ def test_without_the_store_the_policy_answers_visibly(serve: Serve) -> None:
 def test_a_foreign_value_is_left_alone(serve: Serve, redis_url: str, redis_server: Any) -> None:
     with redis_server.client() as raw, serve(redis_url).http() as http:
         raw.set("fastdedup:=k", "mine", px=60_000)
-        assert post(http, "/v1/claims", {"key": "k"}, 409)["type"] == "/problems/foreign-record"
-        assert post(http, "/v1/claims", {"key": "k", "owner": "o"}, 409)["type"] == "/problems/foreign-record"
+        assert post(http, "/v1/claims", {"key": "k"}, 409)["type"] == "urn:fastdedup:problem:foreign-record"
+        assert (
+            post(http, "/v1/claims", {"key": "k", "owner": "o"}, 409)["type"]
+            == "urn:fastdedup:problem:foreign-record"
+        )
         assert http.get("/v1/records", params={"key": "k"}).status_code == 409
 
 
@@ -447,5 +459,5 @@ def test_a_fault_of_ours_is_a_500(serve: Serve, monkeypatch: pytest.MonkeyPatch)
     with serve().http() as http:
         monkeypatch.setattr("fastdedup.sidecar.http.verbs.draw_owner", broken)
         monkeypatch.setattr("fastdedup.sidecar.http.batch.draw_owner", broken)
-        assert post(http, "/v1/claims", {"key": "k"}, 500)["type"] == "/problems/internal-error"
+        assert post(http, "/v1/claims", {"key": "k"}, 500)["type"] == "urn:fastdedup:problem:internal-error"
         assert http.post("/v1/batch", json=[{"op": "claim", "key": "k"}]).json()[0]["status"] == 500

@@ -171,7 +171,7 @@ def test_headers_have_a_limit(serve: Serve) -> None:
         with sidecar.raw() as raw:
             raw.sendall(head)
             ((status, headers, facts),) = read(raw)
-            assert (status, facts["type"]) == (431, "/problems/headers-too-large")
+            assert (status, facts["type"]) == (431, "urn:fastdedup:problem:headers-too-large")
             assert headers["connection"] == "close"
 
 
@@ -192,7 +192,7 @@ def test_a_request_has_to_arrive_in_time(serve: Serve, start: bytes) -> None:
     with sidecar.raw() as raw:
         raw.sendall(start)
         ((status, headers, facts),) = read(raw)
-        assert (status, facts["type"]) == (408, "/problems/request-timeout")
+        assert (status, facts["type"]) == (408, "urn:fastdedup:problem:request-timeout")
         assert headers["connection"] == "close"
         assert closed(raw)
 
@@ -263,7 +263,11 @@ def test_what_is_no_http_is_turned_down(sidecar: Running, garbage: bytes) -> Non
     with sidecar.raw() as raw:
         raw.sendall(garbage + b"\r\n\r\n")
         ((status, headers, facts),) = read(raw)
-        assert (status, facts["type"], headers["connection"]) == (400, "/problems/bad-request", "close")
+        assert (status, facts["type"], headers["connection"]) == (
+            400,
+            "urn:fastdedup:problem:bad-request",
+            "close",
+        )
         assert closed(raw)
 
 

@@ -215,7 +215,7 @@ class ClaimAnswer(AnswerModel):
     lease: int | None = Field(description="Milliseconds that the lease has left, where acquired.")
     result: Any = Field(description="The result that `complete` recorded, where succeeded.")
     error: Any = Field(description="The error that `fail` recorded, where failed.")
-    retry_after: int | None = Field(
+    retry_after_ms: int | None = Field(
         description="Milliseconds until the present owner's lease ends at the latest, where in progress."
     )
     degraded: bool = Field(description="The fallback policy answered instead of the store.")
@@ -298,7 +298,9 @@ class Fault(AnswerModel):
 class Problem(BaseModel):
     """A problem by RFC 9457."""
 
-    type: str = Field(description="The kind of the problem; stable, and the address of a page about it.")
+    type: str = Field(
+        description="The kind of the problem, urn:fastdedup:problem:<name>; stable. GET /problems/<name> explains it."
+    )
     title: str
     status: int
     detail: str | None = None
@@ -315,5 +317,5 @@ class ConsumeProblem(Problem):
     """A token that was not used: the outcome as a problem."""
 
     outcome: Outcome
-    retry_after: int | None
+    retry_after_ms: int | None
     degraded: bool

@@ -1,11 +1,11 @@
 """The sidecar's problems, as application/problem+json (RFC 9457). To add a problem: a constant below.
 
-A problem's `type` is a relative reference that never changes; the sidecar serves a page under it.
+Types are one catalogue with those of the web (`web/problems.py`): what both have is taken from there. The sidecar
+serves a page about each type under `PAGES` and the type's name.
 """
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 from pydantic import ValidationError
@@ -23,6 +23,7 @@ from ...errors import (
 )
 from ...events import log
 from ...model import Outcome
+from ...web import problems as web
 from ...web.problems import ProblemType
 from ..verbs import without_addresses
 
@@ -33,72 +34,64 @@ _RETRY_MS = 1000
 """The Retry-After, in ms, of an error that has none of its own."""
 
 
-_problem = partial(ProblemType, base="/problems/")
-"""Make a kind of problem, whose type is an address of the sidecar."""
+PAGES = "/problems/"
+"""Where the pages about the problems are."""
 
-BAD_REQUEST = _problem("bad-request", 400, "The request is not HTTP", "Send HTTP/1.1, without an upgrade.")
-MALFORMED = _problem("malformed-json", 400, "The body is not JSON", "Send one JSON value, in UTF-8.")
-NOT_FOUND = _problem("not-found", 404, "No such address", "GET /openapi.json lists all paths.")
-UNKNOWN_TOKEN = _problem(
+BAD_REQUEST = ProblemType("bad-request", 400, "The request is not HTTP", "Send HTTP/1.1, without an upgrade.")
+MALFORMED = ProblemType("malformed-json", 400, "The body is not JSON", "Send one JSON value, in UTF-8.")
+NOT_FOUND = ProblemType("not-found", 404, "No such address", "GET /openapi.json lists all paths.")
+UNKNOWN_TOKEN = ProblemType(
     "unknown-token",
     404,
     "The token is unknown",
     "It was never issued, or has expired. Issue another one.",
 )
-NO_RECORD = _problem("no-record", 404, "No record", "The store holds nothing under this key: it is new.")
-METHOD = _problem(
+NO_RECORD = ProblemType("no-record", 404, "No record", "The store holds nothing under this key: it is new.")
+METHOD = ProblemType(
     "method-not-allowed", 405, "Not with this method", "The Allow header lists the methods of this address."
 )
-TIMEOUT = _problem(
+TIMEOUT = ProblemType(
     "request-timeout", 408, "The request did not arrive in time", "Send requests in one piece."
 )
-IN_PROGRESS = _problem(
-    "in-progress",
-    409,
+IN_PROGRESS = web.IN_PROGRESS.worded(
     "Another owner is at work",
     "Ask again after Retry-After seconds, or ask with `wait`: the answer is then the first one's result.",
 )
-CLAIM_LOST = _problem(
-    "claim-lost",
-    409,
+CLAIM_LOST = web.CLAIM_LOST.worded(
     "The claim is not, or no longer, this owner's",
     "Its lease ended and another may have taken over, or it was settled or forgotten. Nothing was changed. "
     "Do not repeat this; claim anew.",
 )
-TOKEN_USED = _problem("token-used", 409, "The token was used before", "It acts once. Issue another one.")
-FOREIGN = _problem(
+TOKEN_USED = ProblemType("token-used", 409, "The token was used before", "It acts once. Issue another one.")
+FOREIGN = ProblemType(
     "foreign-record",
     409,
     "The store's key is not fastdedup's",
     "It holds a value that fastdedup did not write. Choose another namespace, or remove that key.",
 )
-TOO_LARGE = _problem("body-too-large", 413, "The body is too large", "The limit stands in `detail`.")
-RESULT_TOO_LARGE = _problem(
+TOO_LARGE = web.TOO_LARGE.worded("The body is too large", "The limit stands in `detail`.")
+RESULT_TOO_LARGE = ProblemType(
     "result-too-large",
     413,
     "The result is too large",
     "The claim is still yours: store the result elsewhere, and complete with a reference.",
 )
-MEDIA = _problem(
+MEDIA = ProblemType(
     "unsupported-media-type",
     415,
     "The body is not application/json: send that content type (curl: --json), in UTF-8, not compressed",
     "Send JSON with the content type application/json; a body without a content type is read as JSON.",
 )
-INVALID = _problem(
+INVALID = ProblemType(
     "invalid-request", 422, "The request makes no sense", "`errors` names each field that is wrong."
 )
-MISMATCH = _problem(
-    "mismatch",
-    422,
+MISMATCH = web.MISMATCH.worded(
     "Known with another fingerprint",
     "Another request came under the same key, or the token is another subject's. Do not repeat this.",
 )
-HEADERS = _problem("headers-too-large", 431, "The headers are too large", "Send less of them.")
-INTERNAL = _problem("internal-error", 500, "Internal error", "See the sidecar's log.")
-UNAVAILABLE = _problem(
-    "unavailable",
-    503,
+HEADERS = ProblemType("headers-too-large", 431, "The headers are too large", "Send less of them.")
+INTERNAL = ProblemType("internal-error", 500, "Internal error", "See the sidecar's log.")
+UNAVAILABLE = web.UNAVAILABLE.worded(
     "The store does not answer",
     "Whether the operation took effect is unknown. Ask again after Retry-After seconds, with the same owner.",
 )

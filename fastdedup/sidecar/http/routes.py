@@ -15,7 +15,7 @@ from ...web.problems import ProblemType
 from ..namespaces import Namespaces
 from . import models, openapi, problems, verbs
 from .batch import batch
-from .problems import RequestProblem
+from .problems import PAGES, RequestProblem
 from .route import HttpRoute
 from .verbs import OPS, Client, HttpAnswer, RawAnswer
 
@@ -69,7 +69,7 @@ async def document(namespaces: Namespaces, ask: None, client: Client) -> HttpAns
 
 
 async def about(problem: ProblemType, namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
-    """`GET /problems/…`: the page under a problem's type."""
+    """`GET /problems/…`: the page about a type of problem."""
     return RawAnswer(_TEXT, f"{problem.status} {problem.title}\n\n{problem.about}\n".encode())
 
 
@@ -174,7 +174,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     HttpRoute("GET", "/metrics", metrics, "Metrics", None, ((200, None),), (problems.NOT_FOUND,)),
     HttpRoute("GET", "/openapi.json", document, "This document", None, ((200, dict[str, Any]),)),
     *(
-        HttpRoute("GET", problem.type, partial(about, problem), problem.title, None, ((200, None),))
+        HttpRoute("GET", PAGES + problem.name, partial(about, problem), problem.title, None, ((200, None),))
         for problem in problems.PROBLEMS
     ),
 )

@@ -151,7 +151,7 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
         "lease": verdict.left_ms if outcome is _ACQUIRED else None,
         "result": as_json(verdict.payload) if outcome is _SUCCEEDED else None,
         "error": as_json(verdict.payload) if outcome is _FAILED else None,
-        "retry_after": verdict.left_ms if outcome is _IN_PROGRESS else None,
+        "retry_after_ms": verdict.left_ms if outcome is _IN_PROGRESS else None,
         "degraded": verdict.degraded,
     }
     if outcome is _ACQUIRED:
@@ -159,7 +159,7 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
     if outcome is _SUCCEEDED or outcome is _FAILED:
         return HttpAnswer(200, facts)
     known = problems.OF_OUTCOME[outcome]
-    return HttpAnswer(known.status, known.facts(**facts), facts["retry_after"])
+    return HttpAnswer(known.status, known.facts(**facts), facts["retry_after_ms"])
 
 
 async def _wait(call: Awaitable[Claim]) -> Claim:
@@ -172,7 +172,8 @@ def _waited(dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
 
 _BUSY = (
     orjson.dumps(problems.IN_PROGRESS.facts(outcome="in_progress"))[:-1]
-    + b',"owner":"%b","fence":%d,"attempt":%d,"lease":null,"result":null,"error":null,"retry_after":%d,"degraded":%b}'
+    + b',"owner":"%b","fence":%d,"attempt":%d,"lease":null,"result":null,"error":null'
+    + b',"retry_after_ms":%d,"degraded":%b}'
 )
 
 
@@ -188,7 +189,9 @@ def told(dedup: Dedup, op: ClaimOp, verdict: Verdict) -> HttpAnswer:
     return HttpAnswer(409, text, verdict.left_ms)
 
 
-_TAIL = b'","fence":%d,"attempt":%d,"lease":%d,"result":null,"error":null,"retry_after":null,"degraded":%b}'
+_TAIL = (
+    b'","fence":%d,"attempt":%d,"lease":%d,"result":null,"error":null,"retry_after_ms":null,"degraded":%b}'
+)
 
 
 class AcquiredText:
@@ -300,7 +303,7 @@ async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Cl
         return HttpAnswer(200, facts)
     known = problems.OF_OUTCOME.get(outcome, problems.TOKEN_USED)
     left = verdict.left_ms if outcome is _IN_PROGRESS else None
-    return HttpAnswer(known.status, known.facts(**facts, retry_after=left), left)
+    return HttpAnswer(known.status, known.facts(**facts, retry_after_ms=left), left)
 
 
 def _token_op(
