@@ -25,6 +25,10 @@ class RawCodec:
         return data
 
 
+Audit = Callable[[str, str, str, Any], None]
+"""Takes the namespace, the key and the result of a `forget`, and the transport of the client that sent it."""
+
+
 class Namespaces:
     """A `Dedup` for each namespace, made when a client first names it.
 
@@ -52,6 +56,8 @@ class Namespaces:
         self._configured_only = configured_only
         # Mutable: renders `GET /metrics`, or None; the service sets it, as Prometheus' format is its concern.
         self.render_metrics: Callable[[], bytes] | None = None
+        # Mutable: hears of each key that a client forgets; the service sets it, as the log is its concern.
+        self.audit: Audit = _unheard
         # Mutable: the `Dedup`s, by the namespace's name as text and as UTF-8.
         self._dedups: dict[str | bytes, Dedup] = {}
         for name, changes in (settings or {}).items():
@@ -119,6 +125,10 @@ class Namespaces:
         dedup = self.root._with(settings)
         self._dedups[name] = self._dedups[name.encode()] = dedup
         return dedup
+
+
+def _unheard(namespace: str, key: str, result: str, transport: Any) -> None:
+    pass
 
 
 def _text(name: str | bytes) -> str:

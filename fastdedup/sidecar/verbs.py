@@ -7,11 +7,12 @@ from typing import Any
 import orjson
 
 from ..codec import check_size
-from ..errors import DedupError, ShortfallError, UnavailableError, UsageError
+from ..errors import DedupError, InvalidKeyError, ShortfallError, UnavailableError, UsageError
 from ..gateway import Dedup
 from ..model import Outcome, Record
 from ..protocol.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..protocol.owners import owner_field
+from .namespaces import Namespaces
 
 _ACQUIRED = Outcome.ACQUIRED
 
@@ -150,6 +151,23 @@ def held(dedup: Dedup, key: str, owner: str, *, token: bool) -> tuple[bytes, byt
     """
     wire = dedup.tokens.wire(key) if token else dedup._namespace.claims.wire_of(key.encode())
     return wire, owner_field(owner)
+
+
+# Forgetting
+
+
+async def forget(namespaces: Namespaces, dedup: Dedup, key: str, transport: Any) -> bool:
+    """Remove a key's record for the client behind `transport`, and report that; False where there was none."""
+    name = dedup.settings.namespace
+    try:
+        found = await dedup.forget(key)
+    except InvalidKeyError:
+        raise
+    except BaseException:
+        namespaces.audit(name, key, "unknown", transport)  # it may have taken effect
+        raise
+    namespaces.audit(name, key, "forgotten" if found else "absent", transport)
+    return found
 
 
 # Records and results

@@ -186,6 +186,11 @@ class HttpClient:
         self._connection = connection
         self._request = request
 
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The connection to it."""
+        return self._connection.transport
+
     async def body(self, most: int) -> bytes:
         """Return the request's body, of at most `most` bytes.
 

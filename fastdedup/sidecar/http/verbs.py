@@ -34,6 +34,9 @@ from ..verbs import (
     seconds,
     settling,
 )
+from ..verbs import (
+    forget as forget_key,
+)
 from . import models, problems
 from .problems import RequestProblem, is_bad, problem_of
 
@@ -51,6 +54,10 @@ _IN_PROGRESS = Outcome.IN_PROGRESS
 
 class Client(Protocol):
     """The client that sent a request."""
+
+    @property
+    def transport(self) -> Any:
+        """The connection to it."""
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns. Where the client hangs up first, cancel it and raise Gone."""
@@ -374,4 +381,5 @@ async def inspect(namespaces: Namespaces, ask: models.RecordQuery, client: Clien
 
 async def forget(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> HttpAnswer:
     """`DELETE /v1/records`."""
-    return HttpAnswer(200, {"forgotten": await namespaces.passing(ask.namespace).forget(ask.key)})
+    dedup = namespaces.passing(ask.namespace)
+    return HttpAnswer(200, {"forgotten": await forget_key(namespaces, dedup, ask.key, client.transport)})

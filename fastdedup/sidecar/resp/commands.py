@@ -20,6 +20,7 @@ from ...model import Outcome
 from ...protocol.operations import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
 from ...protocol.owners import draw_owner, owner_text
 from ..verbs import Asked, held, record_facts, releasing, renewing, seconds, settling
+from ..verbs import forget as forget_key
 from . import store_commands as store_verbs
 from .connection import Command, ReplyPlace, RespConnection, Slot, error_reply
 from .frames import bulk, encode, error
@@ -287,7 +288,8 @@ def forget(connection: RespConnection, command: list[bytes]) -> Slot:
     dedup = connection.namespaces.passing(read_options(command, 2, frozenset({"NS"})).ns)
 
     async def work() -> bytes:
-        return encode(int(await dedup.forget(text_of("the key", command[1]))))
+        key = text_of("the key", command[1])
+        return encode(int(await forget_key(connection.namespaces, dedup, key, connection.transport)))
 
     return connection.spawn(work(), dedup, "forget")
 

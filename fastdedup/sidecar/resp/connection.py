@@ -159,6 +159,11 @@ class RespConnection(asyncio.Protocol):
         self._resume()
         self._watch()
 
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The connection to the client."""
+        return self._transport
+
     # The server's calls
 
     def shutdown(self) -> None:

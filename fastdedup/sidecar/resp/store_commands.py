@@ -68,6 +68,11 @@ class Run(Slot):
             cells[cell] += count
             cells[-1] += count * took
 
+    def audit(self, op: Op, reply: Reply) -> None:
+        """Report a key that was forgotten."""
+        result = {Code.OK: "forgotten", Code.ABSENT: "absent"}.get(cast(Code, reply), "unknown")
+        self._connection.namespaces.audit(*names_of(op.wire), result, self._connection.transport)
+
     def fail(self, fault: Exception) -> None:
         """Reply with an error for the whole batch: a fault, unlike an outage, is not one operation's."""
         if self.reply is None:
@@ -124,6 +129,7 @@ class Place:
             return
         if op.verb is Verb.FORGET:
             namespace.forgot(op)
+            self._run.audit(op, reply)
         unsure = reply is Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure
         self._run.put(self._place, UNSURE if unsure else reply)
 

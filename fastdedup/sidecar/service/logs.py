@@ -20,12 +20,14 @@ from typing import Any, TextIO
 import orjson
 
 from ...events import BreakerClosed, Degraded, Event, Replayed
+from .listener import peer_of
 
 log = logging.getLogger("fastdedup.sidecar")
 
 _LEVELS: dict[type, int] = {BreakerClosed: logging.INFO, Replayed: logging.INFO}
 _LOGGERS = ("fastdedup", "uvicorn", "asyncio")
 _SECRET = ("key", "owner", "ours", "theirs")
+AUDITED = "a key was forgotten"
 _BURST = 20
 """The lines in a second of one kind of event; one more line tells how many were left out."""
 
@@ -102,7 +104,10 @@ def _shown(value: Any) -> str:
 
 
 class Throttle(logging.Filter):
-    """Lets at most `_BURST` lines of one kind pass in a second; the next line tells how many were left out."""
+    """Lets at most `_BURST` lines of one kind pass in a second; the next line tells how many were left out.
+
+    Of what is audited every line passes: nobody hides what they did in a burst.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,6 +116,8 @@ class Throttle(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True where the line may pass (logging calls this)."""
+        if record.msg == AUDITED:
+            return True
         count = self._counts.setdefault(f"{record.name} {record.msg}"[:80], [0, 0, 0])
         second = int(record.created)
         if count[0] != second:
@@ -150,6 +157,15 @@ class EventLog:
         if seen < _allowed(kind):
             level = _LEVELS.get(type(event), logging.WARNING)
             log.log(level, name_of(type(event)), extra=self._facts(event))
+
+    def audit(self, namespace: str, key: str, result: str, transport: Any) -> None:
+        """Log that a client forgot a key, each time; an `audit` of `Namespaces`."""
+        connection = transport.get_extra_info("socket")
+        peer = None if connection is None else peer_of(connection)
+        shown = key if self._keys else "#" + self._digest(key)
+        who = {} if peer is None else {"pid": peer.pid, "uid": peer.uid}
+        told = facts(namespace=namespace, key=shown, result=result, **who)
+        log.warning(AUDITED, extra=told)
 
     def flush(self) -> None:
         """Log the events that were only counted so far."""

@@ -109,6 +109,7 @@ class Sidecar:
 
     async def _serve(self) -> None:
         namespaces = make_namespaces(self._config, self._counters, self._event)
+        namespaces.audit = self._events.audit
         namespaces.root.on_batch(self._counters.on_batch)
         await namespaces.root.open()
         path = self._path if self._own else None
