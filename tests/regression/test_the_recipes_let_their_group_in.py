@@ -1,0 +1,128 @@
+"""The folders that the recipes make let their group in, and the sidecar write.
+
+systemd makes the folder of a socket root's, so with DirectoryMode=0750 the group fastdedup could not enter it. Docker
+makes a folder that it binds root's, so the sidecar, who is user 10001, could not make its socket.
+
+systemd is not started: a folder and a socket are made as it makes them, and passed as it passes them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fastdedup.sidecar.service.deploy import printed
+
+from ..servers import DEADLINE, RedisServer
+from ..sidecar.running import environment
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can play other users")
+
+SERVICE, GROUP, MEMBER, STRANGER = 4711, 4711, 4712, 4713
+ACTIVATE = """
+import os, sys
+os.dup2(int(sys.argv[1]), 3)
+os.environ |= {"LISTEN_FDS": "1", "LISTEN_PID": str(os.getpid())}
+os.execv(sys.executable, [sys.executable, "-m", "fastdedup", "serve", "--url", sys.argv[2]])
+"""
+AS_USER = """
+import os, socket, sys
+path, uid, groups = sys.argv[1], int(sys.argv[2]), [int(each) for each in sys.argv[3].split(",")]
+os.setgroups(groups); os.setgid(uid); os.setuid(uid)
+with socket.socket(socket.AF_UNIX) as ask:
+    ask.settimeout(20)
+    try:
+        ask.connect(path)
+    except PermissionError:
+        print("no permission")
+    else:
+        ask.sendall(b"*2\\r\\n$8\\r\\nFD.CLAIM\\r\\n$1\\r\\nk\\r\\n")
+        print(ask.recv(100).split()[2].decode())
+"""
+
+
+@pytest.fixture
+def run() -> Iterator[Path]:
+    """A folder that stands for /run."""
+    folder = Path(tempfile.mkdtemp(prefix="fastdedup-run-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def ask_as(path: Path, uid: int, *groups: int) -> str:
+    command = [sys.executable, "-c", AS_USER, str(path), str(uid), ",".join(map(str, groups))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE, check=True, cwd="/")
+    return done.stdout.strip()
+
+
+def test_systemds_socket_lets_members_in_and_no_others(run: Path) -> None:
+    unit = dict(line.split("=", 1) for line in printed("systemd").splitlines() if re.match(r"\w+=", line))
+    folder, redis = run / "fastdedup", RedisServer().start()
+    folder.mkdir()
+    folder.chmod(int(unit["DirectoryMode"], 8))  # and root's, whatever SocketUser= says
+    path = folder / Path(unit["ListenStream"]).name
+    with socket.socket(socket.AF_UNIX) as given:
+        given.bind(str(path))
+        os.chown(path, SERVICE, GROUP)
+        path.chmod(int(unit["SocketMode"], 8))
+        given.listen()
+        command = [sys.executable, "-c", ACTIVATE, str(given.fileno()), redis.url]
+        process = subprocess.Popen(
+            command, env=environment(), pass_fds=[given.fileno()], stdout=subprocess.DEVNULL
+        )
+        try:
+            assert ask_as(path, MEMBER, GROUP) == "acquired"
+            assert ask_as(path, STRANGER, STRANGER) == "no permission"
+        finally:
+            process.terminate()
+            process.wait(DEADLINE)
+            redis.stop()
+
+
+def test_the_bound_folder_of_docker_is_made_for_the_sidecar(run: Path) -> None:
+    text = printed("docker")
+    found = re.search(r"'d (\S+) (\d+) (\d+) (\d+)'", text)
+    assert found, "the recipe says how to make the folder"
+    folder, (path, mode, uid, gid) = run / "fastdedup", found.groups()
+    folder.mkdir()
+    folder.chmod(int(mode, 8))
+    os.chown(folder, int(uid), int(gid))
+    assert f"USER {uid}:{gid}" in text
+    assert f"--volume {path}:{path}" in text
+    # As the user of the container: the lock and the socket are made, and a member of the group connects.
+    script = (
+        "import os\n"
+        "from pathlib import Path\n"
+        "from fastdedup.sidecar.service.listener import bound\n"
+        f"os.setgroups([]); os.setgid({gid}); os.setuid({uid})\n"
+        f"with bound(Path({str(folder / 'fastdedup.sock')!r})) as listener: print('ready', flush=True); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment(),
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        probe = AS_USER.partition("    else:")[0] + "    else:\n        print('in')\n"
+        command = [sys.executable, "-c", probe, str(folder / "fastdedup.sock")]
+        for user, group, told in ((MEMBER, int(gid), "in"), (STRANGER, STRANGER, "no permission")):
+            done = subprocess.run(
+                [*command, str(user), str(group)], capture_output=True, text=True, check=True, cwd="/"
+            )
+            assert done.stdout.strip() == told
+    finally:
+        process.communicate("\n", timeout=DEADLINE)
