@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..errors import UnavailableError
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -14,7 +16,9 @@ class Limits:
     """
 
     connections: int = 1024
-    """Open connections; a further one is closed."""
+    """Open connections; a further one is refused, unless a connection that has sent nothing can be closed for it."""
+    connections_per_uid: int | None = None
+    """Open connections of one user of this host; None for no limit but `connections`."""
     in_flight: int = 1024
     """Unanswered commands of one connection; further commands are not read until replies have gone out."""
     frame: int = 1024 * 1024
@@ -25,9 +29,21 @@ class Limits:
     """Operations in one `/v1/batch`."""
     unread: int = 1024 * 1024
     """Bytes of replies that a client has not read; further requests wait."""
+    replies: int = 8 * 1024 * 1024
+    """Bytes of large results in one answer to a batch, and in the replies of one connection that wait."""
+    replies_in_all: int = 64 * 1024 * 1024
+    """Bytes of replies of all clients that wait or lie unread; clients that do not read are hung up on."""
+    ephemeral: int = 10_000
+    """EPHEMERAL claims that one connection holds; a further one is refused."""
+    ephemeral_in_all: int = 100_000
+    """EPHEMERAL claims that all connections hold; a further one is refused."""
     request_timeout: float = 10.0
     """Seconds in which a request must arrive whole, and in which a client must read its replies."""
     idle_timeout: float = 300.0
     """Seconds after which a connection without a request is closed."""
     namespaces: int = 1000
     """Namespaces that clients may name beside the configured ones; a further one is refused."""
+
+
+class LimitError(UnavailableError):
+    """Clients have as much as they may have; the text says of what, and names no address of the store."""

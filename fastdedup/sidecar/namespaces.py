@@ -10,7 +10,9 @@ from ..errors import ConfigError
 from ..gate.settings import Settings
 from ..gateway import Dedup
 from .counters import Counters
+from .ephemeral import EphemeralClaims
 from .limits import Limits
+from .reply_memory import ReplyMemory
 
 
 class RawCodec:
@@ -52,6 +54,8 @@ class Namespaces:
         self.root = root
         self.limits = limits or Limits()
         self.counters = counters or Counters()
+        self.memory = ReplyMemory(self.limits.replies_in_all)
+        self.ephemeral = EphemeralClaims(self.limits)
         self.counters.is_known = self.is_known
         self._configured_only = configured_only
         # Mutable: renders `GET /metrics`, or None; the service sets it, as Prometheus' format is its concern.

@@ -12,6 +12,7 @@ from ..gateway import Dedup
 from ..model import Outcome, Record
 from ..protocol.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..protocol.owners import owner_field
+from .limits import LimitError
 from .namespaces import Namespaces
 
 _ACQUIRED = Outcome.ACQUIRED
@@ -23,6 +24,8 @@ def without_addresses(fault: DedupError) -> str:
         return "the operation was done, and too few replicas of the store confirmed it in time"
     if isinstance(fault, UsageError):
         return "the sidecar is stopping"
+    if isinstance(fault, LimitError):
+        return str(fault)
     return "the store does not answer, or takes no more; the sidecar's log says why"
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -209,9 +210,10 @@ def test_the_sidecar_reads_its_password_file_again(servers: Servers, tmp_path: P
         assert raw.execute_command("FD.CLAIM", "sidecar-2")[0] == b"acquired"
         file.unlink()
         servers.set(FIRST)
-        with pytest.raises(redis.ResponseError, match=r"password_file .*: No such file"):
+        with pytest.raises(redis.ResponseError, match="the sidecar's log says why"):
             raw.execute_command("FD.CLAIM", "sidecar-3")
         sidecar.end()
+        assert re.search(r"password_file .*: No such file", sidecar.log)
         assert "s3cret" not in sidecar.log + sidecar.out
 
 

@@ -92,6 +92,9 @@ class Transport(asyncio.Transport):
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         pass
 
+    def get_write_buffer_size(self) -> int:
+        return 0
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return default
 
@@ -345,7 +348,7 @@ class Fuzz:
 
     async def _ask(self, data: Sequence[bytes], slowly: bool, waits: bool) -> tuple[list[int], int, int]:
         self._forget()
-        connection = Counting(LIMITS, self.app, self._state)
+        connection = Counting(LIMITS, self.namespaces.memory, self.app, self._state)
         transport = Transport(connection)
         for piece in data:
             if transport.closing:

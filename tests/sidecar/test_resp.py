@@ -342,13 +342,18 @@ async def test_who_does_not_read_is_not_read_from_and_closed(place: Path, wait_u
 
 
 async def test_one_connection_too_many_is_refused(place: Path) -> None:
+    """We are the operator as well, who has 8 more connections."""
     async with served(place, Limits(connections=2)):
-        lines = [await asyncio.open_unix_connection(str(place)) for _ in range(2)]
+        lines = [await asyncio.open_unix_connection(str(place)) for _ in range(2 + 8)]
         for reader, writer in lines:
             writer.write(pack("PING"))
             await reader.readuntil(b"+PONG\r\n")
         reader, writer = await asyncio.open_unix_connection(str(place))
-        assert await reader.read() == b""
+        writer.write(pack("PING"))
+        told = (
+            b"-ERR max number of clients reached: 10 connections are open, the limit (limits.connections)\r\n"
+        )
+        assert await reader.read() == told
         for _, each in [*lines, (reader, writer)]:
             each.close()
 

@@ -56,6 +56,7 @@ class HttpApp:
     async def __call__(self, connection: HttpProtocol, request: HttpRequest) -> None:
         """Answer one request (the connection calls this)."""
         client = HttpClient(connection, request)
+        await connection.drain()  # before the work: no answer is made while earlier ones lie unread
         try:
             answer = await self._answer(request, client)
         except Gone:

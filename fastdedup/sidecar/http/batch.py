@@ -17,7 +17,9 @@ from ...model import Outcome
 from ...protocol.keyspace import MAX_KEY_BYTES
 from ...protocol.operations import ClaimOp, Verdict
 from ...protocol.owners import draw_owner
+from ..limits import LimitError
 from ..namespaces import Namespaces
+from ..reply_memory import LARGE
 from ..verbs import Asked
 from .names import are_unique, refuse_repeats
 from .request import Gone
@@ -82,8 +84,10 @@ class BatchRequest:
         self._slow: list[tuple[Any, Told]] = []
         self.won: list[BatchClaim] = []
         self._held: list[Held] = []
-        # Mutable: how many answers are missing; the future that the last one sets; did the client hang up.
+        # Mutable: how many answers are missing; the bytes that large ones have reserved; the future that the last one
+        # sets; did the client hang up.
         self.left = len(asks)
+        self._reserved = 0
         self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.given_up = False
         # Read by its claims.
@@ -105,6 +109,8 @@ class BatchRequest:
             self._take_back()
             raise
         finally:
+            self._namespaces.memory.free(self._reserved)
+            self._reserved = 0
             self._places, self.won = (
                 [],
                 [],
@@ -116,10 +122,38 @@ class BatchRequest:
         if self.given_up:
             self._take_back()
         place.won = None
-        place.text = b'{"status":%d,"body":%b}' % (answer.status, answer.text)
+        text = answer.text
+        if len(text) > LARGE and not self._reserve(len(text)):
+            answer = self._no_room()
+            text = answer.text
+        place.text = b'{"status":%d,"body":%b}' % (answer.status, text)
         self.left -= 1
         if not self.left:
             self.end()
+
+    def refuse(self, place: BatchClaim, payload: bytes) -> bool:
+        """Refuse an answer with a large result before it is made; return False where there is room for it."""
+        if self._has_room(len(payload)):
+            return False
+        self.told(place, self._no_room())
+        return True
+
+    def _reserve(self, size: int) -> bool:
+        if self.given_up or not self._has_room(size) or not self._namespaces.memory.reserve(size):
+            return False
+        self._reserved += size
+        return True
+
+    def _has_room(self, size: int) -> bool:
+        return self._reserved + size <= self._namespaces.limits.replies
+
+    def _no_room(self) -> HttpAnswer:
+        most = self._namespaces.limits.replies
+        refusal = LimitError(
+            f"the results of this batch have more than {most} bytes (limits.replies), or all clients have too "
+            "many: ask for this one by itself"
+        )
+        return problem(refusal, self.counters)
 
     def end(self) -> None:
         """Wake `run`: every answer has come."""
@@ -203,6 +237,8 @@ class BatchClaim(Asked):
         batch = self._batch
         batch.judged(dedup, verdict, batch.since)  # first, as nothing after it can fail
         if verdict.outcome is not _ACQUIRED:
+            if len(verdict.payload) > LARGE and batch.refuse(self, verdict.payload):
+                return
             batch.told(self, told(dedup, op, verdict))
             return
         self.won, self.held = verdict, (dedup, op.wire, op.owner)

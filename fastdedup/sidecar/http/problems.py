@@ -91,6 +91,12 @@ MISMATCH = web.MISMATCH.worded(
 )
 HEADERS = ProblemType("headers-too-large", 431, "The headers are too large", "Send less of them.")
 INTERNAL = ProblemType("internal-error", 500, "Internal error", "See the sidecar's log.")
+BUSY = ProblemType(
+    "too-many-connections",
+    503,
+    "Too many connections",
+    "The sidecar has as many connections as it may have. Close those that you do not use; connect again later.",
+)
 UNAVAILABLE = web.UNAVAILABLE.worded(
     "The store does not answer",
     "Whether the operation took effect is unknown. Ask again after Retry-After seconds, with the same owner.",

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any, Protocol, cast
 
 import httptools
@@ -21,6 +22,7 @@ import orjson
 from ...events import log
 from ...web.problems import ProblemType
 from ..limits import Limits
+from ..reply_memory import STEP, ReplyMemory
 from . import problems
 from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest
 from .verbs import Held
@@ -63,19 +65,24 @@ class Application(Protocol):
 class HttpProtocol(asyncio.Protocol):
     """An HTTP connection. Main path: `data_received` → the parser's calls → `_begin`."""
 
-    def __init__(self, limits: Limits, app: Application, state: ServerState) -> None:
+    def __init__(self, limits: Limits, memory: ReplyMemory, app: Application, state: ServerState) -> None:
         self.loop = asyncio.get_running_loop()
         self._limits = limits
+        self._memory = memory
         self._app = app
         self._state = state
         self.parser: Any = httptools.HttpRequestParser(self)
         # Requests behind one that asks to close are parsed, and never answered: they are no fault of the first one.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        # Mutable, of the connection: its transport and flow, has the client hung up; the claims that the answer on
-        # its way gives.
+        # Mutable, of the connection: its transport and flow; has the client hung up; since when it has not read, or
+        # 0.0; the bytes of answers since `memory` was told; callbacks for its end; the claims that the answer on its
+        # way gives.
         self.transport: asyncio.Transport
         self.flow: Flow
         self.gone = False
+        self.stalled_at = 0.0
+        self._written = 0
+        self.on_gone: list[Callable[[], None]] = []
         self.handing_over: Sequence[Held] = ()
         # Mutable, of the request that arrives: itself; is it whole; the bytes that the parser may hold; is it too
         # large; is data being parsed, and shall a request begin after that.
@@ -158,6 +165,8 @@ class HttpProtocol(asyncio.Protocol):
         """Release the claims of an answer that the client surely did not get (asyncio calls this)."""
         self.gone = True
         self._state.connections.discard(self)
+        for forget in self.on_gone:
+            forget()
         self._idle.cancel()
         self._relax()
         self._read_again()
@@ -172,12 +181,24 @@ class HttpProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """Wait for a client that does not read, for some seconds (asyncio calls this)."""
         self.flow.pause_writing()
+        self.stalled_at = monotonic()
         self._slow = self.loop.call_later(self._limits.request_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
         """Go on, as the client reads again (asyncio calls this)."""
         self._read_again()
+        self.stalled_at = 0.0
         self.flow.resume_writing()
+
+    # The memory's calls
+
+    def unread(self) -> int:
+        """Return the bytes of answers that were written, and that the client has not read."""
+        return self.transport.get_write_buffer_size()
+
+    def cut(self) -> None:
+        """Close at once."""
+        self.transport.abort()
 
     # The parser's calls
 
@@ -334,6 +355,10 @@ class HttpProtocol(asyncio.Protocol):
         request = cast(HttpRequest, self._running)
         end = _END if request.keep_alive and not close else _CLOSE
         request.answered = True
+        self._written += len(body)
+        if self._written > STEP:
+            self._memory.grew(self._written)
+            self._written = 0
         self.transport.write(b"".join((head, _date(self._state.default_headers), end, body)))
         request.tell()
         if end is _CLOSE:

@@ -7,18 +7,20 @@ returns or raises.
 from __future__ import annotations
 
 from binascii import hexlify
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import orjson
 
 from ... import __version__
-from ...claim import Claim
+from ...claims.call import ClaimCall
 from ...errors import ConfigError
 from ...gateway import Dedup
 from ...model import Outcome
 from ...protocol.operations import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
 from ...protocol.owners import draw_owner, owner_text
+from ..reply_memory import LARGE
 from ..verbs import Asked, held, record_facts, releasing, renewing, seconds, settling
 from ..verbs import forget as forget_key
 from . import store_commands as store_verbs
@@ -39,14 +41,14 @@ _RENEW = frozenset({"NS", "FENCE", "TOKEN"})
 class Claiming(Asked):
     """A claim under way, and its place in the order of replies."""
 
-    __slots__ = ("_at", "_connection", "_ephemeral", "reply")
+    __slots__ = ("_at", "_connection", "ephemeral", "reply")
 
     def __init__(self, connection: RespConnection, dedup: Dedup, op: ClaimOp, ephemeral: bool) -> None:
         super().__init__(dedup, op)
         self.reply: bytes | None = None
         self._at = connection.at
         self._connection = connection
-        self._ephemeral = ephemeral
+        self.ephemeral = ephemeral
 
     def done(self) -> bool:
         """True once nobody waits, also where the client has gone; the engine then releases the claim."""
@@ -56,19 +58,72 @@ class Claiming(Asked):
         """Reply with the verdict."""
         connection = self._connection
         connection.judged(dedup, verdict, self._at)
+        if self.ephemeral:
+            connection.holdings.answered()
         if verdict.outcome is _ACQUIRED:
-            if self._ephemeral:
-                connection.hold((dedup, op.wire, op.owner))
+            if self.ephemeral:
+                connection.hold((dedup, op.wire, op.owner), verdict.left_ms)
             if not connection.resp3:
                 connection.answer(self, acquired_reply(verdict, op.owner))
                 return
+        elif verdict.payload and len(verdict.payload) > LARGE:
+            _answer_at_length(self, connection, dedup, op, verdict)
+            return
         connection.answer(self, verdict_reply(verdict, op.owner, connection.resp3))
 
     def failed(self, fault: Exception) -> None:
         """Reply with the error."""
+        if self.ephemeral:
+            self._connection.holdings.answered()
         reply = error_reply(fault)
         self._connection.counters.answered(self._dedup, "claim", reply, self._at)
         self._connection.answer(self, reply)
+
+
+class Repeated(Asked):
+    """A claim that is asked for again, as there was no room for its large reply."""
+
+    __slots__ = ("_connection", "_place")
+
+    def __init__(self, place: Claiming, connection: RespConnection, dedup: Dedup, op: ClaimOp) -> None:
+        super().__init__(dedup, op)
+        self._connection = connection
+        self._place = place
+
+    def done(self) -> bool:
+        """True once nobody waits, also where the client has gone; the engine then releases the claim."""
+        return self._connection.gone or self._op is None
+
+    def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+        """Reply as the first time. The record may have ended meanwhile: then the claim is won."""
+        connection, place = self._connection, self._place
+        if verdict.outcome is _ACQUIRED and place.ephemeral:
+            connection.hold((dedup, op.wire, op.owner), verdict.left_ms)
+        if len(verdict.payload) > LARGE:
+            _answer_at_length(place, connection, dedup, op, verdict)
+        else:
+            connection.answer(place, verdict_reply(verdict, op.owner, connection.resp3))
+
+    def failed(self, fault: Exception) -> None:
+        """Reply with the error."""
+        self._connection.answer(self._place, error_reply(fault))
+
+
+def _answer_at_length(
+    place: Claiming, connection: RespConnection, dedup: Dedup, op: ClaimOp, verdict: Verdict
+) -> None:
+    """Reply with a result that is large: the reply is built when the client has read those before."""
+    connection.answer_at_length(
+        place,
+        verdict.payload,
+        partial(verdict_reply, verdict, op.owner, connection.resp3),
+        partial(_ask_again, place, connection, dedup, op),
+    )
+
+
+def _ask_again(place: Claiming, connection: RespConnection, dedup: Dedup, op: ClaimOp) -> None:
+    again = ClaimOp(op.wire, op.terms, op.owner, op.fingerprint)
+    Repeated(place, connection, dedup, again).begin()
 
 
 def acquired_reply(verdict: Verdict, owner: bytes) -> bytes:
@@ -140,11 +195,14 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
             options.ephemeral,
         )
         if options.owner is not None or options.wait:
-            return connection.spawn(_claim_slowly(connection, dedup, key, options), dedup, "claim")
+            slowly = partial(_claim_slowly, connection, dedup, key, options)
+            return connection.spawn(slowly(), dedup, "claim", slowly)
         terms = dedup._namespace.terms_ms(options.lease, options.ttl)
     if not key.isascii():
         text_of("the key", key)
     op = ClaimOp(dedup._namespace.claims.wire_of(key), terms, draw_owner(), mark)
+    if ephemeral:
+        connection.holdings.ask()
     claiming = Claiming(connection, dedup, op, ephemeral)
     claiming.begin()
     return claiming
@@ -154,15 +212,22 @@ async def _claim_slowly(
     connection: RespConnection, dedup: Dedup, key: bytes, options: CommandOptions
 ) -> bytes:
     """Return the reply to a claim that waits, or whose owner the client names."""
-    answer = await dedup.claim(
-        text_of("the key", key),
-        fingerprint=options.fp,
-        owner=options.owner,
-        lease=seconds(options.lease),
-        ttl=seconds(options.ttl),
-        wait=seconds(options.wait) or 0.0,
-    )
-    return _answer(connection, dedup, answer, options.ephemeral)
+    name = text_of("the key", key)
+    if options.owner is not None:
+        again = (dedup, *held(dedup, name, options.owner, token=False))
+        connection.namespaces.ephemeral.claimed_again(again)
+
+    def call() -> ClaimCall:
+        return dedup.claim(
+            name,
+            fingerprint=options.fp,
+            owner=options.owner,
+            lease=seconds(options.lease),
+            ttl=seconds(options.ttl),
+            wait=seconds(options.wait) or 0.0,
+        )
+
+    return await _answer(connection, dedup, call, options.ephemeral)
 
 
 def redeem(connection: RespConnection, command: list[bytes]) -> Slot:
@@ -171,22 +236,33 @@ def redeem(connection: RespConnection, command: list[bytes]) -> Slot:
     options = read_options(command, 2, _REDEEM)
     dedup = connection.namespaces.dedup(options.ns)
 
-    async def work() -> bytes:
-        answer = await dedup.tokens.redeem(
+    def call() -> ClaimCall:
+        return dedup.tokens.redeem(
             text_of("the token", command[1]),
             options.subject,
             lease=seconds(options.lease),
             ttl=seconds(options.ttl),
             wait=seconds(options.wait) or 0.0,
         )
-        return _answer(connection, dedup, answer, options.ephemeral)
 
-    return connection.spawn(work(), dedup, "redeem")
+    redeems = partial(_answer, connection, dedup, call, options.ephemeral)
+    return connection.spawn(redeems(), dedup, "redeem", redeems)
 
 
-def _answer(connection: RespConnection, dedup: Dedup, answer: Claim, ephemeral: bool) -> bytes:
-    if answer.acquired and ephemeral:
-        connection.hold((dedup, *answer._hold))
+async def _answer(
+    connection: RespConnection, dedup: Dedup, call: Callable[[], ClaimCall], ephemeral: bool
+) -> bytes:
+    """Make a claim that takes a task; return the reply."""
+    if not ephemeral:
+        answer = await call()
+    else:
+        connection.holdings.ask()
+        try:
+            answer = await call()
+        finally:
+            connection.holdings.answered()
+        if answer.acquired:
+            connection.hold((dedup, *answer._hold), answer._verdict.left_ms)
     return verdict_reply(answer._verdict, answer._hold[1], connection.resp3)
 
 
@@ -236,8 +312,10 @@ def _held(
 
 async def _change(connection: RespConnection, dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp) -> bytes:
     await dedup._namespace.change(op)
-    if not isinstance(op, RenewOp):
-        connection.let_go(dedup, op.wire, op.owner)
+    if isinstance(op, RenewOp):
+        connection.holdings.renew((dedup, op.wire, op.owner), op.lease_ms)
+    else:
+        connection.holdings.remove((dedup, op.wire, op.owner))
     return _OK
 
 
@@ -279,7 +357,7 @@ def get(connection: RespConnection, command: list[bytes]) -> Slot:
         record = await dedup.get(text_of("the key", command[1]))
         return encode(None if record is None else orjson.dumps(record_facts(record)), connection.resp3)
 
-    return connection.spawn(work(), dedup, "get")
+    return connection.spawn(work(), dedup, "get", work)
 
 
 def forget(connection: RespConnection, command: list[bytes]) -> Slot:

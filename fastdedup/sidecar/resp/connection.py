@@ -1,7 +1,8 @@
 """A RESP connection of the sidecar. Main path: `RespConnection.data_received` → `commands.py`.
 
 The commands of a connection run concurrently and are answered in order. While a client does not read its replies,
-the connection does not read its commands, and closes after a while: nothing is buffered without end.
+the connection does not read its commands, and closes after a while: nothing is buffered without end. Large replies
+are built when they are written, see `large.py`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ import select
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any, Protocol, cast
 
 from ...errors import ClaimLostError, DedupError, UnavailableError
 from ...events import log
 from ...gateway import Dedup
 from ..counters import is_bad
+from ..ephemeral import Holdings
 from ..namespaces import Namespaces
+from ..releases import Holding
+from ..reply_memory import LARGE, STEP
 from ..verbs import without_addresses
 from .frames import FrameError, Frames, error
-
-Key = tuple[Dedup, bytes, bytes]
-"""A claim that a client holds: its `Dedup`, its store key, its owner field."""
+from .large import LargeReplies, LargeReply
 
 _SHUTTING_DOWN = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
 
@@ -68,15 +70,22 @@ class RespConnection(asyncio.Protocol):
         self._all_commands = commands
         self._connections = connections
         self._limits = limits
+        self._room = limits.frame  # the bytes of unanswered commands, after which no further ones are read
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
         # Mutable: the commands that are answered now: all, or, inside a MULTI, which is refused, those that end it.
         self._commands = commands
         # Mutable: the unanswered commands, in order; the tasks under way, and the coroutines whose task has not
-        # begun; the claims to release when the client goes.
+        # begun; the claims to release when the client goes; the bytes of commands since all were answered.
         self._slots: deque[ReplyPlace] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unbegun: set[Coroutine[Any, Any, bytes]] = set()
-        self.ephemeral: set[Key] = set()
+        self.holdings = Holdings(namespaces.ephemeral)
+        self._taken = 0
+        # Mutable: the bytes written since `memory` was told; the large replies, and those that wait for their turn.
+        self._written = 0
+        self._memory = namespaces.memory
+        self.large = LargeReplies(namespaces.memory, limits.replies)
+        self._waiting = self.large.waiting
         # Mutable: operations under way beyond one for each command (FD.RUN has many); callbacks for the client's end.
         self.extra = 0
         self.on_gone: list[Callable[[], None]] = []
@@ -84,6 +93,9 @@ class RespConnection(asyncio.Protocol):
         # the client; the timer of the deadline, whether that is the short one, and whether a command came since.
         self.gone = False
         self._draining = False
+        # Mutable: does the sidecar close, and not the client; since when the client has not read, or 0.0.
+        self._stopping = False
+        self.stalled_at = 0.0
         self._flushing = False
         self._reading = True
         self._writing = True
@@ -116,10 +128,11 @@ class RespConnection(asyncio.Protocol):
             return
         for command in commands:
             self._run(command)
-        if not self._slots or self._slots[0].reply is not None:
+        self._taken += len(data)
+        if not self._slots or self._slots[0].reply is not None or self._waiting:
             self._flush()
-        if len(self._slots) + self.extra > self._limits.in_flight:
-            self._pause()
+        if len(self._slots) + self.extra > self._limits.in_flight or self._taken > self._room:
+            self._pause_for_slots()
         self._used = True
         if self._frames.unfinished is not self._hurried:
             self._watch()
@@ -127,6 +140,7 @@ class RespConnection(asyncio.Protocol):
     def eof_received(self) -> bool:
         """Answer what the client has asked, where it still reads; it sends nothing more (asyncio calls this)."""
         self._draining = True
+        self._stopping = False
         if hung_up(self._transport):
             self.gone = True  # nobody reads the replies: claims that are won from now on are released
             return False
@@ -134,28 +148,34 @@ class RespConnection(asyncio.Protocol):
         return bool(self._slots)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Release the ephemeral claims of this connection (asyncio calls this)."""
+        """Release the EPHEMERAL claims of a client that has gone (asyncio calls this)."""
         self.gone = True
         self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
         for task in self._tasks:
             task.cancel()
-        for dedup, wire, owner in self.ephemeral:
-            dedup._namespace.ask.release_later(wire, owner)
-        self.ephemeral.clear()
+        self.large.clear()
+        if self._stopping:
+            self.holdings.leave()
+        else:
+            self.holdings.release()
         for forget in self.on_gone:
             forget()
 
     def pause_writing(self) -> None:
         """Stop reading commands, as the client does not read replies (asyncio calls this)."""
         self._writing = False
+        self.stalled_at = monotonic()
         self._pause()
         self._watch()
 
     def resume_writing(self) -> None:
         """Read commands again, as the client reads replies (asyncio calls this)."""
         self._writing = True
+        self.stalled_at = 0.0
+        if self._waiting:
+            self._flush()
         self._resume()
         self._watch()
 
@@ -167,9 +187,21 @@ class RespConnection(asyncio.Protocol):
     # The server's calls
 
     def shutdown(self) -> None:
-        """Refuse further commands, answer those under way, then close."""
+        """Refuse further commands, answer those under way, then close. EPHEMERAL claims are left to their leases."""
         self._draining = True
+        self._stopping = True
         self._flush()
+
+    # The memory's calls
+
+    def unread(self) -> int:
+        """Return the bytes of replies that were written, and that the client has not read."""
+        return self._transport.get_write_buffer_size()
+
+    def cut(self) -> None:
+        """Close at once, and give back what the replies have reserved."""
+        self.large.clear()
+        self._transport.abort()
 
     # The commands' calls
 
@@ -185,20 +217,59 @@ class RespConnection(asyncio.Protocol):
             self._flushing = True
             self.loop.call_soon(self._flush)
 
+    def answer_at_length(
+        self, place: ReplyPlace, payload: bytes, build: Callable[[], bytes], again: Callable[[], None] | None
+    ) -> None:
+        """Give a command a large reply.
+
+        Args:
+            place: the command's.
+            payload: what `build` keeps in memory until then.
+            build: returns the reply; called when the client has read all replies before.
+            again: runs the command again; None where that cannot be.
+        """
+        if self.gone:
+            return
+        slots = self._slots
+        first = bool(slots) and slots[0] is place
+        if not self.large.put(place, LargeReply(build, payload, again), first=first):
+            self.answer(place, error_reply(self._memory.full()))
+        elif first and not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush)
+
     def push(self, message: bytes) -> bool:
         """Send a message that is no reply; return False where the client does not read."""
         if self._writing and not self.gone:
             self._transport.write(message)
         return self._writing
 
-    def spawn(self, work: Coroutine[Any, Any, bytes], dedup: Dedup, verb: str) -> Slot:
-        """Run a command that has to wait; the reply is what `work` returns or raises. `verb` is for the metrics."""
+    def spawn(
+        self,
+        work: Coroutine[Any, Any, bytes],
+        dedup: Dedup,
+        verb: str,
+        again: Callable[[], Coroutine[Any, Any, bytes]] | None = None,
+    ) -> Slot:
+        """Run a command that has to wait; the reply is what `work` returns or raises.
+
+        Args:
+            work: the command.
+            dedup: its namespace's, for the metrics.
+            verb: its name, for the metrics.
+            again: returns the same work, for a command that may have a large reply.
+        """
         slot = Slot()
+        self._start(slot, work, self._answer_with(slot, work, dedup, verb, again))
+        return slot
+
+    def _start(
+        self, slot: Slot, work: Coroutine[Any, Any, bytes], answering: Coroutine[Any, Any, None]
+    ) -> None:
         self._unbegun.add(work)
-        task = self.loop.create_task(self._answer_with(slot, work, dedup, verb), name="fastdedup-command")
+        task = self.loop.create_task(answering, name="fastdedup-command")
         self._tasks.add(task)
         task.add_done_callback(partial(self._ended, work))
-        return slot
 
     def _ended(self, work: Coroutine[Any, Any, bytes], task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -209,8 +280,14 @@ class RespConnection(asyncio.Protocol):
             work.close()
 
     async def _answer_with(
-        self, slot: ReplyPlace, work: Coroutine[Any, Any, bytes], dedup: Dedup, verb: str
+        self,
+        slot: Slot,
+        work: Coroutine[Any, Any, bytes],
+        dedup: Dedup,
+        verb: str,
+        again: Callable[[], Coroutine[Any, Any, bytes]] | None,
     ) -> None:
+        """Answer with what `work` returns or raises, and count that. An empty `verb`: it was counted before."""
         since = self.at
         self._unbegun.discard(work)
         try:
@@ -218,8 +295,18 @@ class RespConnection(asyncio.Protocol):
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             self.counters.bad_requests += is_bad(fault)
             reply = error_reply(fault)
-        self.counters.answered(dedup, verb, reply, since)
-        self.answer(slot, reply)
+        if verb:
+            self.counters.answered(dedup, verb, reply, since)
+        if again is None or len(reply) < LARGE:
+            self.answer(slot, reply)
+        else:
+            self.answer_at_length(
+                slot, reply, partial(bytes, reply), partial(self._again, slot, dedup, again)
+            )
+
+    def _again(self, slot: Slot, dedup: Dedup, again: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
+        work = again()
+        self._start(slot, work, self._answer_with(slot, work, dedup, "", again))
 
     def _run(self, command: list[bytes]) -> None:
         answer: bytes | ReplyPlace
@@ -239,17 +326,49 @@ class RespConnection(asyncio.Protocol):
 
     def _flush(self) -> None:
         self._flushing = False
+        self._write()
+        while self._waiting and self._writing and not self.gone and self._build_first():
+            self._write()
+        slots = self._slots
+        if not slots:
+            self._taken = 0
+            if self._draining and not self.gone:
+                self._transport.close()
+                return
+        if not self._reading and len(slots) + self.extra <= self._limits.in_flight // 2:
+            self._resume()
+
+    def _write(self) -> None:
+        """Write the replies whose turn has come."""
         slots = self._slots
         out: list[bytes] = []
         while slots and (reply := slots[0].reply) is not None:
             out.append(reply)
             slots.popleft()
         if out and not self.gone:
-            self._transport.write(b"".join(out))
-        if self._draining and not slots and not self.gone:
-            self._transport.close()
-        elif not self._reading and len(slots) + self.extra <= self._limits.in_flight // 2:
-            self._resume()
+            data = b"".join(out)
+            self._written += len(data)
+            if self._written > STEP:
+                self._memory.grew(self._written)
+                self._written = 0
+            self._transport.write(data)
+
+    def _build_first(self) -> bool:
+        """Build the reply whose turn has come; return False where that is not there yet."""
+        if not self._slots:
+            return False
+        place = self._slots[0]
+        large = self.large.take(place)
+        if large is None:
+            return False
+        if large.build is not None:
+            place.reply = large.build()
+        elif large.again is not None:
+            try:
+                large.again()
+            except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
+                place.reply = error_reply(fault)
+        return place.reply is not None
 
     def answer_only(self, commands: dict[bytes, Command] | None) -> None:
         """Answer these commands from now on; None stands for all."""
@@ -265,18 +384,19 @@ class RespConnection(asyncio.Protocol):
         self._draining = True
         self._flush()
 
-    def hold(self, key: Key) -> None:
-        """Release this claim when the client goes."""
+    def hold(self, holding: Holding, left_ms: int) -> None:
+        """Release this claim when the client goes; its lease ends in `left_ms`."""
         if self.gone:
-            key[0]._namespace.ask.release_later(key[1], key[2])
+            self.namespaces.ephemeral.releases.add({holding: monotonic() + left_ms / 1000})
         else:
-            self.ephemeral.add(key)
-
-    def let_go(self, dedup: Dedup, wire: bytes, owner: bytes) -> None:
-        """Forget a claim that is settled."""
-        self.ephemeral.discard((dedup, wire, owner))
+            self.holdings.add(holding, left_ms)
 
     # Flow and deadlines
+
+    def _pause_for_slots(self) -> None:
+        """Read no further commands until earlier ones are answered."""
+        if self._slots:
+            self._pause()
 
     def _pause(self) -> None:
         if self._reading and not self.gone:
@@ -289,6 +409,7 @@ class RespConnection(asyncio.Protocol):
             and self._writing
             and not self.gone
             and len(self._slots) + self.extra <= self._limits.in_flight
+            and self._taken <= self._room
         ):
             self._reading = True
             self._transport.resume_reading()
@@ -309,7 +430,9 @@ class RespConnection(asyncio.Protocol):
         self._timer = None
         if self.gone:
             return
-        if not self._hurried and (self._used or self._slots or self.ephemeral):
+        if self._writing and not self._reading:
+            self._watch()  # the rest of a command has not arrived, because we do not read it yet
+        elif not self._hurried and (self._used or self._slots or self.holdings.claims):
             self._watch()
         else:
             self._transport.abort()

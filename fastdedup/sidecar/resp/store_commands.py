@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from time import perf_counter
 from typing import Any, Protocol, cast
@@ -17,11 +18,13 @@ from ...codec import check_size
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
 from ...protocol.keyspace import check_wire, names_of
-from ...protocol.operations import AdoptOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
+from ...protocol.operations import AdoptOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Stored, Verb, Verdict
 from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
 from ..counters import BOUNDS
+from ..limits import LimitError
 from ..namespaces import Namespaces
+from ..reply_memory import LARGE
 from ..verbs import without_addresses
 from .connection import Command, RespConnection, Slot, error_reply
 from .frames import encode as encode_value
@@ -36,7 +39,7 @@ _LOOK_AGAIN = 0.05
 class Run(Slot):
     """An FD.RUN under way: its place in the order of replies, and its answers so far."""
 
-    __slots__ = ("_answers", "_connection", "_dedups", "_left", "_since", "_verb")
+    __slots__ = ("_answers", "_connection", "_dedups", "_ended", "_left", "_reserved", "_since", "_verb")
 
     def __init__(self, connection: RespConnection, verb: Verb, dedups: list[Dedup]) -> None:
         super().__init__()
@@ -47,15 +50,33 @@ class Run(Slot):
         self._since = connection.at
         self._answers: list[Reply] = [None] * size  # type: ignore[list-item] # each is set before it is read
         self._left = size
+        self._reserved = 0
+        self._ended = False
         connection.extra += size - 1
 
     def put(self, place: int, answer: Reply) -> None:
         """Take the answer to one operation; after the last answer, reply."""
+        kind = type(answer)
+        if kind is Verdict or kind is Stored:
+            size = len(cast(Any, answer).payload)
+            if size > LARGE:
+                answer = self._with_room(answer, size)
         self._answers[place] = answer
         self._left -= 1
         if not self._left:
             self._count()
             self._end(encode(self._answers))
+
+    def _with_room(self, answer: Reply, size: int) -> Reply:
+        """Return an answer with a large result, or an error where there is no room for that."""
+        large = self._connection.large
+        if self._ended or large.reserve(size):
+            self._reserved += 0 if self._ended else size
+            return answer
+        return LimitError(
+            f"the results of this batch have more than {self._connection.namespaces.limits.replies} bytes "
+            "(limits.replies), or all clients have too many: ask for fewer at once"
+        )
 
     def _count(self) -> None:
         took = perf_counter() - self._since
@@ -75,13 +96,20 @@ class Run(Slot):
 
     def fail(self, fault: Exception) -> None:
         """Reply with an error for the whole batch: a fault, unlike an outage, is not one operation's."""
-        if self.reply is None:
-            self._end(error_reply(fault))
+        self._end(error_reply(fault))
 
     def _end(self, reply: bytes) -> None:
-        if self.reply is None:
-            self._connection.extra -= len(self._answers) - 1
-            self._connection.answer(self, reply)
+        if self._ended:
+            return
+        self._ended = True
+        connection = self._connection
+        connection.extra -= len(self._answers) - 1
+        if self._reserved:
+            connection.large.free(self._reserved)
+            self._reserved = 0
+            connection.answer_at_length(self, reply, partial(bytes, reply), None)
+        else:
+            connection.answer(self, reply)
 
 
 class Place:

@@ -187,7 +187,7 @@ class NamespaceConfig(ConfigTable):
         return changes
 
 
-_BOUNDS: dict[str, Any] = {"int": Count, "float": Seconds}
+_BOUNDS: dict[str, Any] = {"int": Count, "int | None": Count | None, "float": Seconds}
 _LIMITS: dict[str, Any] = {each.name: (_BOUNDS[str(each.type)], each.default) for each in fields(Limits)}
 LimitsTable: Any = create_model("LimitsTable", __base__=ConfigTable, **_LIMITS)
 """`[limits]`: the fields of `Limits`, each checked."""

@@ -99,6 +99,11 @@ class Collector(BaseCollector):
             open_now[(wire_of(connection),)] += 1
         yield _family(GaugeMetricFamily, "connections", "Open, by their protocol.", ["wire"], open_now)
         yield _counter("connections_refused", "Too many, or not allowed.", self._counters.connections_refused)
+        memory, ephemeral = self._namespaces.memory, self._namespaces.ephemeral
+        yield _counter("connections_cut", "Clients that did not read, and were hung up on.", memory.cut)
+        yield _gauge("reply_bytes_reserved", "Large replies that wait for their turn.", memory.reserved)
+        yield _gauge("ephemeral_claims", "EPHEMERAL claims that clients hold.", ephemeral.count)
+        yield _gauge("releases_waiting", "Claims of clients that have gone.", len(ephemeral.releases))
         yield _counter(
             "bad_requests", "Requests of either wire that could not be run.", self._counters.bad_requests
         )

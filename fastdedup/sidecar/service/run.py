@@ -122,6 +122,7 @@ class Sidecar:
         gc.set_threshold(20_000, 20, 50)
         await server.serve(sockets=[self._listener])
         left = server.abandon()
+        await namespaces.ephemeral.releases.finish(self._until)
         await self._bring_home(namespaces)
         await namespaces.root.aclose()
         log.info("stopped", extra=facts(connections_cut=left))

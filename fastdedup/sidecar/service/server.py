@@ -21,9 +21,13 @@ from ..http.protocol import HttpProtocol
 from ..namespaces import Namespaces
 from ..resp.commands import COMMANDS, WITH_STORES
 from ..resp.connection import RespConnection
+from .admission import Admission, is_a_look, refusal_text
 from .listener import Peer, peer_of
 
 log = logging.getLogger("fastdedup.sidecar")
+
+_LINGER = 1.0
+"""Seconds that a refused client has to send its first bytes, so that it is told why in its own language."""
 
 Allowed = Callable[[Peer | None], bool]
 
@@ -31,11 +35,15 @@ Allowed = Callable[[Peer | None], bool]
 class Sniffer(asyncio.Protocol):
     """A connection that has not sent anything yet."""
 
-    def __init__(self, server: SidecarServer, http: Callable[[], asyncio.Protocol]) -> None:
+    stalled_at = 0.0
+
+    def __init__(self, server: SidecarServer, http: Callable[[], HttpProtocol]) -> None:
         self._server = server
         self._http = http
-        # Mutable: the connection, and the timer that closes it if it sends nothing.
+        # Mutable: the connection; why it is refused, once its client has said in which language to tell that; the
+        # timer that closes it if it sends nothing.
         self._transport: asyncio.Transport
+        self._refusal = ""
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -43,29 +51,45 @@ class Sniffer(asyncio.Protocol):
         self._transport = cast(
             asyncio.Transport, transport
         )  # uvloop's transports do not inherit from asyncio's
-        refusal = self._server.refusal(self._transport)
-        if refusal:
-            log.warning("refused a connection: %s", refusal)
+        server = self._server
+        stranger = server.refusal(self._transport)
+        if stranger:
+            log.warning("refused a connection: %s", stranger)
             self._transport.abort()
             return
-        self._server.connections.add(self)
-        self._timer = asyncio.get_running_loop().call_later(
-            self._server.namespaces.limits.idle_timeout, self._transport.abort
-        )
+        self._refusal = server.admission.admit(self, uid_of(self._transport))
+        wait = asyncio.get_running_loop().call_later
+        if self._refusal:
+            log.warning("refused a connection: %s", self._refusal)
+            server.namespaces.counters.connections_refused += 1
+            server.admission.linger(self)
+            self._timer = wait(_LINGER, self._refuse, b"")
+        else:
+            server.connections.add(self)
+            self._timer = wait(server.namespaces.limits.idle_timeout, self._transport.abort)
 
     def data_received(self, data: bytes) -> None:
         """Hand over to the protocol of the first byte (asyncio calls this)."""
-        self._leave()
-        speaks_resp = data[:1] == b"*"
+        if self._transport.is_closing():
+            return
+        if self._refusal and not is_a_look(data):
+            self._refuse(data)
+            return
         server = self._server
-        protocol = (
-            RespConnection(server.namespaces, server.connections, server.commands)
-            if speaks_resp
-            else self._http()
-        )
+        end = None if self._refusal else server.admission.spoke(self)
+        self._leave()
+        protocol: RespConnection | HttpProtocol
+        if data[:1] == b"*":
+            protocol = RespConnection(server.namespaces, server.connections, server.commands)
+        else:
+            protocol = self._http()
+        if end is not None:
+            protocol.on_gone.append(end)
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         protocol.data_received(data)
+        if self._refusal:
+            protocol.shutdown()  # this one answer, and no further one
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End without having read anything (asyncio calls this)."""
@@ -75,8 +99,22 @@ class Sniffer(asyncio.Protocol):
         """Close (uvicorn calls this)."""
         self._transport.close()
 
+    def unread(self) -> int:
+        """Return 0: nothing was written yet (the memory of replies asks this)."""
+        return 0
+
+    def cut(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def _refuse(self, data: bytes) -> None:
+        """Tell the client why it is refused, and close."""
+        self._transport.write(refusal_text(data, self._refusal))
+        self._transport.close()
+
     def _leave(self) -> None:
         self._server.connections.discard(self)
+        self._server.admission.ended(self)
         if self._timer is not None:
             self._timer.cancel()
 
@@ -118,6 +156,8 @@ class SidecarServer(uvicorn.Server):
         self.namespaces = namespaces
         self._app = app
         self._allowed = allowed
+        self.admission = Admission(namespaces.limits)
+        namespaces.memory.connections = self.connections
         self.commands = WITH_STORES if stores else COMMANDS
 
     @property
@@ -126,9 +166,7 @@ class SidecarServer(uvicorn.Server):
         return self.server_state.connections
 
     def refusal(self, transport: asyncio.Transport) -> str:
-        """Return why a connection is refused; the empty text where it is accepted."""
-        if len(self.connections) >= self.namespaces.limits.connections:
-            return f"{len(self.connections)} connections are open, the limit"
+        """Return why a client may not connect; the empty text where it may."""
         peer: socket.socket | None = transport.get_extra_info("socket")
         who = None if peer is None else peer_of(peer)
         if self._allowed(who):
@@ -139,4 +177,12 @@ class SidecarServer(uvicorn.Server):
         return f"user {who.uid}, with the groups {groups}, is not on the allow list"
 
     def _make_protocol(self, **_: Any) -> Sniffer:
-        return Sniffer(self, lambda: HttpProtocol(self.namespaces.limits, self._app, self.server_state))
+        limits, memory = self.namespaces.limits, self.namespaces.memory
+        return Sniffer(self, lambda: HttpProtocol(limits, memory, self._app, self.server_state))
+
+
+def uid_of(transport: asyncio.Transport) -> int | None:
+    """Return the user of the client, or None where the system does not tell."""
+    peer: socket.socket | None = transport.get_extra_info("socket")
+    who = None if peer is None else peer_of(peer)
+    return None if who is None else who.uid

@@ -1,0 +1,125 @@
+"""EPHEMERAL claims: they end with the connection of the client that holds them.
+
+Where the client goes, its claims are released. Where the sidecar goes, they are left to their leases, as their
+clients live: a client that connects again within the lease gets its claims back by its owner's name.
+"""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from ..errors import ConfigError
+from .limits import LimitError, Limits
+from .releases import Holding, ReleaseQueue
+
+
+class EphemeralClaims:
+    """The EPHEMERAL claims of all clients of a sidecar.
+
+    Attributes:
+        releases: those of clients that have gone.
+        count: how many clients hold.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.releases = ReleaseQueue()
+        # Mutable: how many clients hold, or ask for; whose each claim of a chosen owner is, as such an owner may come
+        # back over another connection.
+        self.count = 0
+        self.holders: dict[Holding, Holdings] = {}
+
+    def claimed_again(self, holding: Holding) -> None:
+        """Leave alone a claim whose client had gone: its owner asks for it again."""
+        self.releases.keep(holding)
+
+
+class Holdings:
+    """The EPHEMERAL claims of one client."""
+
+    __slots__ = ("_all", "_asked", "_ends", "claims")
+
+    def __init__(self, everybody: EphemeralClaims) -> None:
+        self._all = everybody
+        # Mutable: the claims, each with the end of its lease by `time.monotonic()`; when the first of them may have
+        # ended; how many the client asks for.
+        self.claims: dict[Holding, float] = {}
+        self._ends = 0.0
+        self._asked = 0
+
+    def ask(self) -> None:
+        """Count a claim that the client asks for; `answered` ends that.
+
+        Raises:
+            ConfigError: the client holds as many as one client may.
+            LimitError: all clients together hold as many as they may.
+        """
+        limits = self._all.limits
+        if len(self.claims) + self._asked >= limits.ephemeral:
+            self._forget_ended()
+            if len(self.claims) + self._asked >= limits.ephemeral:
+                raise ConfigError(
+                    f"this connection has {limits.ephemeral} EPHEMERAL claims, the most that it may have "
+                    "(limits.ephemeral): settle or release some, or claim without EPHEMERAL"
+                )
+        if self._all.count >= limits.ephemeral_in_all:
+            self._forget_ended()
+            if self._all.count >= limits.ephemeral_in_all:
+                raise LimitError(
+                    f"all connections have {limits.ephemeral_in_all} EPHEMERAL claims, the most that they may have "
+                    "(limits.ephemeral_in_all): try later, or claim without EPHEMERAL"
+                )
+        self._asked += 1
+        self._all.count += 1
+
+    def answered(self) -> None:
+        """Take note that a claim that was asked for has its answer, whatever that is."""
+        if self._asked:  # 0 once the client has gone
+            self._asked -= 1
+            self._all.count -= 1
+
+    def add(self, holding: Holding, left_ms: int) -> None:
+        """Take a claim that the client has won."""
+        if holding[2][0]:  # a chosen owner: a drawn one's length byte is 0
+            former = self._all.holders.get(holding)
+            if former is not None and former is not self:
+                former.remove(holding)
+            self._all.holders[holding] = self
+        if holding not in self.claims:
+            self._all.count += 1
+        ends = self.claims[holding] = monotonic() + left_ms / 1000
+        self._ends = min(self._ends, ends) if len(self.claims) > 1 else ends
+
+    def renew(self, holding: Holding, lease_ms: int) -> None:
+        """Take note of a lease that starts anew."""
+        if holding in self.claims:
+            self.claims[holding] = monotonic() + lease_ms / 1000
+
+    def remove(self, holding: Holding) -> None:
+        """Forget a claim that is settled, or that another connection holds now."""
+        if self.claims.pop(holding, None) is not None:
+            self._all.count -= 1
+            if self._all.holders.get(holding) is self:
+                del self._all.holders[holding]
+
+    def release(self) -> None:
+        """Release every claim: the client has gone."""
+        self._all.releases.add(self.claims)
+        self.leave()
+
+    def leave(self) -> None:
+        """Leave every claim to its lease."""
+        for holding in list(self.claims):
+            self.remove(holding)
+        self._all.count -= self._asked
+        self._asked = 0
+
+    def _forget_ended(self) -> None:
+        """Forget the claims whose leases have ended; they are free."""
+        now = monotonic()
+        if now < self._ends:
+            return
+        for holding, ends in list(self.claims.items()):
+            if ends <= now:
+                self.remove(holding)
+        self._ends = min(self.claims.values(), default=0.0)

@@ -1,0 +1,151 @@
+"""Frees the claims of clients that have gone: a few at a time, again and again until their leases end.
+
+A client may leave 10,000 claims at once. They go to the store in small batches with a pause after each, so that other
+clients keep their rate; where the store does not answer, each is tried again. Main path: `ReleaseQueue.add` → `_run`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from itertools import islice
+from time import monotonic
+
+from ..errors import DedupError, UnavailableError
+from ..gateway import Dedup
+from ..protocol.operations import ReleaseOp, Reply
+
+Holding = tuple[Dedup, bytes, bytes]
+"""A claim that a client holds: its `Dedup`, its store key, its owner field."""
+
+_BATCH = 64
+"""Claims that are released at once: Redis takes 0.2 ms for them, the sidecar 1 ms."""
+_SHARE = 2.0
+"""The pause after a batch, in lengths of that batch: two thirds of the time belong to the clients that live."""
+_FIRST_PAUSE = 0.02
+_LONGEST_PAUSE = 0.4
+_GROWTH = 1.6
+
+
+class ReleaseQueue:
+    """The claims that are still to be released. It keeps a task only while there are any."""
+
+    def __init__(self) -> None:
+        # Mutable: the claims, each with the end of its lease by `time.monotonic()`; the task that releases them.
+        self._due: dict[Holding, float] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def add(self, claims: Mapping[Holding, float]) -> None:
+        """Release these claims; each comes with the end of its lease, by `time.monotonic()`."""
+        self._due.update(claims)
+        if self._due and self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="fastdedup-releases")
+
+    def keep(self, holding: Holding) -> None:
+        """Leave a claim alone: its owner has come back and asks for it again."""
+        self._due.pop(holding, None)
+
+    async def finish(self, until: float) -> None:
+        """Wait until everything is released, but no longer than `until`, in the loop's time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                if self._task is not None:
+                    await asyncio.shield(self._task)
+
+    async def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        while self._due:
+            began = monotonic()
+            if await self._round(began):
+                pause = _FIRST_PAUSE
+                await asyncio.sleep(_SHARE * (monotonic() - began))
+            else:
+                await asyncio.sleep(pause)
+                pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+        self._task = None
+
+    async def _round(self, now: float) -> bool:
+        """Try the claims that wait longest; return False where the store did not answer for all of them."""
+        batch = ReleaseRound(list(islice(self._due, _BATCH)))
+        for holding in batch.holdings:
+            if self._due[holding] > now:
+                batch.begin(holding)
+            else:
+                del self._due[holding]  # its lease has ended: it is free
+        await batch.ended()
+        for holding, answered in batch.answered.items():
+            ends = self._due.pop(holding, None)
+            if not answered and ends is not None:
+                self._due[holding] = ends  # behind the others: a store of several parts may answer for those
+        return all(batch.answered.values())
+
+
+class ReleaseRound:
+    """The claims that are released together.
+
+    Attributes:
+        answered: by claim, whether the store or the policy has answered.
+    """
+
+    def __init__(self, holdings: list[Holding]) -> None:
+        self.holdings = holdings
+        self.answered: dict[Holding, bool] = {}
+        # Mutable: how many answers are missing, and what waits for them.
+        self._left = 0
+        self._all: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self, holding: Holding) -> None:
+        """Send the release of a claim."""
+        dedup, wire, owner = holding
+        release = Release(self, holding, ReleaseOp(wire, owner, 0))
+        self._left += 1
+        try:
+            dedup._namespace.ask.begin(release.op, release)
+        except DedupError as fault:
+            release.set_exception(fault)
+
+    def end(self, holding: Holding, *, answered: bool) -> None:
+        """Take note of an answer, or that there was none."""
+        self.answered[holding] = answered
+        self._left -= 1
+        if not self._left and not self._all.done():
+            self._all.set_result(None)
+
+    async def ended(self) -> None:
+        """Wait for every answer."""
+        if self._left:
+            await self._all
+
+
+class Release:
+    """The release of one claim, in the place of the future that the engine expects."""
+
+    __slots__ = ("_batch", "_holding", "op")
+
+    def __init__(self, batch: ReleaseRound, holding: Holding, op: ReleaseOp) -> None:
+        self._batch = batch
+        self._holding = holding
+        self.op = op
+
+    def done(self) -> bool:
+        """Return False: nobody cancels it."""
+        return False
+
+    def set_result(self, reply: Reply) -> None:
+        """End: the claim is free, or was not this owner's any more."""
+        self._batch.end(self._holding, answered=True)
+
+    def set_exception(self, fault: BaseException) -> None:
+        """Ask the policy, where the store did not answer; what the policy refuses is tried again."""
+        try:
+            self._holding[0]._namespace.ask.answer(self.op, fault)
+        except UnavailableError:
+            self._batch.end(self._holding, answered=False)
+        except Exception:  # noqa: BLE001 -- such as a value that fastdedup did not write: another try would not help
+            self._batch.end(self._holding, answered=True)
+        else:
+            self._batch.end(self._holding, answered=True)

@@ -1,0 +1,118 @@
+"""The memory that replies take, of all connections of a sidecar: replies that wait, and replies that lie unread.
+
+Without a bound, 64 clients that ask for large results and read nothing take 2 GB. A large reply reserves its bytes
+before it is built. Where there are too many bytes, the clients that have read nothing for the longest time are hung
+up on, as Redis does by `maxmemory-clients`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from time import monotonic
+from typing import Any, Final, Protocol
+
+from ..events import log
+from .limits import LimitError
+
+LARGE: Final = 4096
+"""The bytes from which a reply is large: only large replies are counted before they are built."""
+STEP: Final = 65_536
+"""The bytes that a connection writes before it calls `ReplyMemory.grew`."""
+_PATIENCE = 1.0
+"""Seconds without a read after which a client loses its connection to another client's reply."""
+
+
+class Reader(Protocol):
+    """A connection whose client reads replies, or does not."""
+
+    stalled_at: float
+    """Since when its client has not read enough, by `time.monotonic()`; 0.0 where it has."""
+
+    def unread(self) -> int:
+        """Return the bytes of replies that were written, and that its client has not read."""
+        ...
+
+    def cut(self) -> None:
+        """Close at once, and give back what it has reserved."""
+        ...
+
+
+class ReplyMemory:
+    """Counts the bytes of replies; belongs to one event loop.
+
+    Args:
+        most: the bytes that all replies together may take.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.connections: Collection[Any] = ()
+        """The server's connections, each a `Reader`."""
+        # Mutable: the bytes of replies that wait; of replies that lie unread, or more, as it is counted when it grows
+        # and is looked up when it seems too large; how many clients were cut.
+        self.reserved = 0
+        self._unread = 0
+        self.cut = 0
+
+    def reserve(self, size: int) -> bool:
+        """Reserve bytes for a reply; return False where there is no room, also after slow clients were cut."""
+        if self.reserved + self._unread + size > self._most:
+            self._make_room(size, _PATIENCE)
+            if self.reserved + self._unread + size > self._most:
+                return False
+        self.reserved += size
+        return True
+
+    def take(self, size: int) -> None:
+        """Reserve bytes for a reply that can wait no longer."""
+        self.reserved += size
+        self.grew(0)
+
+    def free(self, size: int) -> None:
+        """Give back reserved bytes."""
+        self.reserved -= size
+
+    def grew(self, size: int) -> None:
+        """Take note that this many bytes were written, and may lie unread."""
+        self._unread += size
+        if self.reserved + self._unread > self._most:
+            self._make_room(0, 0.0)
+
+    def full(self) -> LimitError:
+        """Return the error for a reply that has no room."""
+        return LimitError(
+            f"clients have not read {self.reserved + self._unread} bytes of replies, and all of them may have "
+            f"{self._most} (limits.replies_in_all): ask again later"
+        )
+
+    def _make_room(self, size: int, patience: float) -> None:
+        """Count what lies unread; while there is too much, cut clients that have read nothing for that long.
+
+        Without patience clients that read slowly are cut as well, those with the most bytes first.
+        """
+        connections: list[Reader] = list(self.connections)
+        self._unread = sum([each.unread() for each in connections])
+        before = monotonic() - patience
+        stalled = [each for each in connections if 0.0 < each.stalled_at <= before]
+        self._cut(sorted(stalled, key=_stalled_at), size)
+        if not patience:
+            self._cut(sorted(connections, key=_unread, reverse=True), size)
+
+    def _cut(self, connections: list[Reader], size: int) -> None:
+        """Hang up on these clients, in this order, while there is no room for `size` more bytes."""
+        for each in connections:
+            unread = each.unread()
+            if self.reserved + self._unread + size <= self._most or not unread:
+                return
+            log.warning("hung up on a client that does not read: %d bytes of its replies lie unread", unread)
+            self._unread -= unread
+            self.cut += 1
+            each.cut()
+
+
+def _stalled_at(connection: Reader) -> float:
+    return connection.stalled_at
+
+
+def _unread(connection: Reader) -> int:
+    return connection.unread()

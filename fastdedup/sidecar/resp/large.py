@@ -1,0 +1,109 @@
+"""The large replies of one RESP connection: each is built when it is written, and waits in memory within a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..reply_memory import ReplyMemory
+
+Build = Callable[[], bytes]
+_AHEAD = 1024 * 1024
+"""The bytes of replies that are kept before their turn has come; further ones are let go, and asked for again."""
+
+
+class LargeReply:
+    """A reply that is not built yet.
+
+    Attributes:
+        build: returns the reply.
+        payload: what `build` keeps in memory; None once that was let go.
+        again: runs the command anew, where `payload` was let go.
+    """
+
+    __slots__ = ("again", "build", "payload")
+
+    def __init__(self, build: Build, payload: bytes, again: Callable[[], None] | None) -> None:
+        self.build: Build | None = build
+        self.payload: bytes | None = payload
+        self.again = again
+
+
+class LargeReplies:
+    """The large replies that wait for their turn, and what they keep in memory.
+
+    A reply that has no room is let go, and its command is run again when its turn has come. A command whose reply is
+    large has changed nothing, so that is safe.
+
+    Args:
+        memory: the memory of all connections.
+        most: the bytes that this connection may keep.
+    """
+
+    __slots__ = ("_memory", "_most", "_sharers", "held", "waiting")
+
+    def __init__(self, memory: ReplyMemory, most: int) -> None:
+        self._memory = memory
+        self._most = most
+        # Mutable: the replies, by their command's place; the bytes that they keep; for each payload the number of
+        # replies that share it.
+        self.waiting: dict[Any, LargeReply] = {}
+        self.held = 0
+        self._sharers: dict[int, int] = {}
+
+    def put(self, place: Any, reply: LargeReply, *, first: bool) -> bool:
+        """Keep a reply, or let it go until its turn comes.
+
+        Return False where its turn has come, and all connections together have no room for it.
+        """
+        if not self._keep(reply, first):
+            if first:
+                return False
+            reply.build = reply.payload = None
+        self.waiting[place] = reply
+        return True
+
+    def take(self, place: Any) -> LargeReply | None:
+        """Return the reply of this place, whose turn has come; None where it has no large one."""
+        reply = self.waiting.pop(place, None)
+        if reply is not None and reply.payload is not None:
+            self._let_go(reply.payload)
+        return reply
+
+    def reserve(self, size: int) -> bool:
+        """Reserve bytes for a part of a reply; return False where there is no room."""
+        if self.held + size > self._most or not self._memory.reserve(size):
+            return False
+        self.held += size
+        return True
+
+    def free(self, size: int) -> None:
+        """Give back reserved bytes."""
+        self.held -= size
+        self._memory.free(size)
+
+    def clear(self) -> None:
+        """Let go of every reply: the client has gone."""
+        for place in list(self.waiting):
+            self.take(place)
+
+    def _keep(self, reply: LargeReply, first: bool) -> bool:
+        payload = reply.payload
+        assert payload is not None
+        number = id(payload)  # `reply` keeps it, so no other object gets this number meanwhile
+        size = len(payload)
+        if number not in self._sharers:
+            if reply.again is None:  # it cannot be had a second time
+                self._memory.take(size)
+            elif not ((first or self.held + size <= min(_AHEAD, self._most)) and self._memory.reserve(size)):
+                return False
+            self.held += size
+        self._sharers[number] = self._sharers.get(number, 0) + 1
+        return True
+
+    def _let_go(self, payload: bytes) -> None:
+        number = id(payload)
+        self._sharers[number] -= 1
+        if not self._sharers[number]:
+            del self._sharers[number]
+            self.free(len(payload))
