@@ -58,15 +58,17 @@ class ReleaseQueue:
 
     async def _run(self) -> None:
         pause = _FIRST_PAUSE
-        while self._due:
-            began = monotonic()
-            if await self._round(began):
-                pause = _FIRST_PAUSE
-                await asyncio.sleep(_SHARE * (monotonic() - began))
-            else:
-                await asyncio.sleep(pause)
-                pause = min(pause * _GROWTH, _LONGEST_PAUSE)
-        self._task = None
+        try:
+            while self._due:
+                began = monotonic()
+                if await self._round(began):
+                    pause = _FIRST_PAUSE
+                    await asyncio.sleep(_SHARE * (monotonic() - began))
+                else:
+                    await asyncio.sleep(pause)
+                    pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+        finally:
+            self._task = None  # whatever ended it: the next claims of a client that goes begin another
 
     async def _round(self, now: float) -> bool:
         """Try the claims that wait longest; return False where the store did not answer for all of them."""

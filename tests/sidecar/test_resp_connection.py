@@ -36,6 +36,7 @@ async def connected(limits: Limits, policy: Any = Reject) -> AsyncIterator[tuple
         transport = Transport(connection)
         yield connection, transport
         transport.lose()
+        await connection.namespaces.ephemeral.releases.finish(asyncio.get_running_loop().time() + 1.0)
         await asyncio.sleep(0)
 
 
