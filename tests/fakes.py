@@ -50,7 +50,8 @@ class FakeConnection(RedisConnection):
 
     def _answered(self, task: asyncio.Task[Any], on_reply: Any) -> None:
         self._tasks.discard(task)
-        on_reply(ConnectionError("closed") if task.cancelled() else task.result())
+        failed = task.cancelled() or task.exception() is not None
+        on_reply(ConnectionError("closed") if failed else task.result())
 
     async def _answer(self, command: list[bytes]) -> Any:
         async with self._turn:
