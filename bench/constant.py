@@ -8,7 +8,7 @@ from typing import Any
 
 BODY = (
     b'{"outcome":"acquired","owner":"6c97eb05d473e06fab10","fence":1795223625549000,"attempt":1,"lease":30000,'
-    b'"result":null,"error":null,"retry_after_ms":null,"degraded":false}'
+    b'"result":null,"error":null,"retry_after":null,"degraded":false}'
 )
 HEADERS = [(b"content-type", b"application/json"), (b"content-length", str(len(BODY)).encode())]
 START = {"type": "http.response.start", "status": 201, "headers": HEADERS}

@@ -53,13 +53,12 @@ def test_a_type_has_one_status_in_web_and_sidecar() -> None:
     assert all(name.startswith(URN) for name in web.keys() | sidecar.keys())
 
 
-def test_the_wire_counts_milliseconds_and_python_seconds(http: httpx.Client, server: RedisServer) -> None:
+def test_the_wire_counts_seconds_as_python_and_the_header_do(http: httpx.Client, server: RedisServer) -> None:
     http.post("/v1/claims", json={"key": "k", "lease": 90_000})
     answer = http.post("/v1/claims", json={"key": "k"})
     facts = answer.json()
-    assert "retry_after" not in facts
-    assert 60_000 < facts["retry_after_ms"] <= 90_000
-    assert int(answer.headers["retry-after"]) == math.ceil(facts["retry_after_ms"] / 1000)
+    assert 60 < facts["retry_after"] <= 90
+    assert int(answer.headers["retry-after"]) == math.ceil(facts["retry_after"])
     with Dedup(server.url) as dedup:
         claim = dedup.claim("k")
         assert claim.retry_after is not None
@@ -69,7 +68,7 @@ def test_the_wire_counts_milliseconds_and_python_seconds(http: httpx.Client, ser
 def test_another_fingerprint_is_a_reused_key(http: httpx.Client) -> None:
     http.post("/v1/claims", json={"key": "m", "fingerprint": 1})
     facts = http.post("/v1/claims", json={"key": "m", "fingerprint": 2}).json()
-    assert (facts["type"], facts["outcome"], facts["retry_after_ms"]) == (
+    assert (facts["type"], facts["outcome"], facts["retry_after"]) == (
         webs.MISMATCH.type,
         "mismatch",
         None,
@@ -78,5 +77,5 @@ def test_another_fingerprint_is_a_reused_key(http: httpx.Client) -> None:
 
 def test_the_document_names_the_unit(http: httpx.Client) -> None:
     schemas = http.get("/openapi.json").json()["components"]["schemas"]
-    assert "retry_after_ms" in schemas["ClaimProblem"]["properties"]
-    assert not any("retry_after" in shape.get("properties", {}) for shape in schemas.values())
+    told = schemas["ClaimProblem"]["properties"]["retry_after"]["description"]
+    assert told.startswith("Seconds")

@@ -215,8 +215,8 @@ class ClaimAnswer(AnswerModel):
     lease: int | None = Field(description="Milliseconds that the lease has left, where acquired.")
     result: Any = Field(description="The result that `complete` recorded, where succeeded.")
     error: Any = Field(description="The error that `fail` recorded, where failed.")
-    retry_after_ms: int | None = Field(
-        description="Milliseconds until the present owner's lease ends at the latest, where in progress."
+    retry_after: float | None = Field(
+        description="Seconds until the present owner's lease ends at the latest, where in progress."
     )
     degraded: bool = Field(description="The fallback policy answered instead of the store.")
 
@@ -317,5 +317,5 @@ class ConsumeProblem(Problem):
     """A token that was not used: the outcome as a problem."""
 
     outcome: Outcome
-    retry_after_ms: int | None
+    retry_after: float | None
     degraded: bool

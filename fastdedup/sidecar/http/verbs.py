@@ -158,7 +158,7 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
         "lease": verdict.left_ms if outcome is _ACQUIRED else None,
         "result": as_json(verdict.payload) if outcome is _SUCCEEDED else None,
         "error": as_json(verdict.payload) if outcome is _FAILED else None,
-        "retry_after_ms": verdict.left_ms if outcome is _IN_PROGRESS else None,
+        "retry_after": verdict.left_ms / 1000 if outcome is _IN_PROGRESS else None,
         "degraded": verdict.degraded,
     }
     if outcome is _ACQUIRED:
@@ -166,7 +166,9 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
     if outcome is _SUCCEEDED or outcome is _FAILED:
         return HttpAnswer(200, facts)
     known = problems.OF_OUTCOME[outcome]
-    return HttpAnswer(known.status, known.facts(**facts), facts["retry_after_ms"])
+    return HttpAnswer(
+        known.status, known.facts(**facts), verdict.left_ms if outcome is _IN_PROGRESS else None
+    )
 
 
 async def _wait(call: Awaitable[Claim]) -> Claim:
@@ -180,7 +182,7 @@ def _waited(dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
 _BUSY = (
     orjson.dumps(problems.IN_PROGRESS.facts(outcome="in_progress"))[:-1]
     + b',"owner":"%b","fence":%d,"attempt":%d,"lease":null,"result":null,"error":null'
-    + b',"retry_after_ms":%d,"degraded":%b}'
+    + b',"retry_after":%b,"degraded":%b}'
 )
 
 
@@ -192,13 +194,12 @@ def told(dedup: Dedup, op: ClaimOp, verdict: Verdict) -> HttpAnswer:
     if verdict.outcome is not _IN_PROGRESS:
         return claimed(dedup, op.wire, op.owner, False, verdict)
     truth = b"true" if verdict.degraded else b"false"
-    text = _BUSY % (hexlify(op.owner[1:]), verdict.fence, verdict.attempt, verdict.left_ms, truth)
+    left = orjson.dumps(verdict.left_ms / 1000)  # as the full answer writes it
+    text = _BUSY % (hexlify(op.owner[1:]), verdict.fence, verdict.attempt, left, truth)
     return HttpAnswer(409, text, verdict.left_ms)
 
 
-_TAIL = (
-    b'","fence":%d,"attempt":%d,"lease":%d,"result":null,"error":null,"retry_after_ms":null,"degraded":%b}'
-)
+_TAIL = b'","fence":%d,"attempt":%d,"lease":%d,"result":null,"error":null,"retry_after":null,"degraded":%b}'
 
 
 class AcquiredText:
@@ -310,7 +311,9 @@ async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Cl
         return HttpAnswer(200, facts)
     known = problems.OF_OUTCOME.get(outcome, problems.TOKEN_USED)
     left = verdict.left_ms if outcome is _IN_PROGRESS else None
-    return HttpAnswer(known.status, known.facts(**facts, retry_after_ms=left), left)
+    return HttpAnswer(
+        known.status, known.facts(**facts, retry_after=None if left is None else left / 1000), left
+    )
 
 
 def _token_op(
