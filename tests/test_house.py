@@ -43,6 +43,7 @@ FLOORS = (
     ("stores.base", "stores.entry"),
     ("protocol",),
     ("keys",),
+    ("client",),  # for those who call an API over HTTP: it knows nothing of the gate
     ("checks", "codec"),
     ("model", "events", "forking", "tasks"),
     ("errors",),

@@ -1,0 +1,198 @@
+"""Transports of httpx that make an Idempotency-Key for each request, and retry under it.
+
+    client = httpx.Client(transport=IdempotentTransport())
+    client = httpx.AsyncClient(transport=AsyncIdempotentTransport(httpx.AsyncHTTPTransport(http2=True)))
+
+They stand below the client's redirects and logins: each request of these has its own attempts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+try:
+    import anyio
+    import httpx
+except ImportError as error:
+    raise ImportError("fastdedup.client.httpx needs httpx: pip install 'fastdedup[httpx]'") from error
+
+from .rules import Attempts, MadeKey, RetryRules
+
+__all__ = ["AsyncIdempotentTransport", "IdempotentTransport", "RetryRules"]
+
+LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
+"""The errors after which it is unknown whether the server has the request."""
+_MADE = "fastdedup.key"
+"""The extension of a request with its `MadeKey`: httpx keeps headers as bytes, which look like a caller's."""
+
+
+class IdempotentTransport(httpx.BaseTransport):
+    """Sends requests through another transport, with a key and, where it is safe, again.
+
+    The last response is returned, whatever its status, or the last error raised; `request.headers` has the key.
+
+    Args:
+        wrapped: the transport that sends; `httpx.HTTPTransport()` by default. Settings of connections (`verify`,
+            `http2`, `limits`, `proxy`) belong to it, as httpx ignores the client's own beside `transport=`.
+        rules: see `RetryRules`.
+        sleep: waits between attempts; `time.sleep` by default.
+    """
+
+    def __init__(
+        self,
+        wrapped: httpx.BaseTransport | None = None,
+        *,
+        rules: RetryRules | None = None,
+        sleep: Callable[[float], object] | None = None,
+    ) -> None:
+        self._wrapped = httpx.HTTPTransport() if wrapped is None else wrapped
+        self._rules = RetryRules() if rules is None else rules
+        self._sleep = time.sleep if sleep is None else sleep
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request until its answer is final. The main path."""
+        key = keyed(self._rules, request)
+        if key is None:
+            return self._wrapped.handle_request(request)
+        if unread(self._rules, request):
+            request.read()
+        repeatable = isinstance(request.stream, httpx.ByteStream)
+        attempts = Attempts(self._rules, key, repeatable=repeatable)
+        while True:
+            try:
+                response = self._answer(request, repeatable)
+            except LOST as error:
+                retry = attempts.after_error(error)
+                if retry is None:
+                    raise
+            else:
+                retry = attempts.after_response(response.status_code, response.headers)
+                if retry is None:
+                    return response
+                response.close()
+            if self._rules.on_retry is not None:
+                self._rules.on_retry(retry)
+            self._sleep(retry.wait)
+
+    def _answer(self, request: httpx.Request, repeatable: bool) -> httpx.Response:
+        """Send a request once. A short response is read here, where losing it in its middle can still be mended."""
+        response = self._wrapped.handle_request(request)
+        if repeatable and self._rules.fits(response.headers):
+            stream = response.stream
+            assert isinstance(stream, httpx.SyncByteStream)
+            try:
+                response.stream = httpx.ByteStream(b"".join(stream))
+            finally:
+                stream.close()
+        return response
+
+    def close(self) -> None:
+        """Close the transport that sends."""
+        self._wrapped.close()
+
+    def __enter__(self) -> Self:
+        self._wrapped.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        self._wrapped.__exit__(exc_type, exc_value, traceback)
+
+
+class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
+    """Like `IdempotentTransport`, for `httpx.AsyncClient`, under asyncio and trio.
+
+    Args:
+        wrapped: the transport that sends; `httpx.AsyncHTTPTransport()` by default.
+        rules: see `RetryRules`.
+        sleep: waits between attempts; `anyio.sleep` by default.
+    """
+
+    def __init__(
+        self,
+        wrapped: httpx.AsyncBaseTransport | None = None,
+        *,
+        rules: RetryRules | None = None,
+        sleep: Callable[[float], Awaitable[object]] | None = None,
+    ) -> None:
+        self._wrapped = httpx.AsyncHTTPTransport() if wrapped is None else wrapped
+        self._rules = RetryRules() if rules is None else rules
+        self._sleep = anyio.sleep if sleep is None else sleep
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request until its answer is final. The main path."""
+        key = keyed(self._rules, request)
+        if key is None:
+            return await self._wrapped.handle_async_request(request)
+        if unread(self._rules, request):
+            await request.aread()
+        repeatable = isinstance(request.stream, httpx.ByteStream)
+        attempts = Attempts(self._rules, key, repeatable=repeatable)
+        while True:
+            try:
+                response = await self._answer(request, repeatable)
+            except LOST as error:
+                retry = attempts.after_error(error)
+                if retry is None:
+                    raise
+            else:
+                retry = attempts.after_response(response.status_code, response.headers)
+                if retry is None:
+                    return response
+                await response.aclose()
+            if self._rules.on_retry is not None:
+                self._rules.on_retry(retry)
+            await self._sleep(retry.wait)
+
+    async def _answer(self, request: httpx.Request, repeatable: bool) -> httpx.Response:
+        response = await self._wrapped.handle_async_request(request)
+        if repeatable and self._rules.fits(response.headers):
+            stream = response.stream
+            assert isinstance(stream, httpx.AsyncByteStream)
+            try:
+                response.stream = httpx.ByteStream(b"".join([part async for part in stream]))
+            finally:
+                await stream.aclose()
+        return response
+
+    async def aclose(self) -> None:
+        """Close the transport that sends."""
+        await self._wrapped.aclose()
+
+    async def __aenter__(self) -> Self:
+        await self._wrapped.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_value: BaseException | None = None,
+        traceback: TracebackType | None = None,
+    ) -> None:
+        await self._wrapped.__aexit__(exc_type, exc_value, traceback)
+
+
+def keyed(rules: RetryRules, request: httpx.Request) -> str | None:
+    """Give a request its key, and return the header's value; None where it has none."""
+    own = request.headers.get(rules.header)
+    made = request.extensions.get(_MADE)
+    key = rules.key_for(request.method, str(request.url), made if made == own else own)
+    if isinstance(key, MadeKey):
+        request.extensions = {**request.extensions, _MADE: key}
+    if key is None:
+        request.headers.pop(rules.header, None)
+    elif key != own:
+        request.headers[rules.header] = key
+    return key
+
+
+def unread(rules: RetryRules, request: httpx.Request) -> bool:
+    """Return whether a request's body is a file or a form that is short enough to be held."""
+    return not isinstance(request.stream, httpx.ByteStream) and rules.fits(request.headers)

@@ -1,0 +1,124 @@
+"""An adapter of requests that makes an Idempotency-Key for each request, and retries under it.
+
+session = requests.Session()
+session.mount("https://", IdempotentAdapter())
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+try:
+    import requests
+    from requests import exceptions
+    from requests.adapters import HTTPAdapter
+    from requests.utils import rewind_body
+except ImportError as error:
+    raise ImportError(
+        "fastdedup.client.requests needs requests: pip install 'fastdedup[requests]'"
+    ) from error
+
+from .rules import Attempts, RetryRules
+
+__all__ = ["IdempotentAdapter", "RetryRules"]
+
+LOST = (exceptions.ConnectionError, exceptions.Timeout, exceptions.ChunkedEncodingError)
+"""The errors after which it is unknown whether the server has the request."""
+
+
+class IdempotentAdapter(HTTPAdapter):
+    """Sends requests with a key and, where it is safe, again.
+
+    The last response is returned, whatever its status, or the last error raised; `request.headers` has the key.
+
+    Args:
+        rules: see `RetryRules`.
+        sleep: waits between attempts; `time.sleep` by default.
+        options: of `requests.adapters.HTTPAdapter`, such as `pool_maxsize`. Its `max_retries` are attempts of its
+            own within each of ours; leave them at zero.
+    """
+
+    def __init__(
+        self,
+        *,
+        rules: RetryRules | None = None,
+        sleep: Callable[[float], object] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self._rules = RetryRules() if rules is None else rules
+        self._sleep = time.sleep if sleep is None else sleep
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_rules": self._rules, "_sleep": self._sleep}
+
+    def send(
+        self,
+        request: requests.PreparedRequest,
+        stream: bool = False,
+        timeout: Any = None,
+        verify: Any = True,
+        cert: Any = None,
+        proxies: Any = None,
+    ) -> requests.Response:
+        """Send a request until its answer is final. The main path."""
+        options = {"stream": stream, "timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
+        key = keyed(self._rules, request)
+        if key is None:
+            return super().send(request, **options)
+        attempts = Attempts(self._rules, key, repeatable=repeatable(request))
+        while True:
+            try:
+                response = self._answer(request, options)
+            except LOST as error:
+                retry = attempts.after_error(error)
+                if retry is None:
+                    raise
+            else:
+                retry = attempts.after_response(response.status_code, response.headers)
+                if retry is None:
+                    return response
+                response.close()
+            if self._rules.on_retry is not None:
+                self._rules.on_retry(retry)
+            self._sleep(retry.wait)
+            if is_file(request):
+                rewind_body(request)
+
+    def _answer(self, request: requests.PreparedRequest, options: Mapping[str, Any]) -> requests.Response:
+        """Send a request once. Unless it streams, the response is read here, where losing it can still be mended."""
+        response = super().send(request, **options)
+        if not options["stream"]:
+            try:
+                _ = response.content
+            except BaseException:
+                response.close()
+                raise
+        return response
+
+
+def keyed(rules: RetryRules, request: requests.PreparedRequest) -> str | None:
+    """Give a request its key, and return the header's value; None where it has none."""
+    own: str | bytes | None = request.headers.get(rules.header)
+    key = rules.key_for(request.method or "", request.url or "", own)
+    if key is None:
+        request.headers.pop(rules.header, None)
+    elif own is None or isinstance(own, str):
+        request.headers[rules.header] = key
+    return key
+
+
+def repeatable(request: requests.PreparedRequest) -> bool:
+    """Return whether a request's body can be sent again: bytes, text, or a file that can be rewound."""
+    return request.body is None or isinstance(request.body, bytes | bytearray | str) or is_file(request)
+
+
+def is_file(request: requests.PreparedRequest) -> bool:
+    """Return whether a request's body is a file whose position requests has kept, as it does for redirects."""
+    body: Any = request.body
+    if isinstance(body, bytes | bytearray | str) or not hasattr(body, "seek"):
+        return False
+    seekable = getattr(body, "seekable", None)
+    return isinstance(request._body_position, int) and (seekable is None or bool(seekable()))

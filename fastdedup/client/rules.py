@@ -1,0 +1,300 @@
+"""The rules of a client: which requests get a key, which are sent again, and after what time. No I/O."""
+
+from __future__ import annotations
+
+import random
+import re
+import ssl
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from ..checks import Seconds, check_count, check_seconds, named, shown
+from ..errors import ConfigError, InvalidKeyError
+
+PASSING = frozenset({408, 409, 429, 502, 503, 504})
+"""The statuses that may be another one at the next attempt.
+
+408, 429 and most 503: the request was not carried out. 409: an earlier attempt is still at work. 502 and 504: a proxy
+has lost the server, and knows no more than a client who has lost it. 500 is left out: it is the answer of a handler
+that failed, and may have done half of its work.
+"""
+_REPLAYED = ("idempotency-replayed", "idempotent-replayed")
+"""The headers that mark a stored response: fastdedup's and Stripe's. Asking again brings the same response."""
+_VERDICT = "stripe-should-retry"
+"""Stripe's own word on whether to ask again, true or false. It goes before the status."""
+_BARE = re.compile(r"[!#-+\--:<-\[\]-~]{1,255}")
+_QUOTABLE = re.compile(r"[ -~]{1,255}")
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_DELAY = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,9})?")
+_LENGTH = re.compile(r"[0-9]{1,18}")
+_MOST_DOUBLINGS = 60
+
+
+def new_key() -> str:
+    """Return a new key: a UUID of version 4 as text."""
+    return str(uuid.uuid4())
+
+
+class MadeKey(str):
+    """A key as its header carries it, made here for one method and address.
+
+    A redirect copies the header to a request for another address, perhaps another host: there it gets a new key.
+    """
+
+    __slots__ = ("address", "sent")
+    address: tuple[str, str]
+    sent: bool
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return str, (str(self),)
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The fact that a request is about to be sent again, for logs and metrics."""
+
+    key: str
+    """The value of its Idempotency-Key header."""
+    attempt: int
+    """The number of the attempt that is over; the first is 1."""
+    wait: float
+    """Seconds until the next attempt."""
+    status: int | None
+    """The status of the response; None where no response came."""
+    error: Exception | None
+    """The error in place of a response."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryRules:
+    """The settings of a client. A request without a key is sent once.
+
+    Raises:
+        ConfigError: a setting cannot be used; the message names it.
+    """
+
+    methods: Collection[str] = ("POST", "PATCH")
+    """The methods whose requests get a key. A request of any method that comes with a key is retried under it."""
+    header: str = "Idempotency-Key"
+    make_key: Callable[[], str] = new_key
+    """Makes a key of at most 255 printable ASCII characters, for one request."""
+    quoted: bool = False
+    """True: the key is sent as "key", a String of RFC 8941, which a server may insist upon that follows the IETF's
+    draft to the letter. False: it is sent bare, as Stripe documents it. fastdedup's servers take both as the same."""
+    statuses: Collection[int] = PASSING
+    """The statuses after which a request is sent again."""
+    attempts: int = 6
+    """How often a request is sent at most."""
+    within: Seconds = 60.0
+    """Seconds after the first attempt's start in which a further one may start. An attempt that runs is not cut
+    short: its own timeouts, set at the client, end it."""
+    backoff: Seconds = 0.2
+    """The longest wait before the second attempt, in seconds. It doubles with each attempt, and the wait is drawn
+    between zero and it. Where the server says `Retry-After`, the drawn time comes on top."""
+    max_backoff: Seconds = 10.0
+    """The most that `backoff` grows to, in seconds."""
+    buffer: int = 1024 * 1024
+    """The longest body that httpx's transports hold in memory, in bytes: of a request, so that a file or a form can
+    be sent again, and of a response, so that one cut off in its middle is asked for again."""
+    on_retry: Callable[[Retry], object] | None = None
+    """Called before each wait, in the caller's thread or event loop."""
+    jitter: Callable[[], float] = random.random
+    """Draws a number between 0 and 1; a test gives its own."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds on a clock that is never set; a test gives its own."""
+
+    def __post_init__(self) -> None:
+        self._set("methods", frozenset(method.upper() for method in _texts(self.methods, "methods")))
+        self._set("statuses", _statuses(self.statuses))
+        if not isinstance(self.header, str) or not _NAME.fullmatch(self.header):
+            raise ConfigError(f"header must be the name of a header, got {self.header!r}")
+        if not isinstance(self.quoted, bool):
+            raise ConfigError(f"quoted must be True or False, got {shown(self.quoted)}")
+        for name in ("make_key", "on_retry", "jitter", "clock"):
+            value = getattr(self, name)
+            if not callable(value) and (name, value) != ("on_retry", None):
+                raise ConfigError(f"{name} must be a function, got {shown(value)}")
+        for name, least in (("within", 0.001), ("backoff", 0.0), ("max_backoff", 0.0)):
+            self._set(name, check_seconds(getattr(self, name), name, least=least))
+        check_count(self.attempts, "attempts")
+        check_count(self.buffer, "buffer", least=0)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def key_for(self, method: str, url: str, own: str | bytes | None) -> str | None:
+        """Return the header's value for a request, or None where it gets no key.
+
+        Args:
+            method: the request's method, in capitals.
+            url: its address.
+            own: the value of its header, if it has one: the caller's, or a `MadeKey`.
+
+        Raises:
+            InvalidKeyError: the caller's header is empty, or `make_key` made no key.
+        """
+        address = (method, url)
+        if own is not None and (not isinstance(own, MadeKey) or own.address == address):
+            return _text_of(own, self.header)
+        if method not in self.methods:
+            return None
+        made = MadeKey(self._new_value())
+        made.address, made.sent = address, False
+        return made
+
+    def _new_value(self) -> str:
+        key = self.make_key()
+        allowed = _QUOTABLE if self.quoted else _BARE
+        if not isinstance(key, str) or not allowed.fullmatch(key):
+            besides = "" if self.quoted else ', without spaces and any of ",;\\ (or with quoted=True)'
+            raise InvalidKeyError(
+                f"make_key must return 1 to 255 printable ASCII characters{besides}, got {_seen(key)}"
+            )
+        return '"' + re.sub(r'(["\\])', r"\\\1", key) + '"' if self.quoted else key
+
+    def fits(self, headers: Mapping[str, str]) -> bool:
+        """Return whether a body has a known length, of at most `buffer` bytes."""
+        length = headers.get("content-length")
+        if length is None or headers.get("transfer-encoding") is not None or not _LENGTH.fullmatch(length):
+            return False
+        return int(length) <= self.buffer
+
+
+class Attempts:
+    """The attempts of one request. After each, one of two methods says whether and when the next one comes.
+
+    Args:
+        rules: the settings.
+        key: the value of the request's key header.
+        repeatable: whether the request's body can be sent again.
+    """
+
+    def __init__(self, rules: RetryRules, key: str, *, repeatable: bool) -> None:
+        self._rules = rules
+        self._key = str(key)
+        self._fresh = isinstance(key, MadeKey) and not key.sent
+        self._repeatable = repeatable
+        self._began = rules.clock()
+        # Mutable: the attempts that are over.
+        self._over = 0
+        if isinstance(key, MadeKey):
+            key.sent = True
+
+    def after_response(self, status: int, headers: Mapping[str, str]) -> Retry | None:
+        """Return the retry that follows a response, or None where the response is the caller's."""
+        self._over += 1
+        told = told_seconds(headers)
+        if not self._asks_again(status, headers, told):
+            return None
+        wait = self._wait(told)
+        return None if wait is None else Retry(self._key, self._over, wait, status, None)
+
+    def after_error(self, error: Exception) -> Retry | None:
+        """Return the retry that follows a lost connection or a timeout, or None where the error is the caller's.
+
+        In that case the error gets a note that says why.
+        """
+        self._over += 1
+        wait = None if lasting(error) else self._wait(None)
+        if wait is not None:
+            return Retry(self._key, self._over, wait, None, error)
+        if not self._repeatable:
+            error.add_note("fastdedup: not sent again, as its body cannot be read twice: send bytes or text")
+        elif self._over > 1:
+            error.add_note(
+                f"fastdedup: attempt {self._over}, all with one {self._rules.header}, was the last"
+            )
+        return None
+
+    def _asks_again(self, status: int, headers: Mapping[str, str], told: float | None) -> bool:
+        if any(headers.get(name, "").lower() == "true" for name in _REPLAYED):
+            return False
+        verdict = headers.get(_VERDICT, "").lower()
+        if verdict in ("true", "false"):
+            return verdict == "true"
+        # Nobody else knows a key that was just made: a 409 at its first use is the handler's own.
+        alone = self._fresh and self._over == 1
+        return status in self._rules.statuses and not (status == 409 and told is None and alone)
+
+    def _wait(self, told: float | None) -> float | None:
+        """Return the seconds to wait, or None where no attempt is left, or the server asks for more time than is."""
+        rules = self._rules
+        assert isinstance(rules.within, float)
+        left = self._began + rules.within - rules.clock()
+        least = told or 0.0
+        if not self._repeatable or self._over >= rules.attempts or left <= 0.0 or least > left:
+            return None
+        return min(least + self._backoff(), left)
+
+    def _backoff(self) -> float:
+        rules = self._rules
+        assert isinstance(rules.backoff, float)
+        assert isinstance(rules.max_backoff, float)
+        longest: float = rules.backoff * 2.0 ** min(self._over - 1, _MOST_DOUBLINGS)
+        return min(longest, rules.max_backoff) * rules.jitter()
+
+
+def told_seconds(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds that Retry-After asks for, or None where it is missing or malformed.
+
+    A date is compared with the server's own `Date`, as clocks differ; one in the past is zero seconds.
+    """
+    value = headers.get("retry-after", "").strip()
+    if _DELAY.fullmatch(value):
+        return float(value)
+    then = _date(value)
+    if then is None:
+        return None
+    now = _date(headers.get("date", "")) or datetime.now(UTC)
+    return max(0.0, (then - now).total_seconds())
+
+
+def lasting(error: BaseException | None) -> bool:
+    """Return whether an error would come again: a certificate that cannot be trusted."""
+    for _ in range(20):  # each library wraps it a few times
+        if error is None or isinstance(error, ssl.SSLCertVerificationError):
+            break
+        error = error.__cause__ or error.__context__
+    return isinstance(error, ssl.SSLCertVerificationError)
+
+
+def _date(value: str) -> datetime | None:
+    try:
+        date = parsedate_to_datetime(value)
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return None
+    return date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+
+
+def _text_of(own: str | bytes, header: str) -> str:
+    text = own.decode("latin-1") if isinstance(own, bytes) else own
+    if not text.strip(' \t"'):
+        raise InvalidKeyError(
+            f"the header {header} is empty: give a key, or leave the header out to get one made"
+        )
+    return text
+
+
+def _seen(key: Any) -> str:
+    return f"text of {len(key)} characters" if isinstance(key, str) else named(key)
+
+
+def _texts(values: Any, name: str) -> list[str]:
+    if isinstance(values, str) or not isinstance(values, Collection):
+        raise ConfigError(f"{name} must be a list such as ['POST'], got {shown(values)}")
+    if not all(isinstance(value, str) and value for value in values):
+        raise ConfigError(f"{name} must be a list of text, got {list(values)!r}")
+    return list(values)
+
+
+def _statuses(values: Any) -> frozenset[int]:
+    if isinstance(values, str | bytes) or not isinstance(values, Collection):
+        raise ConfigError(f"statuses must be a list such as [409, 503], got {shown(values)}")
+    if not all(type(value) is int and 400 <= value <= 599 for value in values):
+        raise ConfigError(f"statuses must be whole numbers from 400 to 599, got {list(values)!r}")
+    return frozenset(values)
