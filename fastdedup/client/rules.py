@@ -207,7 +207,8 @@ class Attempts:
             error.add_note("fastdedup: not sent again, as its body cannot be read twice: send bytes or text")
         elif self._over > 1:
             error.add_note(
-                f"fastdedup: attempt {self._over}, all with one {self._rules.header}, was the last"
+                f"fastdedup: given up after {self._over} attempts under one {self._rules.header}; whether the request "
+                "took effect is unknown"
             )
         return None
 

@@ -1,0 +1,164 @@
+"""The three clients under test, each behind one call."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import httpx
+import requests
+
+from fastdedup.client import RetryRules
+from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
+from fastdedup.client.requests import IdempotentAdapter
+
+TIMEOUT = 5.0
+"""Seconds of an attempt, where the test is about something else."""
+
+
+@dataclass
+class Answer:
+    """A response, read whole."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    key: str | None
+    """The key of the request that it answers."""
+
+
+@dataclass
+class Waits:
+    """Takes the place of sleeping: keeps each wait, and calls `then` with their number."""
+
+    then: Callable[[int], object] = lambda number: None
+    seconds: list[float] = field(default_factory=list)
+
+    def __call__(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        self.then(len(self.seconds))
+
+    async def awaited(self, seconds: float) -> None:
+        await asyncio.to_thread(self, seconds)
+
+
+class Caller(Protocol):
+    """Sends one request by a client of its own."""
+
+    lost: tuple[type[Exception], ...]
+    """The errors of a lost connection or a timeout."""
+
+    def __call__(
+        self,
+        url: str,
+        *,
+        method: str = "POST",
+        body: Any = b"{}",
+        headers: dict[str, str] | None = None,
+        timeout: float = TIMEOUT,
+        rules: RetryRules | None = None,
+        sleep: Waits | None = None,
+        wrapped: Any = None,
+    ) -> Answer: ...
+
+
+class Httpx:
+    """httpx.Client."""
+
+    lost = (httpx.TransportError,)
+
+    def __call__(
+        self,
+        url: str,
+        *,
+        method: str = "POST",
+        body: Any = b"{}",
+        headers: dict[str, str] | None = None,
+        timeout: float = TIMEOUT,
+        rules: RetryRules | None = None,
+        sleep: Waits | None = None,
+        wrapped: Any = None,
+    ) -> Answer:
+        transport = IdempotentTransport(wrapped, rules=rules, sleep=sleep or Waits())
+        with httpx.Client(transport=transport, timeout=timeout, follow_redirects=True) as client:
+            return _answer(client.request(method, url, content=body, headers=headers))
+
+
+class HttpxAsync:
+    """httpx.AsyncClient."""
+
+    lost = (httpx.TransportError,)
+
+    def __call__(
+        self,
+        url: str,
+        *,
+        method: str = "POST",
+        body: Any = b"{}",
+        headers: dict[str, str] | None = None,
+        timeout: float = TIMEOUT,
+        rules: RetryRules | None = None,
+        sleep: Waits | None = None,
+        wrapped: Any = None,
+    ) -> Answer:
+        content = _awaited(body) if isinstance(body, Iterable) and not isinstance(body, bytes) else body
+
+        async def call() -> Answer:
+            transport = AsyncIdempotentTransport(wrapped, rules=rules, sleep=(sleep or Waits()).awaited)
+            async with httpx.AsyncClient(
+                transport=transport, timeout=timeout, follow_redirects=True
+            ) as client:
+                return _answer(await client.request(method, url, content=content, headers=headers))
+
+        return asyncio.run(call())
+
+
+class Requests:
+    """requests.Session."""
+
+    lost = (requests.ConnectionError, requests.Timeout)
+
+    def __call__(
+        self,
+        url: str,
+        *,
+        method: str = "POST",
+        body: Any = b"{}",
+        headers: dict[str, str] | None = None,
+        timeout: float = TIMEOUT,
+        rules: RetryRules | None = None,
+        sleep: Waits | None = None,
+        wrapped: Any = None,
+    ) -> Answer:
+        with requests.Session() as session:
+            session.mount(
+                "http://", IdempotentAdapter(rules=rules, sleep=sleep or Waits(), **(wrapped or {}))
+            )
+            response = session.request(method, url, data=body, headers=headers, timeout=timeout)
+            found = {name.lower(): value for name, value in response.headers.items()}
+            key = response.request.headers.get("Idempotency-Key")
+            return Answer(response.status_code, found, response.content, key)
+
+
+CALLERS: dict[str, Caller] = {"httpx": Httpx(), "httpx async": HttpxAsync(), "requests": Requests()}
+
+
+def _answer(response: httpx.Response) -> Answer:
+    key = response.request.headers.get("idempotency-key")
+    return Answer(response.status_code, dict(response.headers), response.content, key)
+
+
+async def _awaited(parts: Iterable[bytes]) -> Any:
+    for part in parts:
+        yield part
+
+
+def until(predicate: Callable[[], object], description: str) -> None:
+    """Wait, in a thread, for a predicate to come true."""
+    ends = time.monotonic() + 10.0
+    while not predicate():
+        assert time.monotonic() < ends, f"waited in vain: {description}"
+        time.sleep(0.002)

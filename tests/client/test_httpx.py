@@ -1,0 +1,258 @@
+"""What is particular to httpx: pools of connections, streams, forms, cancellation, trio."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from fastdedup.client import RetryRules
+from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
+
+from .callers import Waits
+from .stripe import Server
+
+ONE = httpx.Limits(max_connections=1)
+"""A pool of one connection: a response that is not closed blocks the next attempt."""
+CHUNKED = {"Transfer-Encoding": "chunked"}
+"""A response that goes on, of unknown length."""
+
+
+def client(**options: Any) -> httpx.Client:
+    transport = IdempotentTransport(httpx.HTTPTransport(limits=ONE), sleep=Waits(), **options)
+    return httpx.Client(transport=transport, timeout=2.0)
+
+
+def async_client(**options: Any) -> httpx.AsyncClient:
+    sleep = options.pop("sleep", Waits().awaited)
+    transport = AsyncIdempotentTransport(httpx.AsyncHTTPTransport(limits=ONE), sleep=sleep, **options)
+    return httpx.AsyncClient(transport=transport, timeout=2.0)
+
+
+@pytest.mark.parametrize("headers", [{}, CHUNKED], ids=["whole", "goes on"])
+def test_the_responses_of_failed_attempts_are_closed(stripe: Server, headers: dict[str, str]) -> None:
+    stripe.state.faults.extend(["503"] * 3)
+    stripe.state.refusal = headers
+    with client() as http:
+        assert http.post(f"{stripe.url}/charges").status_code == 200
+
+
+@pytest.mark.parametrize("headers", [{}, CHUNKED], ids=["whole", "goes on"])
+async def test_the_responses_of_failed_attempts_are_closed_too_in_asyncio(
+    stripe: Server, headers: dict[str, str]
+) -> None:
+    stripe.state.faults.extend(["503"] * 3)
+    stripe.state.refusal = headers
+    async with async_client() as http:
+        assert (await http.post(f"{stripe.url}/charges")).status_code == 200
+
+
+async def test_a_wait_can_be_cancelled_and_holds_no_connection(stripe: Server) -> None:
+    stripe.state.faults.append("503")
+    stripe.state.refusal = CHUNKED
+    waiting = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    async with async_client(sleep=sleep) as http:
+        task = asyncio.create_task(http.post(f"{stripe.url}/charges"))
+        await waiting.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert (await http.post(f"{stripe.url}/charges")).status_code == 200
+    assert len(stripe.state.seen) == 2
+
+
+def test_it_waits_under_trio_as_well() -> None:
+    answers = iter([503, 200])
+
+    async def call() -> int:
+        transport = httpx.MockTransport(lambda request: httpx.Response(next(answers)))
+        rules = RetryRules(backoff=0.001)
+        async with httpx.AsyncClient(transport=AsyncIdempotentTransport(transport, rules=rules)) as http:
+            return (await http.post("http://shop.test/")).status_code
+
+    assert anyio.run(call, backend="trio") == 200
+
+
+def test_a_response_that_goes_on_is_handed_on_as_it_comes(stripe: Server) -> None:
+    """Reading it here would keep an event stream back for ever."""
+    stripe.state.faults.append("404")
+    stripe.state.refusal = CHUNKED
+    with client() as http, http.stream("POST", f"{stripe.url}/charges") as response:
+        assert next(response.iter_raw()) == b'{"error": {"type": "api_error"}}'
+
+
+def test_a_response_over_the_buffer_is_handed_on_as_it_comes(stripe: Server) -> None:
+    stripe.state.faults.append("half")
+    with client(rules=RetryRules(buffer=5)) as http, pytest.raises(httpx.RemoteProtocolError):
+        http.post(f"{stripe.url}/charges")
+    assert len(stripe.state.seen) == 1
+
+
+def test_a_short_response_can_still_be_streamed(stripe: Server) -> None:
+    with client() as http, http.stream("POST", f"{stripe.url}/charges") as response:
+        assert b"".join(response.iter_bytes()) == b'{"charge": 1}'
+
+
+@pytest.mark.parametrize("size", [5, 2000], ids=["held", "too large"])
+def test_a_form_with_a_file_is_sent_again_if_it_can_be_held(stripe: Server, size: int) -> None:
+    stripe.state.faults.append("503")
+    with client(rules=RetryRules(buffer=1000)) as http:
+        answer = http.post(f"{stripe.url}/charges", files={"file": io.BytesIO(b"x" * size)})
+    assert answer.status_code == (200 if size == 5 else 503)
+    assert len({one.body for one in stripe.state.seen}) == 1
+
+
+async def test_a_form_is_sent_again_in_asyncio(stripe: Server) -> None:
+    stripe.state.faults.extend(["503", "cut"])
+    async with async_client() as http:
+        answer = await http.post(f"{stripe.url}/charges", files={"file": io.BytesIO(b"x")})
+    assert answer.status_code == 200
+    assert len(stripe.state.seen) == 3
+    assert len({one.body for one in stripe.state.seen}) == 1
+
+
+def test_an_iterator_that_is_read_up_is_not_sent_again_empty(stripe: Server) -> None:
+    """Httpx itself would send it again, without a byte."""
+
+    class Once:
+        def __init__(self) -> None:
+            self.parts = iter([b"a"])
+
+        def __iter__(self) -> Iterator[bytes]:
+            return self.parts
+
+    class OnceAwaited(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield b"a"
+
+    stripe.state.faults.extend(["cut", "cut"])
+    with client() as http, pytest.raises(httpx.RemoteProtocolError):
+        http.post(f"{stripe.url}/charges", content=Once())
+
+    async def call() -> None:
+        async with async_client() as http:
+            await http.post(f"{stripe.url}/charges", content=OnceAwaited())
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        asyncio.run(call())
+    assert [one.body for one in stripe.state.seen] == [b"a", b"a"]
+
+
+def test_a_request_sent_again_by_hand_keeps_its_key(stripe: Server) -> None:
+    """Also as the request of an error, once the attempts are over."""
+    stripe.state.faults.append("lose")
+    with client(rules=RetryRules(attempts=1)) as http:
+        with pytest.raises(httpx.RemoteProtocolError) as caught:
+            http.post(f"{stripe.url}/charges")
+        answer = http.send(caught.value.request)
+    assert answer.headers["idempotent-replayed"] == "true"
+    assert len(stripe.state.effects) == 1
+
+
+def test_a_login_that_answers_a_challenge_keeps_the_key(stripe: Server) -> None:
+    class Login(httpx.Auth):
+        def auth_flow(self, request: httpx.Request) -> Any:
+            response = yield request
+            if response.status_code == 401:
+                request.headers["Authorization"] = "Bearer new"
+                yield request
+
+    stripe.state.faults.append("401")
+    with client() as http:
+        assert http.post(f"{stripe.url}/charges", auth=Login()).status_code == 200
+    assert len(set(stripe.state.keys)) == 1
+
+
+def test_threads_share_a_transport(stripe: Server) -> None:
+    """Each thread's requests keep their own keys, and act once."""
+    stripe.state.faults.extend(["lose", "503", "cut", ""] * 8)
+    transport = IdempotentTransport(sleep=Waits(), rules=RetryRules(attempts=30))
+    with httpx.Client(transport=transport, timeout=5.0) as http:
+
+        def work(name: int) -> None:
+            for number in range(4):
+                assert http.post(f"{stripe.url}/charges", content=f"{name}.{number}").status_code == 200
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(stripe.state.effects) == sorted(f"{n}.{m}".encode() for n in range(6) for m in range(4))
+
+
+def test_a_key_set_by_hand_after_a_made_one_is_the_callers(stripe: Server) -> None:
+    with client() as http:
+        request = http.build_request("POST", f"{stripe.url}/charges")
+        http.send(request)
+        request.headers["Idempotency-Key"] = "mine"
+        http.send(request)
+    assert stripe.state.keys[1] == "mine"
+    assert len(set(stripe.state.keys)) == 2
+
+
+def test_it_opens_and_closes_the_transport_that_it_wraps() -> None:
+    calls: list[str] = []
+
+    class Wrapped(httpx.MockTransport):
+        def __enter__(self) -> Wrapped:
+            calls.append("enter")
+            return self
+
+        def __exit__(self, *exc: object) -> None:
+            calls.append("exit")
+
+        def close(self) -> None:
+            calls.append("close")
+
+        async def __aenter__(self) -> Wrapped:
+            return self.__enter__()
+
+        async def __aexit__(self, *exc: object) -> None:
+            self.__exit__()
+
+        async def aclose(self) -> None:
+            self.close()
+
+    wrapped = Wrapped(lambda request: httpx.Response(200))
+    with httpx.Client(transport=IdempotentTransport(wrapped)):
+        pass
+    httpx.Client(transport=IdempotentTransport(wrapped)).close()
+
+    async def both() -> None:
+        async with httpx.AsyncClient(transport=AsyncIdempotentTransport(wrapped)):
+            pass
+        await httpx.AsyncClient(transport=AsyncIdempotentTransport(wrapped)).aclose()
+
+    asyncio.run(both())
+    assert calls == ["enter", "exit", "close"] * 2
+
+
+def test_a_request_is_pickled_with_its_key() -> None:
+    transport = IdempotentTransport(httpx.MockTransport(lambda request: httpx.Response(200)))
+    with httpx.Client(transport=transport) as http:
+        request = http.post("http://shop.test/").request
+    assert (
+        pickle.loads(pickle.dumps(request)).headers["idempotency-key"] == request.headers["idempotency-key"]
+    )
+
+
+@pytest.mark.parametrize("library", ["httpx", "requests"])
+def test_without_the_library_the_extra_is_named(library: str) -> None:
+    program = f"import sys; sys.modules['{library}'] = None; import fastdedup.client.{library}"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert f"pip install 'fastdedup[{library}]'" in ran.stderr
