@@ -205,9 +205,9 @@ class Attempts:
             return Retry(self._key, self._over, wait, None, error)
         if not self._repeatable:
             error.add_note("fastdedup: not sent again, as its body cannot be read twice: send bytes or text")
-        elif self._over > 1:
+        elif not lasting(error):
             error.add_note(
-                f"fastdedup: given up after {self._over} attempts under one {self._rules.header}; whether the request "
+                f"fastdedup: attempt {self._over} under this {self._rules.header} was the last; whether the request "
                 "took effect is unknown"
             )
         return None

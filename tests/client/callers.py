@@ -134,9 +134,9 @@ class Requests:
         wrapped: Any = None,
     ) -> Answer:
         with requests.Session() as session:
-            session.mount(
-                "http://", IdempotentAdapter(rules=rules, sleep=sleep or Waits(), **(wrapped or {}))
-            )
+            adapter = IdempotentAdapter(rules=rules, sleep=sleep or Waits(), **(wrapped or {}))
+            session.mount("http://", adapter)
+            session.mount("https://", adapter)
             response = session.request(method, url, data=body, headers=headers, timeout=timeout)
             found = {name.lower(): value for name, value in response.headers.items()}
             key = response.request.headers.get("Idempotency-Key")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import ssl
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import trustme
 
 from fastdedup.client import Retry, RetryRules
 from fastdedup.errors import InvalidKeyError
@@ -148,7 +150,7 @@ def test_the_last_error_is_raised_and_says_how_often(call: Caller, stripe: Serve
     with pytest.raises(call.lost) as caught:
         call(url, rules=RetryRules(attempts=2))
     (note,) = caught.value.__notes__
-    assert "given up after 2 attempts" in note
+    assert "attempt 2 under this Idempotency-Key was the last" in note
 
 
 def test_what_the_server_asks_for_beyond_the_time_is_the_callers(
@@ -180,6 +182,16 @@ def test_an_error_of_on_retry_is_the_callers(call: Caller, stripe: Server, url: 
 
     with pytest.raises(LookupError):
         call(url, rules=RetryRules(on_retry=faulty))
+
+
+def test_a_certificate_that_is_not_trusted_is_not_asked_for_again(call: Caller, stripe: Server) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    stripe.socket = context.wrap_socket(stripe.socket, server_side=True)
+    retries: list[Retry] = []
+    with pytest.raises(call.lost, match="CERTIFICATE_VERIFY_FAILED"):
+        call(stripe.url.replace("http", "https"), rules=RetryRules(on_retry=retries.append))
+    assert retries == []
 
 
 # Bodies

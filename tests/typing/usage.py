@@ -1,8 +1,11 @@
 """What type checkers see: read by `mypy --strict`, never run."""
 
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import Any, assert_type
 
+import httpx
+import requests
 from redis.credentials import UsernamePasswordCredentialProvider
 
 from fastdedup import (
@@ -24,6 +27,9 @@ from fastdedup import (
     business_key,
     fingerprint,
 )
+from fastdedup.client import Retry, RetryRules
+from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
+from fastdedup.client.requests import IdempotentAdapter
 from fastdedup.events import (
     BatchedBySlot,
     BreakerClosed,
@@ -209,3 +215,13 @@ def keys() -> None:
     assert_type(business_key("user:7", 9, window=300), str)
     business_key(1.5)  # type: ignore[arg-type] # its text would not be stable
     assert_type(fingerprint({"a": 1}), Fingerprint)
+
+
+def clients() -> None:
+    def told(retry: Retry) -> None:
+        assert_type((retry.status, retry.error), tuple[int | None, Exception | None])
+
+    rules = RetryRules(attempts=3, within=timedelta(seconds=20), on_retry=told)
+    httpx.Client(transport=IdempotentTransport(httpx.HTTPTransport(), rules=rules))
+    httpx.AsyncClient(transport=AsyncIdempotentTransport(rules=rules))
+    requests.Session().mount("https://", IdempotentAdapter(rules=rules, pool_maxsize=20))
