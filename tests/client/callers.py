@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -15,6 +16,8 @@ from fastdedup.client import RetryRules
 from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from fastdedup.client.requests import IdempotentAdapter
 
+TRUST = ssl.create_default_context()
+"""Shared, as making one takes longer than most tests here."""
 TIMEOUT = 5.0
 """Seconds of an attempt, where the test is about something else."""
 
@@ -82,7 +85,8 @@ class Httpx:
         sleep: Waits | None = None,
         wrapped: Any = None,
     ) -> Answer:
-        transport = IdempotentTransport(wrapped, rules=rules, sleep=sleep or Waits())
+        connections = wrapped or httpx.HTTPTransport(verify=TRUST)
+        transport = IdempotentTransport(connections, rules=rules, sleep=sleep or Waits())
         with httpx.Client(transport=transport, timeout=timeout, follow_redirects=True) as client:
             return _answer(client.request(method, url, content=body, headers=headers))
 
@@ -107,7 +111,8 @@ class HttpxAsync:
         content = _awaited(body) if isinstance(body, Iterable) and not isinstance(body, bytes) else body
 
         async def call() -> Answer:
-            transport = AsyncIdempotentTransport(wrapped, rules=rules, sleep=(sleep or Waits()).awaited)
+            connections = wrapped or httpx.AsyncHTTPTransport(verify=TRUST)
+            transport = AsyncIdempotentTransport(connections, rules=rules, sleep=(sleep or Waits()).awaited)
             async with httpx.AsyncClient(
                 transport=transport, timeout=timeout, follow_redirects=True
             ) as client:

@@ -18,7 +18,7 @@ import pytest
 from fastdedup.client import RetryRules
 from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 
-from .callers import Waits
+from .callers import TRUST, Waits
 from .stripe import Server
 
 ONE = httpx.Limits(max_connections=1)
@@ -28,13 +28,15 @@ CHUNKED = {"Transfer-Encoding": "chunked"}
 
 
 def client(**options: Any) -> httpx.Client:
-    transport = IdempotentTransport(httpx.HTTPTransport(limits=ONE), sleep=Waits(), **options)
+    transport = IdempotentTransport(httpx.HTTPTransport(limits=ONE, verify=TRUST), sleep=Waits(), **options)
     return httpx.Client(transport=transport, timeout=2.0)
 
 
 def async_client(**options: Any) -> httpx.AsyncClient:
     sleep = options.pop("sleep", Waits().awaited)
-    transport = AsyncIdempotentTransport(httpx.AsyncHTTPTransport(limits=ONE), sleep=sleep, **options)
+    transport = AsyncIdempotentTransport(
+        httpx.AsyncHTTPTransport(limits=ONE, verify=TRUST), sleep=sleep, **options
+    )
     return httpx.AsyncClient(transport=transport, timeout=2.0)
 
 
