@@ -19,20 +19,19 @@ try:
 except ImportError as error:
     raise ImportError("fastdedup.client.httpx needs httpx: pip install 'fastdedup[httpx]'") from error
 
-from .rules import Attempts, MadeKey, RetryRules
+from .rules import Attempts, RetryRules
 
 __all__ = ["AsyncIdempotentTransport", "IdempotentTransport", "RetryRules"]
 
 LOST = (httpx.TimeoutException, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 """The errors after which it is unknown whether the server has the request."""
-_MADE = "fastdedup.key"
-"""The extension of a request with its `MadeKey`: httpx keeps headers as bytes, which look like a caller's."""
 
 
 class IdempotentTransport(httpx.BaseTransport):
     """Sends requests through another transport, with a key and, where it is safe, again.
 
-    The last response is returned, whatever its status, or the last error raised; `request.headers` has the key.
+    Give it to servers that know the header: one that ignores it carries out each attempt. The last response is
+    returned, whatever its status, or the last error raised; `request.headers` has the key.
 
     Args:
         wrapped: the transport that sends; `httpx.HTTPTransport()` by default. Settings of connections (`verify`,
@@ -54,16 +53,15 @@ class IdempotentTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until its answer is final. The main path."""
-        key = keyed(self._rules, request)
-        if key is None:
+        attempts = begin(self._rules, request)
+        if attempts is None:
             return self._wrapped.handle_request(request)
         if unread(self._rules, request):
             request.read()
-        repeatable = isinstance(request.stream, httpx.ByteStream)
-        attempts = Attempts(self._rules, key, repeatable=repeatable)
+        attempts.repeatable = isinstance(request.stream, httpx.ByteStream)
         while True:
             try:
-                response = self._answer(request, repeatable)
+                response = self._answer(request, attempts.repeatable)
             except LOST as error:
                 retry = attempts.after_error(error)
                 if retry is None:
@@ -71,6 +69,8 @@ class IdempotentTransport(httpx.BaseTransport):
             else:
                 retry = attempts.after_response(response.status_code, response.headers)
                 if retry is None:
+                    if attempts.fresh and response.has_redirect_location:
+                        request.headers.pop(self._rules.header, None)  # its copy goes to another address
                     return response
                 response.close()
             if self._rules.on_retry is not None:
@@ -128,16 +128,15 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until its answer is final. The main path."""
-        key = keyed(self._rules, request)
-        if key is None:
+        attempts = begin(self._rules, request)
+        if attempts is None:
             return await self._wrapped.handle_async_request(request)
         if unread(self._rules, request):
             await request.aread()
-        repeatable = isinstance(request.stream, httpx.ByteStream)
-        attempts = Attempts(self._rules, key, repeatable=repeatable)
+        attempts.repeatable = isinstance(request.stream, httpx.ByteStream)
         while True:
             try:
-                response = await self._answer(request, repeatable)
+                response = await self._answer(request, attempts.repeatable)
             except LOST as error:
                 retry = attempts.after_error(error)
                 if retry is None:
@@ -145,6 +144,8 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
             else:
                 retry = attempts.after_response(response.status_code, response.headers)
                 if retry is None:
+                    if attempts.fresh and response.has_redirect_location:
+                        request.headers.pop(self._rules.header, None)  # its copy goes to another address
                     return response
                 await response.aclose()
             if self._rules.on_retry is not None:
@@ -179,18 +180,15 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         await self._wrapped.__aexit__(exc_type, exc_value, traceback)
 
 
-def keyed(rules: RetryRules, request: httpx.Request) -> str | None:
-    """Give a request its key, and return the header's value; None where it has none."""
+def begin(rules: RetryRules, request: httpx.Request) -> Attempts | None:
+    """Give a request its key, and return its attempts; None where it has no key."""
     own = request.headers.get(rules.header)
-    made = request.extensions.get(_MADE)
-    key = rules.key_for(request.method, str(request.url), made if made == own else own)
-    if isinstance(key, MadeKey):
-        request.extensions = {**request.extensions, _MADE: key}
+    key = rules.key_for(request.method, own)
     if key is None:
-        request.headers.pop(rules.header, None)
-    elif key != own:
+        return None
+    if own is None:
         request.headers[rules.header] = key
-    return key
+    return Attempts(rules, key, fresh=own is None)
 
 
 def unread(rules: RetryRules, request: httpx.Request) -> bool:

@@ -31,7 +31,8 @@ LOST = (exceptions.ConnectionError, exceptions.Timeout, exceptions.ChunkedEncodi
 class IdempotentAdapter(HTTPAdapter):
     """Sends requests with a key and, where it is safe, again.
 
-    The last response is returned, whatever its status, or the last error raised; `request.headers` has the key.
+    Give it to servers that know the header: one that ignores it carries out each attempt. The last response is
+    returned, whatever its status, or the last error raised; `request.headers` has the key.
 
     Args:
         rules: see `RetryRules`.
@@ -65,10 +66,9 @@ class IdempotentAdapter(HTTPAdapter):
     ) -> requests.Response:
         """Send a request until its answer is final. The main path."""
         options = {"stream": stream, "timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
-        key = keyed(self._rules, request)
-        if key is None:
+        attempts = begin(self._rules, request)
+        if attempts is None:
             return super().send(request, **options)
-        attempts = Attempts(self._rules, key, repeatable=repeatable(request))
         while True:
             try:
                 response = self._answer(request, options)
@@ -79,6 +79,8 @@ class IdempotentAdapter(HTTPAdapter):
             else:
                 retry = attempts.after_response(response.status_code, response.headers)
                 if retry is None:
+                    if attempts.fresh and response.is_redirect:
+                        request.headers.pop(self._rules.header, None)  # its copy goes to another address
                     return response
                 response.close()
             if self._rules.on_retry is not None:
@@ -99,15 +101,17 @@ class IdempotentAdapter(HTTPAdapter):
         return response
 
 
-def keyed(rules: RetryRules, request: requests.PreparedRequest) -> str | None:
-    """Give a request its key, and return the header's value; None where it has none."""
+def begin(rules: RetryRules, request: requests.PreparedRequest) -> Attempts | None:
+    """Give a request its key, and return its attempts; None where it has no key."""
     own: str | bytes | None = request.headers.get(rules.header)
-    key = rules.key_for(request.method or "", request.url or "", own)
+    key = rules.key_for(request.method or "", own)
     if key is None:
-        request.headers.pop(rules.header, None)
-    elif own is None or isinstance(own, str):
+        return None
+    if own is None:
         request.headers[rules.header] = key
-    return key
+    attempts = Attempts(rules, key, fresh=own is None)
+    attempts.repeatable = repeatable(request)
+    return attempts
 
 
 def repeatable(request: requests.PreparedRequest) -> bool:

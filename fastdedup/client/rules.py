@@ -40,20 +40,6 @@ def new_key() -> str:
     return str(uuid.uuid4())
 
 
-class MadeKey(str):
-    """A key as its header carries it, made here for one method and address.
-
-    A redirect copies the header to a request for another address, perhaps another host: there it gets a new key.
-    """
-
-    __slots__ = ("address", "sent")
-    address: tuple[str, str]
-    sent: bool
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
-
-
 @dataclass(frozen=True, slots=True)
 class Retry:
     """The fact that a request is about to be sent again, for logs and metrics."""
@@ -127,25 +113,19 @@ class RetryRules:
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def key_for(self, method: str, url: str, own: str | bytes | None) -> str | None:
+    def key_for(self, method: str, own: str | bytes | None) -> str | None:
         """Return the header's value for a request, or None where it gets no key.
 
         Args:
             method: the request's method, in capitals.
-            url: its address.
-            own: the value of its header, if it has one: the caller's, or a `MadeKey`.
+            own: the value of the header that the caller has given it, if any. It is kept.
 
         Raises:
             InvalidKeyError: the caller's header is empty, or `make_key` made no key.
         """
-        address = (method, url)
-        if own is not None and (not isinstance(own, MadeKey) or own.address == address):
+        if own is not None:
             return _text_of(own, self.header)
-        if method not in self.methods:
-            return None
-        made = MadeKey(self._new_value())
-        made.address, made.sent = address, False
-        return made
+        return self._new_value() if method in self.methods else None
 
     def _new_value(self) -> str:
         key = self.make_key()
@@ -171,19 +151,20 @@ class Attempts:
     Args:
         rules: the settings.
         key: the value of the request's key header.
+        fresh: whether the key was made for these attempts, so that nobody else knows it.
+
+    Attributes:
         repeatable: whether the request's body can be sent again.
     """
 
-    def __init__(self, rules: RetryRules, key: str, *, repeatable: bool) -> None:
+    def __init__(self, rules: RetryRules, key: str, *, fresh: bool) -> None:
+        self.fresh = fresh
+        self.repeatable = True
         self._rules = rules
-        self._key = str(key)
-        self._fresh = isinstance(key, MadeKey) and not key.sent
-        self._repeatable = repeatable
+        self._key = key
         self._began = rules.clock()
         # Mutable: the attempts that are over.
         self._over = 0
-        if isinstance(key, MadeKey):
-            key.sent = True
 
     def after_response(self, status: int, headers: Mapping[str, str]) -> Retry | None:
         """Return the retry that follows a response, or None where the response is the caller's."""
@@ -203,7 +184,7 @@ class Attempts:
         wait = None if lasting(error) else self._wait(None)
         if wait is not None:
             return Retry(self._key, self._over, wait, None, error)
-        if not self._repeatable:
+        if not self.repeatable:
             error.add_note("fastdedup: not sent again, as its body cannot be read twice: send bytes or text")
         elif not lasting(error):
             error.add_note(
@@ -218,8 +199,8 @@ class Attempts:
         verdict = headers.get(_VERDICT, "").lower()
         if verdict in ("true", "false"):
             return verdict == "true"
-        # Nobody else knows a key that was just made: a 409 at its first use is the handler's own.
-        alone = self._fresh and self._over == 1
+        # Nobody else knows a fresh key: a 409 at its first use is the handler's own.
+        alone = self.fresh and self._over == 1
         return status in self._rules.statuses and not (status == 409 and told is None and alone)
 
     def _wait(self, told: float | None) -> float | None:
@@ -228,7 +209,7 @@ class Attempts:
         assert isinstance(rules.within, float)
         left = self._began + rules.within - rules.clock()
         least = told or 0.0
-        if not self._repeatable or self._over >= rules.attempts or left <= 0.0 or least > left:
+        if not self.repeatable or self._over >= rules.attempts or left <= 0.0 or least > left:
             return None
         return min(least + self._backoff(), left)
 

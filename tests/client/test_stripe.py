@@ -7,10 +7,14 @@ import ssl
 from contextlib import ExitStack
 from typing import Any
 
+import httpx
 import pytest
+import requests
 import trustme
 
 from fastdedup.client import Retry, RetryRules
+from fastdedup.client.httpx import IdempotentTransport
+from fastdedup.client.requests import IdempotentAdapter
 from fastdedup.errors import InvalidKeyError
 
 from ..servers import free_port
@@ -219,7 +223,7 @@ def test_a_file_is_sent_again_as_a_whole(stripe: Server, url: str) -> None:
 
 @pytest.mark.parametrize("there", ["same", "other"])
 def test_a_redirect_has_a_key_of_its_own_and_keeps_it(call: Caller, stripe: Server, there: str) -> None:
-    """The first host's key says nothing at another address, and another host must not learn it."""
+    """The first key belongs to the first address on its server, and another host must not learn it."""
     with serving() as other:
         target = stripe if there == "same" else other
         target.state.faults.extend(["", "lose"] if there == "same" else ["lose"])
@@ -229,6 +233,18 @@ def test_a_redirect_has_a_key_of_its_own_and_keeps_it(call: Caller, stripe: Serv
     assert [one.key for one in seen] == [answer.key] * 2
     assert stripe.state.seen[0].key not in (None, answer.key)
     assert len(target.state.effects) == 1
+
+
+def test_a_redirect_to_a_host_of_another_transport_has_no_key(stripe: Server) -> None:
+    with serving() as other:
+        mounted = {stripe.url: IdempotentTransport(sleep=Waits())}
+        with httpx.Client(mounts=mounted, follow_redirects=True) as client:
+            client.post(f"{stripe.url}/moved", headers={"X-To": f"{other.url}/charges"})
+        with requests.Session() as session:
+            session.mount(stripe.url, IdempotentAdapter(sleep=Waits()))
+            session.post(f"{stripe.url}/moved", headers={"X-To": f"{other.url}/charges"})
+    assert None not in stripe.state.keys
+    assert other.state.keys == [None, None]
 
 
 def test_a_redirect_to_get_has_no_key(call: Caller, stripe: Server) -> None:
