@@ -1,7 +1,9 @@
 """An adapter of requests that makes an Idempotency-Key for each request, and retries under it.
 
-session = requests.Session()
-session.mount("https://", IdempotentAdapter())
+    session = requests.Session()
+    session.mount("https://api.shop.test/", IdempotentAdapter())
+
+It stands below the session's redirects and logins: each request of these has its own attempts.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class Attempts:
         return None
 
     def _asks_again(self, status: int, headers: Mapping[str, str], told: float | None) -> bool:
-        if any(headers.get(name, "").lower() == "true" for name in _REPLAYED):
+        if status < 400 or any(headers.get(name, "").lower() == "true" for name in _REPLAYED):
             return False
         verdict = headers.get(_VERDICT, "").lower()
         if verdict in ("true", "false"):

@@ -118,7 +118,8 @@ def test_a_replayed_response_is_not_retried(header: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "status", "retried"), [("true", 500, True), ("false", 503, False), ("?", 503, True)]
+    ("verdict", "status", "retried"),
+    [("true", 500, True), ("false", 503, False), ("?", 503, True), ("true", 200, False)],
 )
 def test_stripes_verdict_goes_before_the_status(verdict: str, status: int, retried: bool) -> None:
     assert (begin().after_response(status, {"stripe-should-retry": verdict}) is not None) == retried
