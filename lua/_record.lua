@@ -91,10 +91,11 @@ local function refused(answer)
   return type(answer) == 'table' and not find(tostring(answer.err), 'WRONGTYPE', 1, true)
 end
 
--- True where this node of a Cluster does not serve the key. The words around these differ between the versions of
--- Redis and Valkey.
+-- True where this node of a Cluster does not serve the key, or, since Redis 8 and Valkey 8 in other words, no node does.
+-- The words around these differ between the versions.
 local function elsewhere(refusal)
-  return find(tostring(refusal.err), 'non local key', 1, true)
+  local text = tostring(refusal.err)
+  return find(text, 'non local key', 1, true) or find(text, 'slot not served', 1, true)
 end
 
 -- Sets a fresh record, for a caller whose own attempt to do so was refused. Returns ELSEWHERE, or what the second

@@ -32,6 +32,7 @@ def wrap(error: Exception) -> Exception:
         ("OOM command not allowed when used memory > 'maxmemory'.", "out of memory"),
         ("MASTERDOWN Link with MASTER is down", "lost its primary"),
         ("CLUSTERDOWN Hash slot not served", "cluster is down"),
+        ("ERR Script attempted to access a slot not served", "cluster is down"),
         ("TRYAGAIN Multiple keys request during rehashing of slot", "slot is being moved"),
         ("BUSY Redis is busy running a script.", "another script"),
         ("MISCONF Redis is configured to save RDB snapshots", "cannot persist"),

@@ -63,6 +63,7 @@ _UNAVAILABLE_PREFIXES = {
     "CLUSTERDOWN": CLUSTER_IS_DOWN,
     "Script attempted to execute a": CLUSTER_IS_DOWN,
     "Lua script attempted to execute a": CLUSTER_IS_DOWN,
+    "Script attempted to access a slot not served": CLUSTER_IS_DOWN,
     "TRYAGAIN": "the slot is being moved",
     "BUSY": "Redis is busy running another script",
     "MISCONF": "Redis refuses writes: it cannot persist",
