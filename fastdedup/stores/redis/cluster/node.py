@@ -30,7 +30,7 @@ from ..verbs import load_scripts
 from .calls import PlacedCall, by_slot, whole
 from .single_claims import pack_singles, read_singles, single_claims
 from .slot_table import slot_of
-from .slots import read_redirection
+from .slots import Redirection, read_redirection
 from .topology import Topology
 
 _ASK_AROUND = ("CLUSTERDOWN", "MASTERDOWN", "LOADING", "READONLY")
@@ -219,9 +219,7 @@ class Node:
         if type(answer) is hiredis.ReplyError:
             to = read_redirection(str(answer), self._url.address[0])
             if to is not None:
-                topology = self._topology
-                part = topology.learn(to.slot, to.address) if to.moved else topology.node_at(to.address).asked
-                return [Redirect(part) for _ in call.ops]
+                return [Redirect(self._way(to, len(call.ops))) for _ in call.ops]
             if starts(answer, "TRYAGAIN") and len(call.ops) > 1:
                 # Some of its keys have moved to the next node, some not.
                 return [Redirect(self.singly) for _ in call.ops]
@@ -233,6 +231,14 @@ class Node:
             raise fault
         # An instance for each: a shared exception would collect the tracebacks of all its raisers.
         return [UnavailableError(*fault.args) for _ in call.ops]
+
+    def _way(self, to: Redirection, keys: int) -> Node | SinglyPart:
+        """Return the part to which a redirection of a call leads."""
+        if to.moved:
+            return self._topology.learn(to.slot, to.address)
+        # Redis 6.2 says ASK where only some of the keys are missing. The others are still here, and would get a
+        # second owner at the other node, so each key asks for its own way.
+        return self._topology.node_at(to.address).asked if keys == 1 else self.singly
 
     # Health
 
