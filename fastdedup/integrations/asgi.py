@@ -13,7 +13,7 @@ from ..gateway import Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import parse
 from ..web.policy import PublishedPolicy
-from ..web.request import Request, by_header, everyone
+from ..web.request import Request, by_header, everyone, json_fingerprint
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
 from .exchange import EXCHANGE, AsgiExchange, supported
 from .guard import Guard
@@ -21,7 +21,15 @@ from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .settling import HeldClaim
 from .unreached import watch
 
-__all__ = ["UUID", "IdempotencyMiddleware", "Route", "by_header", "claim_of", "everyone"]
+__all__ = [
+    "UUID",
+    "IdempotencyMiddleware",
+    "Route",
+    "by_header",
+    "claim_of",
+    "everyone",
+    "json_fingerprint",
+]
 
 
 class IdempotencyMiddleware:

@@ -23,6 +23,7 @@ from ..web.header import NAME, parse
 from ..web.policy import rule_facts
 from ..web.request import EVERYONE, Named, RequestTooLarge, Shared
 from ..web.request import everyone as everybody
+from ..web.request import json_fingerprint
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
 from .asgi import claim_of, request_of
@@ -39,7 +40,16 @@ try:
 except ImportError as error:
     raise ImportError("fastdedup.integrations.fastapi needs FastAPI: pip install 'fastdedup[web]'") from error
 
-__all__ = ["UUID", "Claimed", "FormRefused", "Idempotency", "OneTimeToken", "Refusal", "everyone"]
+__all__ = [
+    "UUID",
+    "Claimed",
+    "FormRefused",
+    "Idempotency",
+    "OneTimeToken",
+    "Refusal",
+    "everyone",
+    "json_fingerprint",
+]
 
 _SLOT = "fastdedup.slot"
 Chooser = Callable[[Request], Dedup]

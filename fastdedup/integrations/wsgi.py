@@ -14,14 +14,22 @@ from ..sync import Claim, Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import KeyMissing, parse
 from ..web.policy import PublishedPolicy
-from ..web.request import Named, Request, by_header, everyone
+from ..web.request import Named, Request, by_header, everyone, json_fingerprint
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .settling import HEAD_ROOM
 from .wsgi_exchange import WsgiExchange, WsgiHeldClaim, send
 from .wsgi_request import BadBody, read_body, request_of, route_path, supported
 
-__all__ = ["UUID", "IdempotencyMiddleware", "Route", "by_header", "claim_of", "everyone"]
+__all__ = [
+    "UUID",
+    "IdempotencyMiddleware",
+    "Route",
+    "by_header",
+    "claim_of",
+    "everyone",
+    "json_fingerprint",
+]
 
 _CLAIM = "fastdedup.claim"
 

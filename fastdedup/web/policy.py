@@ -49,7 +49,8 @@ class PublishedPolicy:
             "specification": DRAFT,
             "key": "a String of RFC 8941, quotes optional: 1 to 255 characters, best a UUID; new for each request, "
             "the same for each retry",
-            "scope": "the caller, the method and the route: the same key elsewhere is another key",
+            "scope": "the caller, the method and the route, or its path where key_scope is \"path\": the same key "
+            "elsewhere is another key",
             "operations": [operation_facts(rule, settings) for rule in rules],
             "headers_not_replayed": sorted(name.decode() for name in NEVER),
             "errors": [
@@ -91,6 +92,7 @@ def rule_facts(rule: Rule, settings: Settings | None) -> dict[str, Any]:
     return {
         "key": "required" if rule.required else "optional",
         "key_format": rule.key_format or f".{{1,{MAX_KEY}}}",
+        "key_scope": rule.key_scope,
         "caller": "any" if rule.principal is everyone else "required",
         "lifetime_seconds": ttl if rule.ttl is None else rule.ttl,
         "failure_lifetime_seconds": failure_ttl if rule.failure_ttl is None else rule.failure_ttl,

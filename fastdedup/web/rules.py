@@ -66,6 +66,7 @@ class KeySettings(ClaimSettings, total=False):
     required: bool
     wait: float
     key_format: str | None
+    key_scope: Literal["route", "path"]
 
 
 class RouteSettings(KeySettings, total=False):
@@ -138,6 +139,9 @@ class Rule:
     """The headers that are stored, by the two settings above."""
     key_format: str | None = None
     """A regular expression that the whole key must match, published in the policy; such as `UUID`."""
+    key_scope: Literal["route", "path"] = "route"
+    """What a key belongs to beside its caller and method. "route": `/c/{id}`; a key that was sent to `/c/1` is answered
+    422 at `/c/2`. "path": `/c/1`, with its parameters; at `/c/2` the same key is another key."""
     fingerprint: FingerprintOf = request_fingerprint
     """Returns the parts by which two requests are the same; by default method, path, query and body."""
     retry_after: float = 1.0
@@ -170,6 +174,8 @@ class Rule:
             raise ConfigError(f"unstored must be 'refuse' or 'release', got {self.unstored!r}")
         if self.on_disconnect not in ("finish", "cancel"):
             raise ConfigError(f"on_disconnect must be 'finish' or 'cancel', got {self.on_disconnect!r}")
+        if self.key_scope not in ("route", "path"):
+            raise ConfigError(f"key_scope must be 'route' or 'path', got {self.key_scope!r}")
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
@@ -206,14 +212,14 @@ class Rule:
     def scope_key(self, method: str, path: str, principal: Named, key: str) -> str:
         """Return the record's key, which is unique for caller, method, route and key.
 
-        A route that ends in * stands for many paths: there the request's path counts.
+        A route that ends in * stands for many paths: there the request's path counts, as with `key_scope="path"`.
 
         Raises:
             PrincipalMissing: the principal is None or "": callers without a name would share their keys.
             ConfigError: the principal is of another type.
         """
         owner = "-" if principal is EVERYONE else "=" + _owner(principal)
-        place = path if self.path[-1] == "*" else self.path
+        place = path if self.path[-1] == "*" else self.path if self.key_scope == "route" else _bare(path)
         return business_key(f"{method} {_short(place)}", owner, key)
 
     def mark(self, request: Request) -> Fingerprint:
@@ -233,6 +239,11 @@ class Rule:
         # A route has one record for each key: only the fingerprint tells which path the key was sent to.
         path = request.path.encode("utf-8", "surrogatepass")
         return Fingerprint(blake2b(mark + path, digest_size=16, person=b"path").digest())
+
+
+def declared(path: str) -> str:
+    """Return the path of a rule for a route as its framework declares it, where a * stands for itself."""
+    return "/" + path.lstrip("/").replace("*", "%2A")
 
 
 UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"

@@ -14,7 +14,7 @@ from fastdedup.web import problems
 from fastdedup.web.answers import Settling, replay, settling_of, storable, streams
 from fastdedup.web.policy import PublishedPolicy, statuses
 from fastdedup.web.problems import PROBLEMS, respond, whole_seconds
-from fastdedup.web.request import Request, everyone, request_fingerprint
+from fastdedup.web.request import Request, everyone, json_fingerprint, request_fingerprint
 from fastdedup.web.response import HeaderFilter, Response, ResponseCodec
 from fastdedup.web.rules import Route, Rule, make_rules
 
@@ -228,6 +228,64 @@ def test_a_multipart_body_without_a_boundary_is_taken_as_it_is(kind: str) -> Non
 @pytest.mark.parametrize("path", ["/\udcff", "/\u00e9"])
 def test_odd_paths_have_fingerprints_too(path: str) -> None:
     assert len(mark(path=path)) == 16
+
+
+JSON = "application/json; charset=utf-8"
+
+
+def json_mark(body: bytes, kind: str = JSON, path: str = "/") -> bytes:
+    return json_fingerprint(Request("POST", path, b"", [(b"content-type", kind.encode())], body, {}))
+
+
+def test_neither_order_nor_white_space_of_json_matters() -> None:
+    one = json_mark(b'{"a": 1, "b": {"c": [1, "\\u0041"], "d": null}}')
+    assert one == json_mark(b' {"b":{"d":null,"c":[1,"A"]},\n"a":1}')
+    assert one == json_mark(b'{"b":{"d":null,"c":[1,"A"]},"a":1}', "application/vnd.shop+json")
+
+
+APART = [
+    b"{}",
+    b"[]",
+    b'""',
+    b"null",
+    b'{"a": 1}',
+    b'{"a": 2}',
+    b'{"a": 1, "a": 2}',
+    b'{"a": 2, "a": 1}',
+    b'{"a": "1"}',
+    b'{"a": 1.0}',
+    b'{"a": true}',
+    b'{"a": NaN}',
+    b'{"a": Infinity}',
+    b'{"a": null}',
+    b"[1, 2]",
+    b"[2, 1]",
+    b"12345678901234567890123",
+    b"12345678901234567890124",
+    b"1e400",
+    b"1e401",
+    b'{"o": []}',
+    b'{"o":[]}}',
+    b'{"n":"1"}',
+    b'["n","1"]',
+    b"1",
+    b"9" * 5000,
+    b"[" * 100_000,
+    b"[" * 100_001,
+    b'"\\ud800"',
+    b"\xff",
+]
+
+
+def test_json_bodies_with_other_values_never_collide() -> None:
+    marks = {json_mark(body) for body in APART} | {json_mark(body, "text/plain") for body in APART}
+    assert len(marks) == 2 * len(APART) - len([body for body in APART if not canonical(body)])
+    assert json_mark(b"{}", path="/a") != json_mark(b"{}")
+
+
+def canonical(body: bytes) -> bool:
+    """Return whether the value counts, and not the bytes."""
+    return json_mark(body) != mark(body)
 
 
 # Problems

@@ -12,7 +12,7 @@ from fastdedup import ConfigError
 from fastdedup.protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from fastdedup.web.header import MAX_KEY, BadKey
 from fastdedup.web.request import EVERYONE, PrincipalMissing, Request, by_header, everyone
-from fastdedup.web.rules import UUID, Route, RouteTable, Rule, keeps, make_rules
+from fastdedup.web.rules import UUID, Route, RouteTable, Rule, keeps, declared, make_rules
 
 # Settings
 
@@ -57,6 +57,7 @@ from fastdedup.web.rules import UUID, Route, RouteTable, Rule, keeps, make_rules
         ("drop_headers", "set-cookie"),
         ("key_format", "("),
         ("key_format", 5),
+        ("key_scope", "url"),
         ("fingerprint", None),
         ("fingerprint", b"x" * 16),
         ("retry_after", -1),
@@ -239,6 +240,18 @@ def test_below_a_pattern_the_route_counts_below_a_star_the_path() -> None:
         "POST", "/orders/2/pay", "ann", "k"
     )
     assert EVERY.scope_key("POST", "/a", "ann", "k") != EVERY.scope_key("POST", "/b", "ann", "k")
+
+
+def test_with_the_paths_scope_each_path_has_keys_of_its_own() -> None:
+    pay = Rule("/orders/{id}/pay", everyone, key_scope="path")
+    keys = [pay.scope_key("POST", path, "ann", "k") for path in ("/orders/1/pay", "/orders/2/pay")]
+    assert keys[0] != keys[1]
+    assert pay.scope_key("POST", "/orders/1/pay/", "ann", "k") == keys[0]
+
+
+def test_a_declared_path_stands_for_itself() -> None:
+    assert declared("^a/*$") == "/^a/%2A$"
+    assert declared("/orders/{id}") == "/orders/{id}"
 
 
 @pytest.mark.parametrize("principal", [7, b"ann", True, ["ann"]])

@@ -21,7 +21,7 @@ except ImportError as error:
     ) from error
 
 from ...web.forms import FormRefused, Refusal
-from ...web.request import by_header, everyone
+from ...web.request import by_header, everyone, json_fingerprint
 from ...web.rules import UUID, Route
 from .capture import claim_of
 from .config import gate
@@ -42,6 +42,7 @@ __all__ = [
     "by_header",
     "by_user",
     "everyone",
+    "json_fingerprint",
     # Forms
     "one_time_form",
     "OneTimeFormMixin",

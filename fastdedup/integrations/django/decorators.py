@@ -9,7 +9,7 @@ from django.http import HttpRequest, HttpResponse
 
 from ...errors import ConfigError
 from ...web.request import Principal, everyone
-from ...web.rules import KeySettings, Rule, make_rules
+from ...web.rules import KeySettings, Rule, declared, make_rules
 from .bridge import Bridge
 from .config import function, http, within_limits
 from .middleware import keyed
@@ -119,5 +119,4 @@ def _rule(route: str, settings: dict[str, Any]) -> Rule:
 def _route(request: HttpRequest) -> str:
     """Return the path as it is declared. The request's own path is part of the fingerprint."""
     match = getattr(request, "resolver_match", None)
-    # A * in a rule stands for many paths. In a route it stands for itself, as in a regular expression.
-    return str(request.path) if match is None else "/" + match.route.lstrip("/").replace("*", "%2A")
+    return str(request.path) if match is None else declared(match.route)
