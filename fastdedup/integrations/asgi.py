@@ -32,68 +32,24 @@ __all__ = [
 ]
 
 
-class IdempotencyMiddleware:
-    """Makes requests with an Idempotency-Key happen once, and replays the first response to the others.
-
-        app.add_middleware(IdempotencyMiddleware, dedup=dedup, principal=by_header("x-api-key"))
-
-    Put it inside of the middleware that authenticates or compresses, and outside of the routing. It opens `dedup` and
-    closes it again, unless it was open before. Records live in the namespace `<dedup's>:http`.
-
-    Args:
-        app: the application.
-        dedup: a `Dedup`.
-        routes: paths and `Route`s; every path by default.
-        docs: where the policy is published: a path such as `/idempotency`, which is then served here, or a URL
-            of your own. Every error links to it.
-        settings: the settings of all routes, see `Route` and `fastdedup.web.rules.Rule`; `principal` is required.
+class GuardedApp:
+    """An ASGI application whose requests run under their claim. It opens the `Dedup` where nobody has.
 
     Raises:
-        ConfigError: a setting cannot be used.
+        ConfigError: `dedup` is no `fastdedup.Dedup`.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        dedup: Dedup,
-        *,
-        routes: Sequence[Route | str] = ("/*",),
-        docs: str | None = None,
-        **settings: Unpack[RouteSettings],
-    ) -> None:
+    def __init__(self, app: ASGIApp, dedup: Dedup) -> None:
         if not isinstance(dedup, Dedup):
             raise ConfigError(f"ASGI takes a fastdedup.Dedup, got {dedup!r}")
         self.app = app
         self._lifespan = Lifespan(dedup)
-        rules = make_rules(routes, dict(settings))
-        self._table = RouteTable(rules, lambda rule: Guard(dedup, rule))
-        self._policy = PublishedPolicy(rules, dedup.settings, docs)
         # Mutable: was the application searched for FastAPI, whose errors are watched.
         self._watched = False
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                return await self._lifespan.run(self.app, scope, receive, send)
-            return await self.app(scope, receive, send)
-        path = route_path(scope)
-        if path == self._policy.path and scope["method"] in ("GET", "HEAD"):
-            accept = request_of(scope, b"").header("accept")
-            return await AsgiExchange(receive, send, 0).answer(self._policy.page(accept))
-        guard = self._table.find(scope["method"], path)
-        if guard is None:
-            return await self.app(scope, receive, send)
-        return await self._guarded(guard, scope, receive, send)
-
-    def _docs(self, scope: Scope) -> str | None:
-        """Return the policy's address: a path of this application's is below its mount."""
-        if self._policy.path is None:
-            return self._policy.docs
-        return quote(scope.get("root_path", ""), errors="replace") + self._policy.path
-
-    async def _guarded(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
-        docs = self._docs(scope)
+    async def _guarded(
+        self, guard: Guard, docs: str | None, scope: Scope, receive: Receive, send: Send
+    ) -> None:
         exchange = AsgiExchange(receive, send, guard.rule.max_request)
         claim: Claim | None = None
         try:
@@ -122,6 +78,63 @@ class IdempotencyMiddleware:
         scope = supported(scope, claim)
         scope[EXCHANGE] = exchange
         return await exchange.run(self.app, scope)
+
+
+class IdempotencyMiddleware(GuardedApp):
+    """Makes requests with an Idempotency-Key happen once, and replays the first response to the others.
+
+        app.add_middleware(IdempotencyMiddleware, dedup=dedup, principal=by_header("x-api-key"))
+
+    Put it inside of the middleware that authenticates or compresses, and outside of the routing. It opens `dedup` and
+    closes it again, unless it was open before. Records live in the namespace `<dedup's>:http`.
+
+    Args:
+        app: the application.
+        dedup: a `Dedup`.
+        routes: paths and `Route`s; every path by default.
+        docs: where the policy is published: a path such as `/idempotency`, which is then served here, or a URL
+            of your own. Every error links to it.
+        settings: the settings of all routes, see `Route` and `fastdedup.web.rules.Rule`; `principal` is required.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        dedup: Dedup,
+        *,
+        routes: Sequence[Route | str] = ("/*",),
+        docs: str | None = None,
+        **settings: Unpack[RouteSettings],
+    ) -> None:
+        super().__init__(app, dedup)
+        rules = make_rules(routes, dict(settings))
+        self._table = RouteTable(rules, lambda rule: Guard(dedup, rule))
+        self._policy = PublishedPolicy(rules, dedup.settings, docs)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                return await self._lifespan.run(self.app, scope, receive, send)
+            return await self.app(scope, receive, send)
+        path = route_path(scope)
+        if path == self._policy.path and scope["method"] in ("GET", "HEAD"):
+            accept = request_of(scope, b"").header("accept")
+            return await AsgiExchange(receive, send, 0).answer(self._policy.page(accept))
+        guard = self._table.find(scope["method"], path)
+        if guard is None:
+            return await self.app(scope, receive, send)
+        return await self._guarded(guard, docs_at(self._policy.docs, scope), scope, receive, send)
+
+
+def docs_at(docs: str | None, scope: Scope) -> str | None:
+    """Return the address of a policy: a path of an application is below its mount."""
+    if docs is None or not docs.startswith("/"):
+        return docs
+    return quote(scope.get("root_path", ""), errors="replace") + docs
 
 
 def route_path(scope: Scope) -> str:

@@ -10,7 +10,6 @@ import uuid
 from collections.abc import Callable
 from inspect import isasyncgenfunction, iscoroutinefunction, isfunction
 from typing import Annotated, Any, Literal, Unpack
-from urllib.parse import quote
 
 from ..claim import Claim
 from ..errors import ConfigError, UnavailableError
@@ -21,12 +20,11 @@ from ..web.answers import REFUSALS, answer, refusal, replay
 from ..web.forms import FIELD, HEADER, NOBODY, FormRefused, Refusal
 from ..web.header import NAME, parse
 from ..web.policy import rule_facts
-from ..web.request import EVERYONE, Named, RequestTooLarge, Shared
+from ..web.request import EVERYONE, Named, RequestTooLarge, Shared, json_fingerprint
 from ..web.request import everyone as everybody
-from ..web.request import json_fingerprint
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
-from .asgi import claim_of, request_of
+from .asgi import claim_of, docs_at, request_of
 from .exchange import EXCHANGE, AsgiExchange, supported
 from .guard import Guard
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
@@ -101,9 +99,7 @@ class Idempotency:
 
     def docs_at(self, request: Request) -> str | None:
         """Return the documentation's address: a path of this application's is below its mount."""
-        if self.docs is None or not self.docs.startswith("/"):
-            return self.docs
-        return quote(request.scope.get("root_path", ""), errors="replace") + self.docs
+        return docs_at(self.docs, request.scope)
 
 
 class _Capture:

@@ -140,7 +140,7 @@ class Rule:
     key_format: str | None = None
     """A regular expression that the whole key must match, published in the policy; such as `UUID`."""
     key_scope: Literal["route", "path"] = "route"
-    """What a key belongs to beside its caller and method. "route": `/c/{id}`; a key that was sent to `/c/1` is answered
+    """The place that a key belongs to, beside its caller and method. "route": `/c/{id}`; a key of `/c/1` is answered
     422 at `/c/2`. "path": `/c/1`, with its parameters; at `/c/2` the same key is another key."""
     fingerprint: FingerprintOf = request_fingerprint
     """Returns the parts by which two requests are the same; by default method, path, query and body."""

@@ -12,7 +12,7 @@ from fastdedup import ConfigError
 from fastdedup.protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from fastdedup.web.header import MAX_KEY, BadKey
 from fastdedup.web.request import EVERYONE, PrincipalMissing, Request, by_header, everyone
-from fastdedup.web.rules import UUID, Route, RouteTable, Rule, keeps, declared, make_rules
+from fastdedup.web.rules import UUID, Route, RouteTable, Rule, declared, keeps, make_rules
 
 # Settings
 

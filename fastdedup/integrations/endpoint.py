@@ -1,0 +1,76 @@
+"""One endpoint of an ASGI application under the gate, for the decorators of Starlette and Litestar.
+
+Main path: `EndpointGate.serve` → `GuardedApp._guarded`, as in the middleware.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..gateway import Dedup
+from ..web.policy import PublishedPolicy
+from ..web.rules import declared, make_rules
+from .asgi import GuardedApp, claim_of, docs_at
+from .guard import Guard
+from .lifespan import ASGIApp, Receive, Scope, Send
+
+_ANY = "/*"
+"""The rule's path where the framework does not tell the route: then the request's path is in the record's key."""
+
+
+class EndpointGate:
+    """The rules of an endpoint: one for each route that leads to it.
+
+    Args:
+        dedup: the application's `Dedup`.
+        docs: the address of the documentation, which every error links to.
+        settings: see `fastdedup.web.rules.Rule`.
+
+    Raises:
+        ConfigError: a setting cannot be used, or there is no principal.
+    """
+
+    def __init__(self, dedup: Dedup, docs: str | None, settings: dict[str, Any]) -> None:
+        self._dedup = dedup
+        self._settings = settings
+        rules = make_rules([_ANY], settings)  # so that mistakes show where they are made
+        GuardedApp(_nothing, dedup)
+        self._docs = PublishedPolicy(rules, dedup.settings, docs).docs
+        # Mutable: the guards by route; an application has a fixed number of routes.
+        self._guards: dict[str, Guard] = {}
+
+    def guarded(self, app: ASGIApp) -> GuardedEndpoint:
+        """Return the application of an endpoint, under this gate."""
+        return GuardedEndpoint(app, self._dedup, self)
+
+    def guard_of(self, scope: Scope, route: str | None) -> Guard | None:
+        """Return the guard of a request's route; None where its method takes no key, or it is claimed already."""
+        path = _ANY if route is None else declared(route)
+        guard = self._guards.get(path)
+        if guard is None:
+            guard = self._guards[path] = Guard(self._dedup, make_rules([path], self._settings)[0])
+        keyed = scope["method"].upper() in guard.rule.methods and claim_of(scope) is None
+        return guard if keyed else None
+
+    def docs_at(self, scope: Scope) -> str | None:
+        """Return the documentation's address: a path of this application's is below its mount."""
+        return docs_at(self._docs, scope)
+
+
+class GuardedEndpoint(GuardedApp):
+    """An endpoint under its gate."""
+
+    def __init__(self, app: ASGIApp, dedup: Dedup, gate: EndpointGate) -> None:
+        super().__init__(app, dedup)
+        self._gate = gate
+
+    async def serve(self, route: str | None, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request; `route` is the endpoint's path as it is declared."""
+        guard = self._gate.guard_of(scope, route) if scope["type"] == "http" else None
+        if guard is None:
+            return await self.app(scope, receive, send)
+        return await self._guarded(guard, self._gate.docs_at(scope), scope, receive, send)
+
+
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    """Stand for the application while the settings are checked."""
