@@ -14,9 +14,8 @@ from typing import Annotated, Any, Literal, Unpack
 from ..claim import Claim
 from ..errors import ConfigError, UnavailableError
 from ..gateway import Dedup
-from ..model import Outcome
 from ..web import forms
-from ..web.answers import REFUSALS, answer, refusal, replay
+from ..web.answers import REFUSALS, answer, refusal
 from ..web.forms import FIELD, HEADER, NOBODY, FormRefused, Refusal
 from ..web.header import NAME, parse
 from ..web.policy import rule_facts
@@ -247,11 +246,8 @@ def OneTimeToken(  # noqa: N802
                 HeldClaim(claim, guard.rule, guard.forms, idempotency.docs_at(request), contents),
             )
             return claim
-        if claim.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
-            raise forms.refusal_of(claim.outcome)
-        stored = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
-        forms.check_contents(stored, contents)
-        raise _Answered(replay(stored, idempotency.docs_at(request)))
+        docs = idempotency.docs_at(request)
+        raise _Answered(forms.first_response(claim, contents, docs, person=False))
 
     return Depends(redeemed)
 

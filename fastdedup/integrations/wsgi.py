@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from inspect import isawaitable, iscoroutine
 from typing import Unpack
 from urllib.parse import quote
@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 _CLAIM = "fastdedup.claim"
+ReadBody = Callable[[WSGIEnvironment, int], bytes]
+"""A function that returns a request's body, of at most so many bytes."""
 
 
 class WsgiGuard:
@@ -41,7 +43,7 @@ class WsgiGuard:
         ConfigError: the rule needs something that WSGI does not have.
     """
 
-    __slots__ = ("_dedup", "rule")
+    __slots__ = ("_dedup", "_forms", "rule")
 
     def __init__(self, dedup: Dedup, rule: Rule) -> None:
         if rule.on_disconnect == "cancel":
@@ -50,14 +52,35 @@ class WsgiGuard:
                 "its client has left; only 'finish' can be had"
             )
         self.rule = rule
-        self._dedup = dedup.scoped(
-            "http",
+        self._dedup = self._with_settings(dedup, "http")
+        self._forms = self._with_settings(
+            dedup, None
+        )  # the namespace in which the application issues its tokens
+
+    def _with_settings(self, dedup: Dedup, name: str | None) -> Dedup:
+        rule = self.rule
+        return dedup.scoped(
+            name,
             lease=rule.lease,
             ttl=rule.ttl,
             failure_ttl=rule.failure_ttl,
             codec=ResponseCodec(spelled=True),
             max_result=rule.max_response + HEAD_ROOM,
         )
+
+    def ask(self, environ: WSGIEnvironment, docs: str | None, read: ReadBody) -> Claim | Response | None:
+        """Return the claim that a request acquired, or the answer in its handler's place.
+
+        None for a request without a key. Raises what the principal and fingerprint functions raise.
+        """
+        try:
+            key = self.key_of(environ)
+            if key is None:
+                return None
+            claim = self.claim(request_of(environ, read(environ, self.rule.max_request)), key)
+        except (*REFUSALS, BadBody) as error:
+            return refused(error, self.rule, docs)
+        return claim if claim.acquired else answer(claim, self.rule, docs)
 
     def key_of(self, environ: WSGIEnvironment) -> str | None:
         """Return a request's key, or None for a request without a key.
@@ -80,10 +103,16 @@ class WsgiGuard:
         rule = self.rule
         name = rule.scope_key(request.method, request.path, self._principal(request), key)
         mark = rule.mark(request)
-        claim = self._dedup.claim(name, fingerprint=mark, renew=rule.renew)
-        if rule.wait and claim.outcome is Outcome.IN_PROGRESS:  # as `patiently` in guard.py
-            claim = self._dedup.claim(name, fingerprint=mark, wait=rule.wait, renew=rule.renew)
-        return claim
+        return _patiently(
+            lambda wait: self._dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew), rule.wait
+        )
+
+    def redeem(self, token: str, subject: object) -> Claim:
+        """Redeem a form's token. Raises what `Tokens.redeem` raises."""
+        rule = self.rule
+        return _patiently(
+            lambda wait: self._forms.tokens.redeem(token, subject, wait=wait, renew=rule.renew), rule.wait
+        )
 
     def _principal(self, request: Request) -> Named:
         principal = self.rule.principal(request)
@@ -92,6 +121,12 @@ class WsgiGuard:
         if iscoroutine(principal):
             principal.close()
         raise ConfigError(f"principal={self.rule.principal!r} is async: under WSGI give a plain function")
+
+
+def _patiently(claim: Callable[[float], Claim], wait: float) -> Claim:
+    """Claim, and wait for an owner at work only, as `patiently` in guard.py."""
+    found = claim(0.0)
+    return claim(wait) if wait and found.outcome is Outcome.IN_PROGRESS else found
 
 
 class IdempotencyMiddleware:
@@ -146,31 +181,23 @@ class IdempotencyMiddleware:
             return self.app(environ, start_response)
         return self._guarded(guard, environ, start_response)
 
-    def _docs(self, environ: WSGIEnvironment) -> str | None:
-        """Return the policy's address: a path of this application's is below its mount."""
-        if self._policy.path is None:
-            return self._policy.docs
-        return quote(environ.get("SCRIPT_NAME", ""), encoding="latin-1") + self._policy.path
-
     def _guarded(
         self, guard: WsgiGuard, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
-        docs = self._docs(environ)
-        claim: Claim | None = None
-        try:
-            key = guard.key_of(environ)
-            if key is not None:
-                body = read_body(environ, guard.rule.max_request)
-                claim = guard.claim(request_of(environ, body), key)
-        except (*REFUSALS, BadBody) as error:
-            return send(start_response, _refusal(error, guard.rule, docs))
-        if claim is None:  # outside of the `try`: the application's exceptions are its own
+        docs = docs_at(self._policy.docs, environ)
+        got = guard.ask(environ, docs, read_body)
+        if got is None:
             return self.app(environ, start_response)
-        if not claim.acquired:
-            return send(start_response, answer(claim, guard.rule, docs))
-        environ[_CLAIM] = claim
-        supported(environ)
-        return WsgiExchange(start_response, WsgiHeldClaim(claim, guard.rule, docs)).run(self.app, environ)
+        if isinstance(got, Response):
+            return send(start_response, got)
+        hold(environ, got)
+        return WsgiExchange(start_response, WsgiHeldClaim(got, guard.rule, docs)).run(self.app, environ)
+
+
+def hold(environ: WSGIEnvironment, claim: Claim) -> None:
+    """Show the application its claim, and hide what would bypass the capture of its response."""
+    environ[_CLAIM] = claim
+    supported(environ)
 
 
 def claim_of(environ: WSGIEnvironment) -> Claim | None:
@@ -182,5 +209,13 @@ def claim_of(environ: WSGIEnvironment) -> Claim | None:
     return environ.get(_CLAIM)
 
 
-def _refusal(error: Exception, rule: Rule, docs: str | None) -> Response:
+def docs_at(docs: str | None, environ: WSGIEnvironment) -> str | None:
+    """Return the address of a policy: a path of an application is below its mount."""
+    if docs is None or not docs.startswith("/"):
+        return docs
+    return quote(environ.get("SCRIPT_NAME", ""), encoding="latin-1") + docs
+
+
+def refused(error: Exception, rule: Rule, docs: str | None) -> Response:
+    """Return the answer for one of `REFUSALS`, or for a body that cannot be read."""
     return error.response(docs) if isinstance(error, BadBody) else refusal(error, rule, docs)

@@ -30,18 +30,22 @@ class WsgiHeldClaim:
     claim: Claim
     rule: Rule
     docs: str | None
+    mark: bytes = b""
+    """The request's fingerprint, where the record does not have it."""
 
 
 class WsgiExchange:
     """Takes the server's place for the application, which gets its `start_response`.
 
     A response is held back until it is whole and stored, so that nobody sees a result that a retry would not get. A
-    stream, and a response that is too large to be kept, goes through as it comes.
+    stream, and a response that is too large to be kept, goes through as it comes; without a claim every one does.
     """
 
-    def __init__(self, start_response: StartResponse, held: WsgiHeldClaim) -> None:
+    def __init__(self, start_response: StartResponse, held: WsgiHeldClaim | None = None) -> None:
         self._server = start_response
-        self._held = held
+        # Mutable: the claim, which may come while the application runs; whether the handler says that it did nothing.
+        self._claim = held
+        self.undone = False
         # Mutable: the status line and headers, the body so far, and the application's iterable; the server's
         # own write() once the response goes through; whether the claim is settled.
         self._status = ""
@@ -51,6 +55,20 @@ class WsgiExchange:
         self._source: Iterable[bytes] = ()
         self._through: Write | None = None
         self._settled = False
+
+    @property
+    def holds(self) -> bool:
+        """True where there is a claim."""
+        return self._claim is not None
+
+    def hold(self, held: WsgiHeldClaim) -> None:
+        """Settle this claim by the response, which has not begun yet."""
+        self._claim = held
+
+    @property
+    def _held(self) -> WsgiHeldClaim:
+        assert self._claim is not None
+        return self._claim
 
     # The application
 
@@ -62,11 +80,15 @@ class WsgiExchange:
         """
         try:
             self._source = app(environ, self.start_response)
+            if not self.holds:
+                return self._source
             chunks = iter(self._source)
             # A stream is not read before the server reads it.
             whole = self._through is None and all(map(self._hold, chunks))
             return self._whole() if whole else Stream(self, chunks, self._taken())
         except BaseException as error:
+            if not self.holds:
+                raise
             try:
                 self.close()
             finally:
@@ -102,6 +124,8 @@ class WsgiExchange:
         Raises:
             BaseException: the one of `exc_info`, where the response is on its way already.
         """
+        if not self.holds:
+            return self._server(status, headers, *(() if exc_info is None else (exc_info,)))
         if self._status and exc_info is None:
             raise AssertionError("start_response() was called twice, and without exc_info")
         try:
@@ -167,7 +191,7 @@ class WsgiExchange:
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers]
         status, reason = int(self._status[:3]), self._status[4:]
         own = "" if reason == _PHRASES.get(status) else reason
-        return Response(status, headers, body, whole, reason=own)
+        return Response(status, headers, body, whole, self._held.mark, own)
 
     def _refuse_lost(self) -> list[bytes]:
         held = self._held
@@ -180,7 +204,7 @@ class WsgiExchange:
         """Settle by a response; return the response's marks, or None where the claim was lost."""
         self._settled = True
         held = self._held
-        how = settling_of(held.rule, response)
+        how = Settling.RELEASE if self.undone else settling_of(held.rule, response)
         try:
             stored = self._settled_in_time(how, response)
         except ClaimLostError as error:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from html import escape
 from urllib.parse import SplitResult, quote, urlsplit
 
 from ..errors import UnavailableError
 from ..model import Outcome
+from .answers import AnsweredClaim, replay
 from .problems import ProblemType, respond, whole_seconds
 from .request import Request
-from .response import Response
+from .response import DEGRADED, Response
 
 FIELD = "one_time_token"
 HEADER = "X-One-Time-Token"
@@ -20,6 +22,7 @@ NOBODY = ("nobody",)
 WAIT = 10.0
 """Seconds that a second click waits for the first click's page."""
 _BUSY_RETRY = 2.0
+_SOON = 1.0
 _STYLE = (
     "body{font:17px/1.6 system-ui,sans-serif;max-width:34rem;margin:15vh auto;padding:0 1.5rem;"
     "color-scheme:light dark}"
@@ -99,11 +102,19 @@ class FormRefused(Exception):
         super().__init__(f"{reason}: {self.title}")
 
     def response(self, request: Request) -> Response:
-        """Return a page with the message and a link back to the form; for clients other than browsers, a problem."""
+        """Return a page with the message and a link back to the form.
+
+        For htmx (HX-Request) the message alone, to be swapped into the page; for other scripts a problem.
+        """
+        if request.header("hx-request") == "true":
+            return self._html(notice(self.title, self.message))
         if "text/html" not in (request.header("accept") or ""):
             problem = ProblemType(f"form-{self.reason}", self.status, self.title, self.message)
             return respond(problem, retry_after=self.retry_after)
-        body = self._page(_origin(request)).encode()
+        return self._html(self._page(_origin(request)))
+
+    def _html(self, text: str) -> Response:
+        body = text.encode()
         headers = [(b"content-type", b"text/html; charset=utf-8"), (b"content-length", b"%d" % len(body))]
         if self.retry_after is not None:
             headers.append((b"retry-after", whole_seconds(self.retry_after)))
@@ -116,6 +127,76 @@ class FormRefused(Exception):
             f"<h1>{escape(self.title)}</h1><p>{escape(self.message)}</p>"
             f'<a href="{escape(back)}">Open a fresh form</a></html>'
         )
+
+
+def notice(title: str, message: str) -> str:
+    """Return why a form was refused, as a part of a page."""
+    return f'<div class="one-time-notice" role="alert"><strong>{escape(title)}</strong><p>{escape(message)}</p></div>'
+
+
+def hidden_input(field: str, token: str) -> str:
+    """Return the input of a form that has its token.
+
+    `autocomplete="off"`, because otherwise a browser that reloads the page puts the former token back.
+    """
+    return f'<input type="hidden" name="{escape(field)}" value="{escape(token)}" autocomplete="off">'
+
+
+def sent_token(token: str | None) -> str:
+    """Return the token that a form was sent with.
+
+    Raises:
+        FormRefused: it has none, or an empty one: that was rendered while the store was unavailable.
+    """
+    if token is None:
+        raise FormRefused(Refusal.MISSING)
+    if not token:
+        raise FormRefused(Refusal.UNAVAILABLE, retry_after=_SOON)
+    return token
+
+
+def contents(fields: str, files: Iterable[tuple[str, str | None, str | None, str]]) -> bytes:
+    """Return a form's contents for its fingerprint.
+
+    Args:
+        fields: the fields as they are encoded in a URL, without those that differ in each page.
+        files: the name, the file's name, its type and the digest of its content, for each file.
+    """
+    lines = [f"{name!r} {filename!r} {kind!r} {digest}" for name, filename, kind, digest in files]
+    return "\n".join((fields, *lines)).encode("utf-8", "surrogateescape")
+
+
+def first_response(claim: AnsweredClaim, mark: bytes, docs: str | None, *, person: bool) -> Response:
+    """Return the first response for a form that was sent before.
+
+    Args:
+        claim: the claim of its token, which was not acquired.
+        mark: the fingerprint of the form.
+        docs: the address of the documentation.
+        person: True where a person sees the answer; False for a script, which gets a problem.
+
+    Raises:
+        FormRefused: the first form still runs, had other contents, or its page cannot be shown again; or the token is
+            unknown, or another person's.
+    """
+    if claim.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
+        raise refusal_of(claim.outcome)
+    stored = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
+    check_contents(stored, mark)
+    if person and (stored is None or not stored.whole):
+        raise _done_before()
+    response = replay(stored, docs)
+    return response.marked(DEGRADED) if claim.degraded else response
+
+
+def _done_before() -> FormRefused:
+    """Return the refusal for a form whose first page was not stored, because it was a stream or too large."""
+    error = FormRefused(
+        Refusal.CHANGED
+    )  # as with CHANGED, the first form took effect, and this form does not
+    error.status, error.title = 409, "This form was sent before"
+    error.message = "It was done; its page cannot be shown again. To do it once more use a fresh form."
+    return error
 
 
 def refusal_of(outcome: Outcome) -> FormRefused:

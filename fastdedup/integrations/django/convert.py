@@ -18,6 +18,7 @@ from django.http import (
     RawPostDataException,
 )
 
+from ...web.forms import contents
 from ...web.header import parse
 from ...web.request import Request, RequestTooLarge
 from ...web.response import Response
@@ -81,12 +82,12 @@ def form_of(request: HttpRequest, *without: str) -> bytes:
     fields = request.POST.copy()
     for name in (_CSRF, *without):
         fields.pop(name, None)
-    files = [
-        f"{name!r} {upload.name!r} {upload.content_type!r} {_digest(upload)}"
+    files = (
+        (name, upload.name, upload.content_type, _digest(upload))
         for name, uploads in request.FILES.lists()
         for upload in uploads
-    ]
-    return "\n".join((fields.urlencode(), *files)).encode("utf-8", "surrogateescape")
+    )
+    return contents(fields.urlencode(), files)
 
 
 def response_of(response: HttpResponse, limit: int, mark: bytes) -> Response:

@@ -11,21 +11,20 @@ from django.http import HttpRequest, HttpResponse, QueryDict
 from django.utils.datastructures import MultiValueDict
 
 from ...errors import UnavailableError
-from ...model import Outcome
-from ...web.answers import refusal, replay
+from ...web.answers import refusal
 from ...web.forms import (
     HEADER,
     NOBODY,
     WAIT,
     FormRefused,
     Refusal,
-    check_contents,
-    refusal_of,
+    first_response,
+    sent_token,
     unavailable,
 )
 from ...web.problems import whole_seconds
 from ...web.request import RequestTooLarge, everyone
-from ...web.response import DEGRADED, Response
+from ...web.response import Response
 from ...web.rules import ClaimSettings, Rule
 from . import convert
 from .bridge import Bridge
@@ -41,7 +40,6 @@ View = TypeVar("View", bound=Callable[..., Any])
 Refused = Callable[[HttpRequest, FormRefused], Any]
 _SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-_SOON = 1.0
 _PAGES: WeakSet[Any] = WeakSet()
 """Views that have answered a GET. A view that never has (for example inside of require_POST) may expect form data,
 so it must not be called to get its page."""
@@ -149,7 +147,7 @@ class _OneTime:
 
     async def _redeemed(self, bridge: Bridge, request: HttpRequest, form: Form) -> Hold | Response:
         """Return the claim for the first form, and the first response for a duplicate. Raises FormRefused."""
-        form.token = token = _sent_token(request, form.field)
+        form.token = token = sent_token(request.headers.get(HEADER) or request.POST.get(form.field))
         contents = self._mark(request, form.field)
         who = await subject_of(bridge, request)
         subject = NOBODY if who is None else who
@@ -164,15 +162,7 @@ class _OneTime:
             raise unavailable(error) from None
         if got.hold is not None:
             return got.hold
-        claim = got.claim
-        if claim.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
-            raise refusal_of(claim.outcome)
-        stored = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
-        check_contents(stored, contents)
-        if HEADER not in request.headers and (stored is None or not stored.whole):
-            raise _done_before()
-        response = replay(stored, None)
-        return response.marked(DEGRADED) if claim.degraded else response
+        return first_response(got.claim, contents, None, person=HEADER not in request.headers)
 
     def _mark(self, request: HttpRequest, field: str) -> bytes:
         if request.method == "POST" and request.content_type in _FORMS:
@@ -202,26 +192,6 @@ class _OneTime:
             *asked.headers,
         ]  # the host as the proxy reports it
         return convert.reply(error.response(asked))
-
-
-def _sent_token(request: HttpRequest, field: str) -> str:
-    """Return the token of the request. An empty token was rendered while the store was unavailable."""
-    token = request.headers.get(HEADER) or request.POST.get(field)
-    if token is None:
-        raise FormRefused(Refusal.MISSING)
-    if not token:
-        raise FormRefused(Refusal.UNAVAILABLE, retry_after=_SOON)
-    return str(token)
-
-
-def _done_before() -> FormRefused:
-    """Return the refusal for a form whose first page was not stored, because it was a stream or too large."""
-    error = FormRefused(
-        Refusal.CHANGED
-    )  # as with CHANGED, the first form took effect, and this form does not
-    error.status, error.title = 409, "This form was sent before"
-    error.message = "It was done; its page cannot be shown again. To do it once more use a fresh form."
-    return error
 
 
 def _told(request: HttpRequest, page: HttpResponse, error: FormRefused) -> HttpResponse:

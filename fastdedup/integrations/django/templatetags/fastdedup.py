@@ -7,9 +7,9 @@ from typing import Any
 from django import template
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest
-from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 
+from ....web.forms import hidden_input, notice
 from ..tokens import form_of, token_for
 
 register = template.Library()
@@ -19,18 +19,12 @@ register = template.Library()
 def one_time_token(context: template.Context, ttl: float | None = None) -> SafeString:
     """Render a hidden input with a token: a new token, unless the form that was sent may be sent again.
 
-    `autocomplete="off"`, because otherwise a browser that reloads the page puts the former token back.
-
     Args:
         context: has the `request`.
         ttl: seconds in which the form can be sent; by default the `Dedup`'s `token_ttl`.
     """
     request = _request(context)
-    return format_html(
-        '<input type="hidden" name="{}" value="{}" autocomplete="off">',
-        form_of(request).field,
-        token_for(request, ttl),
-    )
+    return mark_safe(hidden_input(form_of(request).field, token_for(request, ttl)))
 
 
 @register.simple_tag(takes_context=True)
@@ -39,11 +33,7 @@ def one_time_notice(context: template.Context) -> SafeString:
     refused = getattr(_request(context), "form_refused", None)
     if refused is None:
         return SafeString()
-    return format_html(
-        '<div class="one-time-notice" role="alert"><strong>{}</strong><p>{}</p></div>',
-        refused.title,
-        refused.message,
-    )
+    return mark_safe(notice(refused.title, refused.message))
 
 
 def _request(context: Any) -> HttpRequest:
