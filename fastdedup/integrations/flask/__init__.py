@@ -1,0 +1,46 @@
+"""Flask 3.0 and later: `@idempotent` and `@one_time_form` for views, classes of views and blueprints.
+
+    gate = FastDedup(app, Dedup("redis://localhost:6379/0", namespace="shop"))    # fastdedup.sync.Dedup
+
+    @app.post("/orders")
+    @idempotent(principal=by_session("user_id"), required=True)
+    def order(): ...
+
+The claim is made in the view's place, after all `before_request` functions, so `principal` may use `session` and `g`.
+The response settles it as the client gets it: after error handlers and `after_request` functions.
+"""
+
+try:
+    import flask as _flask  # noqa: F401
+except ImportError as error:
+    raise ImportError("fastdedup.integrations.flask needs Flask: pip install 'fastdedup[flask]'") from error
+
+from ...web.forms import FormRefused, Refusal
+from ...web.request import by_header, everyone, json_fingerprint
+from ...web.rules import UUID
+from .exchange import claim_of
+from .extension import FastDedup
+from .keys import idempotent
+from .names import by_session, session_subject
+from .one_time import one_time_form
+from .tokens import issue_token, reopen
+
+__all__ = [
+    # The gate
+    "FastDedup",
+    "claim_of",
+    # Keys
+    "idempotent",
+    "UUID",
+    "by_header",
+    "by_session",
+    "everyone",
+    "json_fingerprint",
+    # Forms
+    "one_time_form",
+    "FormRefused",
+    "Refusal",
+    "issue_token",
+    "reopen",
+    "session_subject",
+]

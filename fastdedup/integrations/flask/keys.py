@@ -1,0 +1,131 @@
+"""`@idempotent`: a view's requests with an Idempotency-Key take effect once. Main path: `FlaskOperation.handle`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import isawaitable
+from typing import Any, TypeVar, Unpack
+
+import flask
+
+from ...errors import ConfigError
+from ...web.request import Principal, Request, everyone
+from ...web.response import REPLAYED, Response
+from ...web.rules import KeySettings, Rule, declared, make_rules
+from ..wsgi import WsgiGuard, hold
+from ..wsgi_exchange import WsgiHeldClaim
+from .exchange import claim_of, exchange, reply
+from .names import text_of
+from .state import MARK, AppState, current, route_of
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+def idempotent(
+    *, principal: Principal | None = None, **settings: Unpack[KeySettings]
+) -> Callable[[View], View]:
+    """Decorate a view: a POST or PATCH request with an Idempotency-Key takes effect once.
+
+        @app.post("/orders")
+        @idempotent(principal=by_session("user_id"), required=True, wait=5.0)
+        def order(): ...
+
+    Write it below the decorator of the route, and below those that authorize. Classes: decorate a method of a
+    MethodView, or list it in `decorators`. Async views work as in Flask itself. The response settles the key, also
+    one that an error handler makes; an exception that nobody handles releases it.
+
+    Args:
+        principal: a plain function that names the caller whom a key belongs to. It runs in the request's context, so
+            it may use `session`, `g` and `flask.request`; by default the one of `FastDedup`.
+        settings: see `fastdedup.web.rules.Rule`. The settings of `FastDedup` apply here, too.
+
+    Raises:
+        ConfigError: a setting cannot be used or is unknown.
+    """
+    named = {} if principal is None else {"principal": principal}
+    operation = FlaskOperation({**settings, **named})
+
+    def decorate(view: View) -> View:
+        return decorated(view, operation, operation.handle)
+
+    return decorate
+
+
+class FlaskOperation:
+    """The rules of a decorated view: a rule for each route that leads to it.
+
+    Raises:
+        ConfigError: a setting cannot be used, or is unknown.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        make_rules(["/"], {"principal": everyone, **settings})  # so that a mistake raises where it is made
+        self._settings = settings
+
+    def limit(self, state: AppState) -> int | None:
+        """Return how many bytes of the current request's body are read; None where it claims no key."""
+        if "HTTP_IDEMPOTENCY_KEY" not in flask.request.environ:
+            return None
+        rule = self._guard(state).rule
+        return rule.max_request if flask.request.method in rule.methods and claim_of() is None else None
+
+    def rule(self, state: AppState, route: str) -> Rule:
+        """Return the rule of a route. Raises ConfigError where there is no principal."""
+        rule = make_rules([declared(route)], {**state.settings, **self._settings})[0]
+        principal = rule.principal
+        return rule if principal is everyone else replace(rule, principal=_named_by(principal))
+
+    def _guard(self, state: AppState) -> WsgiGuard:
+        route = route_of(flask.request.url_rule)
+        guard = state.guards.get((self, route))
+        if guard is None:
+            guard = state.guards[self, route] = WsgiGuard(state.dedup, self.rule(state, route))
+        return guard
+
+    def handle(self, view: Callable[[], Any]) -> Any:
+        """Answer a request."""
+        state, environ, held = current(), flask.request.environ, exchange()
+        guard = self._guard(state)
+        if flask.request.method not in guard.rule.methods or claim_of() is not None:
+            return view()
+        docs = state.docs_at(environ)
+        got = guard.ask(environ, docs, held.body_of)
+        if got is None:
+            return view()
+        if isinstance(got, Response):
+            return held.instead(got) if got.header(REPLAYED[0]) else reply(got)
+        hold(environ, got)
+        held.hold(WsgiHeldClaim(got, guard.rule, docs))
+        return view()
+
+
+def _named_by(principal: Principal) -> Principal:
+    """Return a principal function that may also return a number or a UUID, as sessions have them."""
+
+    def named(request: Request) -> Any:
+        found = principal(request)
+        return found if isawaitable(found) else text_of(found, "principal")
+
+    return named
+
+
+def decorated(view: View, rules: Any, handle: Callable[[Callable[[], Any]], Any]) -> View:
+    """Return a view that calls `handle` with the view.
+
+    Raises:
+        ConfigError: the object is not a view.
+    """
+    if not callable(view) or isinstance(view, type):
+        raise ConfigError(
+            f"a view function must be decorated, got {view!r}: in a MethodView decorate a method, or list the "
+            "decorator in its `decorators`"
+        )
+
+    @functools.wraps(view)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        return handle(lambda: flask.current_app.ensure_sync(view)(*args, **kwargs))
+
+    setattr(guarded, MARK, rules)
+    return guarded  # type: ignore[return-value] # it is called as the view is

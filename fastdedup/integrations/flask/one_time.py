@@ -1,0 +1,170 @@
+"""`@one_time_form`: a form takes effect once. Main path: `OneTimeView.handle` → `_answered`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Any, TypeVar, Unpack, overload
+from urllib.parse import urlencode
+from wsgiref.types import WSGIEnvironment
+
+import flask
+from werkzeug.datastructures import FileStorage
+
+from ...errors import ConfigError, UnavailableError
+from ...web.forms import (
+    HEADER,
+    NOBODY,
+    WAIT,
+    FormRefused,
+    contents,
+    first_response,
+    sent_token,
+    unavailable,
+)
+from ...web.request import RequestTooLarge, everyone
+from ...web.rules import ClaimSettings, Rule
+from ..wsgi import WsgiGuard, hold, refused
+from ..wsgi_exchange import WsgiHeldClaim
+from ..wsgi_request import BadBody, request_of
+from .exchange import FlaskExchange, exchange, reply
+from .keys import decorated
+from .names import Subject
+from .state import AppState, current
+from .tokens import FlaskForm, open_form, subject_of
+
+View = TypeVar("View", bound=Callable[..., Any])
+_SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
+_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_CSRF = "csrf_token"
+"""The field of Flask-WTF, which differs in each page."""
+
+
+@overload
+def one_time_form(view: View, /) -> View: ...
+
+
+@overload
+def one_time_form(
+    *,
+    subject: Subject | None = None,
+    field: str | None = None,
+    wait: float = WAIT,
+    **settings: Unpack[ClaimSettings],
+) -> Callable[[View], View]: ...
+
+
+def one_time_form(
+    view: Any = None,
+    /,
+    *,
+    subject: Subject | None = None,
+    field: str | None = None,
+    wait: float = WAIT,
+    **settings: Unpack[ClaimSettings],
+) -> Any:
+    """Decorate a view whose form takes effect once: GET passes, any other method redeems the form's token.
+
+        @app.route("/order", methods=["GET", "POST"])
+        @one_time_form
+        def order(): ...                                  # the template has {{ one_time_token() }} in its form
+
+    The same form again (a second click, a refresh, a duplicated tab) gets the first response. Any other form that
+    cannot be accepted raises FormRefused. A short page answers it, unless an `errorhandler(FormRefused)` of yours
+    shows the form anew. A script sends the token in the header X-One-Time-Token.
+
+    Args:
+        view: the view, where the decorator is used without arguments.
+        subject: a function that returns the subject of its tokens; by default the one of `FastDedup`.
+        field: the form's field; by default the one of `FastDedup`.
+        wait: seconds that a second click waits for the first click's page.
+        settings: see `fastdedup.web.rules.Rule`.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
+    form = OneTimeView(Rule("/", everyone, wait=wait, **settings), subject, field)
+
+    def decorate(view: Any) -> Any:
+        return decorated(view, form, form.handle)
+
+    return decorate if view is None else decorate(view)
+
+
+class OneTimeView:
+    """The rules of a view with a one-time form, whose key is its token alone."""
+
+    def __init__(self, rule: Rule, subject: Subject | None, field: str | None) -> None:
+        self._rule = rule
+        self._subject = subject
+        self._field = field
+
+    def limit(self, state: AppState) -> int | None:
+        """Return how many bytes of the current request's body are read; None where it sends no form."""
+        return None if flask.request.method in _SAFE else self._rule.max_request
+
+    def rule(self, state: AppState, route: str) -> Rule | None:
+        """Return None: a form has no key."""
+        return None
+
+    def handle(self, view: Callable[[], Any]) -> Any:
+        """Answer a request. Raises FormRefused."""
+        state, environ, held = current(), flask.request.environ, exchange()
+        form = open_form(self._subject, self._field)
+        if flask.request.method in _SAFE:
+            return view()
+        if held.holds:
+            raise ConfigError(
+                "a view can have idempotent() or one_time_form(), not both, as one response cannot settle two claims"
+            )
+        docs = state.docs_at(environ)
+        try:
+            return self._answered(state, held, form, view, docs)
+        except (RequestTooLarge, BadBody) as error:
+            return reply(refused(error, self._rule, docs))
+        except FormRefused as error:
+            form.refused = error
+            form.again = error.retry_after is not None and bool(form.token)
+            raise
+
+    def _answered(
+        self, state: AppState, held: FlaskExchange, form: FlaskForm, view: Callable[[], Any], docs: str | None
+    ) -> Any:
+        request, guard = flask.request, self._guard(state)
+        body = held.body_of(request.environ, self._rule.max_request)
+        form.token = sent_token(request.headers.get(HEADER) or request.form.get(form.field))
+        mark = self._mark(request.environ, form.field, body)
+        subject = subject_of(form)
+        try:
+            claim = guard.redeem(form.token, NOBODY if subject is None else subject)
+        except UnavailableError as error:
+            raise unavailable(error) from None
+        if not claim.acquired:
+            return held.instead(first_response(claim, mark, docs, person=HEADER not in request.headers))
+        hold(request.environ, claim)
+        held.hold(WsgiHeldClaim(claim, self._rule, docs, mark))
+        return view()
+
+    def _guard(self, state: AppState) -> WsgiGuard:
+        guard = state.guards.get((self, ""))
+        if guard is None:
+            guard = state.guards[self, ""] = WsgiGuard(state.dedup, self._rule)
+        return guard
+
+    def _mark(self, environ: WSGIEnvironment, field: str, body: bytes) -> bytes:
+        if flask.request.mimetype in _FORMS:
+            fields = [pair for pair in flask.request.form.items(multi=True) if pair[0] not in (_CSRF, field)]
+            files = (
+                (name, file.filename, file.content_type, _digest(file))
+                for name, file in flask.request.files.items(multi=True)
+            )
+            body = contents(urlencode(fields), files)
+        return self._rule.mark(request_of(environ, body))
+
+
+def _digest(file: FileStorage) -> str:
+    digest = blake2b(digest_size=16)
+    while chunk := file.stream.read(65536):
+        digest.update(chunk)
+    file.stream.seek(0)  # the view reads the file from its start
+    return digest.hexdigest()

@@ -1,0 +1,67 @@
+"""The state of one application: its `Dedup`, and what its decorated views share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+from wsgiref.types import WSGIEnvironment
+
+import flask
+
+from ...errors import ConfigError
+from ...sync import Dedup
+from ...web.policy import PublishedPolicy
+from ...web.rules import Rule
+from ..wsgi import WsgiGuard, docs_at
+from .names import Subject
+
+NAME = "fastdedup"
+"""The name of the extension in `app.extensions`."""
+MARK = "_fastdedup"
+"""The attribute of a decorated view that has its `Decorated`."""
+
+
+class Decorated(Protocol):
+    """The rules of a decorated view."""
+
+    def limit(self, state: AppState) -> int | None:
+        """Return how many bytes of the current request's body are read, or None where it is not read."""
+
+    def rule(self, state: AppState, route: str) -> Rule | None:
+        """Return the published rule of a route, or None where its requests have no key."""
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class AppState:
+    """The settings of one application."""
+
+    dedup: Dedup
+    docs: str | None
+    subject: Subject
+    field: str
+    settings: dict[str, Any]
+    guards: dict[tuple[Decorated, str], WsgiGuard] = dataclasses.field(default_factory=dict)
+    """Mutable: the guards by view and route, each made at its first request."""
+    policy: PublishedPolicy | None = None
+    """Mutable: the policy of all views, made when it is first asked for."""
+
+    def docs_at(self, environ: WSGIEnvironment) -> str | None:
+        """Return the policy's address: a path of this application's is below its mount."""
+        return docs_at(self.docs, environ)
+
+
+def current() -> AppState:
+    """Return the state of the current application.
+
+    Raises:
+        ConfigError: it has no `FastDedup`.
+    """
+    state = flask.current_app.extensions.get(NAME)
+    if state is None:
+        raise ConfigError(f"the application {flask.current_app.name!r} has no FastDedup(app, dedup)")
+    return state  # type: ignore[no-any-return]
+
+
+def route_of(rule: Any) -> str:
+    """Return a route as it is declared, with its names in braces."""
+    return str(rule.rule).replace("<", "{").replace(">", "}")

@@ -1,0 +1,103 @@
+"""The one-time tokens of forms: the state of a request's form, and what templates render of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import flask
+from markupsafe import Markup
+
+from ...errors import UnavailableError
+from ...web.forms import FormRefused, hidden_input, notice
+from ...web.request import EVERYONE
+from .exchange import exchange
+from .names import Subject, text_of
+from .state import current
+
+_FORM = "_fastdedup_form"
+
+
+@dataclass(slots=True)
+class FlaskForm:
+    """The state of one request's form."""
+
+    subject: Subject
+    field: str
+    token: str = ""
+    """The token that the form was sent with."""
+    again: bool = False
+    """True where that token stays good and is rendered again: with a new one, sending again would order twice."""
+    refused: FormRefused | None = None
+
+
+def form_of() -> FlaskForm:
+    """Return the state of the current request's form; where its view is not decorated, by the settings."""
+    form = flask.g.get(_FORM)
+    return open_form(None, None) if form is None else form
+
+
+def open_form(subject: Subject | None, name: str | None) -> FlaskForm:
+    """Set the subject and the field of the tokens of the current request's form, and return the form's state."""
+    state = current()
+    form = FlaskForm(subject or state.subject, name or state.field)
+    setattr(flask.g, _FORM, form)
+    return form
+
+
+def issue_token(ttl: float | None = None) -> str:
+    """Return a new token for the sender of the current request, such as for `hx-headers`.
+
+    Args:
+        ttl: seconds in which the form can be sent; by default the `Dedup`'s `token_ttl`.
+
+    Raises:
+        UnavailableError: the store does not answer, and the policy does not either.
+    """
+    return current().dedup.tokens.issue(subject_of(form_of()), ttl)
+
+
+def one_time_token(ttl: float | None = None) -> Markup:
+    """Render a hidden input with a token: a new token, unless the form that was sent may be sent again.
+
+    The token is empty while the store is unavailable. The page is still shown, and when the form is sent, it is
+    refused as it is in an outage.
+
+    Args:
+        ttl: seconds in which the form can be sent; by default the `Dedup`'s `token_ttl`.
+    """
+    form = form_of()
+    return Markup(hidden_input(form.field, form.token if form.again else _issued(ttl)))
+
+
+def one_time_notice() -> Markup:
+    """Render why the form was refused; nothing where it was not refused."""
+    refused = form_of().refused
+    return Markup() if refused is None else Markup(notice(refused.title, refused.message))
+
+
+def reopen() -> None:
+    """Call this in a view where the form has not taken effect, whatever the response: its token can be used again.
+
+    For example after a declined card, or where a field is not valid.
+    """
+    held, form = exchange(), form_of()
+    held.undone = held.holds
+    form.again = held.holds and bool(form.token)
+
+
+def subject_of(form: FlaskForm) -> Any:
+    """Return the subject of a form's token, or None for all callers.
+
+    Raises:
+        ConfigError: the subject function returned a value of another type.
+    """
+    name = text_of(form.subject(), "subject")
+    return None if name is EVERYONE else name
+
+
+def _issued(ttl: float | None) -> str:
+    try:
+        return issue_token(ttl)
+    except UnavailableError:
+        return ""
