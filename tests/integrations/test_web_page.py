@@ -1,0 +1,80 @@
+"""web/README.md: its snippets run; a browser of another origin may send keys and read what became of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import litestar
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+
+from fastdedup import Dedup
+from fastdedup.integrations.asgi import IdempotencyMiddleware
+
+PAGE = (
+    Path(IdempotencyMiddleware.__init__.__code__.co_filename).parents[1] / "web" / "README.md"
+).read_text()
+_, ENDPOINTS, CORS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+ORIGIN = "https://shop.example"
+
+
+def names_of(snippet: str, dedup: Dedup) -> dict[str, Any]:
+    names: dict[str, Any] = {"dedup": dedup, "__name__": __name__}
+    exec(compile(snippet, "web/README.md", "exec"), names)
+    return names
+
+
+def client_of(app: Any) -> httpx.AsyncClient:
+    headers = {"origin": ORIGIN, "x-api-key": "ann"}
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop", headers=headers)
+
+
+@pytest.fixture
+def dedup() -> Dedup:
+    return Dedup("memory://", namespace="t")
+
+
+async def test_its_endpoints_work(dedup: Dedup) -> None:
+    names = names_of(ENDPOINTS, dedup)
+    apps = [
+        ("/c/1/pay", Starlette(routes=[Route("/c/{id}/pay", names["pay"], methods=["POST"])])),
+        ("/orders", litestar.Litestar([names["order"]], openapi_config=None)),
+    ]
+    async with dedup:
+        for path, app in apps:
+            async with client_of(app) as client:
+                answers = [await client.post(path, headers={"idempotency-key": "k"}) for _ in range(2)]
+                assert answers[0].is_success, answers[0].text
+                assert answers[1].headers["idempotency-replayed"] == "true"
+
+
+async def test_a_key_of_a_route_is_refused_at_another_path(dedup: Dedup) -> None:
+    app = Starlette(routes=[Route("/c/{id}/pay", names_of(ENDPOINTS, dedup)["pay"], methods=["POST"])])
+    async with dedup, client_of(app) as client:
+        answers = [await client.post(f"/c/{cart}/pay", headers={"idempotency-key": "k"}) for cart in (1, 2)]
+        assert [answer.status_code for answer in answers] == [200, 422]
+
+
+async def test_a_browser_of_another_origin_may_use_keys(dedup: Dedup) -> None:
+    routes = [Route("/c/{id}/pay", names_of(ENDPOINTS, dedup)["pay"].__wrapped__, methods=["POST"])]
+    app = Starlette(routes=routes, middleware=names_of(CORS, dedup)["middleware"])
+    asked = {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "content-type, idempotency-key, x-api-key",
+    }
+    async with dedup, client_of(app) as client:
+        preflight = await client.options("/c/1/pay", headers=asked)
+        assert preflight.status_code == 200, preflight.text
+        first, second, reused = [
+            await client.post(f"/c/1/pay{query}", headers={"idempotency-key": "k"})
+            for query in ("", "", "?x")
+        ]
+        assert [first.status_code, second.status_code, reused.status_code] == [200, 200, 422]
+        for answer in (first, second, reused):
+            assert answer.headers.get_list("access-control-allow-origin") == [ORIGIN]
+            exposed = answer.headers["access-control-expose-headers"].lower().split(", ")
+            assert {"idempotency-replayed", "retry-after", "location"} <= set(exposed)
