@@ -127,27 +127,34 @@ def json_fingerprint(request: Request) -> Fingerprint:
 
 
 def _canonical(body: bytes) -> bytes:
-    """Return a JSON body with sorted names. Each object is `{"o": …}` and each number `{"n": …}`, so none is taken
-    for another value.
+    """Return a JSON body with sorted names and without white space.
+
+    A number is `{"n": "1.0"}`, as it is written, and each name of an object has a dot before it, so that no object
+    is taken for a number.
 
     Raises:
         ValueError: it is no JSON, has NaN or an infinity, or a name comes twice.
         RecursionError: it is too deep.
     """
     value = json.loads(
-        body, object_pairs_hook=_object, parse_int=_number, parse_float=_number, parse_constant=_refuse
+        body,
+        object_pairs_hook=_object,
+        parse_int=str.encode,  # bytes are the smallest that _number() is asked for: there may be a million
+        parse_float=str.encode,
+        parse_constant=_refuse,
     )
-    return json.dumps(value, separators=(",", ":")).encode()
+    return json.dumps(value, default=_number, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({name for name, _ in pairs}) < len(pairs):
+    found = {f".{name}": value for name, value in pairs}
+    if len(found) < len(pairs):
         raise ValueError("a name comes twice, and readers differ in which one they take")
-    return {"o": sorted(pairs, key=lambda pair: pair[0])}
+    return found
 
 
-def _number(digits: str) -> dict[str, str]:
-    return {"n": digits}
+def _number(digits: bytes) -> dict[str, str]:
+    return {"n": digits.decode()}
 
 
 def _refuse(constant: str) -> None:

@@ -14,6 +14,7 @@ from fastdedup.integrations.flask import FastDedup, by_session, claim_of, everyo
 from fastdedup.sync import Dedup
 
 from .flask_shop import DEADLINE, FlaskShop
+from .wsgi_apps import call
 from .wsgi_shop import STORES, gate
 
 
@@ -167,6 +168,19 @@ def test_a_file_is_replayed(shop: FlaskShop) -> None:
     assert len(first.get_data()) > 100
     first.close()
     assert shop.runs == {"file": 1}
+
+
+@pytest.mark.parametrize("path", ["/t/pay", "/stream", "/missing"])
+def test_it_keeps_to_the_rules_of_wsgi(memory: Dedup, path: str) -> None:
+    shop = FlaskShop(memory.scoped(f"rules{path.replace('/', '-')}"), principal=everyone)
+    for key in ("k", "k", None):
+        assert call(shop.app, path, key=key, HTTP_X_TENANT="a").status in (200, 400, 404, 409)
+    assert shop.runs.total() == (1 if path == "/t/pay" else 2)
+
+
+def test_a_page_is_rendered_without_a_server(shop: FlaskShop) -> None:
+    with shop.app.test_request_context("/form"):
+        assert "one_time_token" in shop.app.ensure_sync(shop.app.view_functions["form"])()
 
 
 def test_the_policy_lists_the_decorated_views(shop: FlaskShop) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import orjson
@@ -264,10 +265,13 @@ APART = [
     b"12345678901234567890124",
     b"1e400",
     b"1e401",
-    b'{"o": []}',
-    b'{"o":[]}}',
-    b'{"n":"1"}',
-    b'["n","1"]',
+    b'{"a": {}}',
+    b"-0",
+    b"0",
+    b"0.10",
+    b"0.1",
+    b'{"n": "1"}',
+    b'{".n": "1"}',
     b"1",
     b"9" * 5000,
     b"[" * 100_000,
@@ -281,6 +285,16 @@ def test_json_bodies_with_other_values_never_collide() -> None:
     marks = {json_mark(body) for body in APART} | {json_mark(body, "text/plain") for body in APART}
     assert len(marks) == 2 * len(APART) - len([body for body in APART if not canonical(body)])
     assert json_mark(b"{}", path="/a") != json_mark(b"{}")
+
+
+def test_json_of_numbers_takes_little_memory() -> None:
+    """A megabyte of `1,1,1` is half a million numbers, and a hostile client may send it."""
+    tracemalloc.start()
+    try:
+        json_mark(b"[" + b"1," * 100_000 + b"1]")
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def canonical(body: bytes) -> bool:

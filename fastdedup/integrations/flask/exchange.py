@@ -99,7 +99,10 @@ def exchange() -> FlaskExchange:
     """
     found = flask.request.environ.get(_EXCHANGE)
     if found is None:
-        raise ConfigError("idempotent() and one_time_form() need FastDedup(app, dedup) on their application")
+        raise ConfigError(
+            "idempotent() and one_time_form() need FastDedup(app, dedup) on their application, and a request that "
+            "came through it: in tests use app.test_client()"
+        )
     return found  # type: ignore[no-any-return]
 
 

@@ -86,10 +86,11 @@ class FlaskOperation:
 
     def handle(self, view: Callable[[], Any]) -> Any:
         """Answer a request."""
-        state, environ, held = current(), flask.request.environ, exchange()
+        state, environ = current(), flask.request.environ
         guard = self._guard(state)
         if flask.request.method not in guard.rule.methods or claim_of() is not None:
             return view()
+        held = exchange()
         docs = state.docs_at(environ)
         got = guard.ask(environ, docs, held.body_of)
         if got is None:

@@ -109,10 +109,11 @@ class OneTimeView:
 
     def handle(self, view: Callable[[], Any]) -> Any:
         """Answer a request. Raises FormRefused."""
-        state, environ, held = current(), flask.request.environ, exchange()
+        state, environ = current(), flask.request.environ
         form = open_form(self._subject, self._field)
         if flask.request.method in _SAFE:
             return view()
+        held = exchange()
         if held.holds:
             raise ConfigError(
                 "a view can have idempotent() or one_time_form(), not both, as one response cannot settle two claims"
