@@ -36,6 +36,8 @@ def idempotent(
 
     Its response is stored, and replayed to duplicates, as in `IdempotencyMiddleware`. In an HTTPEndpoint decorate the
     method. Open `dedup` in the application's lifespan; otherwise it opens at its first use, and nobody closes it.
+    Where Starlette does not put the route into the scope (0.40), each path has keys of its own, as with
+    `key_scope="path"`.
 
     Args:
         dedup: a `Dedup`.
