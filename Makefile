@@ -27,11 +27,11 @@ demo: $(CLI) ## run the flash sale; REDIS_URL=redis://… runs it on a real Redi
 demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS='--port 8000 --workers 2'
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/fastdedup demo --web $(ARGS)
 
-# The server and the browser come first: without them the tests cannot pass. pytest comes last: its last line is the
+# The servers and the browser come first: without them the tests cannot pass. pytest comes last: its last line is the
 # verdict. worksteal keeps neighbours together, so each worker starts fewer of the servers that a file shares. With
 # PYTEST_ARGS only some tests run; then the coverage is below the required one.
-test: redis-server chromium lint types ## lint, type check and test, with at least 95 % branch coverage
-	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" \
+test: redis-server chromium nginx lint types ## lint, type check and test, with at least 95 % branch coverage
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
 	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
 
 # What depends on the server: its scripts, its Cluster, its Sentinel, its WAIT. Not TLS, which some builds do not have.
@@ -85,7 +85,7 @@ clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: redis-server libfaketime chromium
+.PHONY: redis-server libfaketime chromium nginx
 redis-server:
 	@.ci/redis-server.sh >/dev/null
 
@@ -94,6 +94,9 @@ libfaketime:
 
 chromium:
 	@.ci/chromium.sh >/dev/null
+
+nginx:
+	@.ci/nginx.sh >/dev/null
 
 $(VENV):
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "fastdedup needs Python 3.11 or later; name one with: make PYTHON=python3.12 ...")'

@@ -17,6 +17,7 @@ import click
 from ..sidecar.paths import default_socket
 
 _EXTRA = {"httptools", "prometheus_client", "pydantic", "pydantic_settings", "uvicorn", "uvloop"}
+_DEPLOY = ("systemd", "docker", "kubernetes", "nginx")
 _FILE = click.Path(dir_okay=False, path_type=Path)
 Command = Callable[..., Any]
 
@@ -154,9 +155,12 @@ def top(socket: Path, once: bool, every: float) -> None:
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["systemd", "docker", "kubernetes"]))
+@click.argument("what", type=click.Choice(_DEPLOY))
 def deploy(what: str) -> None:
-    """Print files that run the sidecar as a service: units, a Dockerfile, or a manifest. Read them before use."""
+    """Print files for the sidecar: units, a Dockerfile, a manifest, or an nginx that asks it.
+
+    Read them before use.
+    """
     from ..sidecar.service.deploy import printed
 
     click.echo(printed(what), nl=False)

@@ -218,9 +218,8 @@ class Rule:
             PrincipalMissing: the principal is None or "": callers without a name would share their keys.
             ConfigError: the principal is of another type.
         """
-        owner = "-" if principal is EVERYONE else "=" + _owner(principal)
         place = path if self.path[-1] == "*" else self.path if self.key_scope == "route" else _bare(path)
-        return business_key(f"{method} {_short(place)}", owner, key)
+        return scope_key(f"{method} {shortened(place)}", principal, key)
 
     def mark(self, request: Request) -> Fingerprint:
         """Return a request's fingerprint. Bytes that a fingerprint function returns are a client's, and digested.
@@ -244,6 +243,12 @@ class Rule:
 def declared(path: str) -> str:
     """Return the path of a rule for a route as its framework declares it, where a * stands for itself."""
     return "/" + path.lstrip("/").replace("*", "%2A")
+
+
+def scope_key(place: str, principal: Named, key: str) -> str:
+    """Return the record's key, which is unique for a place, a caller and a key. Errors as of `Rule.scope_key`."""
+    owner = "-" if principal is EVERYONE else "=" + _owner(principal)
+    return business_key(place, owner, key)
 
 
 UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
@@ -360,7 +365,7 @@ def _owner(principal: object) -> str:
     return _digest(principal.encode("utf-8", "surrogatepass"))
 
 
-def _short(name: str) -> str:
+def shortened(name: str) -> str:
     """Return a name, or a digest of a name that is long, cannot be encoded, or looks like a digest."""
     data = name.encode("utf-8", "surrogatepass")
     escaped = len(data) + name.count("|") + name.count("\\")

@@ -47,6 +47,9 @@ def test_a_type_has_one_status_in_web_and_sidecar() -> None:
         "claim-lost",
         "body-too-large",
         "key-reused",
+        "key-missing",
+        "key-malformed",
+        "principal-required",
         "unavailable",
     }
     assert all(web[name] == sidecar[name] for name in shared)

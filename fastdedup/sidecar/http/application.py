@@ -6,10 +6,9 @@ It uses no framework, whose router alone would cost more than a claim.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
 from typing import Any, TypeVar
-from urllib.parse import parse_qsl
 
 from ...gateway import Dedup
 from ...model import Outcome
@@ -20,11 +19,13 @@ from ..counters import Counters
 from ..namespaces import Namespaces
 from ..verbs import Asked
 from . import problems
+from .gate import PATH
 from .problems import RequestProblem, is_bad, retry_after
 from .protocol import QUICK_PATH, HttpProtocol
+from .query import parse_query
 from .request import STATUS_LINE, Gone, HttpRequest
 from .route import HttpRoute
-from .routes import ROUTES
+from .routes import BELOW_GATE, ROUTES
 from .verbs import AcquiredText, HttpAnswer, RawAnswer, claim_op, count_failure, problem, told
 
 T = TypeVar("T")
@@ -33,22 +34,27 @@ Headers = list[tuple[bytes, bytes]]
 _JSON = (b"content-type", b"application/json")
 _PROBLEM = (b"content-type", b"application/problem+json")
 CLOSE = (b"connection", b"close")
-_MAX_PARAMETERS = 16
 _ACQUIRED = Outcome.ACQUIRED
 
 
 class HttpApp:
-    """Answers HTTP requests."""
+    """Answers HTTP requests.
 
-    def __init__(self, namespaces: Namespaces) -> None:
+    Args:
+        namespaces: the sidecar's namespaces.
+        routes: the requests to answer; any other one is answered 404.
+    """
+
+    def __init__(self, namespaces: Namespaces, routes: Sequence[HttpRoute] = ROUTES) -> None:
         limits = namespaces.limits
         self._namespaces = namespaces
         self._most = limits.frame
         self._routes: dict[str, dict[str, tuple[HttpRoute, Callable[[bytes], Any] | None]]] = {}
-        for route in ROUTES:
+        for route in routes:
             self._routes.setdefault(route.path, {})[route.method] = (route, route.parser(limits.batch))
         self._acquired = AcquiredText()
-        self._parse_claim: Any = self._routes[QUICK_PATH]["POST"][1]
+        self._quick_path = QUICK_PATH if QUICK_PATH in self._routes else ""
+        self._parse_claim: Any = self._routes[QUICK_PATH]["POST"][1] if self._quick_path else None
         for methods in self._routes.values():
             if "GET" in methods:
                 methods["HEAD"] = methods["GET"]
@@ -70,19 +76,24 @@ class HttpApp:
 
     async def _answer(self, request: HttpRequest, client: HttpClient) -> HttpAnswer:
         try:
-            route, parse = self._routes[request.path][request.method]
+            route, parse = self._found(request)
         except KeyError:
             return problem(self._no_route(request.path), self._namespaces.counters)
         try:
             if parse is not None:
                 ask = parse(await client.body(self._most))
             else:
-                ask = None if route.asks is None else _query(request.query, route.asks)
+                ask = None if route.asks is None else parse_query(request.query, route.asks)
             return await route.handler(self._namespaces, ask, client)
         except Gone:
             raise
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             return problem(fault, self._namespaces.counters)
+
+    def _found(self, request: HttpRequest) -> tuple[HttpRoute, Callable[[bytes], Any] | None]:
+        if request.path.startswith(BELOW_GATE.path) and PATH in self._routes:
+            return BELOW_GATE, None
+        return self._routes[request.path][request.method]
 
     def _no_route(self, path: str) -> RequestProblem:
         methods = self._routes.get(path)
@@ -100,7 +111,7 @@ class HttpApp:
 
         A task and its futures would add 68 % to a claim's instructions.
         """
-        if request.path != QUICK_PATH or request.method != "POST":
+        if request.path != self._quick_path or request.method != "POST":
             return False
         since = perf_counter()
         try:
@@ -192,6 +203,11 @@ class HttpClient:
         """The connection to it."""
         return self._connection.transport
 
+    @property
+    def request(self) -> HttpRequest:
+        """The request."""
+        return self._request
+
     async def body(self, most: int) -> bytes:
         """Return the request's body, of at most `most` bytes.
 
@@ -224,21 +240,6 @@ def _kind(answer: HttpAnswer) -> tuple[bytes, bytes]:
         return b"content-type", answer.kind
     shaped = type(answer.facts) is bytes or "type" in answer.facts
     return _PROBLEM if answer.status >= 400 and shaped else _JSON
-
-
-def _query(query: bytes, model: Any) -> Any:
-    """Parse a query, and check it as strictly as a body."""
-    try:
-        pairs = parse_qsl(
-            query.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MAX_PARAMETERS
-        )
-    except ValueError:
-        raise RequestProblem(
-            problems.INVALID, "a query must be UTF-8 text with at most 16 parameters"
-        ) from None
-    if len(dict(pairs)) < len(pairs):
-        raise RequestProblem(problems.INVALID, "a parameter is given twice: give it once")
-    return model.model_validate(dict(pairs))
 
 
 # Checks of a body's headers

@@ -221,6 +221,22 @@ class ClaimAnswer(AnswerModel):
     degraded: bool = Field(description="The fallback policy answered instead of the store.")
 
 
+class GateAnswer(AnswerModel):
+    """The request may go on. Headers say the same: FastDedup-Outcome, -Key, -Owner and so on."""
+
+    outcome: Literal["acquired", "no-key"]
+    key: str | None = Field(None, description="To settle the claim: send it with namespace, owner and fence.")
+    namespace: str | None = None
+    owner: str | None = None
+    fence: int | None = None
+    attempt: int | None = None
+    lease: int | None = Field(None, description="Milliseconds.")
+    result: None = None
+    error: None = None
+    retry_after_ms: None = None
+    degraded: bool | None = None
+
+
 class SettledAnswer(AnswerModel):
     """Done."""
 

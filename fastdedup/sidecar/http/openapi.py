@@ -70,7 +70,7 @@ def _parameters(model: type[BaseModel]) -> Iterable[dict[str, Any]]:
     for name, about in schema["properties"].items():
         required = name in schema["required"]
         # A query has no null: a parameter is there or is missing.
-        shape = about if required else about["anyOf"][0]
+        shape = about if required else about.get("anyOf", [about])[0]
         yield {"name": name, "in": "query", "required": required, "schema": shape}
 
 

@@ -53,6 +53,26 @@ METHOD = ProblemType(
 TIMEOUT = ProblemType(
     "request-timeout", 408, "The request did not arrive in time", "Send requests in one piece."
 )
+STOPPED = ProblemType(
+    "stopped",
+    403,
+    "The gate stopped this request",
+    "The header FastDedup-Outcome says why. With `deny=own` the status says it too.",
+)
+KEY_MISSING = web.KEY_MISSING.worded(
+    "The request has no key",
+    "Send a new key with each new request, and the same one with each retry of it; `detail` names the header.",
+)
+KEY_MALFORMED = web.KEY_MALFORMED.worded("The key cannot be read", "`detail` says how to send it.")
+PRINCIPAL_REQUIRED = web.PRINCIPAL_REQUIRED.worded(
+    "The caller is unknown", "A key belongs to its caller, and this request does not say who calls."
+)
+PASSED_BEFORE = ProblemType(
+    "passed-before",
+    409,
+    "A request with this key has passed before",
+    "Do not repeat it; `result` or `error` is what became of it, where that was recorded.",
+)
 IN_PROGRESS = web.IN_PROGRESS.worded(
     "Another owner is at work",
     "Ask again after Retry-After seconds, or ask with `wait`: the answer is then the first one's result.",

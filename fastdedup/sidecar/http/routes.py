@@ -13,7 +13,7 @@ from ...model import BreakerState
 from ...protocol.operations import ReadOp
 from ...web.problems import ProblemType
 from ..namespaces import Namespaces
-from . import models, openapi, problems, verbs
+from . import gate, models, openapi, problems, verbs
 from .batch import batch
 from .problems import PAGES, RequestProblem
 from .route import HttpRoute
@@ -79,6 +79,23 @@ _CLAIM: dict[str, Any] = {
 }
 _SETTLED: dict[str, Any] = {"answers": ((200, models.SettledAnswer),), "problems": (problems.CLAIM_LOST,)}
 _JUDGED = (problems.IN_PROGRESS, problems.MISMATCH)
+
+OPERATORS_ROUTES: tuple[HttpRoute, ...] = (
+    HttpRoute("GET", "/healthz", health, "Is the process alive", None, ((200, models.HealthAnswer),)),
+    HttpRoute(
+        "GET",
+        "/readyz",
+        ready,
+        "Can it answer claims",
+        None,
+        ((200, models.ReadyAnswer), (503, models.ReadyAnswer)),
+    ),
+    HttpRoute("GET", "/metrics", metrics, "Metrics", None, ((200, None),), (problems.NOT_FOUND,)),
+)
+"""The requests of an operator's tools. `metrics_address` serves these, and no other ones."""
+
+BELOW_GATE = HttpRoute("GET", gate.BELOW, gate.gate_below, "The gate for Envoy, with any method")
+"""All addresses below its path. The document does not name it, as it has the client's own path."""
 
 ROUTES: tuple[HttpRoute, ...] = (
     HttpRoute(
@@ -146,6 +163,23 @@ ROUTES: tuple[HttpRoute, ...] = (
     ),
     HttpRoute(
         "GET",
+        gate.PATH,
+        gate.gate,
+        "Ask for a proxy whether its client's request may go on",
+        gate.GateQuery,
+        ((200, models.GateAnswer),),
+        (
+            problems.STOPPED,
+            problems.PASSED_BEFORE,
+            problems.KEY_MISSING,
+            problems.KEY_MALFORMED,
+            problems.PRINCIPAL_REQUIRED,
+            *_JUDGED,
+        ),
+        models.ClaimProblem,
+    ),
+    HttpRoute(
+        "GET",
         "/v1/records",
         verbs.inspect,
         "Show a record",
@@ -162,16 +196,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         ((200, models.ForgetAnswer),),
         (problems.FOREIGN,),
     ),
-    HttpRoute("GET", "/healthz", health, "Is the process alive", None, ((200, models.HealthAnswer),)),
-    HttpRoute(
-        "GET",
-        "/readyz",
-        ready,
-        "Can it answer claims",
-        None,
-        ((200, models.ReadyAnswer), (503, models.ReadyAnswer)),
-    ),
-    HttpRoute("GET", "/metrics", metrics, "Metrics", None, ((200, None),), (problems.NOT_FOUND,)),
+    *OPERATORS_ROUTES,
     HttpRoute("GET", "/openapi.json", document, "This document", None, ((200, dict[str, Any]),)),
     *(
         HttpRoute("GET", PAGES + problem.name, partial(about, problem), problem.title, None, ((200, None),))

@@ -39,6 +39,7 @@ from ..verbs import (
 )
 from . import models, problems
 from .problems import RequestProblem, is_bad, problem_of
+from .request import HttpRequest
 
 T = TypeVar("T")
 Held = tuple[Dedup, bytes, bytes]
@@ -58,6 +59,10 @@ class Client(Protocol):
     @property
     def transport(self) -> Any:
         """The connection to it."""
+
+    @property
+    def request(self) -> HttpRequest:
+        """The request."""
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """Return what `work` returns. Where the client hangs up first, cancel it and raise Gone."""

@@ -8,6 +8,7 @@ FILES = {
     "systemd": ("fastdedup.socket", "fastdedup.service"),
     "docker": ("Dockerfile",),
     "kubernetes": ("sidecar.yaml",),
+    "nginx": ("nginx.conf",),
 }
 
 

@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Prints the path of an nginx with auth_request, which the tests of the gate start, and gets one where none is found.
+# Debian's is only unpacked, into build/nginx: installing it would start a web server on this machine.
+# NGINX=/path/to/nginx names one explicitly.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { echo "nginx: $*" >&2; }
+
+# Its version goes to standard error.
+fits() { "$1" -V 2>&1 | grep -q http_auth_request_module; }
+
+candidates() {
+  type -ap nginx || true
+  for path in /usr/sbin/nginx /usr/local/sbin/nginx /opt/homebrew/bin/nginx "$PWD/build/nginx/usr/sbin/nginx"; do
+    [ ! -x "$path" ] || echo "$path"
+  done
+}
+
+find_nginx() {
+  while read -r candidate; do
+    if fits "$candidate"; then
+      echo "$candidate"
+      return
+    fi
+    say "$candidate does not run, or has no auth_request"
+  done < <(candidates | awk '!seen[$0]++')
+  return 1
+}
+
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+get_nginx() {
+  if command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null; then
+    say "unpacking Debian's into build/nginx"
+    local scratch
+    scratch=$(mktemp -d)
+    (
+      cd "$scratch"
+      apt-get download -qq -o APT::Sandbox::User=root nginx ||
+        { as_root apt-get update -qq && apt-get download -qq -o APT::Sandbox::User=root nginx; }
+    ) && mkdir -p build/nginx && dpkg-deb -x "$scratch"/nginx_*.deb build/nginx
+    local done=$?
+    rm -rf "$scratch"
+    return "$done"
+  elif command -v brew >/dev/null; then
+    say "installing it with brew"
+    brew install --quiet nginx
+  else
+    return 1
+  fi
+}
+
+if [ -n "${NGINX:-}" ]; then
+  fits "$NGINX" || { say "NGINX=$NGINX does not run, or has no auth_request"; exit 1; }
+  echo "$NGINX"
+  exit
+fi
+
+find_nginx && exit
+get_nginx >&2 || say "it could not be had from here"
+hash -r
+find_nginx && exit
+say "install nginx, so that it is on the PATH, or name it with NGINX=, for example:"
+say "  apt-get install nginx | dnf install nginx | apk add nginx | brew install nginx"
+exit 1
