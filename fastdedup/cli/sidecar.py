@@ -71,6 +71,7 @@ def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
     ("--replicas", int, "Replicas that must confirm each write."),
     ("--on-unavailable", str, "The policy while the store cannot answer: reject or local."),
     ("--grace", float, "Seconds that requests under way have to end after SIGTERM."),
+    ("--metrics-address", str, "Also serve metrics and health over TCP, such as 127.0.0.1:9464."),
     ("--log-level", str, "debug, info, warning or error."),
     ("--log-format", str, "text, or json for programs."),
 )

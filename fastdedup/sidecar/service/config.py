@@ -45,6 +45,7 @@ from ...stores import make_store
 from ...stores.base import Credentials, Login
 from ..limits import Limits
 from ..paths import default_socket
+from .addresses import split_address
 from .mistakes import Mistakes, Sources, describe, in_order, unknown_variables
 
 PREFIX = "FASTDEDUP_"
@@ -70,6 +71,11 @@ def _seconds(value: float) -> float:
 
 def _url(value: str) -> str:
     make_store(value, 1.0)
+    return value
+
+
+def _tcp(value: str) -> str:
+    split_address(value)
     return value
 
 
@@ -215,6 +221,10 @@ class Config(BaseSettings):
     on_shortfall: Literal["report", "raise"] = "report"
     grace: Seconds = 10.0
     """Seconds that requests under way get to end when the sidecar stops."""
+    metrics_address: Annotated[str, AfterValidator(_tcp)] | None = None
+    """An IP address and a port that also answer /metrics, /healthz and /readyz, without a password: they show namespaces
+    and figures, no keys. Where Prometheus runs on this host, take the loopback address; it asks a pod by the pod's own
+    address: "0.0.0.0:9464"."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
     log_keys: bool = False

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from platform import python_version
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector as BaseCollector
 
+from ... import __version__
+from ...compiled import build
 from ...fallback.base import JournalledPolicy
 from ...model import BreakerState
 from ..counters import BOUNDS, SIZES, Cells, empty_cells
@@ -44,6 +47,7 @@ class Collector(BaseCollector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family (prometheus_client calls this)."""
+        yield build_info()
         yield from self._operations()
         yield from self._engine()
         yield from self._outage()
@@ -107,6 +111,12 @@ class Collector(BaseCollector):
         yield _counter(
             "bad_requests", "Requests of either wire that could not be run.", self._counters.bad_requests
         )
+
+
+def build_info() -> Metric:
+    """Return the figure that tells this build, to compare sidecars: always 1."""
+    labels = {"version": __version__, "python": python_version(), "build": build()}
+    return _family(GaugeMetricFamily, "build_info", "This build.", list(labels), {tuple(labels.values()): 1})
 
 
 def journal_lines(namespaces: Namespaces) -> dict[str, int]:

@@ -30,6 +30,7 @@ from .config import Config
 from .listener import Peer, bound, inherited
 from .logs import EventLog, facts, log, set_up
 from .metrics import Exposition, journal_lines
+from .metrics_port import metrics_port
 from .server import Allowed, SidecarServer
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -83,9 +84,10 @@ class Sidecar:
         self._own = self._path == config.socket
         self._counters = Counters()
         self._events = EventLog(keys=config.log_keys)
-        # Mutable: the server, once it is made; the task to cancel for a stop at once; the signals that came; the
-        # end of the time to stop.
+        # Mutable: the server, once it is made; the address of its metrics; the task to cancel for a stop at once; the
+        # signals that came; the end of the time to stop.
         self._server: Server | None = None
+        self._metrics: str | None = None
         self._task: asyncio.Task[Any] | None = None
         self._told: list[signal.Signals] = []
         self._until = 0.0
@@ -109,6 +111,10 @@ class Sidecar:
 
     async def _serve(self) -> None:
         namespaces = make_namespaces(self._config, self._counters, self._event)
+        async with metrics_port(namespaces, self._config.metrics_address) as self._metrics:
+            await self._serve_socket(namespaces)
+
+    async def _serve_socket(self, namespaces: Namespaces) -> None:
         namespaces.audit = self._events.audit
         namespaces.root.on_batch(self._counters.on_batch)
         await namespaces.root.open()
@@ -140,6 +146,7 @@ class Sidecar:
 
     def _ready(self) -> None:
         config = self._config
+        metrics = {} if self._metrics is None else {"metrics": self._metrics}
         notify("READY=1")
         log.info(
             "started",
@@ -148,6 +155,7 @@ class Sidecar:
                 store=without_secrets(config.url),
                 namespace=config.namespace,
                 pid=os.getpid(),
+                **metrics,
             ),
         )
         self._on_listening(str(self._path))

@@ -29,6 +29,8 @@ def summary(config: Config) -> Iterator[str]:
     """Yield lines that describe a configuration."""
     yield f"store      {without_secrets(config.url)}, timeout {_time(config.timeout)}"
     yield f"socket     {config.socket}"
+    if config.metrics_address is not None:
+        yield f"metrics    http://{config.metrics_address}/metrics, without a password"
     who = [f"uid {uid}" for uid in config.allow_uids] + [f"gid {gid}" for gid in config.allow_gids]
     yield f"allowed    {', '.join(who) or 'every user that may open the socket'}"
     yield f"stores     {'sidecar:// stores may connect' if config.allow_stores else 'no sidecar:// stores'}"
