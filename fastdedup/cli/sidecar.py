@@ -17,7 +17,7 @@ import click
 from ..sidecar.paths import default_socket
 
 _EXTRA = {"httptools", "prometheus_client", "pydantic", "pydantic_settings", "uvicorn", "uvloop"}
-_DEPLOY = ("systemd", "docker", "kubernetes", "nginx")
+_DEPLOY = ("systemd", "docker", "kubernetes", "nginx", "prometheus", "grafana")
 _FILE = click.Path(dir_okay=False, path_type=Path)
 Command = Callable[..., Any]
 
@@ -102,12 +102,19 @@ def serve(config: Path | None, **flags: Any) -> None:
 
 
 @click.command(name="check-config")
-@click.argument("file", type=_FILE)
-def check_config(file: Path) -> None:
+@click.argument("file", type=_FILE, required=False)
+@click.option("--example", is_flag=True, help="Print a file with every setting, its meaning and its default.")
+def check_config(file: Path | None, example: bool) -> None:
     """Check FILE, a sidecar's TOML configuration. Prints each mistake with its line, and exits with 1 if any."""
+    if example == (file is not None):
+        raise click.UsageError("name the FILE to check, or say --example")
     with extra():
+        from ..sidecar.service.example import example_file
         from ..sidecar.service.summary import summary
 
+    if file is None:
+        click.echo(example_file(), nl=False)
+        return
     settings = _load(file, {}, environment=False)
     click.echo(f"ok: {file}")
     for line in summary(settings):
@@ -158,7 +165,7 @@ def top(socket: Path, once: bool, every: float) -> None:
 @click.command()
 @click.argument("what", type=click.Choice(_DEPLOY))
 def deploy(what: str) -> None:
-    """Print files for the sidecar: units, a Dockerfile, a manifest, or an nginx that asks it.
+    """Print files for the sidecar: units, a Dockerfile, a manifest, an nginx that asks it, alerts, a dashboard.
 
     Read them before use.
     """

@@ -18,7 +18,7 @@ class Limits:
     connections: int = 1024
     """Open connections; a further one is refused, unless a connection that has sent nothing can be closed for it."""
     connections_per_uid: int | None = None
-    """Open connections of one user of this host; None for no limit but `connections`."""
+    """Open connections of one user of this host. Left out: no limit but `connections`."""
     in_flight: int = 1024
     """Unanswered commands of one connection; further commands are not read until replies have gone out."""
     frame: int = 1024 * 1024

@@ -18,6 +18,7 @@ import yaml
 from click.testing import CliRunner
 
 import fastdedup.cli.main
+from fastdedup.sidecar.service.addresses import split_address
 from fastdedup.sidecar.service.config import load
 from fastdedup.sidecar.service.deploy import FILES, printed
 
@@ -179,6 +180,7 @@ CONTAINER: dict[str, Any] = {
     "restartPolicy": str,
     "args": [str],
     "env": [{"name": str, "value": str, "valueFrom": {"secretKeyRef": {"name": str, "key": str}}}],
+    "ports": [{"name": str, "containerPort": int}],
     "securityContext": {
         "runAsNonRoot": bool,
         "runAsUser": int,
@@ -253,6 +255,8 @@ def test_the_sidecar_is_a_native_one_and_shares_its_socket(pod: Any) -> None:
     settings = {each["name"]: each.get("value") for each in sidecar["env"]}
     assert settings["FASTDEDUP_SOCKET"].startswith(sidecar["volumeMounts"][0]["mountPath"] + "/")
     assert {"name": "FASTDEDUP_SOCKET", "value": settings["FASTDEDUP_SOCKET"]} in app["env"]
+    port = split_address(settings["FASTDEDUP_METRICS_ADDRESS"])[1]
+    assert sidecar["ports"] == [{"name": "metrics", "containerPort": port}]
     group = pod["spec"]["securityContext"]["fsGroup"]
     assert sidecar["securityContext"]["runAsGroup"] == app["securityContext"]["runAsGroup"] == group
     assert pod["spec"]["terminationGracePeriodSeconds"] > load(environment=False).grace

@@ -212,21 +212,30 @@ class Config(BaseSettings):
     )
 
     url: Annotated[str, AfterValidator(_url), Field(repr=False)] = "memory://"
+    """The store: memory:// (this process alone, gone when it ends), redis://, rediss://, unix://, redis+sentinel://
+    or redis+cluster://, as in redis://localhost:6379/0. Take `password_file` rather than a password in it."""
     password_file: Annotated[Path, AfterValidator(_readable)] | None = None
     """A file with the password of the store's user; it is read anew for each connection. The URL then has none."""
     socket: Annotated[Path, AfterValidator(_absolute)] = Field(default_factory=default_socket)
+    """Where to listen. The socket is made with mode 0660: its user and group may connect."""
     namespace: Name = "fastdedup"
+    """The namespace of requests that name no other one; a prefix of every key."""
     timeout: Seconds = 0.25
+    """Seconds, the deadline of one operation at the store. After it the policy answers."""
     replicas: Annotated[int, BeforeValidator(_no_flag), Field(ge=0)] = 0
+    """Replicas that must confirm each write (Redis's WAIT)."""
     on_shortfall: Literal["report", "raise"] = "report"
+    """Where fewer replicas confirm: "report" counts that and goes on, "raise" answers "unavailable"."""
     grace: Seconds = 10.0
     """Seconds that requests under way get to end when the sidecar stops."""
     metrics_address: Annotated[str, AfterValidator(_tcp)] | None = None
-    """An IP address and a port that also answer /metrics, /healthz and /readyz, without a password: they show namespaces
-    and figures, no keys. Where Prometheus runs on this host, take the loopback address; it asks a pod by the pod's own
+    """An IP address and a port that also answer /metrics, /healthz and /readyz, without a password: they show figures
+    and namespaces, no keys. Where Prometheus runs on this host, take the loopback address; a pod is asked by its own
     address: "0.0.0.0:9464"."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is logged: "debug", "info", "warning" or "error"."""
     log_format: Literal["text", "json"] = "text"
+    """"text" for people, "json" for programs: one line for each event."""
     log_keys: bool = False
     """True for keys in clear in the log; otherwise a digest, which differs in every run. Tokens are never shown."""
     allow_uids: tuple[Uid, ...] = ()
@@ -238,14 +247,23 @@ class Config(BaseSettings):
     allow_namespaces: Literal["any", "configured"] | None = None
     """Which namespaces clients may name. Left out: the configured ones where there is a table, else any."""
     limits: LimitsTable = Field(default_factory=LimitsTable)
+    """The limits of clients: sizes in bytes, times in seconds."""
     namespaces: dict[Name, NamespaceConfig] = Field(default_factory=dict)
+    """A table for each namespace with settings of its own; those that it leaves out are the ones above."""
 
     lease: Seconds = 30.0
+    """Seconds that an owner has for its work, before another may take over."""
     ttl: Seconds = 86_400.0
+    """Seconds that a success is remembered, and answered to duplicates."""
     failure_ttl: Seconds = 3_600.0
+    """Seconds that a failure is remembered."""
     token_ttl: Seconds = 300.0
+    """Seconds in which a one-time token can be used."""
     max_result: Count = 256 * 1024
+    """The longest result, in bytes."""
     on_unavailable: AnyPolicy = PolicyTable()
+    """While the store does not answer: "reject" refuses (503), "local" goes on in this process's memory, and puts
+    that into the store later. With sizes: { policy = "local", maxsize = 100000, max_bytes = 67108864 }."""
 
     @model_validator(mode="after")
     def _store_fits(self) -> Config:

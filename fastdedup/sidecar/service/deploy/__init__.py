@@ -1,4 +1,4 @@
-"""The files that run the sidecar as a service: systemd units, a Dockerfile, a manifest. They lie in this folder."""
+"""The files around a sidecar: systemd units, a Dockerfile, a manifest, nginx, alerts, a dashboard. They lie here."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ FILES = {
     "docker": ("Dockerfile",),
     "kubernetes": ("sidecar.yaml",),
     "nginx": ("nginx.conf",),
+    "prometheus": ("alerts.yaml",),
+    "grafana": ("dashboard.json",),
 }
 
 
 def printed(what: str) -> str:
-    """Return the files of one kind, one after the other; each begins with where it goes."""
+    """Return the files of one kind, one after the other; each begins with where it goes, but JSON."""
     folder = files(__name__)
     return "\n".join(folder.joinpath(name).read_text(encoding="utf-8") for name in FILES[what])
