@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from fastdedup import LocalLRU
+from fastdedup import LocalLRU, Outcome
+from fastdedup.sidecar.http.gate import GateQuery
 
 from ..servers import RedisServer
 from .conftest import Running, Serve
@@ -245,7 +248,20 @@ def test_a_clients_own_gate_header_is_not_read_elsewhere(http: httpx.Client) -> 
     assert outcome(http.get(f"{GATE}?{BY}", headers=headers)) == (403, "principal-required")
 
 
-# Outages, limits, figures
+# The page, outages, figures
+
+
+def test_the_page_names_each_parameter_and_each_outcome() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "sidecar.md").read_text(encoding="utf-8")
+    table = page.partition("| parameter | |")[2].partition("\n\n")[0]
+    named = {
+        name
+        for row in table.splitlines()
+        for name in re.findall(r"`(\w+)`", row.split("|")[1:2][0] if row else "")
+    }
+    assert named == GateQuery.model_fields.keys()
+    outcomes = page.partition("| outcome |")[2].partition("\n\n")[0]
+    assert {*Outcome} - {Outcome.UNKNOWN} <= set(re.findall(r"`([\w-]+)`", outcomes))
 
 
 def test_in_an_outage_the_policy_answers(serve: Serve, redis_server: RedisServer, redis_url: str) -> None:
