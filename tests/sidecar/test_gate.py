@@ -174,6 +174,7 @@ def many(**headers: str) -> list[tuple[str, str]]:
         (BY, {"X-Api-Key": "ann", "Idempotency-Key": ""}, "key-missing", 400),
         (BY, ANN | {"Idempotency-Key": '"open'}, "key-malformed", 400),
         (BY, ANN | {"Idempotency-Key": "x" * 256}, "key-malformed", 400),
+        (BY, ANN | {"Idempotency-Key": '"ends with a space "'}, "key-malformed", 400),
         (BY, [*ANN.items(), ("Idempotency-Key", "k")], "key-malformed", 400),
         (f"{BY}&key=X-Id", ANN | {"X-Id": "x" * 256}, "key-malformed", 400),
         (f"{BY}&key=X-Id", ANN | {"X-Id": b"\xe9"}, "key-malformed", 400),

@@ -149,20 +149,24 @@ def _claim_facts(facts: dict[str, Any]) -> dict[str, Any]:
 
 def _key_of(ask: GateQuery, request: HttpRequest) -> str | None:
     """Return the client's key, or None where it may go without."""
-    fields = [value for name, value in request.headers if name == ask.key.lower().encode()]
+    name = ask.key.lower()
+    fields = [value.strip() for each, value in request.headers if each == name.encode()]
     if not any(fields):
         if ask.missing == "pass":
             return None
         raise GateRefusal(problems.KEY_MISSING, f"the header {ask.key} is missing")
-    if ask.key.lower() == header.NAME.lower():
+    if name == header.NAME.lower():
         try:
-            return header.parse(fields)
+            key = header.parse(fields) or ""
         except header.BadKey as error:
             raise GateRefusal(problems.KEY_MALFORMED, str(error)) from None
-    key = (_one(request, ask.key) or b"").decode("latin-1")
-    if not (len(key) <= header.MAX_KEY and key.isascii() and key.isprintable()):
+    else:
+        key = (_one(request, ask.key) or b"").decode("latin-1")
+    # It goes to the application in a header, which loses spaces at its end.
+    if not (len(key) <= header.MAX_KEY and key.isascii() and key.isprintable()) or key[-1:] == " ":
         raise GateRefusal(
-            problems.KEY_MALFORMED, f"{ask.key} must have 1 to {header.MAX_KEY} printable ASCII characters"
+            problems.KEY_MALFORMED,
+            f"{ask.key} must have 1 to {header.MAX_KEY} printable ASCII characters, the last one no space",
         )
     return key
 
