@@ -12,6 +12,7 @@ import pytest
 
 from fastdedup import LocalLRU, Outcome
 from fastdedup.sidecar.http.gate import GateQuery
+from fastdedup.sidecar.limits import Limits
 
 from ..servers import RedisServer
 from .conftest import Running, Serve
@@ -26,6 +27,16 @@ BY = "principal=X-Api-Key"
 def http(serve: Serve) -> Iterator[httpx.Client]:
     with serve().http() as http:
         yield http
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """One sidecar for all requests that make no claim."""
+    sidecar = Running(tmp_path_factory.mktemp("gate") / "s.sock", "memory://", Limits(), {})
+    sidecar.start()
+    with sidecar.http() as http:
+        yield http
+    sidecar.stop()
 
 
 def outcome(answer: httpx.Response) -> tuple[int, str]:
@@ -185,14 +196,14 @@ def many(**headers: str) -> list[tuple[str, str]]:
     ],
 )
 def test_a_request_that_says_too_little_is_stopped(
-    http: httpx.Client, query: str, headers: Any, told: str, own: int
+    refusing: httpx.Client, query: str, headers: Any, told: str, own: int
 ) -> None:
-    assert outcome(http.get(f"{GATE}?{query}", headers=headers)) == (403, told)
-    assert outcome(http.get(f"{GATE}?{query}&deny=own&missing=refuse", headers=headers)) == (own, told)
+    assert outcome(refusing.get(f"{GATE}?{query}", headers=headers)) == (403, told)
+    assert outcome(refusing.get(f"{GATE}?{query}&deny=own&missing=refuse", headers=headers)) == (own, told)
 
 
-def test_a_request_without_a_key_may_pass(http: httpx.Client) -> None:
-    answer = http.get(f"{GATE}?{BY}&missing=pass", headers={"X-Api-Key": "ann"})
+def test_a_request_without_a_key_may_pass(refusing: httpx.Client) -> None:
+    answer = refusing.get(f"{GATE}?{BY}&missing=pass", headers={"X-Api-Key": "ann"})
     assert outcome(answer) == (200, "no-key")
     assert answer.json() == {"outcome": "no-key"}
 
@@ -211,9 +222,9 @@ def test_a_request_without_a_key_may_pass(http: httpx.Client) -> None:
         f"{BY}&namespace=a b",
     ],
 )
-def test_a_wrong_parameter_is_the_proxys_fault(http: httpx.Client, query: str) -> None:
+def test_a_wrong_parameter_is_the_proxys_fault(refusing: httpx.Client, query: str) -> None:
     """Not 403: nginx then answers 500 and logs it, instead of stopping every client without a word."""
-    answer = http.get(f"{GATE}?{query}", headers=ANN)
+    answer = refusing.get(f"{GATE}?{query}", headers=ANN)
     assert (answer.status_code, answer.json()["type"]) == (422, "urn:fastdedup:problem:invalid-request")
 
 
@@ -239,14 +250,14 @@ def test_envoys_clients_do_not_leave_the_gate_by_dots(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("given", [[], [BY, "principal=everyone"], [""], ["principal"]])
-def test_without_one_header_of_envoy_nothing_passes(http: httpx.Client, given: list[str]) -> None:
+def test_without_one_header_of_envoy_nothing_passes(refusing: httpx.Client, given: list[str]) -> None:
     headers = [*ANN.items(), *(("FastDedup-Gate", value) for value in given)]
-    assert http.post(f"{GATE}/orders?{BY}", headers=headers).status_code == 422
+    assert refusing.post(f"{GATE}/orders?{BY}", headers=headers).status_code == 422
 
 
-def test_a_clients_own_gate_header_is_not_read_elsewhere(http: httpx.Client) -> None:
+def test_a_clients_own_gate_header_is_not_read_elsewhere(refusing: httpx.Client) -> None:
     headers = {"Idempotency-Key": "k", "FastDedup-Gate": "principal=everyone&missing=pass"}
-    assert outcome(http.get(f"{GATE}?{BY}", headers=headers)) == (403, "principal-required")
+    assert outcome(refusing.get(f"{GATE}?{BY}", headers=headers)) == (403, "principal-required")
 
 
 # The page, outages, figures
