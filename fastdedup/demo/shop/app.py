@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from ...integrations.fastapi import Idempotency
-from . import counter, front, orders
+from . import counter, front, orders, ungated
 from .settings import ShopSettings
 from .shop import WebShop
 from .watch import Watch
@@ -24,7 +24,7 @@ def create(settings: ShopSettings | None = None) -> FastAPI:
     app = FastAPI(title="Halcyon", lifespan=lifespan)
     app.state.shop = shop
     Idempotency(app, shop.dedup)
-    for part in (front, orders, counter):
+    for part in (front, ungated, orders, counter):  # the first route that fits a request serves it
         app.include_router(part.router)
     for error, handler in front.HANDLERS.items():
         app.add_exception_handler(error, handler)

@@ -7,7 +7,7 @@ from fastapi.responses import RedirectResponse
 
 from ...errors import UnavailableError
 from .orders import OurShop
-from .shop import OUTAGE, WebShop
+from .shop import GATE, OUTAGE, WebShop
 from .stats import total
 
 
@@ -36,6 +36,7 @@ async def stats(shop: OurShop) -> dict[str, Any]:
         "orders": count.orders,
         "sold": count.sold,
         "left": count.left,
+        "oversold": count.oversold,
         "degraded": count.degraded,
         "redis": await _asked(shop, "state"),
         **total(shop.folder),
@@ -56,6 +57,14 @@ async def outage(outage: Annotated[Literal["refuse", "local"], Form()]) -> Redir
     """Choose the policy for a Redis that is down; for browsers without JavaScript."""
     answer = RedirectResponse("/", 303)
     answer.set_cookie(OUTAGE, outage, samesite="lax")
+    return answer
+
+
+@router.post("/gate")
+async def gate(gate: Annotated[Literal["on", "off"], Form()]) -> RedirectResponse:
+    """Turn the gate on or off for this visitor; for browsers without JavaScript."""
+    answer = RedirectResponse("/", 303)
+    answer.set_cookie(GATE, gate, samesite="lax")
     return answer
 
 

@@ -7,7 +7,7 @@ from fastapi.responses import RedirectResponse, Response
 
 from ...errors import UnavailableError
 from ...integrations.fastapi import FormRefused, Refusal
-from .orders import BadForm, NotOpen, OurShop
+from .orders import BadForm, NotOpen, OurShop, sent_token
 from .pages import MOST, Notice, asset
 from .sessions import COOKIE, MAX_NAME, new_session, sealed
 from .shop import outage_of, shop_of, shown
@@ -18,7 +18,8 @@ _ASSETS = {"shop.css": "text/css", "shop.js": "text/javascript"}
 _STANDS = "What you ordered with it stands, and nothing was ordered now. "
 _NOTICES = {
     Refusal.MISSING: Notice(
-        "Please send it again", "That form came without its one-time token. Here is a fresh one."
+        "Please send it again",
+        "A part of your form was missing, so nothing was ordered. Here is a fresh one.",
     ),
     Refusal.EXPIRED: Notice(
         "This form has expired",
@@ -40,13 +41,13 @@ _NOTICES = {
 }
 _DOWN = Notice(
     "We cannot take orders just now",
-    "Redis is down, so nobody can tell whether this form was used before, and we do not guess. Nothing was ordered. "
+    "We cannot look up whether this form was sent before, and we do not guess. "
     "This is the same form: send it again in a moment, it cannot order twice.",
 )
 _DOWN_LOCALLY = Notice(
-    "That form is known to Redis alone",
-    "Redis is down, and this form was made before that, or by another worker. Here is a fresh one, "
-    "which this worker can take on its own.",
+    "Please use this fresh form",
+    "We cannot look up your last form just now. If you ordered with it, that order stands. "
+    "Here is a fresh one, for a new order.",
     "warn",
 )
 
@@ -92,7 +93,7 @@ async def refused(request: Request, error: FormRefused) -> Response:
         return await _unavailable(request, wanted)
     notice, token = _NOTICES[error.reason], None
     if error.reason is Refusal.BUSY:
-        token = await _sent(request)
+        token = await sent_token(request)
     answer = await _product(request, notice, error.status, quantity=wanted, token=token)
     if error.reason is Refusal.BUSY:
         answer.headers["Retry-After"] = "1"
@@ -105,7 +106,7 @@ async def _unavailable(request: Request, wanted: int) -> Response:
     if outage_of(request) == "local":
         answer = await _product(request, _DOWN_LOCALLY, 503, quantity=wanted)
     else:
-        answer = await _product(request, _DOWN, 503, quantity=wanted, token=await _sent(request))
+        answer = await _product(request, _DOWN, 503, quantity=wanted, token=await sent_token(request))
     answer.headers["Retry-After"] = "1"
     return answer
 
@@ -117,7 +118,7 @@ async def not_open(request: Request, error: NotOpen) -> Response:
         answer: Response = Response('{"detail":"the sale has not begun"}', 403, media_type="application/json")
     else:
         notice = Notice("Not yet", f"The sale opens in {seconds} s. Your form keeps.", "warn")
-        answer = await _product(request, notice, 403, token=await _sent(request))
+        answer = await _product(request, notice, 403, token=await sent_token(request))
     answer.headers["Retry-After"] = str(seconds)
     return answer
 
@@ -125,7 +126,7 @@ async def not_open(request: Request, error: NotOpen) -> Response:
 async def bad_form(request: Request, error: BadForm) -> Response:
     """Answer a form with a wrong quantity: with the same form, because its token is not used."""
     notice = Notice("How many?", f"You can order 1 to {MOST} at once. Nothing was ordered.")
-    return await _product(request, notice, 422, token=await _sent(request))
+    return await _product(request, notice, 422, token=await sent_token(request))
 
 
 async def _product(
@@ -143,11 +144,8 @@ async def _product(
             token = await shop.form(page.session)
         except UnavailableError:
             token, notice = "", notice or _DOWN
-    return shown(page.product(token, quantity=quantity, notice=notice), status)
-
-
-async def _sent(request: Request) -> str:
-    return str((await request.form()).get("one_time_token", ""))
+    count = shop.ledger.count()
+    return shown(page.product(token, count, quantity=quantity, notice=notice), status)
 
 
 async def _wanted(request: Request) -> int:

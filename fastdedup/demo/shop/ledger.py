@@ -2,6 +2,10 @@
 
 It does not use fastdedup, so its counts prove fastdedup's effect. It is a SQLite database that all workers share.
 No operation takes longer than a file write, so the event loop calls them directly.
+
+Stock is set aside once for each basket, which is one form, or one key of a buyer. Then the order is entered, as often
+as `sell` is called: like many shops, the ledger leaves it to others to call it once. So the same basket sold twice is
+a unit sold that nobody took from the shelf.
 """
 
 from __future__ import annotations
@@ -12,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS stock (sku TEXT PRIMARY KEY, left INTEGER NOT NULL CHECK (left >= 0));
+CREATE TABLE IF NOT EXISTS stock (
+    sku TEXT PRIMARY KEY, stocked INTEGER NOT NULL, left INTEGER NOT NULL CHECK (left >= 0)
+);
+CREATE TABLE IF NOT EXISTS baskets (id TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS orders (
     id INTEGER PRIMARY KEY, buyer TEXT NOT NULL, quantity INTEGER NOT NULL, degraded INTEGER NOT NULL,
     placed REAL NOT NULL
@@ -46,12 +53,23 @@ class SoldOut:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The figures of the ledger: units sold and left, and the number of orders."""
+    """The figures of the ledger: units sold and left, and the number of orders.
+
+    Attributes:
+        stocked: units that were ever put on the shelf.
+        degraded: orders taken while Redis was down.
+    """
 
     orders: int
     sold: int
     left: int
     degraded: int
+    stocked: int
+
+    @property
+    def oversold(self) -> int:
+        """Units that were sold, and never taken from the shelf."""
+        return self.sold + self.left - self.stocked
 
 
 class Ledger:
@@ -67,19 +85,16 @@ class Ledger:
     def set_up(self, stock: int) -> None:
         """Make the tables, and set the stock."""
         self._db.executescript(_SCHEMA)
-        self._db.execute("INSERT OR IGNORE INTO stock VALUES (?, ?)", (_SKU, stock))
+        self._db.execute("INSERT OR IGNORE INTO stock VALUES (?, ?, ?)", (_SKU, stock, stock))
 
-    def sell(self, buyer: str, quantity: int, *, degraded: bool) -> Order | SoldOut:
-        """Lower the stock by `quantity` and enter the order, in one transaction."""
+    def sell(self, buyer: str, quantity: int, *, basket: str, degraded: bool) -> Order | SoldOut:
+        """Set the basket's units aside and enter the order, in one transaction."""
         if self._sold_out:
             return SoldOut(0)
         placed = time.time()
         with self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            taken = self._db.execute(
-                "UPDATE stock SET left = left - ? WHERE sku = ? AND left >= ?", (quantity, _SKU, quantity)
-            )
-            if taken.rowcount == 0:
+            if not self._set_aside(basket, quantity):
                 return self._short()
             entered = self._db.execute(
                 "INSERT INTO orders (buyer, quantity, degraded, placed) VALUES (?, ?, ?, ?)",
@@ -89,7 +104,9 @@ class Ledger:
 
     def restock(self, units: int) -> None:
         """Raise the stock. Other workers notice it when they `look` next."""
-        self._db.execute("UPDATE stock SET left = left + ? WHERE sku = ?", (units, _SKU))
+        self._db.execute(
+            "UPDATE stock SET left = left + :units, stocked = stocked + :units", {"units": units}
+        )
         self._sold_out = False
 
     def look(self) -> None:
@@ -102,11 +119,23 @@ class Ledger:
         orders, sold, degraded = self._db.execute(
             "SELECT count(*), coalesce(sum(quantity), 0), coalesce(sum(degraded), 0) FROM orders"
         ).fetchone()
-        return Count(orders, sold, self._left(), degraded)
+        (stocked,) = self._db.execute("SELECT stocked FROM stock WHERE sku = ?", (_SKU,)).fetchone()
+        return Count(orders, sold, self._left(), degraded, stocked)
 
     def close(self) -> None:
         """Close the connection."""
         self._db.close()
+
+    def _set_aside(self, basket: str, quantity: int) -> bool:
+        """Lower the stock, unless that is done for this basket; return False where the stock is too low."""
+        if self._db.execute("SELECT 1 FROM baskets WHERE id = ?", (basket,)).fetchone():
+            return True
+        taken = self._db.execute(
+            "UPDATE stock SET left = left - ? WHERE sku = ? AND left >= ?", (quantity, _SKU, quantity)
+        )
+        if taken.rowcount == 1:
+            self._db.execute("INSERT INTO baskets VALUES (?)", (basket,))
+        return taken.rowcount == 1
 
     def _short(self) -> SoldOut:
         left = self._left()

@@ -19,7 +19,7 @@ router = APIRouter()
 
 _PAYMENT = 0.3
 """Seconds that paying for a form's order takes: time enough for a second click."""
-_WAIT = 10.0
+_WAIT = 3.0
 """Seconds that the second click waits for the answer to the first."""
 
 
@@ -67,13 +67,19 @@ async def buyer(x_buyer: Annotated[str, Header(min_length=1, max_length=100)]) -
 
 @router.post("/api/orders", dependencies=[Depends(opened)], status_code=201)
 async def order(
+    request: Request,
     body: OrderIn,
-    shop: OurShop,
     name: Annotated[str, Depends(buyer)],
     claim: Annotated[Claim, Claimed(principal=buyer, wait=5.0, required=True, dedup=visitors_dedup)],
 ) -> JSONResponse:
     """Place an order. Send an `Idempotency-Key` of your own, and send the order again whenever in doubt."""
-    placed = shop.ledger.sell(name, body.quantity, degraded=claim.degraded)
+    return entered(request, name, body.quantity, degraded=claim.degraded)
+
+
+def entered(request: Request, name: str, wanted: int, *, degraded: bool = False) -> JSONResponse:
+    """Enter an order into the ledger, and answer with it."""
+    basket = f"{name}:{request.headers.get('idempotency-key', '')}"
+    placed = shop_of(request).ledger.sell(name, wanted, basket=basket, degraded=degraded)
     if isinstance(placed, SoldOut):
         return JSONResponse({"detail": "sold out", "left": placed.left}, 410)
     facts: dict[str, Any] = {"order": placed.number, "buyer": placed.buyer, "quantity": placed.quantity}
@@ -84,6 +90,11 @@ async def subject(request: Request) -> str:
     """Return the subject of a form: this visit of this person, so that signing out ends the form."""
     session = shop_of(request).session(request)
     return "nobody" if session is None else session.subject
+
+
+async def sent_token(request: Request) -> str:
+    """Return the token of a form that was sent; it also names the form's basket."""
+    return str((await request.form()).get("one_time_token", ""))
 
 
 async def quantity(request: Request) -> int:
@@ -97,20 +108,26 @@ async def quantity(request: Request) -> int:
 @router.post("/orders", dependencies=[Depends(opened)])
 async def submit(
     request: Request,
-    shop: OurShop,
     wanted: Annotated[int, Depends(quantity)],
     claim: Annotated[
         Claim, OneTimeToken(subject=subject, field="one_time_token", wait=_WAIT, dedup=visitors_dedup)
     ],
 ) -> HTMLResponse:
     """Place an order by the form. The answer is a page, not a redirect, so reloading it sends the form again."""
+    return await paid(request, wanted, degraded=claim.degraded)
+
+
+async def paid(request: Request, wanted: int, *, degraded: bool = False) -> HTMLResponse:
+    """Take the payment, enter the order into the ledger, and show the receipt."""
+    shop = shop_of(request)
     page = shop.page(request)
     if page.session is None:  # tokens are issued only to visitors that are signed in
         raise HTTPException(401)
     started = perf_counter()
     await asyncio.sleep(_PAYMENT)
     setattr(request.state, PAYING, perf_counter() - started)
-    placed = shop.ledger.sell(page.session.name, wanted, degraded=claim.degraded)
+    basket = await sent_token(request)
+    placed = shop.ledger.sell(page.session.name, wanted, basket=basket, degraded=degraded)
     if isinstance(placed, SoldOut):
         return shown(page.sold_out(placed.left), 410)
     return shown(page.order(placed), 201)

@@ -11,7 +11,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from .ledger import Order
+from .ledger import Count, Order
 from .sessions import MAX_NAME, Session
 
 PRICE, BEFORE = 49, 79
@@ -57,21 +57,24 @@ class ShopPage:
     Attributes:
         session: the visit of the person who is signed in.
         outage: the visitor's policy for a Redis that is down, "refuse" or "local".
+        gate: whether the visitor's orders go through fastdedup.
         stock: units that the sale began with.
         opens_at: in seconds since 1970.
     """
 
     session: Session | None
     outage: str
+    gate: bool
     stock: int
     opens_at: float
 
-    def product(self, token: str, *, quantity: int = 1, notice: Notice | None = None) -> Html:
+    def product(self, token: str, count: Count, *, quantity: int = 1, notice: Notice | None = None) -> Html:
         """Return the page of the product, with its order form, or with the sign-in form for other visitors."""
         if self.session is None:
             box = filled("signin.html", longest=MAX_NAME)
         else:
-            box = filled("buy.html", token=token, most=MOST, quantity=quantity)
+            sold_out = Html("" if count.left else " disabled")
+            box = filled("buy.html", token=token, most=MOST, quantity=quantity, sold_out=sold_out)
         main = filled(
             "product.html",
             notice=self._notice(notice),
@@ -80,7 +83,8 @@ class ShopPage:
             price=PRICE,
             before=BEFORE,
             opens_at=self.opens_at,
-            opening=self._opening(),
+            opening=self._opening() if count.left else "Sold out",
+            tally=_tally(count),
             order_box=box,
         )
         return self._around(main, "Halcyon One")
@@ -108,14 +112,17 @@ class ShopPage:
         return self._around(filled("soldout.html", title=title, text=text), title)
 
     def _around(self, main: Html, title: str) -> Html:
+        chosen = {self.outage, "on" if self.gate else "off"}
         checked: Mapping[str, Html] = {
-            name: Html(" checked" if self.outage == name else "") for name in ("refuse", "local")
+            name: Html(" checked" if name in chosen else "") for name in ("refuse", "local", "on", "off")
         }
         visitor = filled("visitor.html", name=self.session.name) if self.session else Html()
         return filled(
             "layout.html",
             title=title,
             version=version(),
+            gate="on" if self.gate else "off",
+            unguarded=Html(" hidden" if self.gate else ""),
             visitor=visitor,
             main=main,
             panel=filled("panel.html", stock=self.stock, **checked),
@@ -130,3 +137,15 @@ class ShopPage:
         if time.time() >= self.opens_at:
             return "Open now"
         return time.strftime("Opens at %H:%M:%S", time.localtime(self.opens_at))
+
+
+def _tally(count: Count) -> Html:
+    """Return the counters that stand beside the button; the page's script keeps them up to date."""
+    hidden = {"is_oversold": count.oversold > 0, "is_sold_out": count.left == 0}
+    return filled(
+        "tally.html",
+        sold=f"{count.sold:,}",
+        left=f"{count.left:,}",
+        oversold=f"{count.oversold:,}",
+        **{name: Html("" if shown else " hidden") for name, shown in hidden.items()},
+    )

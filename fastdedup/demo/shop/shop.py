@@ -23,6 +23,8 @@ from .stats import Tally
 
 OUTAGE = "outage"
 """The cookie with the visitor's choice for a Redis that is down: "refuse" or "local"."""
+GATE = "gate"
+"""The cookie with the visitor's choice to go without fastdedup: "on" or "off"."""
 _TICK = 0.25
 _HEADERS = {
     # Not no-store, so that going back shows the form that was sent, with its token, and it can be sent again.
@@ -72,7 +74,11 @@ class WebShop:
     def page(self, request: Request) -> ShopPage:
         """Return the frame of this visitor's page."""
         return ShopPage(
-            self.session(request), outage_of(request), self.settings.stock, self.settings.opens_at
+            session=self.session(request),
+            outage=outage_of(request),
+            gate=gate_is_on(request),
+            stock=self.settings.stock,
+            opens_at=self.settings.opens_at,
         )
 
     async def form(self, session: Session | None) -> str:
@@ -131,6 +137,11 @@ def shop_of(request: Request) -> WebShop:
 def outage_of(request: Request) -> str:
     """Return the visitor's policy for a Redis that is down: "refuse" by default, or "local"."""
     return "local" if request.cookies.get(OUTAGE) == "local" else "refuse"
+
+
+def gate_is_on(request: Request) -> bool:
+    """Return whether the visitor's orders go through fastdedup, as they do by default."""
+    return request.cookies.get(GATE) != "off"
 
 
 def shown(page: Html, status: int = 200) -> HTMLResponse:

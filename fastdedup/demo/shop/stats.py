@@ -30,7 +30,9 @@ from ...events import (
 _SAMPLE = 256
 """The number of latest durations that a worker keeps."""
 _LINES = 6
-_COUNTED = ("answered", "replayed", "refused", "adopted", "conflicts")
+BOXES = ("ordered", "replayed", "sold_out", "later", "refused")
+"""The kinds of answers to orders. Every answer is of one kind, so they add up to `answered`."""
+_COUNTED = ("answered", *BOXES, "adopted", "conflicts")
 
 
 class Tally:
@@ -50,14 +52,11 @@ class Tally:
         self._lines: deque[dict[str, Any]] = deque(maxlen=_LINES)
         self._written = ""
 
-    def answered(self, status: int, *, replayed: bool, seconds: float) -> None:
-        """Count the answer to an order's request."""
+    def answered(self, box: str, *, seconds: float) -> None:
+        """Count the answer to an order's request, as one of `BOXES`."""
         self._counts["answered"] += 1
+        self._counts[box] += 1
         self._seconds.append(seconds)
-        if replayed:
-            self._counts["replayed"] += 1
-        elif status >= 400 and status != 410:  # "sold out" counts as an answer, not as a refusal
-            self._counts["refused"] += 1
 
     def on_event(self, event: Event) -> None:
         """Count an event of the `Dedup`."""
@@ -83,6 +82,23 @@ class Tally:
             fresh.write_text(text)
             fresh.replace(self._path)
             self._written = text
+
+
+def box_of(status: int, *, replayed: bool, later: bool) -> str:
+    """Return which of the `BOXES` an answer belongs to.
+
+    Args:
+        status: the answer's HTTP status.
+        replayed: whether it repeats an earlier answer.
+        later: whether it says when to try again.
+    """
+    if replayed:
+        return "replayed"
+    if status < 400:
+        return "ordered"
+    if status == 410:
+        return "sold_out"
+    return "later" if later else "refused"
 
 
 def total(folder: Path) -> dict[str, Any]:

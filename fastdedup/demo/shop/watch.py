@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from time import perf_counter
 
+from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .stats import Tally
+from .stats import Tally, box_of
 
 _ORDERS = {"/orders", "/api/orders"}
 PAYING = "paying"
 """The name in `request.state` of the payment's seconds, which are not fastdedup's time."""
+BOX = "Shop-Answer"
+"""The response header with the answer's kind, for the page's own count."""
 
 
 class Watch:
-    """Counts each order's answer in a tally: its status, whether it is a replay, and its duration."""
+    """Counts each order's answer in a tally, by its kind and its duration, and tells the page the kind."""
 
     def __init__(self, app: ASGIApp, tally: Tally) -> None:
         self._app = app
@@ -30,9 +33,13 @@ class Watch:
 
         async def counting(message: Message) -> None:
             if message["type"] == "http.response.start":
-                replayed = any(name.lower() == b"idempotency-replayed" for name, _ in message["headers"])
-                seconds = perf_counter() - started - state.get(PAYING, 0.0)
-                self._tally.answered(message["status"], replayed=replayed, seconds=seconds)
+                headers = MutableHeaders(scope=message)
+                headers[BOX] = box = _box(message["status"], headers)
+                self._tally.answered(box, seconds=perf_counter() - started - state.get(PAYING, 0.0))
             await send(message)
 
         await self._app(scope, receive, counting)
+
+
+def _box(status: int, headers: MutableHeaders) -> str:
+    return box_of(status, replayed="idempotency-replayed" in headers, later="retry-after" in headers)
