@@ -1,0 +1,114 @@
+"""`fastdedup demo --web` as a process: its options, what it needs, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from fastdedup.cli.main import cli
+
+from .shops import ShopProcess, until
+
+
+@pytest.mark.parametrize(("by", "workers"), [(signal.SIGTERM, 2), (signal.SIGINT, 1), (signal.SIGHUP, 1)])
+def test_it_leaves_nothing_behind(by: signal.Signals, workers: int) -> None:
+    with ShopProcess("--workers", str(workers)) as shop:
+        family, folder = shop.family(), shop.folder()
+        assert len(family) == workers + 1
+        assert folder.stat().st_mode & 0o077 == 0
+        assert shop.end(by) == 0
+        assert not folder.exists()
+        assert not [process for process in family if process.is_running()]
+
+
+def test_a_killed_parent_leaves_nothing_behind() -> None:
+    with ShopProcess() as shop:
+        family, folder = shop.family(), shop.folder()
+        shop.process.kill()
+        shop.process.wait()
+        until(
+            lambda: not folder.exists() and not any(map(_lives, family)),
+            description="workers, Redis and the folder are gone",
+        )
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_worker_that_dies_ends_the_demo_with_a_reason() -> None:
+    with ShopProcess("--workers", "2") as shop:
+        folder = shop.folder()
+        next(child for child in shop.family() if "redis" not in child.name()).kill()
+        assert shop.process.wait(30) == 1
+        assert "a worker of the shop ended by itself, with exit code -9" in shop.said
+        assert not folder.exists()
+
+
+def demo(*options: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "fastdedup", "demo", "--web", *options],
+        env=os.environ | more,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_without_a_redis_server_it_says_what_to_install(tmp_path: Path) -> None:
+    ended = demo(PATH=str(tmp_path))
+    assert ended.returncode == 1
+    assert "apt-get install redis-server" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_a_redis_server_that_does_not_start_is_quoted(tmp_path: Path) -> None:
+    fake = tmp_path / "redis-server"
+    fake.write_text("#!/bin/sh\necho 'no room' >&2\nexit 3\n")
+    fake.chmod(0o755)
+    ended = demo(PATH=f"{tmp_path}:/bin:/usr/bin")
+    assert (ended.returncode, "did not start: no room" in ended.stderr) == (1, True)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        ended = demo("--port", str(port))
+    assert (ended.returncode, f"127.0.0.1:{port}" in ended.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("missing", ["fastapi", "uvicorn", "python_multipart"])
+def test_without_its_extra_it_names_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
+    result = CliRunner().invoke(cli, ["demo", "--web"])
+    assert result.exit_code == 1
+    assert "pip install 'fastdedup[web]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--port", "0"], "--port needs --web"),
+        (["--token-ttl", "1"], "--token-ttl needs --web"),
+        (["--web", "--buyers", "5"], "--buyers cannot be used with --web"),
+        (["--web", "--json"], "--json cannot be used with --web"),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options: list[str], said: str) -> None:
+    result = CliRunner().invoke(cli, ["demo", *options])
+    assert (result.exit_code, said in result.stderr) == (2, True)
