@@ -115,7 +115,7 @@ async def serve(path: Path, store: str, timeout: float, policies: dict[str, str]
             server = SidecarServer(gate, no_http, allowed=lambda peer: True, stores=True)
             gc.collect()
             gc.freeze()  # as the sidecar's own main does
-            await server.serve(sockets=[listener])
+            await server.serve(sockets=[listener.socket])
 
 
 if __name__ == "__main__":

@@ -16,18 +16,36 @@ from .releases import Holding, ReleaseQueue
 class EphemeralClaims:
     """The EPHEMERAL claims of all clients of a sidecar.
 
+    Args:
+        limits: those of these clients.
+        beside: the claims of all sockets, where these are the claims of one socket with limits of its own.
+
     Attributes:
         releases: those of clients that have gone.
         count: how many clients hold.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, beside: EphemeralClaims | None = None) -> None:
         self.limits = limits
-        self.releases = ReleaseQueue()
+        self.beside = beside
+        self.releases: ReleaseQueue = ReleaseQueue() if beside is None else beside.releases
         # Mutable: how many clients hold, or ask for; whose each claim of a chosen owner is, as such an owner may come
         # back over another connection.
         self.count = 0
-        self.holders: dict[Holding, Holdings] = {}
+        self.holders: dict[Holding, Holdings] = {} if beside is None else beside.holders
+
+    @property
+    def full(self) -> Limits | None:
+        """The limits that are reached, of these clients or of all; None where there is room."""
+        if self.count >= self.limits.ephemeral_in_all:
+            return self.limits
+        return None if self.beside is None else self.beside.full
+
+    def grow(self, more: int) -> None:
+        """Count claims, or fewer claims."""
+        self.count += more
+        if self.beside is not None:
+            self.beside.grow(more)
 
     def claimed_again(self, holding: Holding) -> None:
         """Leave alone a claim whose client had gone: its owner asks for it again."""
@@ -62,21 +80,22 @@ class Holdings:
                     f"this connection has {limits.ephemeral} EPHEMERAL claims, the most that it may have "
                     "(limits.ephemeral): settle or release some, or claim without EPHEMERAL"
                 )
-        if self._all.count >= limits.ephemeral_in_all:
+        if self._all.full is not None:
             self._forget_ended()
-            if self._all.count >= limits.ephemeral_in_all:
+            reached = self._all.full
+            if reached is not None:
                 raise LimitError(
-                    f"all connections have {limits.ephemeral_in_all} EPHEMERAL claims, the most that they may have "
+                    f"all connections have {reached.ephemeral_in_all} EPHEMERAL claims, the most that they may have "
                     "(limits.ephemeral_in_all): try later, or claim without EPHEMERAL"
                 )
         self._asked += 1
-        self._all.count += 1
+        self._all.grow(1)
 
     def answered(self) -> None:
         """Take note that a claim that was asked for has its answer, whatever that is."""
         if self._asked:  # 0 once the client has gone
             self._asked -= 1
-            self._all.count -= 1
+            self._all.grow(-1)
 
     def add(self, holding: Holding, left_ms: int) -> None:
         """Take a claim that the client has won."""
@@ -86,7 +105,7 @@ class Holdings:
                 former.remove(holding)
             self._all.holders[holding] = self
         if holding not in self.claims:
-            self._all.count += 1
+            self._all.grow(1)
         ends = self.claims[holding] = monotonic() + left_ms / 1000
         self._ends = min(self._ends, ends) if len(self.claims) > 1 else ends
 
@@ -98,7 +117,7 @@ class Holdings:
     def remove(self, holding: Holding) -> None:
         """Forget a claim that is settled, or that another connection holds now."""
         if self.claims.pop(holding, None) is not None:
-            self._all.count -= 1
+            self._all.grow(-1)
             if self._all.holders.get(holding) is self:
                 del self._all.holders[holding]
 
@@ -111,7 +130,7 @@ class Holdings:
         """Leave every claim to its lease."""
         for holding in list(self.claims):
             self.remove(holding)
-        self._all.count -= self._asked
+        self._all.grow(-self._asked)
         self._asked = 0
 
     def _forget_ended(self) -> None:

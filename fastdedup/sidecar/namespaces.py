@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..gate.settings import Settings
 from ..gateway import Dedup
+from .access import Access, ForbiddenError
 from .counters import Counters
 from .ephemeral import EphemeralClaims
 from .limits import Limits
@@ -40,6 +41,9 @@ class Namespaces:
         limits: the limits of one client.
         counters: counts the answers to clients.
         configured_only: refuse every namespace but the default one and those in `settings`.
+
+    Attributes:
+        access: what the clients of one socket may do; `behind` makes the namespaces of another socket.
     """
 
     def __init__(
@@ -57,7 +61,10 @@ class Namespaces:
         self.memory = ReplyMemory(self.limits.replies_in_all)
         self.ephemeral = EphemeralClaims(self.limits)
         self.counters.is_known = self.is_known
+        self.access = Access()
         self._configured_only = configured_only
+        # Mutable: the rules of the further sockets, by their paths.
+        self.behind_sockets: dict[str, Access] = {}
         # Mutable: renders `GET /metrics`, or None; the service sets it, as Prometheus' format is its concern.
         self.render_metrics: Callable[[], bytes] | None = None
         # Mutable: hears of each key that a client forgets; the service sets it, as the log is its concern.
@@ -67,6 +74,27 @@ class Namespaces:
         for name, changes in (settings or {}).items():
             self._add(name, replace(root.settings, namespace=name, **changes))
         self._configured = len(self._dedups)
+
+    def behind(self, access: Access, limits: Limits) -> Namespaces:
+        """Return these namespaces as the clients of another socket see them; all else is shared.
+
+        Args:
+            access: what these clients may do.
+            limits: their limits; those of EPHEMERAL claims in all count beside the sidecar's own.
+        """
+        own = [self.dedup(name) for name in access.namespaces]
+        view = Namespaces(own[0] if own else self.root, limits=limits, counters=self.counters)
+        self.counters.is_known = self.is_known
+        view.access = self.behind_sockets[access.path] = access
+        view.memory = self.memory
+        view.ephemeral = EphemeralClaims(limits, self.ephemeral)
+        view.audit = self.audit
+        view._configured_only = self._configured_only
+        view._configured = self._configured
+        view._dedups = self._dedups
+        if own:
+            view._dedups = {name: dedup for dedup in own for name in _names_of(dedup)}
+        return view
 
     def dedup(self, name: str | bytes | None) -> Dedup:
         """Return the `Dedup` of a namespace; None stands for the default namespace.
@@ -118,6 +146,11 @@ class Namespaces:
     def _settings(self, name: str) -> Settings:
         """Return the settings of a namespace that is not configured. Raises what `dedup` raises."""
         settings = replace(self.root.settings, namespace=name)
+        if self.access.namespaces:
+            raise ForbiddenError(
+                f"this socket serves {', '.join(self.access.namespaces)} only, got the namespace '{name}': name one "
+                "of these, or use another socket"
+            )
         if self._configured_only:
             raise ConfigError(
                 f"the namespace '{name}' is not configured: add a table [namespaces.{name}], or set "
@@ -129,6 +162,11 @@ class Namespaces:
         dedup = self.root._with(settings)
         self._dedups[name] = self._dedups[name.encode()] = dedup
         return dedup
+
+
+def _names_of(dedup: Dedup) -> tuple[str | bytes, ...]:
+    name = dedup.settings.namespace
+    return name, name.encode()
 
 
 def _unheard(namespace: str, key: str, result: str, transport: Any) -> None:

@@ -176,12 +176,15 @@ async def forget(namespaces: Namespaces, dedup: Dedup, key: str, transport: Any)
 # Records and results
 
 
-def record_facts(record: Record) -> dict[str, Any]:
-    """Return a record for JSON, times in milliseconds. A result that is JSON is embedded; any other is text."""
+def record_facts(namespaces: Namespaces, record: Record) -> dict[str, Any]:
+    """Return a record for JSON, times in milliseconds. A result that is JSON is embedded; any other is text.
+
+    The owner is null on a socket that shows none: whoever knows it may settle the claim of another socket's client.
+    """
     return {
         "key": record.key,
         "state": record.state,
-        "owner": record.owner,
+        "owner": record.owner if namespaces.access.show_owners else None,
         "fence": record.fence,
         "attempt": record.attempt,
         "lease": None if record.lease is None else round(record.lease * 1000),

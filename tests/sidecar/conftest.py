@@ -89,7 +89,7 @@ class Running:
         self.namespaces = namespaces = self._make()
         namespaces.render_metrics = Exposition(namespaces).render
         with ExitStack() as stack:
-            own = stack.enter_context(bound(Path(self.path)))
+            own = stack.enter_context(bound(Path(self.path))).socket
             loopback = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             self.port = loopback.getsockname()[1]
             async with namespaces.root:

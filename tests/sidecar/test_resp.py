@@ -53,7 +53,7 @@ async def served(path: Path, limits: Limits) -> AsyncIterator[Namespaces]:
         namespaces = Namespaces(root, limits=limits)
         with bound(path) as listener:
             server = BriskServer(namespaces, no_http, allowed=lambda peer: True)
-            task = asyncio.create_task(server._serve([listener]))
+            task = asyncio.create_task(server._serve([listener.socket]))
             try:
                 while not server.started:  # noqa: ASYNC110 -- uvicorn has no event for it
                     await asyncio.sleep(0)

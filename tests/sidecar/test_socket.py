@@ -18,7 +18,8 @@ from fastdedup.errors import ConfigError
 from fastdedup.sidecar.paths import make_private
 from fastdedup.sidecar.service.config import Config
 from fastdedup.sidecar.service.listener import Peer, bound, inherited, peer_of
-from fastdedup.sidecar.service.run import allow_list, notify
+from fastdedup.sidecar.service.run import notify
+from fastdedup.sidecar.service.sockets import allow_list
 
 from .running import DEADLINE, Sidecar, environment, figure
 
@@ -54,7 +55,7 @@ def test_a_live_socket_is_never_stolen_from_a_sidecar(tmp_path: Path) -> None:
         assert path.stat().st_ino == inode
         with socket.socket(socket.AF_UNIX) as probe:
             probe.connect(str(path))
-            first.accept()[0].close()
+            first.socket.accept()[0].close()
 
 
 def test_a_live_socket_is_never_stolen_from_anybody_else(tmp_path: Path) -> None:

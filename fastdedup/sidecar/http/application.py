@@ -51,10 +51,13 @@ class HttpApp:
         self._most = limits.frame
         self._routes: dict[str, dict[str, tuple[HttpRoute, Callable[[bytes], Any] | None]]] = {}
         for route in routes:
-            self._routes.setdefault(route.path, {})[route.method] = (route, route.parser(limits.batch))
+            ruled = route.under(namespaces.access)
+            self._routes.setdefault(route.path, {})[route.method] = (ruled, route.parser(limits.batch))
         self._acquired = AcquiredText()
-        self._quick_path = QUICK_PATH if QUICK_PATH in self._routes else ""
-        self._parse_claim: Any = self._routes[QUICK_PATH]["POST"][1] if self._quick_path else None
+        self._below_gate = BELOW_GATE.under(namespaces.access)
+        quick = QUICK_PATH in self._routes and not namespaces.access.judges("claim")
+        self._quick_path = QUICK_PATH if quick else ""
+        self._parse_claim: Any = self._routes[QUICK_PATH]["POST"][1] if quick else None
         for methods in self._routes.values():
             if "GET" in methods:
                 methods["HEAD"] = methods["GET"]
@@ -92,7 +95,7 @@ class HttpApp:
 
     def _found(self, request: HttpRequest) -> tuple[HttpRoute, Callable[[bytes], Any] | None]:
         if request.path.startswith(BELOW_GATE.path) and PATH in self._routes:
-            return BELOW_GATE, None
+            return self._below_gate, None
         return self._routes[request.path][request.method]
 
     def _no_route(self, path: str) -> RequestProblem:
@@ -108,6 +111,8 @@ class HttpApp:
 
     def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
         """Answer a claim without a task; return False where it waits or names its owner, and for other requests.
+
+        A claim on a socket whose rules judge claims takes a task, too.
 
         A task and its futures would add 68 % to a claim's instructions.
         """

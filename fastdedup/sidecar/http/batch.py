@@ -94,11 +94,17 @@ class BatchRequest:
         self.counters = namespaces.counters
         self.judged = namespaces.counters.judged
         self.since = perf_counter()
+        self._access = namespaces.access
+        self._has_rules = self._access.has_rules
+        # Mutable: the operations that count as pending on the client's socket.
+        self._pending = 0
 
     async def run(self) -> HttpAnswer:
         """Return the answers, in the order of the requests."""
         try:
             self._places = [self._begin(ask) for ask in self._asks]
+            self._pending = len(self._places)
+            self._access.pending += self._pending
             if self._slow:
                 await asyncio.gather(*[self._one(ask, place) for ask, place in self._slow])
             if self.left:
@@ -111,6 +117,7 @@ class BatchRequest:
         finally:
             self._namespaces.memory.free(self._reserved)
             self._reserved = 0
+            self._access.pending -= self._pending
             self._places, self.won = (
                 [],
                 [],
@@ -171,6 +178,8 @@ class BatchRequest:
     def _begin(self, ask: Any) -> BatchClaim | Told:
         """Begin a request; return the place where its answer will be."""
         try:
+            if self._has_rules:
+                self._access.admit("claim" if type(ask) is str else ask.op)
             if type(ask) is str:  # the key of a claim without options, see `read`
                 dedup = self._namespaces.root
                 namespace = dedup._namespace

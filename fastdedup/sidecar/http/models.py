@@ -266,7 +266,7 @@ class RecordAnswer(AnswerModel):
 
     key: str
     state: State
-    owner: str
+    owner: str | None = Field(description="Null on a socket that does not show owners.")
     fence: int
     attempt: int
     lease: int | None = Field(description="Milliseconds until the lease ends, while processing.")

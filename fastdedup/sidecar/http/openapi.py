@@ -25,6 +25,7 @@ _WITH_BODY = (
     problems.RESULT_TOO_LARGE,
 )
 _WITH_STORE = (problems.INVALID, problems.FOREIGN)
+_ON_SOME_SOCKETS = (problems.FORBIDDEN, problems.QUOTA)
 _ALWAYS = (problems.BAD_REQUEST, problems.HEADERS, problems.INTERNAL, problems.UNAVAILABLE)
 _RETRY_AFTER = {
     "description": "Seconds after which another try makes sense, rounded up.",
@@ -93,7 +94,8 @@ def _responses(route: HttpRoute, schemas: dict[str, Any]) -> dict[str, Any]:
 
 def _problems_of(route: HttpRoute) -> list[ProblemType]:
     common = _WITH_BODY if route.method == "POST" else _WITH_STORE if route.asks is not None else ()
-    return list(dict.fromkeys((*route.problems, *common, *_ALWAYS)))
+    ruled = _ON_SOME_SOCKETS if route.verb else ()
+    return list(dict.fromkeys((*route.problems, *common, *ruled, *_ALWAYS)))
 
 
 def _describe(
@@ -107,7 +109,7 @@ def _describe(
     content = response["content"].setdefault("application/problem+json", {"schema": {"anyOf": []}})
     if schema not in content["schema"]["anyOf"]:
         content["schema"]["anyOf"].append(schema)
-    if problem in (problems.IN_PROGRESS, problems.UNAVAILABLE):
+    if problem in (problems.IN_PROGRESS, problems.UNAVAILABLE, problems.QUOTA):
         response["headers"] = {"Retry-After": _RETRY_AFTER}
 
 

@@ -25,6 +25,7 @@ from ...events import log
 from ...model import Outcome
 from ...web import problems as web
 from ...web.problems import ProblemType
+from ..access import ForbiddenError, QuotaError
 from ..verbs import without_addresses
 
 _MAX_FAULTS = 20
@@ -39,6 +40,9 @@ PAGES = "/problems/"
 
 BAD_REQUEST = ProblemType("bad-request", 400, "The request is not HTTP", "Send HTTP/1.1, without an upgrade.")
 MALFORMED = ProblemType("malformed-json", 400, "The body is not JSON", "Send one JSON value, in UTF-8.")
+FORBIDDEN = ProblemType(
+    "forbidden", 403, "This socket does not allow that", "Use a socket that does. `detail` names the rule."
+)
 NOT_FOUND = ProblemType("not-found", 404, "No such address", "GET /openapi.json lists all paths.")
 UNKNOWN_TOKEN = ProblemType(
     "unknown-token",
@@ -109,6 +113,12 @@ MISMATCH = web.MISMATCH.worded(
     "Known with another fingerprint",
     "Another request came under the same key, or the token is another subject's. Do not repeat this.",
 )
+QUOTA = ProblemType(
+    "quota-exceeded",
+    429,
+    "The socket's quota is used up",
+    "The clients of this socket ask for more than they may. Ask again after Retry-After seconds.",
+)
 HEADERS = ProblemType("headers-too-large", 431, "The headers are too large", "Send less of them.")
 INTERNAL = ProblemType("internal-error", 500, "Internal error", "See the sidecar's log.")
 BUSY = ProblemType(
@@ -134,7 +144,7 @@ OF_OUTCOME = {
 OF_CLAIM = (*OF_OUTCOME.values(), TOKEN_USED)
 """The problems that are an outcome: they carry the claim's answer as well."""
 
-_NO_FAULT = {problem.type for problem in (*OF_CLAIM, CLAIM_LOST, NO_RECORD, FOREIGN)}
+_NO_FAULT = {problem.type for problem in (*OF_CLAIM, CLAIM_LOST, NO_RECORD, FOREIGN, QUOTA)}
 """The problems below 500 that are answers: the request was a good one."""
 
 
@@ -144,7 +154,9 @@ def is_bad(facts: dict[str, Any]) -> bool:
 
 
 _OF_ERROR: list[tuple[type[DedupError], ProblemType]] = [
+    (QuotaError, QUOTA),
     (UnavailableError, UNAVAILABLE),
+    (ForbiddenError, FORBIDDEN),
     (ClaimLostError, CLAIM_LOST),
     (ResultTooLargeError, RESULT_TOO_LARGE),
     (ForeignRecordError, FOREIGN),
@@ -178,7 +190,7 @@ def problem_of(fault: Exception) -> tuple[dict[str, Any], int | None]:
         return _invalid(fault), None
     for kind, problem in _OF_ERROR:
         if isinstance(fault, kind):
-            if problem is UNAVAILABLE:
+            if problem is UNAVAILABLE or problem is QUOTA:
                 return problem.facts(without_addresses(fault)), _retry_ms(fault)
             return problem.facts(str(fault)), None
     log.exception("a request failed", exc_info=fault)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, TypeAdapter
 
 from ...web.problems import ProblemType
+from ..access import Access, ForbiddenError
+from ..namespaces import Namespaces
 from . import models
 from .batch import read
 from .names import parse_once
-from .verbs import Handler
+from .verbs import Client, Handler, HttpAnswer
+
+EACH = "each"
+"""The verb of a batch: each of its operations asks the rules for itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +30,8 @@ class HttpRoute:
         answers: the models of its successful answers, by status; None stands for text.
         problems: its problems beside those that every request may have.
         shaped: the model of its problems that carry the claim's answer.
+        verb: what it does, in the words of `access.VERBS`; "" for what every client may do. None: it is
+            refused on a socket with rules.
     """
 
     method: str
@@ -35,6 +42,7 @@ class HttpRoute:
     answers: tuple[tuple[int, Any], ...] = ()
     problems: tuple[ProblemType, ...] = ()
     shaped: type[BaseModel] = models.Problem
+    verb: str | None = None
 
     def body(self, most: int) -> Any:
         """Return the type of its body; a batch has at most `most` operations."""
@@ -46,3 +54,26 @@ class HttpRoute:
             return None
         check = TypeAdapter(self.body(most)).validator.validate_json
         return partial(read, check, most) if self.asks is models.Items else partial(parse_once, check)
+
+    def under(self, access: Access) -> HttpRoute:
+        """Return this route with a handler that asks the rules of a socket first, where it has some for it."""
+        if self.verb is None and access.has_rules:
+            return replace(self, handler=_refuse)
+        if not self.verb or self.verb == EACH or not access.judges(self.verb):
+            return self
+        return replace(self, handler=partial(_ask_first, access, self.verb, self.handler))
+
+
+async def _refuse(namespaces: Namespaces, ask: Any, client: Client) -> HttpAnswer:
+    raise ForbiddenError("this address is not served on a socket with rules: use the sidecar's main socket")
+
+
+async def _ask_first(
+    access: Access, verb: str, handler: Handler, namespaces: Namespaces, ask: Any, client: Client
+) -> HttpAnswer:
+    access.admit(verb)
+    access.pending += 1
+    try:
+        return await handler(namespaces, ask, client)
+    finally:
+        access.pending -= 1

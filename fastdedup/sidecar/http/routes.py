@@ -16,7 +16,7 @@ from ..namespaces import Namespaces
 from . import gate, models, openapi, problems, verbs
 from .batch import batch
 from .problems import PAGES, RequestProblem
-from .route import HttpRoute
+from .route import EACH, HttpRoute
 from .verbs import OPS, Client, HttpAnswer, RawAnswer
 
 _PROBE_KEY = "fastdedup:ready"
@@ -59,7 +59,7 @@ def _probe(root: Dedup) -> ReadOp:
 async def metrics(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer:
     """`GET /metrics`: the counters in Prometheus' format."""
     if namespaces.render_metrics is None:
-        raise RequestProblem(problems.NOT_FOUND, "this sidecar shows no metrics")
+        raise RequestProblem(problems.NOT_FOUND, "this socket shows no metrics")
     return RawAnswer(_METRICS, namespaces.render_metrics())
 
 
@@ -81,7 +81,7 @@ _SETTLED: dict[str, Any] = {"answers": ((200, models.SettledAnswer),), "problems
 _JUDGED = (problems.IN_PROGRESS, problems.MISMATCH)
 
 OPERATORS_ROUTES: tuple[HttpRoute, ...] = (
-    HttpRoute("GET", "/healthz", health, "Is the process alive", None, ((200, models.HealthAnswer),)),
+    HttpRoute("GET", "/healthz", health, "Is the process alive", None, ((200, models.HealthAnswer),), verb=""),
     HttpRoute(
         "GET",
         "/readyz",
@@ -89,12 +89,13 @@ OPERATORS_ROUTES: tuple[HttpRoute, ...] = (
         "Can it answer claims",
         None,
         ((200, models.ReadyAnswer), (503, models.ReadyAnswer)),
+        verb="",
     ),
-    HttpRoute("GET", "/metrics", metrics, "Metrics", None, ((200, None),), (problems.NOT_FOUND,)),
+    HttpRoute("GET", "/metrics", metrics, "Metrics", None, ((200, None),), (problems.NOT_FOUND,), verb=""),
 )
 """The requests of an operator's tools. `metrics_address` serves these, and no other ones."""
 
-BELOW_GATE = HttpRoute("GET", gate.BELOW, gate.gate_below, "The gate for Envoy, with any method")
+BELOW_GATE = HttpRoute("GET", gate.BELOW, gate.gate_below, "The gate for Envoy, with any method", verb="claim")
 """All addresses below its path. The document does not name it, as it has the client's own path."""
 
 ROUTES: tuple[HttpRoute, ...] = (
@@ -106,6 +107,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         models.ClaimRequest,
         problems=(*_JUDGED, problems.FOREIGN),
         **_CLAIM,
+        verb="claim",
     ),
     HttpRoute(
         "POST",
@@ -114,9 +116,26 @@ ROUTES: tuple[HttpRoute, ...] = (
         "Record success",
         models.CompleteRequest,
         **_SETTLED,
+        verb="complete",
     ),
-    HttpRoute("POST", "/v1/claims/fail", OPS["fail"], "Record a failure", models.FailRequest, **_SETTLED),
-    HttpRoute("POST", "/v1/claims/release", OPS["release"], "Free a key", models.ReleaseRequest, **_SETTLED),
+    HttpRoute(
+        "POST",
+        "/v1/claims/fail",
+        OPS["fail"],
+        "Record a failure",
+        models.FailRequest,
+        verb="fail",
+        **_SETTLED,
+    ),
+    HttpRoute(
+        "POST",
+        "/v1/claims/release",
+        OPS["release"],
+        "Free a key",
+        models.ReleaseRequest,
+        verb="release",
+        **_SETTLED,
+    ),
     HttpRoute(
         "POST",
         "/v1/claims/renew",
@@ -125,6 +144,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         models.RenewRequest,
         ((200, models.RenewAnswer),),
         (problems.CLAIM_LOST,),
+        verb="renew",
     ),
     HttpRoute(
         "POST",
@@ -133,6 +153,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         "Make a one-time token",
         models.IssueRequest,
         ((201, models.TokenAnswer),),
+        verb="issue",
     ),
     HttpRoute(
         "POST",
@@ -143,6 +164,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         ((200, models.ConsumeAnswer),),
         (*_JUDGED, problems.TOKEN_USED, problems.UNKNOWN_TOKEN),
         models.ConsumeProblem,
+        verb="consume",
     ),
     HttpRoute(
         "POST",
@@ -152,6 +174,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         models.RedeemRequest,
         problems=(*_JUDGED, problems.UNKNOWN_TOKEN),
         **_CLAIM,
+        verb="redeem",
     ),
     HttpRoute(
         "POST",
@@ -160,6 +183,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         "Do many things at once",
         models.Items,
         ((200, list[models.BatchAnswer]),),
+        verb=EACH,
     ),
     HttpRoute(
         "GET",
@@ -177,6 +201,7 @@ ROUTES: tuple[HttpRoute, ...] = (
             *_JUDGED,
         ),
         models.ClaimProblem,
+        verb="claim",
     ),
     HttpRoute(
         "GET",
@@ -186,6 +211,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         models.RecordQuery,
         ((200, models.RecordAnswer),),
         (problems.NO_RECORD, problems.FOREIGN),
+        verb="get",
     ),
     HttpRoute(
         "DELETE",
@@ -195,11 +221,14 @@ ROUTES: tuple[HttpRoute, ...] = (
         models.RecordQuery,
         ((200, models.ForgetAnswer),),
         (problems.FOREIGN,),
+        verb="forget",
     ),
     *OPERATORS_ROUTES,
-    HttpRoute("GET", "/openapi.json", document, "This document", None, ((200, dict[str, Any]),)),
+    HttpRoute("GET", "/openapi.json", document, "This document", None, ((200, dict[str, Any]),), verb=""),
     *(
-        HttpRoute("GET", PAGES + problem.name, partial(about, problem), problem.title, None, ((200, None),))
+        HttpRoute(
+            "GET", PAGES + problem.name, partial(about, problem), problem.title, None, ((200, None),), verb=""
+        )
         for problem in problems.PROBLEMS
     ),
 )

@@ -384,7 +384,7 @@ async def inspect(namespaces: Namespaces, ask: models.RecordQuery, client: Clien
     record = await namespaces.passing(ask.namespace).get(ask.key)
     if record is None:
         raise RequestProblem(problems.NO_RECORD)
-    return HttpAnswer(200, record_facts(record))
+    return HttpAnswer(200, record_facts(namespaces, record))
 
 
 async def forget(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> HttpAnswer:

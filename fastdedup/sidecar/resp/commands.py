@@ -20,6 +20,7 @@ from ...gateway import Dedup
 from ...model import Outcome
 from ...protocol.operations import ClaimOp, ReleaseOp, RenewOp, SettleOp, Verdict
 from ...protocol.owners import draw_owner, owner_text
+from ..access import Access
 from ..reply_memory import LARGE
 from ..verbs import Asked, held, record_facts, releasing, renewing, seconds, settling
 from ..verbs import forget as forget_key
@@ -355,7 +356,10 @@ def get(connection: RespConnection, command: list[bytes]) -> Slot:
 
     async def work() -> bytes:
         record = await dedup.get(text_of("the key", command[1]))
-        return encode(None if record is None else orjson.dumps(record_facts(record)), connection.resp3)
+        return encode(
+            None if record is None else orjson.dumps(record_facts(connection.namespaces, record)),
+            connection.resp3,
+        )
 
     return connection.spawn(work(), dedup, "get", work)
 
@@ -495,6 +499,30 @@ COMMANDS: dict[bytes, Command] = {
 }
 WITH_STORES: dict[bytes, Command] = COMMANDS | store_verbs.COMMANDS
 """The commands of a socket that also serves `sidecar://` stores."""
+VERB_OF: dict[bytes, str] = {
+    name: name[3:].decode().lower()
+    for name in COMMANDS
+    if name.startswith(b"FD.") and name not in store_verbs.COMMANDS
+}
+"""What each command does, in the words of `access.VERBS`. FD.RUN asks for itself."""
+
+
+def commands_of(access: Access, *, stores: bool) -> dict[bytes, Command]:
+    """Return the commands of a socket: a command that has rules there asks them before it runs."""
+    commands = WITH_STORES if stores else COMMANDS
+    ruled = {name: verb for name, verb in VERB_OF.items() if access.judges(verb)}
+    return commands | {name: partial(judged, access, verb, commands[name]) for name, verb in ruled.items()}
+
+
+def judged(
+    access: Access, verb: str, run: Command, connection: RespConnection, command: list[bytes]
+) -> bytes | ReplyPlace:
+    """Run a command that the socket's rules allow."""
+    connection.count_pending()
+    access.admit(verb)
+    return run(connection, command)
+
+
 _IN_MULTI: dict[bytes, Command] = {
     **dict.fromkeys(WITH_STORES, skip),
     b"EXEC": execute,

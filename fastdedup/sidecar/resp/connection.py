@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 from ...errors import ClaimLostError, DedupError, UnavailableError
 from ...events import log
 from ...gateway import Dedup
+from ..access import ForbiddenError
 from ..counters import is_bad
 from ..ephemeral import Holdings
 from ..namespaces import Namespaces
@@ -89,6 +90,9 @@ class RespConnection(asyncio.Protocol):
         # Mutable: operations under way beyond one for each command (FD.RUN has many); callbacks for the client's end.
         self.extra = 0
         self.on_gone: list[Callable[[], None]] = []
+        # Mutable: what of the socket's pending operations is this connection's, where the socket has that quota.
+        self._access = namespaces.access
+        self._pending = 0
         # Mutable: has the client gone; are further commands refused; is a flush due; does the connection read; does
         # the client; the timer of the deadline, whether that is the short one, and whether a command came since.
         self.gone = False
@@ -156,6 +160,7 @@ class RespConnection(asyncio.Protocol):
         for task in self._tasks:
             task.cancel()
         self.large.clear()
+        self._access.pending -= self._pending
         if self._stopping:
             self.holdings.leave()
         else:
@@ -330,6 +335,8 @@ class RespConnection(asyncio.Protocol):
         while self._waiting and self._writing and not self.gone and self._build_first():
             self._write()
         slots = self._slots
+        if self._pending:
+            self.count_pending()
         if not slots:
             self._taken = 0
             if self._draining and not self.gone:
@@ -369,6 +376,12 @@ class RespConnection(asyncio.Protocol):
             except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
                 place.reply = error_reply(fault)
         return place.reply is not None
+
+    def count_pending(self) -> None:
+        """Count this connection's unanswered commands anew, where its socket has a quota of these."""
+        if self._access.counts_pending and not self.gone:
+            before, self._pending = self._pending, len(self._slots) + self.extra
+            self._access.pending += self._pending - before
 
     def answer_only(self, commands: dict[bytes, Command] | None) -> None:
         """Answer these commands from now on; None stands for all."""
@@ -454,6 +467,8 @@ def error_reply(fault: Exception) -> bytes:
         return error("UNAVAILABLE", f"{round(fault.retry_after * 1000)} {without_addresses(fault)}")
     if isinstance(fault, ClaimLostError):
         return error("CLAIMLOST", str(fault))
+    if isinstance(fault, ForbiddenError):
+        return error("NOPERM", str(fault))
     if isinstance(fault, DedupError):
         return error("ERR", str(fault))
     log.exception("a command failed", exc_info=fault)

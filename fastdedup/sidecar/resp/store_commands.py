@@ -182,6 +182,8 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
         raise ConfigError(
             f"FD.RUN takes a verb, a count of 1 to {MAX_OPERATIONS}, that many keys, and arguments"
         )
+    connection.count_pending()
+    connection.namespaces.access.admit(verb.value, count)
     ops = unpack(verb, command[3 : 3 + count], command[3 + count :])
     dedups = dedups_of(connection.namespaces, ops, passing=verb in _CLAIMING_NOTHING)
     batch = Run(connection, verb, dedups)
@@ -243,7 +245,7 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.LISTEN`: after the reply, push `["freed", store key]` for each freed key, or null where news was missed."""
 
     async def work() -> bytes:
-        ear = Ear(connection)
+        ear = Ear(connection, connection.namespaces.access.namespaces)
         connection.on_gone.append(await connection.namespaces.root._namespace.connection.overhear(ear.hear))
         return b"+OK\r\n"
 
@@ -261,18 +263,26 @@ class Subscriber(Protocol):
 
 
 class Ear:
-    """Tells a client which keys were freed, or that it missed some while it did not read."""
+    """Tells a client which keys were freed, or that it missed some while it did not read.
 
-    __slots__ = ("_connection", "_missed")
+    Args:
+        connection: the client's.
+        namespaces: those that the client may hear of; empty for all.
+    """
 
-    def __init__(self, connection: Subscriber) -> None:
+    __slots__ = ("_connection", "_missed", "_namespaces")
+
+    def __init__(self, connection: Subscriber, namespaces: Sequence[str] = ()) -> None:
         self._connection = connection
+        self._namespaces = namespaces
         # Mutable: the timer of the next check whether the client reads again.
         self._missed: Any = None
 
     def hear(self, wire: bytes | None) -> None:
         """Tell the client of a freed key; None means that any key may have been freed."""
         if self._missed is not None:
+            return
+        if wire is not None and self._namespaces and names_of(wire)[0] not in self._namespaces:
             return
         if not self._connection.push(encode_value([b"freed", wire])):
             self._missed = self._connection.loop.call_later(_LOOK_AGAIN, self._look_again)

@@ -12,7 +12,7 @@ import pwd
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -43,6 +43,7 @@ from ...fallback.reject import Reject
 from ...keys import check_namespace
 from ...stores import make_store
 from ...stores.base import Credentials, Login
+from ..access import READING, VERBS, Access, SocketVerb
 from ..limits import Limits
 from ..paths import default_socket
 from .addresses import split_address
@@ -193,6 +194,72 @@ class NamespaceConfig(ConfigTable):
         return changes
 
 
+def _mode(value: Any) -> int:
+    """Return a mode that is written as for chmod. A number would be read as decimal, so it is refused."""
+    if isinstance(value, str) and re.fullmatch(r"0?[0-7]{3}", value):
+        return int(value, 8)
+    raise ValueError('must be text of octal digits such as "0660"')
+
+
+class SocketConfig(ConfigTable):
+    """A further socket, `[[sockets]]`: a boundary between its clients and those of all other sockets."""
+
+    path: Annotated[Path, AfterValidator(_absolute)]
+    mode: Annotated[int, BeforeValidator(_mode)] = 0o660
+    owner: Uid | None = None
+    """The user who owns the file, by number or name. Left out: the sidecar's own."""
+    group: Gid | None = None
+    allow_uids: tuple[Uid, ...] = ()
+    allow_gids: tuple[Gid, ...] = ()
+    allow_stores: bool = False
+    """As the setting of the same name. Stores may do anything in the socket's namespaces, and see owners."""
+    namespaces: tuple[Name, ...] = ()
+    """Namespaces that clients may name; the first one is for requests without one. Empty: those of `socket`."""
+    verbs: Literal["all", "read"] = "all"
+    """"read": clients may look at records, and change nothing."""
+    deny: tuple[SocketVerb, ...] = ()
+    """What clients may not do, of `verbs`."""
+    show_owners: bool = False
+    """True to show the owners of records: whoever knows an owner may settle its claim."""
+    claims_per_second: (
+        Annotated[float, BeforeValidator(_no_flag), Field(gt=0, allow_inf_nan=False)] | None
+    ) = None
+    """Claims and tokens that all clients of the socket may ask for in a second."""
+    pending: Count | None = None
+    """Operations of all clients of the socket that may be under way."""
+    ephemeral: Count | None = None
+    """EPHEMERAL claims that one connection holds. Left out: `limits.ephemeral`."""
+    ephemeral_in_all: Count | None = None
+    """EPHEMERAL claims that all connections of the socket hold. Left out: `limits.ephemeral_in_all`."""
+
+    @model_validator(mode="after")
+    def _rules_fit(self) -> SocketConfig:
+        if self.allow_stores and (self.verbs != "all" or self.deny):
+            raise ValueError(
+                "allow_stores lets clients write any record: leave out verbs and deny, or allow_stores"
+            )
+        if self.mode & 0o007 and not (self.allow_uids or self.allow_gids):
+            raise ValueError("mode opens the socket to every user: list those who may connect in allow_uids")
+        return self
+
+    def access(self) -> Access:
+        """Return the rules of the socket's clients."""
+        may = READING if self.verbs == "read" else frozenset(VERBS)
+        return Access(
+            str(self.path),
+            namespaces=self.namespaces,
+            verbs=may.difference(self.deny),
+            show_owners=self.show_owners or self.allow_stores,
+            claims_per_second=self.claims_per_second,
+            pending=self.pending,
+        )
+
+    def narrow(self, limits: Limits) -> Limits:
+        """Return the limits of the socket's clients, which are the sidecar's but for those that the table sets."""
+        own = {"ephemeral": self.ephemeral, "ephemeral_in_all": self.ephemeral_in_all}
+        return replace(limits, **{name: most for name, most in own.items() if most is not None})
+
+
 _BOUNDS: dict[str, Any] = {"int": Count, "int | None": Count | None, "float": Seconds}
 _LIMITS: dict[str, Any] = {each.name: (_BOUNDS[str(each.type)], each.default) for each in fields(Limits)}
 LimitsTable: Any = create_model("LimitsTable", __base__=ConfigTable, **_LIMITS)
@@ -250,6 +317,8 @@ class Config(BaseSettings):
     """The limits of clients: sizes in bytes, times in seconds."""
     namespaces: dict[Name, NamespaceConfig] = Field(default_factory=dict)
     """A table for each namespace with settings of its own; those that it leaves out are the ones above."""
+    sockets: tuple[SocketConfig, ...] = ()
+    """Further sockets, each with rules of its own."""
 
     lease: Seconds = 30.0
     """Seconds that an owner has for its work, before another may take over."""
@@ -275,6 +344,13 @@ class Config(BaseSettings):
                 raise ConfigError(f"password_file: {error}") from None
         return self
 
+    @model_validator(mode="after")
+    def _sockets_differ(self) -> Config:
+        paths = [self.socket, *(each.path for each in self.sockets)]
+        if len(set(paths)) < len(paths):
+            raise ConfigError("sockets: two sockets have the same path, give each its own")
+        return self
+
     def credentials(self) -> Credentials | None:
         """Return what reads the password file for each connection to the store; None where the URL has the login."""
         return None if self.password_file is None else partial(_login, self.password_file)
@@ -289,7 +365,10 @@ class Config(BaseSettings):
     def other_namespaces(self) -> dict[str, dict[str, Any]]:
         """Return the settings that the tables of the other namespaces set."""
         others = {name: table for name, table in self.namespaces.items() if name != self.namespace}
-        return {name: table.changes() for name, table in others.items()}
+        named = {name for each in self.sockets for name in each.namespaces} - {self.namespace}
+        return {name: {} for name in sorted(named)} | {
+            name: table.changes() for name, table in others.items()
+        }
 
     @property
     def configured_only(self) -> bool:

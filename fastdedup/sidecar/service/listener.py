@@ -38,9 +38,38 @@ class Peer(NamedTuple):
     groups: frozenset[int] = frozenset()
 
 
+class Listener:
+    """A listening socket, and its file.
+
+    Attributes:
+        path: the file's; another than the socket's own name where it was put in the place of a running sidecar's.
+        own: False for a socket of systemd, whose file stays.
+    """
+
+    def __init__(self, listening: socket.socket, path: Path, *, own: bool = True) -> None:
+        self.socket = listening
+        self.path = path
+        self.own = own
+        self.name: str = listening.getsockname()
+        # Mutable: which file is ours; None once it is not.
+        self._file = _identity(Path(self.name)) if own else None
+
+    def leave(self) -> bool:
+        """Remove the file; return True where a later sidecar has put its own in its place. Twice is fine."""
+        file, self._file = self._file, None  # once its socket is closed, another file may get its number
+        if file is None:
+            return False
+        found = _identity(self.path)
+        if found == file:
+            self.path.unlink()
+        elif _identity(Path(self.name)) == file:
+            Path(self.name).unlink()
+        return found is not None and found != file
+
+
 @contextlib.contextmanager
-def bound(path: Path, mode: int = 0o660) -> Iterator[socket.socket]:
-    """Yield a listening Unix socket at `path`; remove it at the end.
+def bound(path: Path, mode: int = 0o660, *, owner: int = -1, group: int = -1) -> Iterator[Listener]:
+    """Yield a listening Unix socket at `path`; remove it at the end. `owner` and `group`: those of the file.
 
     The lock file beside it decides between two sidecars that start at once; the probe finds a server that holds no
     lock of ours. asyncio would silently replace a live socket.
@@ -51,19 +80,32 @@ def bound(path: Path, mode: int = 0o660) -> Iterator[socket.socket]:
     _make_folder(path.parent)
     with _locked(path):
         _clear(path)
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with listening_at(path, path, mode, owner, group) as listener:
+            yield listener
+
+
+@contextlib.contextmanager
+def listening_at(name: Path, path: Path, mode: int, owner: int, group: int) -> Iterator[Listener]:
+    """Yield a socket that listens at `name`, and will be renamed to `path` where that is another one."""
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _bind(listening, name, mode, owner, group)
+        listening.listen(_BACKLOG)
+        listener = Listener(listening, path)
         try:
-            _bind(listener, path, mode)
-            listener.listen(_BACKLOG)
-            own = path.stat().st_ino
-            try:
-                yield listener
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_ino == own:  # another process may have put its own there since
-                        path.unlink()
+            yield listener
         finally:
-            listener.close()
+            listener.leave()
+    finally:
+        listening.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def inherited() -> socket.socket | None:
@@ -122,9 +164,16 @@ def _locked(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _taken(path) if _is_served(path) else _held(file) from None
+        _sign(lock)
         yield
     finally:
         os.close(lock)  # the file stays: removing it would let two sidecars lock two files
+
+
+def _sign(lock: int) -> None:
+    """Write our process id into the lock file, for a sidecar that takes over (`takeover.py`)."""
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, b"%d\n" % os.getpid(), 0)
 
 
 def _open_lock(file: Path) -> int:
@@ -173,7 +222,7 @@ def _is_served(path: Path) -> bool:
     return True
 
 
-def _bind(listener: socket.socket, path: Path, mode: int) -> None:
+def _bind(listener: socket.socket, path: Path, mode: int, owner: int, group: int) -> None:
     """Bind the socket without any rights, so that no client connects before chmod."""
     former = os.umask(0o777)
     try:
@@ -182,6 +231,14 @@ def _bind(listener: socket.socket, path: Path, mode: int) -> None:
         raise ConfigError(f"cannot listen at {path}: {error}") from None
     finally:
         os.umask(former)
+    try:
+        os.chown(path, owner, group)
+    except OSError as error:
+        path.unlink()
+        raise ConfigError(
+            f"cannot give {path} to its owner or group: {error.strerror}; start the sidecar as root, or as a member "
+            "of that group"
+        ) from None
     path.chmod(mode)
 
 

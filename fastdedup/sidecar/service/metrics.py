@@ -104,6 +104,8 @@ class Collector(BaseCollector):
         yield _family(GaugeMetricFamily, "connections", "Open, by their protocol.", ["wire"], open_now)
         yield _counter("connections_refused", "Too many, or not allowed.", self._counters.connections_refused)
         memory, ephemeral = self._namespaces.memory, self._namespaces.ephemeral
+        refused = {(path,): access.refused for path, access in self._namespaces.behind_sockets.items()}
+        yield _family(CounterMetricFamily, "quota_refusals", "Over a socket's quota.", ["socket"], refused)
         yield _counter("connections_cut", "Clients that did not read, and were hung up on.", memory.cut)
         yield _gauge("reply_bytes_reserved", "Large replies that wait for their turn.", memory.reserved)
         yield _gauge("ephemeral_claims", "EPHEMERAL claims that clients hold.", ephemeral.count)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -158,9 +159,13 @@ def line_of(text: str, path: Sequence[str]) -> int:
 
 def _keys(text: str) -> Iterator[tuple[int, list[str]]]:
     table: list[str] = []
+    count: Counter[str] = Counter()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := _TABLE.match(line):
             table = _parts(header[1])
+            if line.lstrip().startswith("[["):
+                table.append(str(count[header[1]]))
+                count[header[1]] += 1
             yield number, table
         elif key := _KEY.match(line):
             yield number, table + _parts(key[1])

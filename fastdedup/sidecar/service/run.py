@@ -12,26 +12,25 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import uvloop
 
-from ...errors import ConfigError
 from ...events import Event
 from ...gateway import Dedup
 from ..counters import Counters
 from ..http.application import HttpApp
 from ..namespaces import Namespaces, RawCodec
-from ..paths import make_private
 from ..urls import without_secrets
 from .config import Config
-from .listener import Peer, bound, inherited
+from .listener import Listener
 from .logs import EventLog, facts, log, set_up
 from .metrics import Exposition, journal_lines
 from .metrics_port import metrics_port
-from .server import Allowed, SidecarServer
+from .server import Allowed, ServedSocket, SidecarServer
+from .sockets import allow_list, listening, others
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_CALL = 0.02
@@ -50,38 +49,22 @@ def run(config: Config, *, on_listening: Callable[[str], None] = lambda where: N
     """
     undo = set_up(config.log_level, config.log_format)
     try:
-        with listening(config) as listener, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Sidecar(config, listener, on_listening).main())
+        with listening(config) as listeners, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(Sidecar(config, listeners, on_listening).main())
     finally:
         undo()
-
-
-@contextlib.contextmanager
-def listening(config: Config) -> Iterator[socket.socket]:
-    """Yield the socket that systemd passed, else a socket of our own."""
-    passed = inherited()
-    if passed is not None:
-        with passed:
-            yield passed
-        return
-    with contextlib.ExitStack() as stack:
-        try:
-            make_private(config.socket)
-            own = stack.enter_context(bound(config.socket))
-        except OSError as error:  # the folder cannot be made, or cannot be written to
-            raise ConfigError(f"cannot listen at {config.socket}: {error.strerror}") from None
-        yield own
 
 
 class Sidecar:
     """A sidecar, from its start to its end."""
 
-    def __init__(self, config: Config, listener: socket.socket, on_listening: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: Config, listeners: list[Listener], on_listening: Callable[[str], None]
+    ) -> None:
         self._config = config
-        self._listener = listener
+        self._listeners = listeners
         self._on_listening = on_listening
-        self._path = Path(listener.getsockname())
-        self._own = self._path == config.socket
+        self._path = listeners[0].path if listeners[0].own else Path(listeners[0].name)
         self._counters = Counters()
         self._events = EventLog(keys=config.log_keys)
         # Mutable: the server, once it is made; the address of its metrics; the task to cancel for a stop at once; the
@@ -118,15 +101,14 @@ class Sidecar:
         namespaces.audit = self._events.audit
         namespaces.root.on_batch(self._counters.on_batch)
         await namespaces.root.open()
-        path = self._path if self._own else None
-        server = self._server = make_server(self._config, namespaces, self._ready, path)
+        server = self._server = make_server(self._config, namespaces, self._ready, self._listeners)
         if self._told:
             server.should_exit = True
         gc.collect()
         gc.freeze()  # the objects so far stay: the collector need not look at them again
         # A claim's objects are freed by their reference counts; a search for cycles at every 700 objects is waste.
         gc.set_threshold(20_000, 20, 50)
-        await server.serve(sockets=[self._listener])
+        await server.serve(sockets=[each.socket for each in self._listeners])
         left = server.abandon()
         await namespaces.ephemeral.releases.finish(self._until)
         await self._bring_home(namespaces)
@@ -152,6 +134,11 @@ class Sidecar:
             "started",
             extra=facts(
                 socket=str(self._path),
+                **(
+                    {"sockets": [str(each.path) for each in self._listeners[1:]]}
+                    if self._config.sockets
+                    else {}
+                ),
                 store=without_secrets(config.url),
                 namespace=config.namespace,
                 pid=os.getpid(),
@@ -178,7 +165,7 @@ class Server(SidecarServer):
 
     Args:
         on_started: called when it accepts connections.
-        path: the path of its socket, unless that is systemd's.
+        listeners: its sockets.
     """
 
     def __init__(
@@ -190,11 +177,12 @@ class Server(SidecarServer):
         grace: float,
         stores: bool,
         on_started: Callable[[], None],
-        path: Path | None = None,
+        listeners: Sequence[Listener] = (),
+        others: Mapping[str, ServedSocket] | None = None,
     ) -> None:
-        super().__init__(namespaces, app, allowed=allowed, grace=grace, stores=stores)
+        super().__init__(namespaces, app, allowed=allowed, grace=grace, stores=stores, others=others)
         self._on_started = on_started
-        self._path = path
+        self._listeners = listeners
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         """Leave signals alone: uvicorn would raise them again before the `Dedup` closes."""
@@ -206,18 +194,19 @@ class Server(SidecarServer):
         self._on_started()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Remove the socket, accept the clients that have connected, and go on as uvicorn does.
+        """Remove the sockets, accept the clients that have connected, and go on as uvicorn does.
 
         Clients that connect to systemd's socket meanwhile wait in it for the next sidecar.
         """
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        for each in self._listeners:
+            each.leave()
+        if any(each.own for each in self._listeners):
             await asyncio.sleep(_LAST_CALL)
         await super().shutdown(sockets)
 
-    def refusal(self, transport: asyncio.Transport) -> str:
+    def refusal(self, transport: asyncio.Transport, served: ServedSocket) -> str:
         """Return why a connection is refused, and count it."""
-        why = super().refusal(transport)
+        why = super().refusal(transport, served)
         self.namespaces.counters.connections_refused += bool(why)
         return why
 
@@ -256,7 +245,7 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
 
 
 def make_server(
-    config: Config, namespaces: Namespaces, on_started: Callable[[], None], path: Path | None = None
+    config: Config, namespaces: Namespaces, on_started: Callable[[], None], listeners: list[Listener]
 ) -> Server:
     """Return the server of these namespaces, for both wires."""
     app, allowed = HttpApp(namespaces), allow_list(config)
@@ -267,25 +256,11 @@ def make_server(
         grace=config.grace,
         stores=config.allow_stores,
         on_started=on_started,
-        path=path,
+        listeners=listeners,
+        others=others(config, namespaces, listeners),
     )
     namespaces.counters.connections = lambda: server.connections
     return server
-
-
-def allow_list(config: Config) -> Allowed:
-    """Return the check of a peer's user: the listed users and groups may connect, and the sidecar's own user.
-
-    Without lists, every user that may open the socket may connect.
-    """
-    uids, gids = {*config.allow_uids, os.getuid()}, set(config.allow_gids)
-
-    def allowed(peer: Peer | None) -> bool:
-        if not config.allow_uids and not config.allow_gids:
-            return True
-        return peer is not None and (peer.uid in uids or peer.gid in gids or not gids.isdisjoint(peer.groups))
-
-    return allowed
 
 
 def notify(state: str) -> None:

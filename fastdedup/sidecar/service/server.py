@@ -1,4 +1,6 @@
-"""The sidecar's server: one socket, two protocols, told apart by the first byte. Main path: `Sniffer.data_received`.
+"""The sidecar's server: two protocols on each socket, told apart by the first byte.
+
+Main path: `Sniffer.data_received`.
 
 uvicorn keeps the life cycle: it accepts connections, and drains them when it stops. It takes `Sniffer` for its HTTP
 protocol; that reads the first byte of a connection, and hands it over to RESP where the byte is `*`, else to HTTP.
@@ -11,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import uvicorn
@@ -19,7 +21,7 @@ import uvicorn
 from ..http.application import HttpApp
 from ..http.protocol import HttpProtocol
 from ..namespaces import Namespaces
-from ..resp.commands import COMMANDS, WITH_STORES
+from ..resp.commands import commands_of
 from ..resp.connection import RespConnection
 from .admission import Admission, is_a_look, refusal_text
 from .listener import Peer, peer_of
@@ -32,17 +34,36 @@ _LINGER = 1.0
 Allowed = Callable[[Peer | None], bool]
 
 
+class ServedSocket:
+    """One of the sidecar's sockets, as its clients see it.
+
+    Args:
+        namespaces: those that its clients may use, with its rules.
+        app: answers its HTTP requests.
+        allowed: returns whether this process may connect; None stands for an unknown one.
+        stores: serve `sidecar://` stores too, which may write any record.
+    """
+
+    def __init__(
+        self, namespaces: Namespaces, app: HttpApp, *, allowed: Allowed, stores: bool = False
+    ) -> None:
+        self.namespaces = namespaces
+        self.app = app
+        self.allowed = allowed
+        self.commands = commands_of(namespaces.access, stores=stores)
+
+
 class Sniffer(asyncio.Protocol):
     """A connection that has not sent anything yet."""
 
     stalled_at = 0.0
 
-    def __init__(self, server: SidecarServer, http: Callable[[], HttpProtocol]) -> None:
+    def __init__(self, server: SidecarServer) -> None:
         self._server = server
-        self._http = http
-        # Mutable: the connection; why it is refused, once its client has said in which language to tell that; the
-        # timer that closes it if it sends nothing.
+        # Mutable: the connection; the socket that it came in by; why it is refused, once its client has said in which
+        # language to tell that; the timer that closes it if it sends nothing.
         self._transport: asyncio.Transport
+        self._served: ServedSocket
         self._refusal = ""
         self._timer: asyncio.TimerHandle | None = None
 
@@ -52,7 +73,8 @@ class Sniffer(asyncio.Protocol):
             asyncio.Transport, transport
         )  # uvloop's transports do not inherit from asyncio's
         server = self._server
-        stranger = server.refusal(self._transport)
+        served = self._served = server.socket_of(self._transport)
+        stranger = server.refusal(self._transport, served)
         if stranger:
             log.warning("refused a connection: %s", stranger)
             self._transport.abort()
@@ -75,14 +97,15 @@ class Sniffer(asyncio.Protocol):
         if self._refusal and not is_a_look(data):
             self._refuse(data)
             return
-        server = self._server
+        server, served = self._server, self._served
         end = None if self._refusal else server.admission.spoke(self)
         self._leave()
         protocol: RespConnection | HttpProtocol
         if data[:1] == b"*":
-            protocol = RespConnection(server.namespaces, server.connections, server.commands)
+            protocol = RespConnection(served.namespaces, server.connections, served.commands)
         else:
-            protocol = self._http()
+            limits, memory = served.namespaces.limits, served.namespaces.memory
+            protocol = HttpProtocol(limits, memory, served.app, server.server_state)
         if end is not None:
             protocol.on_gone.append(end)
         self._transport.set_protocol(protocol)
@@ -128,6 +151,7 @@ class SidecarServer(uvicorn.Server):
         allowed: returns whether this process may connect; None stands for an unknown one.
         grace: seconds for the requests under way when the server stops.
         stores: serve `sidecar://` stores too, which may write any record.
+        others: the further sockets, by the name that they are bound to.
     """
 
     def __init__(
@@ -138,6 +162,7 @@ class SidecarServer(uvicorn.Server):
         allowed: Allowed,
         grace: float = 10.0,
         stores: bool = False,
+        others: Mapping[str, ServedSocket] | None = None,
     ) -> None:
         config = uvicorn.Config(
             cast(Any, app),  # it is never called by uvicorn, whose protocol is not used
@@ -154,22 +179,27 @@ class SidecarServer(uvicorn.Server):
         )
         super().__init__(config)
         self.namespaces = namespaces
-        self._app = app
-        self._allowed = allowed
+        # Mutable, as SIGHUP changes them: the main socket, and the others.
+        self.main = ServedSocket(namespaces, app, allowed=allowed, stores=stores)
+        self.others = dict(others or {})
         self.admission = Admission(namespaces.limits)
         namespaces.memory.connections = self.connections
-        self.commands = WITH_STORES if stores else COMMANDS
 
     @property
     def connections(self) -> set[Any]:
         """Every connection, of any protocol; each has `shutdown()`."""
         return self.server_state.connections
 
-    def refusal(self, transport: asyncio.Transport) -> str:
+    def socket_of(self, transport: asyncio.Transport) -> ServedSocket:
+        """Return the socket that a connection came in by."""
+        own: socket.socket | None = transport.get_extra_info("socket") if self.others else None
+        return self.main if own is None else self.others.get(own.getsockname(), self.main)
+
+    def refusal(self, transport: asyncio.Transport, served: ServedSocket) -> str:
         """Return why a client may not connect; the empty text where it may."""
         peer: socket.socket | None = transport.get_extra_info("socket")
         who = None if peer is None else peer_of(peer)
-        if self._allowed(who):
+        if served.allowed(who):
             return ""
         if who is None:
             return "the system does not tell its user, and there is an allow list"
@@ -177,8 +207,7 @@ class SidecarServer(uvicorn.Server):
         return f"user {who.uid}, with the groups {groups}, is not on the allow list"
 
     def _make_protocol(self, **_: Any) -> Sniffer:
-        limits, memory = self.namespaces.limits, self.namespaces.memory
-        return Sniffer(self, lambda: HttpProtocol(limits, memory, self._app, self.server_state))
+        return Sniffer(self)
 
 
 def uid_of(transport: asyncio.Transport) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..urls import without_secrets
-from .config import Config
+from .config import Config, SocketConfig
 
 _UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 
@@ -31,13 +31,38 @@ def summary(config: Config) -> Iterator[str]:
     yield f"socket     {config.socket}"
     if config.metrics_address is not None:
         yield f"metrics    http://{config.metrics_address}/metrics, without a password"
-    who = [f"uid {uid}" for uid in config.allow_uids] + [f"gid {gid}" for gid in config.allow_gids]
-    yield f"allowed    {', '.join(who) or 'every user that may open the socket'}"
+    yield f"allowed    {_who(config)}"
     yield f"stores     {'sidecar:// stores may connect' if config.allow_stores else 'no sidecar:// stores'}"
     yield f"namespaces {'those below only' if config.configured_only else 'any that a client names'}"
+    for each in config.sockets:
+        yield f"socket     {each.path}: {_rules(each)}"
     for name in dict.fromkeys((config.namespace, *config.namespaces)):
         default = " (default)" if name == config.namespace else ""
         yield f"namespace  {name}{default}: {_settings(config, name)}"
+
+
+def _who(config: Config | SocketConfig) -> str:
+    who = [f"uid {uid}" for uid in config.allow_uids] + [f"gid {gid}" for gid in config.allow_gids]
+    return ", ".join(who) or "every user that may open the socket"
+
+
+def _rules(socket: SocketConfig) -> str:
+    verbs = "reading only" if socket.verbs == "read" else "all verbs"
+    quotas = (
+        ("claims a second", socket.claims_per_second),
+        ("pending", socket.pending),
+        ("EPHEMERAL a connection", socket.ephemeral),
+        ("EPHEMERAL in all", socket.ephemeral_in_all),
+    )
+    return " · ".join(
+        [
+            f"mode {socket.mode:04o}, for {_who(socket)}",
+            f"namespaces {', '.join(socket.namespaces)}" if socket.namespaces else "all namespaces",
+            verbs + (f" but {', '.join(socket.deny)}" if socket.deny else ""),
+            *(["stores"] if socket.allow_stores else []),
+            *(f"{most:g} {name}" for name, most in quotas if most is not None),
+        ]
+    )
 
 
 def _settings(config: Config, name: str) -> str:

@@ -1,0 +1,142 @@
+"""The rules of one socket: which namespaces and verbs its clients may use, and how much. Main path: `Access.admit`.
+
+Both wires ask here and nowhere else: RESP before it runs a command, HTTP before it calls a handler. A socket without
+rules is not asked about at all, so its claims cost nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from time import monotonic
+from typing import Literal, get_args
+
+from ..errors import ConfigError
+from .limits import LimitError
+
+SocketVerb = Literal[
+    "claim", "complete", "fail", "release", "renew", "issue", "consume", "redeem", "get", "forget"
+]
+VERBS: tuple[str, ...] = get_args(SocketVerb)
+"""What clients may do."""
+READING = frozenset({"get"})
+"""What changes nothing."""
+_CLAIMING = frozenset({"claim", "redeem", "issue", "consume", "transition", "adopt"})
+"""What counts towards the claims of a second."""
+_SOON_MS = 100
+"""The Retry-After, in ms, where operations under way must end first."""
+
+
+class ForbiddenError(ConfigError):
+    """The rules of the client's socket do not allow what it asks for. Repeating does not help."""
+
+
+class QuotaError(LimitError):
+    """The clients of a socket have used up its quota; `retry_after` says when to ask again."""
+
+
+class TokenBucket:
+    """Counts against a rate. It holds one second's worth; it needs no timer, as it is filled when it is asked.
+
+    A batch is taken as a whole, also where it has more than is left: then the bucket owes, and the next one waits.
+    """
+
+    def __init__(self, rate: float, clock: Callable[[], float] = monotonic) -> None:
+        self._rate = rate
+        self._clock = clock
+        # Mutable: what is left, or owed; and when that was counted.
+        self._left = max(1.0, rate)
+        self._at = clock()
+
+    def take(self, count: int) -> float:
+        """Take `count` and return 0.0; where less than one is left, return after how many seconds there is one."""
+        now = self._clock()
+        self._left = min(max(1.0, self._rate), self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1.0:
+            return (1.0 - self._left) / self._rate
+        self._left -= count
+        return 0.0
+
+
+class Access:
+    """What the clients of one socket may do.
+
+    Args:
+        path: the socket's, for messages and metrics.
+        namespaces: those that clients may name, the first one for requests without a namespace; empty for no rule.
+        verbs: what clients may do, of `VERBS`.
+        show_owners: show the owners of records. Whoever knows an owner may settle its claim.
+        claims_per_second: claims and tokens that clients may ask for in a second.
+        pending: operations of all clients that may be under way.
+    """
+
+    def __init__(
+        self,
+        path: str = "",
+        *,
+        namespaces: Collection[str] = (),
+        verbs: Collection[str] = VERBS,
+        show_owners: bool = True,
+        claims_per_second: float | None = None,
+        pending: int | None = None,
+    ) -> None:
+        self.path = path
+        self.namespaces = tuple(namespaces)
+        self.show_owners = show_owners
+        self._denied = frozenset(VERBS).difference(verbs)
+        self._bucket = None if claims_per_second is None else TokenBucket(claims_per_second)
+        self._rate = claims_per_second
+        self._most = pending
+        self.counts_pending = pending is not None
+        # Mutable: the operations under way, where they are counted; how many requests were over the quota.
+        self.pending = 0
+        self.refused = 0
+
+    @property
+    def has_rules(self) -> bool:
+        """True where `admit` must be asked before some operations."""
+        return bool(self._denied) or self._bucket is not None or self.counts_pending
+
+    def judges(self, verb: str) -> bool:
+        """True where `admit` must be asked before each such operation."""
+        limited = self._bucket is not None and verb in _CLAIMING
+        return limited or self.counts_pending or verb in self._denied
+
+    def check(self, verb: str) -> None:
+        """Check that clients of this socket may do this at all.
+
+        Raises:
+            ForbiddenError: they may not.
+        """
+        if verb in self._denied:
+            raise ForbiddenError(
+                f"this socket does not allow '{verb}': use a socket that does, or change 'verbs' or 'deny' of "
+                f"the table [[sockets]] with the path {self.path}"
+            )
+
+    def admit(self, verb: str, count: int = 1) -> None:
+        """Check that clients may do this now, and count it towards the quota.
+
+        Raises:
+            ForbiddenError: they may not do this at all.
+            QuotaError: they have done too much of it.
+        """
+        self.check(verb)
+        if self._most is not None and self.pending >= self._most:
+            raise self._over(
+                f"{self.pending} operations are under way on this socket, the most that may be (pending)",
+                _SOON_MS,
+            )
+        if self._bucket is not None and verb in _CLAIMING:
+            wait = self._bucket.take(count)
+            if wait:
+                raise self._over(
+                    f"the clients of this socket may claim {self._rate:g} times a second (claims_per_second)",
+                    max(1, round(wait * 1000)),
+                )
+
+    def _over(self, why: str, ms: int) -> QuotaError:
+        self.refused += 1
+        error = QuotaError(f"{why}: ask again after {ms} ms")
+        error.retry_after = ms / 1000
+        return error
