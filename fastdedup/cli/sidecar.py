@@ -81,7 +81,10 @@ def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
 @click.option(
     "--allow-stores", is_flag=True, default=None, help="Serve sidecar:// stores, which may write any record."
 )
-def serve(config: Path | None, **flags: Any) -> None:
+@click.option(
+    "--take-over", is_flag=True, help="Take the socket over from the sidecar that serves it, which then ends."
+)
+def serve(config: Path | None, take_over: bool, **flags: Any) -> None:
     """Serve the gate on a Unix socket, by HTTP and the Redis protocol, to programs in any language on this host.
 
     Every option can also be set as FASTDEDUP_<OPTION> and in the file, which may also have a table for each
@@ -98,7 +101,7 @@ def serve(config: Path | None, **flags: Any) -> None:
             click.echo(greeting(settings, where))
             sys.stdout.flush()
 
-    raise SystemExit(run(settings, on_listening=greet))
+    raise SystemExit(run(settings, on_listening=greet, take_over=take_over))
 
 
 @click.command(name="check-config")

@@ -40,9 +40,7 @@ async def ready(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer
     root = namespaces.root
     able = True
     try:
-        answered = not isinstance(await root._namespace.ask.begin(_probe(root)), UnavailableError)
-    except UnavailableError:
-        answered = False
+        answered = await store_answers(root)
     except DedupError:
         answered, able = True, False
     if not answered:
@@ -50,6 +48,14 @@ async def ready(namespaces: Namespaces, ask: None, client: Client) -> HttpAnswer
     breaker = root.breaker
     degraded = not answered or breaker is not BreakerState.CLOSED
     return HttpAnswer(200 if able else 503, {"ready": able, "breaker": breaker, "degraded": degraded})
+
+
+async def store_answers(root: Dedup) -> bool:
+    """Ask the store, and not the policy; return False where it does not answer."""
+    try:
+        return not isinstance(await root._namespace.ask.begin(_probe(root)), UnavailableError)
+    except UnavailableError:
+        return False
 
 
 def _probe(root: Dedup) -> ReadOp:

@@ -78,8 +78,8 @@ def bound(path: Path, mode: int = 0o660, *, owner: int = -1, group: int = -1) ->
         ConfigError: a sidecar serves `path` already, another process holds its lock, or another file is there.
     """
     _make_folder(path.parent)
-    with _locked(path):
-        _clear(path)
+    with locked(path):
+        clear(path)
         with listening_at(path, path, mode, owner, group) as listener:
             yield listener
 
@@ -156,7 +156,8 @@ def _make_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a socket. Raises what `bound` raises."""
     file = path.with_name(path.name + ".lock")
     lock = _open_lock(file)
     try:
@@ -164,13 +165,27 @@ def _locked(path: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise _taken(path) if _is_served(path) else _held(file) from None
-        _sign(lock)
+        sign(lock)
         yield
     finally:
         os.close(lock)  # the file stays: removing it would let two sidecars lock two files
 
 
-def _sign(lock: int) -> None:
+def is_locked(file: Path) -> bool:
+    """True where another process holds this lock file."""
+    if not file.exists():
+        return False
+    lock = _open_lock(file)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def sign(lock: int) -> None:
     """Write our process id into the lock file, for a sidecar that takes over (`takeover.py`)."""
     os.ftruncate(lock, 0)
     os.pwrite(lock, b"%d\n" % os.getpid(), 0)
@@ -192,7 +207,7 @@ def _open_lock(file: Path) -> int:
     return lock
 
 
-def _clear(path: Path) -> None:
+def clear(path: Path) -> None:
     """Remove the socket of a sidecar that has ended."""
     try:
         kind = path.lstat().st_mode

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,12 @@ from typing import Any
 
 import uvloop
 
+from ...errors import ConfigError
 from ...events import Event
 from ...gateway import Dedup
 from ..counters import Counters
 from ..http.application import HttpApp
+from ..http.routes import store_answers
 from ..namespaces import Namespaces, RawCodec
 from ..urls import without_secrets
 from .config import Config
@@ -30,27 +33,40 @@ from .logs import EventLog, facts, log, set_up
 from .metrics import Exposition, journal_lines
 from .metrics_port import metrics_port
 from .server import Allowed, ServedSocket, SidecarServer
-from .sockets import allow_list, listening, others
+from .sockets import Listening, allow_list, listening, others
+from .takeover import tell_to_stop
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _LAST_CALL = 0.02
 """Seconds for clients that connected before the socket was removed: they are accepted, and their requests read."""
 
+_HAND_OVER = 1.0
+"""Seconds that a sidecar whose sockets were taken over serves on for the clients that it has."""
 
-def run(config: Config, *, on_listening: Callable[[str], None] = lambda where: None) -> int:
+
+def run(
+    config: Config,
+    *,
+    on_listening: Callable[[str], None] = lambda where: None,
+    take_over: bool = False,
+) -> int:
     """Serve until a signal; return the exit code.
 
     Args:
         config: its settings.
         on_listening: called with the socket's path once connections are accepted.
+        take_over: take the sockets over from the sidecar that serves them, where one does.
 
     Raises:
         ConfigError: the socket or the store cannot be used as configured.
     """
     undo = set_up(config.log_level, config.log_format)
     try:
-        with listening(config) as listeners, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Sidecar(config, listeners, on_listening).main())
+        with (
+            listening(config, take_over=take_over) as sockets,
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+        ):
+            return runner.run(Sidecar(config, sockets, on_listening).main())
     finally:
         undo()
 
@@ -58,11 +74,10 @@ def run(config: Config, *, on_listening: Callable[[str], None] = lambda where: N
 class Sidecar:
     """A sidecar, from its start to its end."""
 
-    def __init__(
-        self, config: Config, listeners: list[Listener], on_listening: Callable[[str], None]
-    ) -> None:
+    def __init__(self, config: Config, sockets: Listening, on_listening: Callable[[str], None]) -> None:
         self._config = config
-        self._listeners = listeners
+        self._listeners = listeners = sockets.all
+        self._successors = sockets.successors
         self._on_listening = on_listening
         self._path = listeners[0].path if listeners[0].own else Path(listeners[0].name)
         self._counters = Counters()
@@ -73,6 +88,7 @@ class Sidecar:
         self._metrics: str | None = None
         self._task: asyncio.Task[Any] | None = None
         self._told: list[signal.Signals] = []
+        self._heirs: set[asyncio.Task[None]] = set()
         self._until = 0.0
 
     async def main(self) -> int:
@@ -101,6 +117,8 @@ class Sidecar:
         namespaces.audit = self._events.audit
         namespaces.root.on_batch(self._counters.on_batch)
         await namespaces.root.open()
+        if self._successors:
+            await self._check_store(namespaces)
         server = self._server = make_server(self._config, namespaces, self._ready, self._listeners)
         if self._told:
             server.should_exit = True
@@ -109,11 +127,29 @@ class Sidecar:
         # A claim's objects are freed by their reference counts; a search for cycles at every 700 objects is waste.
         gc.set_threshold(20_000, 20, 50)
         await server.serve(sockets=[each.socket for each in self._listeners])
+        for task in list(self._heirs):
+            task.cancel()
         left = server.abandon()
         await namespaces.ephemeral.releases.finish(self._until)
         await self._bring_home(namespaces)
         await namespaces.root.aclose()
         log.info("stopped", extra=facts(connections_cut=left))
+
+    async def _check_store(self, namespaces: Namespaces) -> None:
+        """Refuse to take the place of a running sidecar where our own store does not answer."""
+        if not await store_answers(namespaces.root):
+            raise ConfigError(
+                "not taken over: our own store does not answer; the running sidecar is left alone"
+            )
+
+    def _take_over(self) -> None:
+        for each in self._successors:
+            each.take_place()
+            task = asyncio.get_running_loop().create_task(each.inherit_lock(), name="fastdedup-lock")
+            self._heirs.add(task)
+            task.add_done_callback(self._heirs.discard)
+        tell_to_stop(self._successors)
+        log.info("took over", extra=facts(pid=self._successors[0].pid))
 
     async def _bring_home(self, namespaces: Namespaces) -> None:
         """Wait within `grace` for a store that does not answer: without it the policy's answers are lost."""
@@ -129,6 +165,8 @@ class Sidecar:
     def _ready(self) -> None:
         config = self._config
         metrics = {} if self._metrics is None else {"metrics": self._metrics}
+        if self._successors:
+            self._take_over()
         notify("READY=1")
         log.info(
             "started",
@@ -198,11 +236,26 @@ class Server(SidecarServer):
 
         Clients that connect to systemd's socket meanwhile wait in it for the next sidecar.
         """
-        for each in self._listeners:
-            each.leave()
+        taken_over = [each for each in self._listeners if each.leave()]
         if any(each.own for each in self._listeners):
             await asyncio.sleep(_LAST_CALL)
+        if taken_over:
+            await self._hand_over()
         await super().shutdown(sockets)
+
+    async def _hand_over(self) -> None:
+        """Serve on for the clients that we have: most connect for one request. Those to come connect elsewhere."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HAND_OVER):
+                while self.connections or self._has_waiting():  # noqa: ASYNC110 -- uvicorn has no event for it
+                    await asyncio.sleep(_LAST_CALL)
+
+    def _has_waiting(self) -> bool:
+        """True where clients have connected that are not accepted yet."""
+        look = select.poll()
+        for each in self._listeners:
+            look.register(each.socket.fileno(), select.POLLIN)
+        return bool(look.poll(0))
 
     def refusal(self, transport: asyncio.Transport, served: ServedSocket) -> str:
         """Return why a connection is refused, and count it."""

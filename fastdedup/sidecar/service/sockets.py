@@ -13,29 +13,82 @@ from ..paths import make_private
 from .config import Config, SocketConfig
 from .listener import Listener, Peer, bound, inherited
 from .server import Allowed, ServedSocket
+from .takeover import Successor, is_held, succeeding
 
 
 @contextlib.contextmanager
-def listening(config: Config) -> Iterator[list[Listener]]:
-    """Yield the sockets, the main one first: the one that systemd passed, else one of our own."""
+def listening(config: Config, *, take_over: bool = False) -> Iterator[Listening]:
+    """Yield the sockets: the main one is that which systemd passed, else one of our own.
+
+    Raises:
+        ConfigError: a socket cannot be bound, or cannot be taken over.
+    """
     with contextlib.ExitStack() as stack:
+        sockets = Listening(stack, take_over=take_over)
         passed = inherited()
         if passed is not None:
-            main = Listener(stack.enter_context(passed), config.socket, own=False)
+            sockets.all.append(Listener(stack.enter_context(passed), config.socket, own=False))
         else:
-            main = _bound(stack, SocketConfig(path=config.socket), private=True)
-        yield [main, *(_bound(stack, each) for each in config.sockets)]
+            _make_private(config)
+            sockets.add(SocketConfig(path=config.socket))
+        for each in config.sockets:
+            sockets.add(each)
+        if take_over:
+            sockets.check(config)
+        yield sockets
 
 
-def _bound(stack: contextlib.ExitStack, socket: SocketConfig, *, private: bool = False) -> Listener:
+def _make_private(config: Config) -> None:
     try:
-        if private:
-            make_private(socket.path)
+        make_private(config.socket)
+    except OSError as error:
+        raise ConfigError(f"cannot listen at {config.socket}: {error.strerror}") from None
+
+
+class Listening:
+    """The sockets that a sidecar listens on.
+
+    Attributes:
+        all: the sockets, the main one first.
+        successors: those of them that are to take the place of a running sidecar's.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, *, take_over: bool) -> None:
+        self._stack = stack
+        self._take_over = take_over
+        self.all: list[Listener] = []
+        self.successors: list[Successor] = []
+
+    def add(self, socket: SocketConfig) -> None:
+        """Bind a socket; beside a running sidecar's where that is to be taken over."""
         owner = -1 if socket.owner is None else socket.owner
         group = -1 if socket.group is None else socket.group
-        return stack.enter_context(bound(socket.path, socket.mode, owner=owner, group=group))
-    except OSError as error:  # the folder cannot be made, or cannot be written to
-        raise ConfigError(f"cannot listen at {socket.path}: {error.strerror}") from None
+        path, mode = socket.path, socket.mode
+        try:
+            if self._take_over and is_held(path):
+                self.successors.append(
+                    self._stack.enter_context(succeeding(path, mode, owner=owner, group=group))
+                )
+                self.all.append(self.successors[-1].listener)
+            else:
+                self.all.append(self._stack.enter_context(bound(path, mode, owner=owner, group=group)))
+        except OSError as error:  # the folder cannot be made, or cannot be written to
+            raise ConfigError(f"cannot listen at {path}: {error.strerror}") from None
+
+    def check(self, config: Config) -> None:
+        """Refuse what would make second owners, or would stop a sidecar that serves others.
+
+        Raises:
+            ConfigError: the records are in the running sidecar's memory, or the sockets are not one sidecar's.
+        """
+        if self.successors and config.url.startswith("memory:"):
+            raise ConfigError(
+                "cannot take over with memory://: the records are in the running sidecar's memory, and would be lost"
+            )
+        if len({each.pid for each in self.successors}) > 1:
+            raise ConfigError(
+                "cannot take over from two sidecars at once: their sockets are not one sidecar's"
+            )
 
 
 def others(config: Config, namespaces: Namespaces, listeners: list[Listener]) -> dict[str, ServedSocket]:

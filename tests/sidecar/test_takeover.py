@@ -1,0 +1,167 @@
+"""A new sidecar takes the socket over from the old one, without a refused connection."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from fastdedup.errors import ConfigError
+from fastdedup.sidecar.client import UnixConnection
+from fastdedup.sidecar.service.listener import bound
+from fastdedup.sidecar.service.takeover import is_held, succeeding
+
+from .running import DEADLINE, Sidecar, client
+
+
+def claim_by_resp(path: Path, key: str) -> bool:
+    with client(path) as connection:
+        return bool(connection.execute_command("FD.CLAIM", key)[0] == b"acquired")
+
+
+def claim_by_http(path: Path, key: str) -> bool:
+    with closing(UnixConnection(path)) as connection:
+        connection.request("POST", "/v1/claims", json.dumps({"key": key}))
+        answer = connection.getresponse()
+        assert answer.status in (201, 409), answer.read()
+        return answer.status == 201
+
+
+class Crowd:
+    """Clients that connect and claim all the while, each the same keys as the others."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.errors: list[BaseException] = []
+        self.won: Counter[str] = Counter()
+        self.asked = 0
+        self._stop = threading.Event()
+        self._all = [
+            threading.Thread(target=self._claim, args=(way,)) for way in (claim_by_resp, claim_by_http)
+        ]
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        for each in self._all:
+            each.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for each in self._all:
+                each.join(DEADLINE)
+
+    def _claim(self, way: object) -> None:
+        for number in count():
+            if self._stop.is_set():
+                return
+            try:
+                won = way(self.path, f"k{number}")  # type: ignore[operator]
+            except BaseException as error:  # noqa: BLE001 -- the test's thread reports it
+                self.errors.append(error)
+                return
+            self.won[f"k{number}"] += won
+            self.asked += 1
+
+
+def successor(old: Sidecar, *options: str) -> Sidecar:
+    new = Sidecar("--socket", str(old.path), "--take-over", *options, own_socket=False)
+    new.path = old.path
+    return new
+
+
+def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> None:
+    options = ("--url", redis_url, "--ttl", "60")
+    with ExitStack() as stack:
+        old = stack.enter_context(Sidecar(*options))
+        crowd = Crowd(old.path)
+        with crowd.at_work():
+            for _ in range(2):  # the second one shows that the lock was inherited
+                new = successor(old, *options).start()
+                stack.push(new.__exit__)
+                assert old.process is not None
+                assert old.process.wait(DEADLINE) == 0, old.log
+                asked = crowd.asked
+                new.until_up()
+                old = new
+            while crowd.asked < asked + 10 and not crowd.errors:
+                threading.Event().wait(0.01)
+        assert crowd.errors == []
+        assert set(crowd.won.values()) <= {0, 1}
+        assert (
+            list(crowd.won.values()).count(1) >= len(crowd.won) - 1
+        )  # the last key may have had one client only
+        third = stack.enter_context(_refused(Sidecar("--socket", str(old.path), *options, own_socket=False)))
+        assert "serves" in third.log
+        assert old.end() == 0
+        assert not old.path.exists()
+        assert not old.path.with_name(old.path.name + ".next").exists()
+
+
+@contextmanager
+def _refused(sidecar: Sidecar) -> Iterator[Sidecar]:
+    sidecar.start()
+    assert sidecar.process is not None
+    try:
+        assert sidecar.process.wait(DEADLINE) == 1
+        yield sidecar
+    finally:
+        sidecar.__exit__()
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("memory://", "in the running sidecar's memory"),
+        ("redis://127.0.0.1:1/0", "our own store does not answer"),
+    ],
+)
+def test_a_sidecar_that_would_do_harm_leaves_the_running_one_alone(
+    redis_url: str, url: str, why: str, running: Sidecar
+) -> None:
+    with _refused(successor(running, "--url", url)) as new:
+        assert why in new.log
+    assert claim_by_resp(running.path, url) is True
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Sidecar]:
+    with Sidecar() as sidecar:
+        yield sidecar
+
+
+def test_without_a_running_sidecar_it_starts_as_usual(tmp_path: Path) -> None:
+    path = tmp_path / "gate.sock"
+    assert not is_held(path)
+    with bound(path):
+        assert is_held(path)
+    assert not is_held(path)
+
+
+def test_only_a_sidecar_that_is_signed_for_is_told_to_stop(tmp_path: Path) -> None:
+    path = tmp_path / "gate.sock"
+    with bound(path):
+        path.with_name("gate.sock.lock").write_text(
+            "1\n"
+        )  # whose lock, and whose socket: not the same process
+        with (
+            pytest.raises(ConfigError, match="names process 1, and process"),
+            succeeding(path, 0o660, owner=-1, group=-1),
+        ):
+            pass
+
+
+def test_the_old_sidecar_leaves_the_new_ones_socket_alone(tmp_path: Path) -> None:
+    path = tmp_path / "gate.sock"
+    with bound(path) as old, bound(tmp_path / "other.sock") as new:
+        os.rename(new.path, path)
+        assert old.leave() is True
+        assert old.leave() is False
+        assert path.exists()
