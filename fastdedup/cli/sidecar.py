@@ -91,17 +91,21 @@ def serve(config: Path | None, take_over: bool, **flags: Any) -> None:
     namespace: see `fastdedup check-config`.
     """
     with extra():
+        from ..sidecar.service.config import load
         from ..sidecar.service.run import run
         from ..sidecar.service.summary import greeting
 
-    settings = _load(config, {name: value for name, value in flags.items() if value is not None})
+    given = {name: value for name, value in flags.items() if value is not None}
+    settings = _load(config, given)
 
     def greet(where: str) -> None:
         if settings.log_format == "text":
             click.echo(greeting(settings, where))
             sys.stdout.flush()
 
-    raise SystemExit(run(settings, on_listening=greet, take_over=take_over))
+    raise SystemExit(
+        run(settings, on_listening=greet, take_over=take_over, read_again=lambda: load(config, given))
+    )
 
 
 @click.command(name="check-config")

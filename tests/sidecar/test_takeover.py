@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from itertools import count
 from pathlib import Path
@@ -79,30 +81,46 @@ def successor(old: Sidecar, *options: str) -> Sidecar:
 
 def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> None:
     options = ("--url", redis_url, "--ttl", "60")
-    with ExitStack() as stack:
-        old = stack.enter_context(Sidecar(*options))
+    with Sidecar(*options) as old, socket.socket(socket.AF_UNIX) as early:
+        assert old.process is not None
+        early.connect(str(old.path))
+        early.settimeout(DEADLINE)
+        new = successor(old, *options)
         crowd = Crowd(old.path)
-        with crowd.at_work():
-            for _ in range(2):  # the second one shows that the lock was inherited
-                new = successor(old, *options).start()
-                stack.push(new.__exit__)
-                assert old.process is not None
-                assert old.process.wait(DEADLINE) == 0, old.log
-                asked = crowd.asked
-                new.until_up()
-                old = new
-            while crowd.asked < asked + 10 and not crowd.errors:
-                threading.Event().wait(0.01)
+        with crowd.at_work(), ExitStack() as stack:
+            stack.push(new.start().__exit__)
+            until(lambda: "stopping" in old.log)
+            for number in range(5):
+                claim_by_resp(old.path, f"new:{number}")
+            # It was connected to the old sidecar before, and asks only now.
+            early.sendall(b"*2\r\n$8\r\nFD.CLAIM\r\n$5\r\nearly\r\n")
+            assert early.recv(100).startswith(b"*7\r\n$8\r\nacquired")
+            early.close()
+            assert old.process.wait(DEADLINE) == 0, old.log
+            asked = crowd.asked
+            until(lambda: crowd.asked >= asked + 10 or bool(crowd.errors))
+            lock = old.path.with_name(old.path.name + ".lock")
+            assert new.process is not None
+            until(lambda: lock.read_text() == f"{new.process.pid}\n")  # type: ignore[union-attr]
+            with pytest.raises(ConfigError, match="serves"), bound(old.path):
+                pass
+            stack.pop_all()
         assert crowd.errors == []
         assert set(crowd.won.values()) <= {0, 1}
         assert (
             list(crowd.won.values()).count(1) >= len(crowd.won) - 1
-        )  # the last key may have had one client only
-        third = stack.enter_context(_refused(Sidecar("--socket", str(old.path), *options, own_socket=False)))
-        assert "serves" in third.log
-        assert old.end() == 0
-        assert not old.path.exists()
-        assert not old.path.with_name(old.path.name + ".next").exists()
+        )  # the last key may have one client only
+        assert new.end() == 0
+        assert not is_held(old.path)
+        assert [each.name for each in old.path.parent.iterdir() if each.suffix != ".lock"] == []
+        new.__exit__()
+
+
+def until(true: Callable[[], bool]) -> None:
+    ends = time.monotonic() + DEADLINE
+    while not true():
+        assert time.monotonic() < ends
+        time.sleep(0.002)
 
 
 @contextmanager

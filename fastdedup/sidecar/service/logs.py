@@ -142,10 +142,14 @@ class EventLog:
     """
 
     def __init__(self, *, keys: bool = False) -> None:
-        self._keys = keys
         self._salt = secrets.token_bytes(16)
-        # Mutable: how often each kind came in its second.
+        # Mutable: are keys shown; how often each kind came in its second.
+        self._keys = keys
         self._seen: dict[Kind, int] = {}
+
+    def show_keys(self, keys: bool) -> None:
+        """Show keys as they are from now on, or their digests."""
+        self._keys = keys
 
     def __call__(self, event: Event) -> None:
         """Log an event, or count it."""

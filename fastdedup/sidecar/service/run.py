@@ -15,6 +15,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from time import monotonic_ns
 from typing import Any
 
 import uvloop
@@ -32,6 +33,8 @@ from .listener import Listener
 from .logs import EventLog, facts, log, set_up
 from .metrics import Exposition, journal_lines
 from .metrics_port import metrics_port
+from .mistakes import Mistakes
+from .reload import Merged
 from .server import Allowed, ServedSocket, SidecarServer
 from .sockets import Listening, allow_list, listening, others
 from .takeover import tell_to_stop
@@ -49,6 +52,7 @@ def run(
     *,
     on_listening: Callable[[str], None] = lambda where: None,
     take_over: bool = False,
+    read_again: Callable[[], Config] | None = None,
 ) -> int:
     """Serve until a signal; return the exit code.
 
@@ -56,6 +60,7 @@ def run(
         config: its settings.
         on_listening: called with the socket's path once connections are accepted.
         take_over: take the sockets over from the sidecar that serves them, where one does.
+        read_again: returns the settings as they are now, for SIGHUP; raises Mistakes.
 
     Raises:
         ConfigError: the socket or the store cannot be used as configured.
@@ -66,7 +71,7 @@ def run(
             listening(config, take_over=take_over) as sockets,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            return runner.run(Sidecar(config, sockets, on_listening).main())
+            return runner.run(Sidecar(config, sockets, on_listening, read_again).main())
     finally:
         undo()
 
@@ -74,8 +79,15 @@ def run(
 class Sidecar:
     """A sidecar, from its start to its end."""
 
-    def __init__(self, config: Config, sockets: Listening, on_listening: Callable[[str], None]) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: Config,
+        sockets: Listening,
+        on_listening: Callable[[str], None],
+        read_again: Callable[[], Config] | None = None,
+    ) -> None:
+        self._config = config  # mutable: SIGHUP changes it
+        self._read_again = read_again
         self._listeners = listeners = sockets.all
         self._successors = sockets.successors
         self._on_listening = on_listening
@@ -97,6 +109,8 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         for each in _SIGNALS:
             loop.add_signal_handler(each, self._signalled, each)
+        if self._read_again is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload, self._read_again)
         try:
             await self._serve()
         except asyncio.CancelledError:
@@ -185,6 +199,25 @@ class Sidecar:
         )
         self._on_listening(str(self._path))
 
+    def _reload(self, read_again: Callable[[], Config]) -> None:
+        """Read the settings again, and say what became of them (SIGHUP)."""
+        notify(f"RELOADING=1\nMONOTONIC_USEC={monotonic_ns() // 1000}")
+        try:
+            news = Merged(self._config, read_again())
+            if self._server is not None:
+                self._server.change_rules(news, self._listeners)
+        except ConfigError as error:
+            lines = error.lines if isinstance(error, Mistakes) else [str(error)]
+            log.error("not reloaded, the settings stay as they were", extra=facts(mistakes=lines))
+        else:
+            self._config = news.config
+            set_up(news.config.log_level, news.config.log_format)
+            self._events.show_keys(news.config.log_keys)
+            log.info("reloaded", extra=facts(changed=news.changed))
+            if news.left:
+                log.warning("these settings need a restart", extra=facts(settings=news.left))
+        notify("READY=1")
+
     def _signalled(self, which: signal.Signals) -> None:
         self._told.append(which)
         if len(self._told) > 1 and self._task is not None:
@@ -242,6 +275,29 @@ class Server(SidecarServer):
         if taken_over:
             await self._hand_over()
         await super().shutdown(sockets)
+
+    def change_rules(self, news: Merged, listeners: list[Listener]) -> None:
+        """Serve by other rules from now on. Clients of sockets whose rules changed, or who may not connect any more,
+        get the answers that they wait for, and must connect again.
+
+        Raises:
+            ConfigError: the rules cannot be followed; nothing is changed.
+        """
+        config = news.config
+        new = others(config, self.namespaces, listeners, only=news.sockets)
+        self.config.timeout_graceful_shutdown = round(config.grace)
+        was, main = self.main, self.main
+        if not {"allow_uids", "allow_gids", "allow_stores"}.isdisjoint(news.changed):
+            main = ServedSocket(
+                self.namespaces, was.app, allowed=allow_list(config), stores=config.allow_stores
+            )
+        self.main = main
+        self.others |= new
+        for each in list(self.connections):
+            served = self.socket_of(each.transport)
+            changed = served in new.values() or (served is main and "allow_stores" in news.changed)
+            if changed or super().refusal(each.transport, served):
+                each.shutdown()
 
     async def _hand_over(self) -> None:
         """Serve on for the clients that we have: most connect for one request. Those to come connect elsewhere."""

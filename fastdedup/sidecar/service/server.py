@@ -118,6 +118,11 @@ class Sniffer(asyncio.Protocol):
         """End without having read anything (asyncio calls this)."""
         self._leave()
 
+    @property
+    def transport(self) -> asyncio.Transport:
+        """The connection to the client."""
+        return self._transport
+
     def shutdown(self) -> None:
         """Close (uvicorn calls this)."""
         self._transport.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from ...errors import ConfigError
 from ..http.application import HttpApp
@@ -91,11 +91,14 @@ class Listening:
             )
 
 
-def others(config: Config, namespaces: Namespaces, listeners: list[Listener]) -> dict[str, ServedSocket]:
-    """Return the further sockets, by the names that they are bound to."""
+def others(
+    config: Config, namespaces: Namespaces, listeners: list[Listener], *, only: Collection[str] | None = None
+) -> dict[str, ServedSocket]:
+    """Return the further sockets, by the names that they are bound to; `only`: those with these paths."""
     return {
         listener.name: served(each, namespaces)
         for each, listener in zip(config.sockets, listeners[1:], strict=True)
+        if only is None or str(each.path) in only
     }
 
 
