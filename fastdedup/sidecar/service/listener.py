@@ -38,7 +38,7 @@ class Peer(NamedTuple):
     groups: frozenset[int] = frozenset()
 
 
-class Listener:
+class BoundSocket:
     """A listening socket, and its file.
 
     Attributes:
@@ -68,7 +68,7 @@ class Listener:
 
 
 @contextlib.contextmanager
-def bound(path: Path, mode: int = 0o660, *, owner: int = -1, group: int = -1) -> Iterator[Listener]:
+def bound(path: Path, mode: int = 0o660, *, owner: int = -1, group: int = -1) -> Iterator[BoundSocket]:
     """Yield a listening Unix socket at `path`; remove it at the end. `owner` and `group`: those of the file.
 
     The lock file beside it decides between two sidecars that start at once; the probe finds a server that holds no
@@ -85,13 +85,13 @@ def bound(path: Path, mode: int = 0o660, *, owner: int = -1, group: int = -1) ->
 
 
 @contextlib.contextmanager
-def listening_at(name: Path, path: Path, mode: int, owner: int, group: int) -> Iterator[Listener]:
+def listening_at(name: Path, path: Path, mode: int, owner: int, group: int) -> Iterator[BoundSocket]:
     """Yield a socket that listens at `name`, and will be renamed to `path` where that is another one."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         _bind(listening, name, mode, owner, group)
         listening.listen(_BACKLOG)
-        listener = Listener(listening, path)
+        listener = BoundSocket(listening, path)
         try:
             yield listener
         finally:

@@ -29,7 +29,7 @@ from ..http.routes import store_answers
 from ..namespaces import Namespaces, RawCodec
 from ..urls import without_secrets
 from .config import Config
-from .listener import Listener
+from .listener import BoundSocket
 from .logs import EventLog, facts, log, set_up
 from .metrics import Exposition, journal_lines
 from .metrics_port import metrics_port
@@ -248,7 +248,7 @@ class Server(SidecarServer):
         grace: float,
         stores: bool,
         on_started: Callable[[], None],
-        listeners: Sequence[Listener] = (),
+        listeners: Sequence[BoundSocket] = (),
         others: Mapping[str, ServedSocket] | None = None,
     ) -> None:
         super().__init__(namespaces, app, allowed=allowed, grace=grace, stores=stores, others=others)
@@ -276,7 +276,7 @@ class Server(SidecarServer):
             await self._hand_over()
         await super().shutdown(sockets)
 
-    def change_rules(self, news: Merged, listeners: list[Listener]) -> None:
+    def change_rules(self, news: Merged, listeners: list[BoundSocket]) -> None:
         """Serve by other rules from now on. Clients of sockets whose rules changed, or who may not connect any more,
         get the answers that they wait for, and must connect again.
 
@@ -354,7 +354,7 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
 
 
 def make_server(
-    config: Config, namespaces: Namespaces, on_started: Callable[[], None], listeners: list[Listener]
+    config: Config, namespaces: Namespaces, on_started: Callable[[], None], listeners: list[BoundSocket]
 ) -> Server:
     """Return the server of these namespaces, for both wires."""
     app, allowed = HttpApp(namespaces), allow_list(config)

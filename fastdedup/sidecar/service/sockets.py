@@ -11,7 +11,7 @@ from ..http.application import HttpApp
 from ..namespaces import Namespaces
 from ..paths import make_private
 from .config import Config, SocketConfig
-from .listener import Listener, Peer, bound, inherited
+from .listener import BoundSocket, Peer, bound, inherited
 from .server import Allowed, ServedSocket
 from .takeover import Successor, is_held, succeeding
 
@@ -27,7 +27,7 @@ def listening(config: Config, *, take_over: bool = False) -> Iterator[Listening]
         sockets = Listening(stack, take_over=take_over)
         passed = inherited()
         if passed is not None:
-            sockets.all.append(Listener(stack.enter_context(passed), config.socket, own=False))
+            sockets.all.append(BoundSocket(stack.enter_context(passed), config.socket, own=False))
         else:
             _make_private(config)
             sockets.add(SocketConfig(path=config.socket))
@@ -56,7 +56,7 @@ class Listening:
     def __init__(self, stack: contextlib.ExitStack, *, take_over: bool) -> None:
         self._stack = stack
         self._take_over = take_over
-        self.all: list[Listener] = []
+        self.all: list[BoundSocket] = []
         self.successors: list[Successor] = []
 
     def add(self, socket: SocketConfig) -> None:
@@ -92,7 +92,11 @@ class Listening:
 
 
 def others(
-    config: Config, namespaces: Namespaces, listeners: list[Listener], *, only: Collection[str] | None = None
+    config: Config,
+    namespaces: Namespaces,
+    listeners: list[BoundSocket],
+    *,
+    only: Collection[str] | None = None,
 ) -> dict[str, ServedSocket]:
     """Return the further sockets, by the names that they are bound to; `only`: those with these paths."""
     return {

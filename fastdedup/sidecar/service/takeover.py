@@ -20,7 +20,7 @@ import orjson
 
 from ...errors import ConfigError, UnavailableError
 from ..client import fetch
-from .listener import Listener, clear, is_locked, listening_at, locked, peer_of, sign
+from .listener import BoundSocket, clear, is_locked, listening_at, locked, peer_of, sign
 
 _LOOK_AGAIN = 0.05
 """Seconds between two looks whether the old sidecar has ended."""
@@ -34,7 +34,7 @@ class Successor:
         pid: the running sidecar's process.
     """
 
-    def __init__(self, listener: Listener, pid: int, locks: contextlib.ExitStack) -> None:
+    def __init__(self, listener: BoundSocket, pid: int, locks: contextlib.ExitStack) -> None:
         self.listener = listener
         self.pid = pid
         self._locks = locks
