@@ -54,8 +54,8 @@ def test_what_is_not_there_is_refused() -> None:
 KEYS = {
     "Unit": "Description Requires After Wants",
     "Socket": "ListenStream SocketUser SocketGroup SocketMode DirectoryMode RemoveOnStop",
-    "Service": "Type NotifyAccess User Group ExecStart Restart RestartSec TimeoutStopSec LimitNOFILE NoNewPrivileges"
-    " ProtectSystem ProtectHome PrivateTmp PrivateDevices ProtectKernelTunables ProtectKernelModules"
+    "Service": "Type NotifyAccess User Group ExecStart ExecReload Restart RestartSec TimeoutStopSec LimitNOFILE"
+    " NoNewPrivileges ProtectSystem ProtectHome PrivateTmp PrivateDevices ProtectKernelTunables ProtectKernelModules"
     " ProtectControlGroups RestrictAddressFamilies RestrictNamespaces RestrictRealtime LockPersonality"
     " CapabilityBoundingSet",
     "Install": "WantedBy",
