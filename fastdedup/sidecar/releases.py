@@ -35,12 +35,16 @@ class ReleaseQueue:
         # Mutable: the claims, each with the end of its lease by `time.monotonic()`; the task that releases them.
         self._due: dict[Holding, float] = {}
         self._task: asyncio.Task[None] | None = None
+        # Mutable: has another sidecar taken over.
+        self._left = False
 
     def __len__(self) -> int:
         return len(self._due)
 
     def add(self, claims: Mapping[Holding, float]) -> None:
         """Release these claims; each comes with the end of its lease, by `time.monotonic()`."""
+        if self._left:
+            return
         self._due.update(claims)
         if self._due and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="fastdedup-releases")
@@ -48,6 +52,11 @@ class ReleaseQueue:
     def keep(self, holding: Holding) -> None:
         """Leave a claim alone: its owner has come back and asks for it again."""
         self._due.pop(holding, None)
+
+    def leave(self) -> None:
+        """Leave all claims to their leases from now on: their owners may have them again from another sidecar."""
+        self._left = True
+        self._due.clear()
 
     async def finish(self, until: float) -> None:
         """Wait until everything is released, but no longer than `until`, in the loop's time."""

@@ -14,6 +14,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+import redis
 
 from fastdedup.errors import ConfigError
 from fastdedup.sidecar.client import UnixConnection
@@ -81,11 +82,17 @@ def successor(old: Sidecar, *options: str) -> Sidecar:
 
 def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> None:
     options = ("--url", redis_url, "--ttl", "60")
-    with Sidecar(*options) as old, socket.socket(socket.AF_UNIX) as early:
+    old = Sidecar(*options)
+    tenant, file = old.folder / "tenant.sock", old.folder / "fastdedup.toml"
+    file.write_text(f'[[sockets]]\npath = "{tenant}"\ndeny = ["forget"]\n')
+    old.options += ["--config", str(file)]
+    mine = ("FD.CLAIM", "mine", "OWNER", "worker:1", "EPHEMERAL")
+    with old, socket.socket(socket.AF_UNIX) as early, client(old.path) as worker, client(old.path) as other:
         assert old.process is not None
+        worker.execute_command(*mine)
         early.connect(str(old.path))
         early.settimeout(DEADLINE)
-        new = successor(old, *options)
+        new = successor(old, *old.options)
         crowd = Crowd(old.path)
         with crowd.at_work(), ExitStack() as stack:
             stack.push(new.start().__exit__)
@@ -96,7 +103,13 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
             early.sendall(b"*2\r\n$8\r\nFD.CLAIM\r\n$5\r\nearly\r\n")
             assert early.recv(100).startswith(b"*7\r\n$8\r\nacquired")
             early.close()
-            assert old.process.wait(DEADLINE) == 0, old.log
+            with client(old.path) as again:  # the end of the former connection takes nothing from the new one
+                assert again.execute_command(*mine)[0] == b"acquired"
+                worker.close()
+                assert old.process.wait(DEADLINE) == 0, old.log
+                assert other.execute_command("FD.CLAIM", "mine")[0] == b"in_progress"
+            with client(tenant) as restricted, pytest.raises(redis.exceptions.NoPermissionError):
+                restricted.execute_command("FD.FORGET", "mine")
             asked = crowd.asked
             until(lambda: crowd.asked >= asked + 10 or bool(crowd.errors))
             lock = old.path.with_name(old.path.name + ".lock")

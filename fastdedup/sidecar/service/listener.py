@@ -54,6 +54,11 @@ class BoundSocket:
         # Mutable: which file is ours; None once it is not.
         self._file = _identity(Path(self.name)) if own else None
 
+    @property
+    def replaced(self) -> bool:
+        """True where a later sidecar has put its own file in the place of ours."""
+        return self._file is not None and _identity(self.path) not in (None, self._file)
+
     def leave(self) -> bool:
         """Remove the file; return True where a later sidecar has put its own in its place. Twice is fine."""
         file, self._file = self._file, None  # once its socket is closed, another file may get its number

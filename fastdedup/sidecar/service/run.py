@@ -228,6 +228,8 @@ class Sidecar:
         open_now = 0 if self._server is None else len(self._server.connections)
         log.info("stopping", extra=facts(signal=which.name, connections=open_now))
         if self._server is not None:
+            if any(each.replaced for each in self._listeners):
+                self._server.namespaces.ephemeral.releases.leave()
             self._server.should_exit = True
 
 
