@@ -165,6 +165,8 @@ def test_a_socket_for_reading_changes_nothing(tenants: Tenants) -> None:
         held = {"key": "seen", "owner": owner}
         assert tenants.http("look", "POST", "/v1/claims", {"key": "new"})[0] == 403
         assert tenants.http("look", "POST", "/v1/claims/release", held)[0] == 403
+        for address in ("/v1/gate?principal=everyone&missing=pass", "/v1/gate/orders"):
+            assert tenants.http("look", "GET", address)[:1] == (403,)
         changes = [{"op": "claim", "key": "new"}, {"op": "release", **held}]
         assert [each["status"] for each in tenants.http("look", "POST", "/v1/batch", changes)[1]] == [
             403,

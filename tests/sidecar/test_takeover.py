@@ -21,6 +21,7 @@ from fastdedup.sidecar.client import UnixConnection
 from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.takeover import is_held, succeeding
 
+from ..servers import free_port
 from .running import DEADLINE, Sidecar, client
 
 
@@ -85,6 +86,9 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
     old = Sidecar(*options)
     tenant, file = old.folder / "tenant.sock", old.folder / "fastdedup.toml"
     file.write_text(f'[[sockets]]\npath = "{tenant}"\ndeny = ["forget"]\n')
+    metrics = ("127.0.0.1", free_port())
+    options += ("--metrics-address", "{}:{}".format(*metrics))
+    old.options += options[-2:]
     old.options += ["--config", str(file)]
     mine = ("FD.CLAIM", "mine", "OWNER", "worker:1", "EPHEMERAL")
     with old, socket.socket(socket.AF_UNIX) as early, client(old.path) as worker, client(old.path) as other:
@@ -115,6 +119,7 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
             lock = old.path.with_name(old.path.name + ".lock")
             assert new.process is not None
             until(lambda: lock.read_text() == f"{new.process.pid}\n")  # type: ignore[union-attr]
+            until(lambda: reaches(metrics))  # the port was the old one's until its end
             with pytest.raises(ConfigError, match="serves"), bound(old.path):
                 pass
             stack.pop_all()
@@ -127,6 +132,11 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
         assert not is_held(old.path)
         assert [each.name for each in old.path.parent.iterdir() if each.suffix != ".lock"] == []
         new.__exit__()
+
+
+def reaches(address: tuple[str, int]) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(address) == 0
 
 
 def until(true: Callable[[], bool]) -> None:

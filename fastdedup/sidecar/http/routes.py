@@ -87,7 +87,9 @@ _SETTLED: dict[str, Any] = {"answers": ((200, models.SettledAnswer),), "problems
 _JUDGED = (problems.IN_PROGRESS, problems.MISMATCH)
 
 OPERATORS_ROUTES: tuple[HttpRoute, ...] = (
-    HttpRoute("GET", "/healthz", health, "Is the process alive", None, ((200, models.HealthAnswer),), verb=""),
+    HttpRoute(
+        "GET", "/healthz", health, "Is the process alive", None, ((200, models.HealthAnswer),), verb=""
+    ),
     HttpRoute(
         "GET",
         "/readyz",
@@ -101,7 +103,9 @@ OPERATORS_ROUTES: tuple[HttpRoute, ...] = (
 )
 """The requests of an operator's tools. `metrics_address` serves these, and no other ones."""
 
-BELOW_GATE = HttpRoute("GET", gate.BELOW, gate.gate_below, "The gate for Envoy, with any method", verb="claim")
+BELOW_GATE = HttpRoute(
+    "GET", gate.BELOW, gate.gate_below, "The gate for Envoy, with any method", verb="claim"
+)
 """All addresses below its path. The document does not name it, as it has the client's own path."""
 
 ROUTES: tuple[HttpRoute, ...] = (

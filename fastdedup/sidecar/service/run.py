@@ -94,13 +94,15 @@ class Sidecar:
         self._path = listeners[0].path if listeners[0].own else Path(listeners[0].name)
         self._counters = Counters()
         self._events = EventLog(keys=config.log_keys)
-        # Mutable: the server, once it is made; the address of its metrics; the task to cancel for a stop at once; the
+        # Mutable: the server, once it is made; the address of its metrics, and what closes that port; the task that
+        # takes over what the old sidecar has until its end; the task to cancel for a stop at once; the
         # signals that came; the end of the time to stop.
         self._server: Server | None = None
         self._metrics: str | None = None
         self._task: asyncio.Task[Any] | None = None
         self._told: list[signal.Signals] = []
-        self._heirs: set[asyncio.Task[None]] = set()
+        self._heir: asyncio.Task[None] | None = None
+        self._ports: contextlib.AsyncExitStack
         self._until = 0.0
 
     async def main(self) -> int:
@@ -124,8 +126,14 @@ class Sidecar:
 
     async def _serve(self) -> None:
         namespaces = make_namespaces(self._config, self._counters, self._event)
-        async with metrics_port(namespaces, self._config.metrics_address) as self._metrics:
+        async with contextlib.AsyncExitStack() as self._ports:
+            if not self._successors:  # else the running sidecar has the port
+                await self._open_metrics(namespaces)
             await self._serve_socket(namespaces)
+
+    async def _open_metrics(self, namespaces: Namespaces) -> None:
+        port = metrics_port(namespaces, self._config.metrics_address)
+        self._metrics = await self._ports.enter_async_context(port)
 
     async def _serve_socket(self, namespaces: Namespaces) -> None:
         namespaces.audit = self._events.audit
@@ -141,8 +149,8 @@ class Sidecar:
         # A claim's objects are freed by their reference counts; a search for cycles at every 700 objects is waste.
         gc.set_threshold(20_000, 20, 50)
         await server.serve(sockets=[each.socket for each in self._listeners])
-        for task in list(self._heirs):
-            task.cancel()
+        if self._heir is not None:
+            self._heir.cancel()
         left = server.abandon()
         await namespaces.ephemeral.releases.finish(self._until)
         await self._bring_home(namespaces)
@@ -159,11 +167,19 @@ class Sidecar:
     def _take_over(self) -> None:
         for each in self._successors:
             each.take_place()
-            task = asyncio.get_running_loop().create_task(each.inherit_lock(), name="fastdedup-lock")
-            self._heirs.add(task)
-            task.add_done_callback(self._heirs.discard)
+        self._heir = asyncio.get_running_loop().create_task(self._inherit(), name="fastdedup-inherit")
         tell_to_stop(self._successors)
         log.info("took over", extra=facts(pid=self._successors[0].pid))
+
+    async def _inherit(self) -> None:
+        """Take what the old sidecar has until its end: the locks, and the port of the metrics."""
+        for each in self._successors:
+            await each.inherit_lock()
+        try:
+            assert self._server is not None
+            await self._open_metrics(self._server.namespaces)
+        except ConfigError as error:
+            log.error("no metrics over TCP", extra=facts(why=str(error)))
 
     async def _bring_home(self, namespaces: Namespaces) -> None:
         """Wait within `grace` for a store that does not answer: without it the policy's answers are lost."""
