@@ -19,7 +19,7 @@ def is_first_hand(op: ClaimOp, reply: Verdict) -> bool:
     """True where this call acquired the key, also where its first reply was lost; else its owner held it before.
 
     A fence is its server's time, so a fence that the server's clock had not reached when the call was sent is the
-    call's own. A claim of another process under the same name, made in between, looks the same.
+    call's own (see `ClockBound`). A claim of another process under the same name, made in between, looks the same.
     """
     return reply.fresh or (hasattr(op, "floor_us") and reply.fence > op.floor_us)
 

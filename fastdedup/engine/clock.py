@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from time import monotonic
 
 from ..stores.base import TimedStore
 
@@ -27,9 +28,19 @@ class ClockBound:
 
     def answered(self, sent_at: float) -> None:
         """Take in that a batch has its replies; `sent_at` is before it was sent."""
-        ahead_us = self._store.latest_us - sent_at * 1e6
-        if ahead_us < self._ahead_us + (sent_at - self._at) * _DRIFT_US:
+        shown_us, now = self._store.latest_us, monotonic()
+        ahead_us = shown_us - sent_at * 1e6
+        # Beyond the bound: the clock was set ahead, or another server's clock counts since a failover.
+        jumped = shown_us > self.latest_us(now)
+        if jumped or ahead_us < self._ahead_us + (sent_at - self._at) * _DRIFT_US:
             self._ahead_us, self._at = ahead_us, sent_at
+
+    def floor_us(self, sent_at: float) -> float:
+        """Return what no fence had passed when a batch was sent just now, of those that this process can know of.
+
+        Whatever it was told of before is below the store's latest time, wherever the clock went since.
+        """
+        return max(self.latest_us(sent_at), self._store.latest_us)
 
     def latest_us(self, at: float) -> float:
         """Return what the server's clock had not passed at a moment, in microseconds; infinite before any reply."""

@@ -31,6 +31,8 @@ from .health import OnChange, StoreHealth
 from .named import NamedClaims
 from .queue import MIN_BATCH, OperationQueue
 
+_NOTE_EVERY = 0.02
+"""Seconds after which a batch tells anew about the server's clock: meanwhile that may drift."""
 _OPEN = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
 _CLAIM = Verb.CLAIM
 OnBatch = Callable[[int], None]
@@ -76,8 +78,8 @@ class Engine:
         self._store = store
         self._direct = store if isinstance(store, DirectStore) else None
         self._clock = ClockBound(store) if isinstance(store, TimedStore) else None
-        # Mutable: nothing is known yet of the server's clock.
-        self._clock_unknown = self._clock is not None
+        # Mutable: when a batch next tells about the server's clock, in the loop's time.
+        self._note_from = 0.0
         self._timeout = timeout
         self._max_in_flight = max_in_flight
         self._max_pending = max_pending
@@ -324,8 +326,8 @@ class Engine:
         self._batches.add(batch)
         if self._on_batch is not None:
             self._on_batch(len(batch.ops))
-        if self._clock_unknown or self.named.counts:
-            self._note_clock(batch)
+        if self._clock is not None and (self.named.counts or self._now >= self._note_from):
+            self._note_clock(batch, self._clock)
         try:
             begun = self._direct is not None and self._direct.begin(
                 batch.verb, batch.ops, partial(self._begun, batch)
@@ -335,17 +337,18 @@ class Engine:
         if not begun:
             self._run_as_task(batch)
 
-    def _note_clock(self, batch: Batch) -> None:
+    def _note_clock(self, batch: Batch, clock: ClockBound) -> None:
         """Note what the server's clock has not passed yet: see `is_first_hand`."""
-        if self._clock is None:
-            return
+        self._note_from = self._now + _NOTE_EVERY
         batch.sent_at = monotonic()
-        floor_us = self._clock.latest_us(batch.sent_at)
+        self._raise_floors(batch, clock.floor_us(batch.sent_at))
+
+    def _raise_floors(self, batch: Batch, floor_us: float) -> None:
         for op in batch.ops:
             if op.verb is _CLAIM:
                 claim = cast(ClaimOp, op)
                 if claim.named and not self._was_elsewhere(claim):
-                    claim.floor_us = floor_us
+                    claim.floor_us = max(floor_us, getattr(claim, "floor_us", 0.0))
 
     def _begun(self, batch: Batch, replies: Sequence[Reply] | None) -> None:
         if replies is not None:
@@ -383,7 +386,7 @@ class Engine:
             self._pending -= len(ops)
             if batch.sent_at and self._clock is not None:
                 self._clock.answered(batch.sent_at)
-                self._clock_unknown = False
+                self._raise_floors(batch, self._clock.latest_us(batch.sent_at))  # the clock may have jumped
             if batch.verb is _CLAIM:
                 self._deliver_claims(cast("Sequence[ClaimOp]", ops), outcome)
             else:
