@@ -81,6 +81,7 @@ class Claim:
         "_settled",
         "_settling",
         "_stopped_body",
+        "_unstorable",
         "_unsure",
         "_verdict",
     )
@@ -92,6 +93,8 @@ class Claim:
     """Set where the lease is lost: True where the store has not said so, but did not answer until it ended."""
     _unsure: bool
     """True where a release got no reply: it may have taken effect."""
+    _unstorable: ResultError | ResultTooLargeError | None
+    """Why the last result that was to be recorded cannot be stored; set once one was to be recorded."""
 
     def __init__(self, namespace: Namespace, call: ClaimOp, verdict: Verdict) -> None:
         self._namespace = namespace
@@ -279,7 +282,12 @@ class Claim:
             keep_ms = terms.keep_ms - terms.lease_ms if succeeded else round(settings.failure_ttl * 1000)
         else:
             keep_ms = milliseconds(ttl, "ttl")
-        payload = codec.encode(settings.codec, value, settings.max_result)
+        self._unstorable = None
+        try:
+            payload = codec.encode(settings.codec, value, settings.max_result)
+        except (ResultError, ResultTooLargeError) as error:
+            self._unstorable = error
+            raise
         return SettleOp(
             self._call.wire,
             self._call.owner,
@@ -405,8 +413,8 @@ class Claim:
         if self._settled is not None:
             return
         if error is not None and self._settling:
-            if isinstance(error, ResultError | ResultTooLargeError):
-                await self._fail_for_its_result(error)
+            if self._unstorable is not None:  # whatever the body has made of that error
+                await self._fail_for_its_result(self._unstorable)
             return
         if self._lost:
             if error is None:

@@ -1,4 +1,4 @@
-"""The server's clock is set ahead, and a named owner's further claim is given up: what the owner held before stays held."""
+"""The server's clock is set ahead. A named owner gives up a further claim: what it held before stays its own."""
 
 from __future__ import annotations
 

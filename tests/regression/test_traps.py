@@ -205,6 +205,18 @@ async def test_a_result_that_cannot_be_stored_is_a_recorded_failure(
             (await dedup.claim("key")).replay()
         assert failed.value.error["type"] == error.__name__
 
+        async def body() -> None:
+            async with dedup.claim("wrapped") as claim:
+                try:
+                    await claim.complete(result)
+                except error as cause:
+                    raise RuntimeError("the body's own error") from cause
+
+        with pytest.raises(RuntimeError):
+            await body()
+        with pytest.raises(FailedError):
+            (await dedup.claim("wrapped")).replay()
+
         @dedup.once(key=lambda: "once")
         async def work() -> object:
             return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
 from typing import Any
 
 from redis.credentials import CredentialProvider
@@ -64,7 +65,9 @@ def _question(credentials: Any) -> Any:
 def _fault(error: Exception) -> DedupError:
     kind = type(error).__name__
     if isinstance(error, OSError):
-        return UnavailableError(f"credentials raised {kind}: {error.strerror or 'without a known reason'}")
+        # The system's own text for the number: the error's may be the user's, and hold the password.
+        reason = os.strerror(error.errno) if error.errno else "without a known reason"
+        return UnavailableError(f"credentials raised {kind}: {reason}")
     return MistakeError(f"credentials raised {kind}; its text is not repeated, as it may hold the password")
 
 
