@@ -17,6 +17,7 @@ from ..protocol.operations import Holding, Stored
 _FORMER = 16
 """Holdings that a line remembers: the first ones, as the store may have heard of these before the breaker opened."""
 _SLACK = 1024
+_NOBODY: frozenset[bytes] = frozenset()
 NEW = b""
 """The lane of the lines that nobody has sorted yet."""
 
@@ -31,13 +32,16 @@ class JournalLine:
         base: the holding that the store last had, as far as known.
         former: holdings that gave way here. The store may have heard of them: the reply to their claim, or
             to an earlier adoption, was lost.
+        unheard: owners whose claims were sent and got no reply, and who were told of another owner here. The store
+            may have given one of them the key. Not counted: while the line stands, no claim of the key is sent, so
+            these are at most the claims that were under way when it began.
         sent: the record's mark when it was last sent; None while the line waits.
         asked: the store was asked to adopt the record, and whether it did is unknown.
         forgotten: the key was forgotten here, and the store may have a record of it, which must be removed.
         found: of a forgotten key, our record that the store has shown.
     """
 
-    __slots__ = ("asked", "base", "forgotten", "former", "found", "key", "lane", "sent", "wire")
+    __slots__ = ("asked", "base", "forgotten", "former", "found", "key", "lane", "sent", "unheard", "wire")
 
     def __init__(self, wire: bytes, key: str, base: Holding | None) -> None:
         self.wire = wire
@@ -45,6 +49,7 @@ class JournalLine:
         self.lane = NEW
         self.base = base
         self.former: tuple[Holding, ...] = ()
+        self.unheard: frozenset[bytes] | set[bytes] = _NOBODY
         self.sent: object = None
         self.asked = False
         self.forgotten = False
@@ -55,6 +60,12 @@ class JournalLine:
         if holding not in self.former and len(self.former) < _FORMER:
             self.former = (*self.former, holding)
 
+    def got_no_reply(self, owner: bytes) -> None:
+        """Remember an owner whose claim was sent, and who was told of another owner here."""
+        if isinstance(self.unheard, frozenset):
+            self.unheard = set()
+        self.unheard.add(owner)
+
     def knows(self, holding: Holding, *, settled: bool) -> bool:
         """True for a holding of the store's that was one of this process's, and gave way here.
 
@@ -64,12 +75,12 @@ class JournalLine:
         if holding == self.base or holding in self.former:
             return True
         given_here = {former.owner for former in self.former if former != self.base}
-        return not settled and holding.owner in given_here
+        return not settled and (holding.owner in given_here or holding.owner in self.unheard)
 
     @property
     def may_be_stored(self) -> bool:
         """True where the store may have a record of this process under the key."""
-        return self.base is not None or self.sent is not None or self.asked
+        return self.base is not None or self.sent is not None or self.asked or bool(self.unheard)
 
 
 class Lane:

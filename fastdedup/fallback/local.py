@@ -158,6 +158,14 @@ class LocalLRU:
             self._last_seen.pin(op.wire)
             self._journal.note(op.wire, getattr(op, "key", "") or names_of(op.wire)[1], former.holding)
             self._journal.sweep(len(self._store), self._stands)
+        if entry is not None and isinstance(op, ClaimOp) and entry.owner != op.owner and was_accepted(op):
+            self._got_no_reply(op)
+
+    def _got_no_reply(self, op: ClaimOp) -> None:
+        """Note a claimant who is told of another owner here: the store may have given it the key all the same."""
+        line = self._journal.get(op.wire)
+        if line is not None:
+            line.got_no_reply(op.owner)
 
     def _stands(self, wire: bytes) -> bool:
         return self._store.entry(wire) is not None
@@ -331,3 +339,8 @@ def makes_a_record(op: Op) -> bool:
     if isinstance(op, ClaimOp):
         return op.terms.mode is Mode.CLAIM
     return isinstance(op, IssueOp | TransitionOp)
+
+
+def was_accepted(op: Op) -> bool:
+    """True where the engine took the operation, so that the store may have got it; False where it was refused."""
+    return hasattr(op, "at")

@@ -189,6 +189,45 @@ def test_nor_where_the_next_owner_has_succeeded_by_then() -> None:
 # Conflicts
 
 
+@pytest.mark.parametrize("number", [0, 40])
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_claim_without_a_reply_gives_way_to_the_owner_here(number: int, undone: bool) -> None:
+    """Its caller was told of the owner here. The store may hear of it, and of its release, before the adoption."""
+    home = Home()
+    lost = [home.claim("k", f"lost {each}") for each in range(41)]
+    home.ask(home.claim("k", "ann"))
+    for claim in lost:
+        claim.at = 0.0  # the engine took it
+        assert home.ask(claim).outcome is Outcome.IN_PROGRESS
+    home.now += 1
+    home.in_store(lost[number])
+    if undone:
+        home.in_store(release("k", f"lost {number}"))
+    assert home.comes_home() == []
+    assert home.stands("k") == ("P", "ann", b"")
+
+
+def test_a_claim_that_was_not_sent_is_anothers_in_the_store() -> None:
+    home = Home()
+    home.ask(home.claim("k", "ann"))
+    home.ask(home.claim("k", "bob"))
+    home.in_store(home.claim("k", "bob"))
+    assert home.comes_home() == [conflict("ann", "bob", "theirs")]
+
+
+def test_a_key_forgotten_here_is_taken_from_a_claim_without_a_reply() -> None:
+    home = Home()
+    lost = home.claim("k", "lost")
+    lost.at = 0.0  # the engine took it
+    home.ask(home.claim("k", "ann"))
+    home.ask(lost)
+    home.ask(forget("k"))
+    home.in_store(lost)
+    assert home.comes_home() == []
+    state = home.stands("k")
+    assert state is None or state[0] not in "PW"
+
+
 @pytest.mark.parametrize("success", [True, False])
 def test_a_result_of_another_process_under_a_name_that_gave_way_here_is_a_conflict(success: bool) -> None:
     """Ann gave way to bob here; elsewhere ann acquired the key and recorded a result."""
