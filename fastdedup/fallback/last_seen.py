@@ -17,10 +17,12 @@ from ..protocol.operations import (
     ForgetOp,
     Moved,
     Op,
+    ReadOp,
     ReleaseOp,
     RenewOp,
     Reply,
     SettleOp,
+    Stored,
     TransitionOp,
     Verdict,
 )
@@ -66,6 +68,9 @@ class LastSeen:
         elif isinstance(op, TransitionOp):
             if isinstance(reply, Moved) and reply.version:
                 self._saw_machine(op, reply)
+        elif isinstance(op, ReadOp):
+            if isinstance(reply, Stored):
+                self._saw_record(op.wire, reply)
         elif reply in _CHANGED:
             self._saw_change(op)
 
@@ -156,6 +161,13 @@ class LastSeen:
         entry.payload = moved.state.encode()
         self._put(op.wire, entry, now + op.keep_ms, known)
 
+    def _saw_record(self, wire: bytes, record: Stored) -> None:
+        now, known = self._store.now(), self._store.entry(wire)
+        if known is not None and not is_news(record, known, now):
+            self.used(wire)
+        elif record.state in "PWSFM":
+            self._put(wire, *read_entry(record, known, now), known)
+
     def _saw_change(self, op: Op) -> None:
         now = self._store.now()
         entry = self._store.entry(op.wire)
@@ -216,3 +228,23 @@ def same(known: str, told: str) -> bool:
 def is_of(entry: Entry, op: SettleOp | ReleaseOp | RenewOp) -> bool:
     """True where the operation was about this record, and not about an earlier one of its owner."""
     return entry.owner == op.owner and op.fence in (0, entry.fence)
+
+
+def is_news(record: Stored, known: Entry, now: int) -> bool:
+    """True where a record that was read is later than the known one: a claim's reply may overtake a reading's."""
+    if record.fence != known.fence or known.state not in "PW":
+        return record.fence > known.fence
+    renewed = record.state in "PW" and known.owner == NOBODY and now + record.left_ms > known.until
+    return renewed or record.state in "SF"
+
+
+def read_entry(record: Stored, known: Entry | None, now: int) -> tuple[Entry, int]:
+    """Return an entry for a record that was read, and when it expires. Nobody becomes a claim's owner by reading."""
+    machine, live = record.state == "M", record.state in "PW"
+    ours = known is not None and (known.owner, known.fence) == (record.owner, record.fence)
+    expires = now + (record.left_ms if live and record.token else record.ttl_ms)
+    until = now + record.left_ms if live else expires
+    owner = record.owner if machine or ours else NOBODY
+    entry = Entry("P" if live else record.state, owner, record.fence, record.attempt, until, 0)
+    entry.fingerprint, entry.payload, entry.token = record.fingerprint, record.payload, record.token
+    return entry, expires

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fastdedup import Outcome
@@ -157,6 +159,106 @@ def test_what_stands_in_the_store_is_not_inspected_forgotten_or_settled_here(op:
     lab = Lab()
     lab.verdict(lab.claim("k", "bob"), Outcome.SUCCEEDED)
     lab.refuses(op)
+
+
+# What the store told a reader
+
+
+def reads(lab: Lab, key: str, state: str, **facts: Any) -> None:
+    """This process reads a record of another owner's."""
+    options: dict[str, Any] = {
+        "owner": owner_field("theirs"),
+        "fence": lab.fence,
+        "attempt": 1,
+        "left_ms": LEASE,
+        "ttl_ms": TTL,
+        "fingerprint": None,
+        "payload": b"",
+    }
+    lab.says(ReadOp(WIRE(key)), Stored(state, **{**options, **facts}))
+
+
+@pytest.mark.parametrize(("state", "outcome"), [("S", Outcome.SUCCEEDED), ("F", Outcome.FAILED)])
+def test_a_result_that_was_read_is_replayed_until_it_expires(state: str, outcome: Outcome) -> None:
+    lab = Lab()
+    reads(lab, "k", state, payload=b'"paid"', ttl_ms=50_000, left_ms=0)
+    lab.now += 49
+    found = lab.ask(lab.claim("k", "bob"))
+    assert (found.outcome, found.payload, found.degraded) == (outcome, b'"paid"', True)
+    lab.now += 2
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.ACQUIRED
+
+
+@pytest.mark.parametrize("state", ["P", "W"])
+def test_a_claim_that_was_read_is_respected_and_not_settled(state: str) -> None:
+    lab = Lab()
+    reads(lab, "k", state)
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
+    lab.refuses(settle("k", "theirs"))
+    lab.now += 31
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.ACQUIRED
+
+
+def test_a_reader_hears_of_a_longer_lease() -> None:
+    lab = Lab()
+    reads(lab, "k", "P")
+    lab.now += 20
+    reads(lab, "k", "P")
+    lab.now += 20
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
+
+
+@pytest.mark.parametrize("read", ["own", "older"])
+def test_a_reading_takes_no_claim_from_its_owner(read: str) -> None:
+    lab = Lab()
+    fence = lab.acquires("k", "ann")
+    reads(lab, "k", "P", **({"owner": owner_field("ann")} if read == "own" else {"fence": fence - 1}))
+    assert lab.ask(settle("k", "ann")) is Code.OK
+
+
+def test_a_reading_that_is_heard_of_late_unsettles_nothing() -> None:
+    lab = Lab()
+    lab.acquires("k", "ann")
+    lab.says(settle("k", "ann"))
+    reads(lab, "k", "P", owner=owner_field("ann"))
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.SUCCEEDED
+
+
+def test_what_was_read_is_dropped_where_there_is_no_room() -> None:
+    lab = Lab(maxsize=2)
+    for number in range(5):
+        reads(lab, f"read {number}", "P")
+    for number in range(2):
+        lab.acquires(f"held {number}", "ann")
+    for number in range(2):
+        assert lab.ask(lab.claim(f"held {number}", "bob")).outcome is Outcome.IN_PROGRESS
+
+
+def test_a_key_that_changed_here_is_not_what_was_read() -> None:
+    lab = Lab()
+    lab.ask(lab.claim("k", "ann"))
+    lab.fence += 10**9
+    reads(lab, "k", "S")
+    assert lab.ask(lab.claim("k", "bob")).outcome is Outcome.IN_PROGRESS
+
+
+def test_a_machine_goes_on_from_where_it_was_read() -> None:
+    home = Home()
+    for change, to, source in ((b"one", "paid", "new"), (b"two", "sent", "paid")):
+        home.in_store(moves(change, to, source))
+    home.says(ReadOp(WIRE("m")), home.in_store(ReadOp(WIRE("m"))))
+    moved = home.ask(moves(b"three", "done", "sent"))
+    assert (moved.code, moved.state, moved.version) == (Code.OK, "done", 3)
+    assert home.comes_home() == [], "the store has the change that was read"
+
+
+def test_an_older_reading_does_not_move_a_machine_back() -> None:
+    home = Home()
+    home.both(moves(b"one"))
+    old = home.in_store(ReadOp(WIRE("m")))
+    home.both(moves(b"two", "sent", "paid"))
+    home.says(ReadOp(WIRE("m")), old)
+    assert home.ask(moves(b"three", "done", "sent")).version == 3
 
 
 # Tokens and machines
