@@ -86,6 +86,15 @@ class JournalledPolicy(FallbackPolicy, Protocol):
 
 
 @runtime_checkable
+class GivenUpPolicy(Protocol):
+    """An optional ability of a journal: to know claims that were sent, and that nobody waits for any more."""
+
+    def gave_up(self, wire: bytes, owner: bytes) -> None:
+        """Take note that the store may have given this owner the key for nobody. Must not raise."""
+        ...
+
+
+@runtime_checkable
 class TimedPolicy(Protocol):
     """An optional ability of a policy: to give fences by the store's clock instead of this process's own."""
 

@@ -219,6 +219,12 @@ class LocalLRU:
         self._journal.lines[op.wire].gave_way(Holding(op.change, reply.version))
         return False
 
+    def gave_up(self, wire: bytes, owner: bytes) -> None:
+        """Let a claim give way whose caller was cancelled: it holds the key in the store for nobody, if at all."""
+        line, entry = self._journal.get(wire), self._store.entry(wire)
+        if line is not None and (entry is None or entry.owner != owner):
+            line.got_no_reply(owner)
+
     # Into the store
 
     @property

@@ -359,7 +359,12 @@ class Connection:
         reconciler = self._reconcilers.get(id(policy))
         if reconciler is None:
             reconciler = Reconciler(
-                policy, self._submit, self.part_of, self.report, lambda: self.wakeups.freed(None)
+                policy,
+                self._submit,
+                self.part_of,
+                self.report,
+                done=lambda: self.wakeups.freed(None),
+                given_up=lambda: self.undo.all(),
             )
             self._reconcilers[id(policy)] = reconciler
         if self._closing is None:

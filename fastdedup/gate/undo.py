@@ -88,6 +88,10 @@ class UndoList:
         else:
             self._put(holding, given_up)
 
+    def all(self) -> list[Holding]:
+        """Return what is to be taken back."""
+        return list(self._given_up)
+
     def keep(self, op: ClaimOp) -> None:
         """Leave a claim alone: its owner was told of it after all, or asks for it again."""
         holding = (op.wire, op.owner)

@@ -97,3 +97,18 @@ async def test_a_lost_claims_result_here_is_no_conflict(server: RedisServer, wai
         await site.comes_back(wait_until)
         assert (await site.patient.claim("k")).result == "done"
         assert not [event for event in site.events if isinstance(event, Conflict)]
+
+
+async def test_a_cancelled_claim_takes_no_key_from_its_owner(
+    server: RedisServer, wait_until: WaitUntil
+) -> None:
+    async with frozen(server) as site:
+        cancelled = asyncio.create_task(site.quick.claim("k"))
+        engine = site.quick._namespace.connection.running_engine()
+        await wait_until(lambda: engine.in_flight, description="it is sent")
+        cancelled.cancel()
+        owner = await site.live_owner(wait_until)
+        await site.comes_back(wait_until)
+        assert (await site.patient.claim("k")).outcome is Outcome.IN_PROGRESS
+        await owner.complete("done")
+        assert not [event for event in site.events if isinstance(event, Conflict)]
