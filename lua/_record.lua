@@ -19,7 +19,8 @@
 --
 -- On a Cluster one call takes keys of many slots of a node. Then KEYS is empty, and behind all other arguments stand
 -- the keys and their number. A key that this node does not hold is ELSEWHERE, for that key alone: the caller sends it
--- again in a call of its own, with KEYS, and learns where it is.
+-- again in a call of its own, with KEYS, and learns where it is. A key that the ACL keeps from the login is REFUSED, for
+-- that key alone: nothing was done with it.
 --
 -- A fresh fence is the server's time, or floor_us + 1 where that is later. So the fence of a key that expired or
 -- was forgotten still rises, also after the server's clock was set back, for every client that has seen the key's
@@ -31,7 +32,7 @@ local CHANNEL = 'fastdedup:settled'
 local CLAIMS = 'IPWSFR'
 local OK, REENTERED, TAKEN, IN_PROGRESS, SUCCEEDED, FAILED, MISMATCH = 0, 1, 2, 3, 4, 5, 6
 local UNKNOWN, LOST, FOREIGN, ALREADY, ILLEGAL, STALE, ABSENT = 7, 8, 9, 10, 11, 12, 13
-local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE, TOO_LARGE, ELSEWHERE = 14, 15, 16, 17, 18, 19
+local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE, TOO_LARGE, ELSEWHERE, REFUSED = 14, 15, 16, 17, 18, 19, 20
 local MAX_STATE = 64 -- bytes of a machine's state
 
 local byte, char, sub, find, floor = string.byte, string.char, string.sub, string.find, math.floor
@@ -98,12 +99,28 @@ local function elsewhere(refusal)
   return find(text, 'non local key', 1, true) or find(text, 'slot not served', 1, true)
 end
 
--- Sets a fresh record, for a caller whose own attempt to do so was refused. Returns ELSEWHERE, or what the second
+-- True where the ACL keeps just this key from the login. Redis up to 7.0 says the first, later servers say the second.
+-- Where the ACL forbids the command, that concerns every key.
+local function forbidden(refusal)
+  local text = tostring(refusal.err)
+  return find(text, 'access at least one of the keys', 1, true) or find(text, 'permissions to access a key', 1, true)
+end
+
+-- Returns ELSEWHERE or REFUSED where the refusal concerns this key alone, else nil.
+local function refused_alone(refusal)
+  return elsewhere(refusal) and ELSEWHERE or forbidden(refusal) and REFUSED or nil
+end
+
+-- Sets a fresh record, for a caller whose own attempt to do so was refused. Returns ELSEWHERE, REFUSED, or what a further
 -- attempt returns; a refusal that concerns more than the key is raised. The key is read first, because a replica refuses
 -- any write before it looks at the slot.
 local function set_refused(key, record, keep)
   local answer = redis.pcall('GETRANGE', key, '0', '0')
-  if refused(answer) and elsewhere(answer) then return ELSEWHERE end
+  local code = refused(answer) and refused_alone(answer)
+  if code then return code end
+  answer = redis.pcall('SET', key, record, 'NX', 'PX', keep)
+  if not (answer and answer.err) then return answer end
+  if forbidden(answer) then return REFUSED end -- the login may read the key and may not write it
   return redis.call('SET', key, record, 'NX', 'PX', keep)
 end
 
@@ -139,7 +156,8 @@ local function checked(record, states)
   return record
 end
 
--- Returns the record; false where the key is absent; nil and FOREIGN as `checked`; nil and TOO_LARGE or ELSEWHERE.
+-- Returns the record; false where the key is absent; nil and FOREIGN as `checked`; nil and TOO_LARGE, ELSEWHERE or
+-- REFUSED.
 -- Each script touches a key by this first, so whatever follows is not refused for the key's slot.
 local function read(key, states)
   local record = redis.pcall('GETRANGE', key, '0', ARGV[2]) -- one byte more than the limit, of a larger value
@@ -148,7 +166,8 @@ local function read(key, states)
     return nil, FOREIGN
   end
   if refused(record) then
-    if elsewhere(record) then return nil, ELSEWHERE end
+    local code = refused_alone(record)
+    if code then return nil, code end
     redis.call('GETRANGE', key, '0', '0') -- raises the refusal
   end
   if type(record) == 'string' and #record > tonumber(ARGV[2]) then return nil, TOO_LARGE end

@@ -9,7 +9,7 @@
 --          its change; '' where nothing is known), record
 -- returns  {now_us, code, former, ...}: a pair for each key, `former` the record that the key held before, or '':
 --          OK (adopted, no claim is lost), OUTRANKED (the new record is lost), OVERRULED (the former record is
---          lost), TOO_LARGE, ELSEWHERE, FOREIGN (also for a new record that fastdedup cannot have made)
+--          lost), TOO_LARGE, ELSEWHERE, REFUSED, FOREIGN (also for a new record that fastdedup cannot have made)
 
 local reply = { now_us }
 local DAY = 86400000000 -- us by which another host's clock may be ahead

@@ -83,7 +83,9 @@ local function contend(i, key, tail, terms)
   elseif record == nil then
     answer(i, fault, '')
   elseif terms.mode == 'claim' then
-    redis.call('SET', key, terms.head .. tail, 'PX', terms.keep)
+    local set = redis.pcall('SET', key, terms.head .. tail, 'PX', terms.keep)
+    if set.err then set = set_refused(key, terms.head .. tail, terms.keep) end
+    if type(set) == 'number' then answer(i, set, '') end
   else
     answer(i, UNKNOWN, '')
   end
@@ -93,7 +95,7 @@ end
 -- Write first, read only on conflict: a fresh key costs one command and one string. After a conflict, read first:
 -- duplicates come in crowds. Not SET with NX and GET, which Redis 7 has: it copies the present value, whatever its
 -- size; 300 MB take 2.5 s.
--- Not by redis.call: a key of another node must not fail its neighbours.
+-- Not by redis.call: a key of another node, or one that the login may not use, must not fail its neighbours.
 local KEYS, ARGV, pcall = KEYS, ARGV, redis.pcall
 local met = false
 
@@ -117,7 +119,7 @@ while i <= #KEYS do
       local set = pcall('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', keep)
       if set and set.err then
         set = set_refused(KEYS[k], head .. ARGV[a], keep)
-        if set == ELSEWHERE then answer(k, ELSEWHERE, '') end
+        if type(set) == 'number' then answer(k, set, '') end
       end
       if not set then met = contend(k, KEYS[k], ARGV[a], terms) end
     end

@@ -2,7 +2,7 @@
 --
 -- KEYS[i]  a record's key
 -- ARGV     after floor_us and limit, nothing
--- returns  {now_us, code, ...}: a code for each key: OK, ABSENT, FOREIGN, TOO_LARGE, ELSEWHERE
+-- returns  {now_us, code, ...}: a code for each key: OK, ABSENT, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
 local reply = { now_us }
 

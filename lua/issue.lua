@@ -2,7 +2,7 @@
 --
 -- KEYS[i]  a token's record key, made of its hash
 -- ARGV     after floor_us and limit, runs: count, ttl_ms; then a tail per key: shape, issuer and subject
--- returns  {now_us, i, code, ...}: a pair for each key that was not issued: FOREIGN, TOO_LARGE, ELSEWHERE
+-- returns  {now_us, i, code, ...}: a pair for each key that was not issued: FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
 local reply = { now_us }
 local fence, attempt = pack(fresh_fence, 7), pack(0, 2)
@@ -16,7 +16,10 @@ while i <= #KEYS do
   for k = i, last do
     local set = redis.pcall('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', ttl)
     if set and set.err then set = set_refused(KEYS[k], head .. ARGV[a], ttl) end
-    if not set or set == ELSEWHERE then
+    if type(set) == 'number' then
+      reply[#reply + 1] = k
+      reply[#reply + 1] = set
+    elseif not set then
       local record, fault = read(KEYS[k], CLAIMS)
       -- The same issuer issues again because its reply was lost. Any other value under 128 random bits is foreign.
       if not record or sub(record, 18) ~= ARGV[a] then

@@ -2,7 +2,7 @@
 --
 -- KEYS[i]  a record's key
 -- ARGV     after floor_us and limit, runs: count, lease_ms, keep_ms; then a proof (fence and owner) per key
--- returns  {now_us, i, code, ...}: a pair for each key that was not renewed: LOST, FOREIGN, TOO_LARGE, ELSEWHERE
+-- returns  {now_us, i, code, ...}: a pair for each key that was not renewed: LOST, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
 local reply = { now_us }
 

@@ -2,7 +2,7 @@
 --
 -- KEYS[i]  a record's key
 -- ARGV     after floor_us and limit, runs: count, state (S or F), keep_ms; then per key: proof (fence and owner), payload
--- returns  {now_us, i, code, ...}: a pair for each key that was not settled: LOST, FOREIGN, TOO_LARGE, ELSEWHERE
+-- returns  {now_us, i, code, ...}: a pair for each key that was not settled: LOST, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
 local reply = { now_us }
 

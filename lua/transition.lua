@@ -5,7 +5,7 @@
 --          initial, sources (the states that may move to `to`, each between line feeds),
 --          again ('1' where this call was sent before and got no reply, else '')
 -- returns  {now_us, code, version, state, ...}: a triple for each key:
---          OK (changed), ALREADY, ILLEGAL, STALE, FOREIGN, TOO_LARGE, ELSEWHERE, UNSURE (sent again, and the record
+--          OK (changed), ALREADY, ILLEGAL, STALE, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED, UNSURE (sent again, and the record
 --          does not tell whether this call moved the machine before: nothing was changed)
 
 local reply = { now_us }

@@ -21,7 +21,7 @@ from ..errors import DedupError, UnavailableError
 from ..events import Event, UndoOverflow
 from ..forking import InChild
 from ..protocol.keyspace import names_of
-from ..protocol.operations import ClaimOp, Op, ReadOp, ReleaseOp, Reply, Stored
+from ..protocol.operations import ClaimOp, Op, ReadOp, RefusedAlone, ReleaseOp, Reply, Stored
 from ..tasks import stop
 
 MAX_GIVEN_UP = 10_000
@@ -197,16 +197,19 @@ class UndoList:
             wire, owner = holding
             if isinstance(record, Stored) and is_held(record, owner, given_up.consumed):
                 held.append((holding, ReleaseOp(wire, owner, record.fence, consumed=given_up.consumed)))
-            elif isinstance(record, UnavailableError):
+            elif is_unanswered(record):
                 # To the end: where a store is made of parts, the others' turn must come.
                 self._given_up[holding] = self._given_up.pop(holding)
             else:
                 self._nothing_found(holding, given_up)
         answers = await self._ask([release for _, release in held])
         for (holding, _), answer in zip(held, answers, strict=True):
-            if not isinstance(answer, UnavailableError):
-                self._given_up.pop(holding, None)
-        return not any(isinstance(answer, UnavailableError) for answer in (*found, *answers))
+            given_up_then = self._given_up.pop(holding, None)
+            if given_up_then is not None and isinstance(answer, UnavailableError):
+                self._given_up[holding] = given_up_then  # to the end
+        return not any(is_unanswered(record) for record in found) and not any(
+            isinstance(answer, UnavailableError) for answer in answers
+        )
 
     def _nothing_found(self, holding: Holding, given_up: GivenUp) -> None:
         if given_up.again_at or self._closed:
@@ -228,6 +231,11 @@ class UndoList:
                 error if isinstance(error, UnavailableError) else UnavailableError("not asked")
             )
             return refused
+
+
+def is_unanswered(reply: object) -> bool:
+    """True where the store did not answer; False where it answers that this key alone is refused."""
+    return isinstance(reply, UnavailableError) and not isinstance(reply, RefusedAlone)
 
 
 def is_held(record: Stored, owner: bytes, consumed: bool) -> bool:

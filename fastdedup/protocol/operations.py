@@ -38,6 +38,7 @@ class Code(IntEnum):
     UNSURE = 17
     TOO_LARGE = 18
     ELSEWHERE = 19
+    REFUSED = 20
 
 
 class Verb(StrEnum):
@@ -357,6 +358,13 @@ def on_the_move(name: str) -> UnavailableError:
     return UnavailableError(f"{name}: the key's slot is being moved")
 
 
+class RefusedAlone(UnavailableError):
+    """The store answers, and will not touch this key: nothing was done, and the other keys are not concerned.
+
+    A reply, never raised by a store: so it does not count for the breaker, and no claim is given up.
+    """
+
+
 class Redirect:
     """An operation that did nothing here and must go on to another part of the store, `to`. No caller gets this."""
 
@@ -439,6 +447,7 @@ Reply = (
 )
 """A claim gets a Verdict or FOREIGN; a transition Moved; a read Stored, ABSENT or FOREIGN; an adoption Adopted;
 every other operation a Code. UNCONFIRMED means OK, but too few replicas confirmed the change. Any operation may
-get UnavailableError (it alone was refused), ResultTooLargeError (the result is over the store's own limit) or
-ForeignRecordError (the key's value is over the store's limit for a record; scripts say TOO_LARGE). A part of a
-store answers Redirect where the operation belongs to another part; scripts say ELSEWHERE."""
+get UnavailableError (it alone was refused; RefusedAlone where certainly nothing was done, scripts say REFUSED),
+ResultTooLargeError (the result is over the store's own limit) or ForeignRecordError (the key's value is over the
+store's limit for a record; scripts say TOO_LARGE). A part of a store answers Redirect where the operation belongs
+to another part; scripts say ELSEWHERE."""

@@ -313,6 +313,8 @@ async def test_what_was_answered_and_goes_out_again_is_marked(servers: Servers) 
     [
         (hiredis.ReplyError("NOSCRIPT No matching script."), True),
         (hiredis.ReplyError("MOVED 1 127.0.0.1:7001"), True),
+        (hiredis.ReplyError("NOPERM No permissions to access a key"), True),
+        (hiredis.ReplyError("NOPERM ACL failure in script: No permissions to access a key"), False),
         (hiredis.ReplyError("ERR user_script:7: attempt to index a nil value"), False),
         (ConnectionError("broken"), False),
     ],

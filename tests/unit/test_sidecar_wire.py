@@ -20,6 +20,7 @@ from fastdedup.protocol.operations import (
     Moved,
     Op,
     ReadOp,
+    RefusedAlone,
     ReleaseOp,
     RenewOp,
     SettleOp,
@@ -150,9 +151,12 @@ def test_answers_are_read_as_they_were_written() -> None:
 def test_refusals_are_one_instance_each_and_keep_what_they_say() -> None:
     reader = hiredis.Reader()
     refused = UnavailableError("no\nroom", retry_after=2.5)
-    reader.feed(encode([refused, refused, ResultTooLargeError("large")]))
-    first, second, third = read(reader.gets())
-    assert isinstance(first, UnavailableError)
+    alone = RefusedAlone("not this key", retry_after=0.5)
+    reader.feed(encode([refused, refused, ResultTooLargeError("large"), alone]))
+    first, second, third, last = read(reader.gets())
+    assert type(first) is UnavailableError
+    assert isinstance(last, RefusedAlone)
+    assert (str(last), last.retry_after) == ("not this key", 0.5)
     assert (str(first), first.retry_after) == ("no\nroom", 2.5)
     assert first is not second
     assert isinstance(third, ResultTooLargeError)

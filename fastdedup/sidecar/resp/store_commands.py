@@ -18,7 +18,19 @@ from ...codec import check_size
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
 from ...protocol.keyspace import check_wire, names_of
-from ...protocol.operations import AdoptOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Stored, Verb, Verdict
+from ...protocol.operations import (
+    AdoptOp,
+    Code,
+    Moved,
+    Op,
+    RefusedAlone,
+    ReleaseOp,
+    Reply,
+    SettleOp,
+    Stored,
+    Verb,
+    Verdict,
+)
 from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
 from ..counters import BOUNDS
@@ -149,7 +161,8 @@ class Place:
         try:
             reply = namespace.ask.answer(op, answer)
         except UnavailableError as refusal:
-            reply = UnavailableError(without_addresses(refusal), retry_after=refusal.retry_after)
+            kind = RefusedAlone if isinstance(answer, RefusedAlone) else UnavailableError
+            reply = kind(without_addresses(refusal), retry_after=refusal.retry_after)
         except (ResultTooLargeError, ForeignRecordError) as refusal:
             reply = refusal
         except Exception as other:  # noqa: BLE001 -- whatever it is, the client is told

@@ -34,7 +34,7 @@ _NEEDED = (
     "EVALSHA, EVAL, GETRANGE, SET, SETRANGE, PEXPIRE, PTTL, DEL, TIME and PUBLISH on its keys, "
     "CLIENT and SELECT"
 )
-_FORBIDDEN = f"the Redis user may not do this: it needs {_NEEDED}"
+FORBIDDEN = f"the Redis user may not do this: it needs {_NEEDED}"
 _NO_PASSWORD_SET = "Redis has no password for this user: remove the one in the URL, or set it in Redis"
 _WANTS_PASSWORD = "Redis wants a password: put it into the URL, redis://:password@host, or give credentials"
 _WRONG_LOGIN = "Redis refused the user or password: check those in the URL, or those that credentials returns"
@@ -47,9 +47,9 @@ _LOGIN_PREFIXES = {
     "Authentication required": _WANTS_PASSWORD,
     "AUTH <password> called without any password": _NO_PASSWORD_SET,
     "Client sent AUTH, but no password is set": _NO_PASSWORD_SET,
-    "NOPERM": _FORBIDDEN,
-    "The user executing the script can't": _FORBIDDEN,
-    "ACL failure in script": _FORBIDDEN,
+    "NOPERM": FORBIDDEN,
+    "The user executing the script can't": FORBIDDEN,
+    "ACL failure in script": FORBIDDEN,
     "DENIED": "Redis runs in protected mode: give it a password, or the address to listen on (bind)",
 }
 

@@ -25,12 +25,14 @@ from ...protocol.operations import (
     ClaimOp,
     Code,
     Op,
+    RefusedAlone,
     Reply,
     Terms,
     Verb,
     Verdict,
 )
 from ..base import RECORD_HEAD
+from .errors import FORBIDDEN
 from .records import MAX_FENCE, verdict
 
 Args = list[str | bytes | int]
@@ -38,7 +40,8 @@ MAX_RECORD = 256 * 1024 + RECORD_HEAD
 """Bytes of the largest record by default: a result of 256 KiB and the bytes before it."""
 _ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _TOO_LARGE = Code.TOO_LARGE.value
-ONLY_CODES = (_TOO_LARGE, Code.ELSEWHERE.value)
+_REFUSED = Code.REFUSED.value
+ONLY_CODES = (_TOO_LARGE, Code.ELSEWHERE.value, _REFUSED)
 """Answers of any script that come without a record."""
 _FAR_US = 86_400_000_000
 """Microseconds by which a fence may be ahead of its server's clock: no real time is further ahead."""
@@ -259,7 +262,9 @@ def ceil_ms(now_us: int) -> int:
 
 
 def answer_of(op: Op, code: int) -> Reply:
-    """Return a script's code as the reply to the operation: TOO_LARGE becomes ForeignRecordError."""
+    """Return a script's code as the reply to the operation; TOO_LARGE and REFUSED become errors."""
+    if code == _REFUSED:
+        return RefusedAlone(FORBIDDEN)
     return too_large(key_of(op)) if code == _TOO_LARGE else Code(code)
 
 

@@ -294,7 +294,18 @@ def starts(answer: Any, prefix: str) -> bool:
 
 def is_untouched(answer: Exception) -> bool:
     """True for an error of a server that has not begun to run the script."""
-    return any(starts(answer, prefix) for prefix in _UNTOUCHED)
+    return any(starts(answer, prefix) for prefix in _UNTOUCHED) or _forbids_call(answer)
+
+
+def _forbids_call(answer: Any) -> bool:
+    """True where the ACL refused the call itself; a command inside a script is refused in other words."""
+    text = str(answer) if type(answer) is hiredis.ReplyError else ""
+    return text.startswith("NOPERM ") and "script" not in text
+
+
+def refuses_keys(answer: Any) -> bool:
+    """True where the ACL refused a whole call for one of the keys that it declares; other keys may be allowed."""
+    return _forbids_call(answer) and "permissions to access" in str(answer) and "key" in str(answer)
 
 
 def marked_short(replies: Sequence[Reply | None]) -> list[Any]:

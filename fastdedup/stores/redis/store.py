@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import DedupError
 from ...events import Event, PrimaryRestarted
-from ...protocol.operations import Op, Reply, Verb
+from ...protocol.operations import Op, RefusedAlone, Reply, Verb, mark_unsure
 from ..base import Credentials
 from .connection import RedisConnection
 from .errors import translate
@@ -26,7 +26,7 @@ from .reconnect import (
 )
 from .scripts import CallHead
 from .sentinel import SentinelTarget
-from .server import RedisServer, ScriptCall, starts
+from .server import RedisServer, ScriptCall, refuses_keys, starts
 from .url import Address, ServerURL, Target
 
 _REDIRECTIONS = ("MOVED", "ASK", "CROSSSLOT")
@@ -116,13 +116,35 @@ class RedisStore:
         await self._reconnector.aclose()
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
-        """Send one EVALSHA for the whole batch, and send it once more when the connection breaks."""
+        """Send one EVALSHA for the whole batch, and send it once more when the connection breaks.
+
+        Where the server refuses the batch for the keys in it, each operation goes in a call of its own.
+        """
         call = ScriptCall(ops)
         await self._server.deliver(verb, [call])
+        if refuses_keys(call.answer):
+            return await self._one_by_one(verb, ops)
         assert call.answer is not None
         if isinstance(call.answer, Exception):
             raise self._fault(call.answer) from None
         return call.answer
+
+    async def _one_by_one(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Send a call for each operation, all in one write: only the keys that the login may not use are refused."""
+        calls = [ScriptCall([op]) for op in ops]
+        await self._server.deliver(verb, calls)
+        replies: list[Reply] = []
+        for call in calls:
+            answer = call.answer
+            assert answer is not None
+            if refuses_keys(answer):
+                replies.append(RefusedAlone(*self._fault(answer).args))
+            elif isinstance(answer, Exception):
+                mark_unsure(ops)  # also those that were answered
+                raise self._fault(answer) from None
+            else:
+                replies += answer
+        return replies
 
     def abandon(self) -> None:
         """Drop the connection: every reply after a late reply is late as well."""

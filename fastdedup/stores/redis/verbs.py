@@ -170,11 +170,13 @@ class AdoptScript:
         """Read a pair for each operation."""
         now_ms = ceil_ms(reply[0])
         pairs = zip(reply[1::2], reply[2::2], strict=True)
-        return [self._one(code, former, now_ms) for code, former in pairs]
+        return [self._one(op, code, former, now_ms) for op, (code, former) in zip(ops, pairs, strict=True)]
 
-    def _one(self, code: int, former: bytes, now_ms: int) -> Reply:
+    def _one(self, op: AdoptOp, code: int, former: bytes, now_ms: int) -> Reply:
         if code == Code.ELSEWHERE:
             return Code.ELSEWHERE
+        if code == Code.REFUSED:
+            return answer_of(op, code)
         if code in (_FOREIGN, _TOO_LARGE):
             return Adopted(Code.FOREIGN, b"", 0)  # reported in an event: no caller waits for this answer
         stored = read_record(former, now_ms)

@@ -16,7 +16,7 @@ from typing import Any
 
 from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...model import Outcome
-from ...protocol.operations import Adopted, Code, Moved, Reply, Stored, Verdict
+from ...protocol.operations import Adopted, Code, Moved, RefusedAlone, Reply, Stored, Verdict
 
 PROTOCOL = 2
 """The number that the client sends in `FD.STORE`; a sidecar of another protocol refuses it."""
@@ -30,7 +30,7 @@ _DEGRADED, _SHORT, _STALE, _TOKEN, _SETTLED = 1, 2, 4, 8, 16
 _OUTCOMES = tuple(Outcome)
 _NUMBERS = {outcome: number for number, outcome in enumerate(_OUTCOMES)}
 _CODES = {code.value: code for code in Code}
-_VERDICT, _CODE, _MOVED, _STORED, _ADOPTED, _UNAVAILABLE, _TOO_LARGE, _UNSURE, _FOREIGN = range(9)
+_VERDICT, _CODE, _MOVED, _STORED, _ADOPTED, _UNAVAILABLE, _TOO_LARGE, _UNSURE, _FOREIGN, _ALONE = range(10)
 
 
 class Unsure:
@@ -99,6 +99,10 @@ def _encode_unavailable(error: UnavailableError) -> tuple[int, bytes]:
     return 4, b":5\r\n:%d\r\n%b" % (round(error.retry_after * 1000), _text(error))
 
 
+def _encode_alone(error: RefusedAlone) -> tuple[int, bytes]:
+    return 4, b":9\r\n:%d\r\n%b" % (round(error.retry_after * 1000), _text(error))
+
+
 def _encode_too_large(error: ResultTooLargeError) -> tuple[int, bytes]:
     return 3, b":6\r\n%b" % _text(error)
 
@@ -122,6 +126,7 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, bytes]]] = {
     Stored: _encode_stored,
     Adopted: _encode_adopted,
     UnavailableError: _encode_unavailable,
+    RefusedAlone: _encode_alone,
     ResultTooLargeError: _encode_too_large,
     ForeignRecordError: _encode_foreign,
     Unsure: lambda _: (2, b":7\r\n"),
@@ -140,7 +145,7 @@ def read(reply: list[Any]) -> list[Reply]:
         size, make = _READERS[kind]
         fields = reply[at + 2 : at + 2 + size]
         # An error that is raised collects a traceback, so each operation gets an instance of its own.
-        shared = kind not in (_UNAVAILABLE, _TOO_LARGE, _FOREIGN)
+        shared = kind not in (_UNAVAILABLE, _TOO_LARGE, _FOREIGN, _ALONE)
         answers += [make(fields)] * count if shared else [make(fields) for _ in range(count)]
         at += 2 + size
     return answers
@@ -197,6 +202,10 @@ def _read_unavailable(fields: list[Any]) -> UnavailableError:
     return UnavailableError(fields[1].decode(), retry_after=fields[0] / 1000)
 
 
+def _read_alone(fields: list[Any]) -> RefusedAlone:
+    return RefusedAlone(fields[1].decode(), retry_after=fields[0] / 1000)
+
+
 def _read_too_large(fields: list[Any]) -> ResultTooLargeError:
     return ResultTooLargeError(fields[0].decode())
 
@@ -215,4 +224,5 @@ _READERS: dict[int, tuple[int, Callable[[list[Any]], Reply]]] = {
     _TOO_LARGE: (1, _read_too_large),
     _FOREIGN: (1, _read_foreign),
     _UNSURE: (0, lambda _: UNSURE),
+    _ALONE: (2, _read_alone),
 }

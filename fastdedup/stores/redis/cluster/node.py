@@ -18,13 +18,23 @@ import hiredis
 
 from ....errors import DedupError, UnavailableError
 from ....events import BatchedBySlot, Event, PrimaryRestarted
-from ....protocol.operations import ClaimOp, Code, Op, ReadOp, Redirect, Reply, Verb, mark_unsure
+from ....protocol.operations import (
+    ClaimOp,
+    Code,
+    Op,
+    ReadOp,
+    Redirect,
+    RefusedAlone,
+    Reply,
+    Verb,
+    mark_unsure,
+)
 from ...base import Done
 from ..connection import RedisConnection
 from ..errors import CLUSTER_IS_DOWN, LoginRefusedError, translate
 from ..reconnect import OnPush, Reconnector, check_version, dial, server_time
 from ..scripts import CallHead
-from ..server import RedisServer, marked_short, starts
+from ..server import RedisServer, marked_short, refuses_keys, starts
 from ..url import ServerURL
 from ..verbs import load_scripts
 from .calls import PlacedCall, by_slot, whole
@@ -223,6 +233,8 @@ class Node:
             if starts(answer, "TRYAGAIN") and len(call.ops) > 1:
                 # Some of its keys have moved to the next node, some not.
                 return [Redirect(self.singly) for _ in call.ops]
+            if refuses_keys(answer):
+                return self._forbidden(call, answer)
         ask_around = type(answer) is not hiredis.ReplyError or any(starts(answer, one) for one in _ASK_AROUND)
         fault = self._fault(answer)
         if ask_around or str(fault).endswith(CLUSTER_IS_DOWN):
@@ -231,6 +243,12 @@ class Node:
             raise fault
         # An instance for each: a shared exception would collect the tracebacks of all its raisers.
         return [UnavailableError(*fault.args) for _ in call.ops]
+
+    def _forbidden(self, call: PlacedCall, answer: Exception) -> list[Reply]:
+        """Return the replies of a call with a key that the login may not use: only that key must be refused."""
+        if len(call.ops) > 1:
+            return [Redirect(self.singly) for _ in call.ops]
+        return [RefusedAlone(*self._fault(answer).args)]
 
     def _way(self, to: Redirection, keys: int) -> Node | SinglyPart:
         """Return the part to which a redirection of a call leads."""
@@ -375,8 +393,8 @@ def useful(replies: Sequence[Reply]) -> Sequence[Reply]:
     """Return the replies of a batch.
 
     Raises:
-        UnavailableError: that is what every operation got.
+        UnavailableError: that is what every operation got, and for more than its key.
     """
-    if all(isinstance(reply, UnavailableError) for reply in replies):
+    if all(type(reply) is UnavailableError for reply in replies):
         raise cast(UnavailableError, replies[0])
     return replies

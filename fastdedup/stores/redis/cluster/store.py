@@ -148,7 +148,7 @@ class ClusterStore:
             todo = redirected(replies)
         for place in chain.from_iterable(todo.values()):
             replies[place] = on_the_move(self.name)
-        if all(isinstance(reply, UnavailableError) for reply in replies):
+        if all(type(reply) is UnavailableError for reply in replies):
             raise replies[0]  # type: ignore[misc] # every reply is an UnavailableError
         return replies
 

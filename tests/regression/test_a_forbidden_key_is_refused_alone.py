@@ -1,0 +1,152 @@
+"""A key that the ACL keeps from the login failed its neighbours, opened the breaker and blocked all undoing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fastdedup import BreakerState, Claim, Dedup, UnavailableError
+from fastdedup.protocol.operations import ClaimOp, Mode, RefusedAlone, Verb, terms
+
+from ..servers import RedisServer
+from ..sidecars import Sidecar
+from ..topologies import ClusterGroup, refuse_undeclared_keys
+from .test_poisoned_records import HELD, MAKE, OWNER, fine
+
+WaitUntil = Callable[..., Any]
+MINUTE = 60_000
+RULES = ["on", ">pw", "resetkeys", "~t:=ok*", "~t:~*", "~fastdedup:*", "%R~t:=ro*", "&*", "+@all"]
+"""The login may use keys that begin with ok, may read those that begin with ro, and no others."""
+
+
+def as_app(url: str) -> str:
+    return url.replace("://", "://app:pw@")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    server = RedisServer().start()
+    try:
+        with server.client() as raw:
+            raw.execute_command("ACL", "SETUSER", "app", *RULES)
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[ClusterGroup]:
+    group = ClusterGroup(replicas=0)
+    try:
+        group.start()
+        for member in group.members:
+            member.ask("ACL", "SETUSER", "app", *RULES)
+        yield group
+    finally:
+        group.stop()
+
+
+@pytest.fixture(params=["single", "whole", "by slot"])
+def url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A single Redis, and both ways in which batches go to the nodes of a Cluster; emptied after the test."""
+    if request.param == "by slot":
+        refuse_undeclared_keys(monkeypatch)
+    if request.param == "single":
+        server = request.getfixturevalue("server")
+        yield server.url
+        with server.client() as raw:
+            raw.flushdb()
+    else:
+        group = request.getfixturevalue("group")
+        yield group.url
+        for member in group.members:
+            member.ask("FLUSHALL")
+
+
+@pytest.mark.parametrize("bad", ["bad", "ro"])
+async def test_neighbours_of_a_forbidden_key_are_answered(url: str, bad: str) -> None:
+    """Keys of one slot, too: those with a tag. `ro`: the login may read it, and not write it."""
+    names = [f"ok{number}" for number in range(6)] + [f"ok{{tag}}{number}" for number in range(6)]
+    forbidden = [bad, bad + "{tag}"]
+    async with Dedup(as_app(url), namespace="t", timeout=5.0) as dedup:
+        asked = [*names[:3], forbidden[0], *names[3:9], forbidden[1], *names[9:]]
+        answers = dict(
+            zip(
+                asked,
+                await asyncio.gather(*(dedup.claim(key) for key in asked), return_exceptions=True),
+                strict=True,
+            )
+        )
+        refused = [answers.pop(key) for key in forbidden]
+        for answer in refused:
+            assert isinstance(answer, UnavailableError)
+            assert "the Redis user may not do this" in str(answer)
+            assert "pw" not in str(answer)
+            assert bad not in str(answer).split(": ", 1)[-1]
+        assert all(isinstance(claim, Claim) and claim.acquired for claim in answers.values())
+        assert len(dedup._namespace.connection.undo) == 0
+
+
+async def test_forbidden_keys_do_not_open_the_breaker(url: str) -> None:
+    async with Dedup(as_app(url), namespace="t", timeout=5.0) as dedup:
+        for number in range(12):
+            with pytest.raises(UnavailableError, match="the Redis user may not do this"):
+                await dedup.claim(f"bad{number}")
+            assert dedup.breaker is BreakerState.CLOSED
+        assert len(dedup._namespace.connection.undo) == 0
+        assert (await dedup.claim("ok")).acquired
+
+
+@pytest.mark.parametrize("name", MAKE)
+async def test_every_verb_refuses_a_forbidden_key_alone(url: str, name: str) -> None:
+    async with Dedup(as_app(url), namespace="t", timeout=5.0) as dedup:
+        store = dedup._namespace.connection.store
+        healthy = [b"t:=ok-%d" % number for number in range(4)] + [b"t:=ok{bad}"]
+        if name in HELD:
+            held = terms(Mode.CLAIM, MINUTE, MINUTE, False)
+            await store.execute(Verb.CLAIM, [ClaimOp(wire, held, OWNER, None) for wire in healthy])
+        ops = [MAKE[name](wire) for wire in (*healthy[:2], b"t:=bad", *healthy[2:])]
+        replies = list(await store.execute(ops[0].verb, ops))
+        assert isinstance(replies.pop(2), RefusedAlone)
+        assert all(fine(name, reply) for reply in replies)
+
+
+async def test_undoing_goes_on_beside_a_forbidden_key(server: RedisServer, wait_until: WaitUntil) -> None:
+    async with (
+        Dedup(as_app(server.url), namespace="t", timeout=0.2) as dedup,
+        Dedup(server.url, namespace="t", timeout=5.0) as other,
+    ):
+        await dedup.claim("ok-first")
+        with server.frozen():
+            for key in ("ok-given-up", "bad-given-up"):
+                with pytest.raises(UnavailableError):
+                    await dedup.claim(key, lease=60)
+        undo = dedup._namespace.connection.undo
+        assert len(undo) == 2
+
+        async def acquired() -> Claim | None:
+            claim = await other.claim("ok-given-up", lease=60)
+            return claim if claim.acquired else None
+
+        await wait_until(acquired, description="another caller acquires it", deadline=5.0)
+        await wait_until(lambda: len(undo) == 0, description="nothing is left to undo", deadline=5.0)
+
+
+async def test_a_sidecars_client_gives_no_forbidden_key_up(server: RedisServer) -> None:
+    """The sidecar tells its client that nothing was done."""
+    sidecar = Sidecar(as_app(server.url))
+    try:
+        sidecar.start()
+        async with Dedup(sidecar.url, namespace="t", timeout=5.0) as dedup:
+            bad, fine_one = await asyncio.gather(
+                dedup.claim("bad"), dedup.claim("ok-of-a-client"), return_exceptions=True
+            )
+            assert isinstance(bad, UnavailableError)
+            assert isinstance(fine_one, Claim)
+            assert fine_one.acquired
+            assert len(dedup._namespace.connection.undo) == 0
+    finally:
+        sidecar.stop()
