@@ -123,16 +123,18 @@ class RedisStore:
         call = ScriptCall(ops)
         await self._server.deliver(verb, [call])
         if refuses_keys(call.answer):
-            return await self._one_by_one(verb, ops)
+            return await self._one_by_one(verb, call)
         assert call.answer is not None
         if isinstance(call.answer, Exception):
             raise self._fault(call.answer) from None
         return call.answer
 
-    async def _one_by_one(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+    async def _one_by_one(self, verb: Verb, refused: ScriptCall) -> Sequence[Reply]:
         """Send a call for each operation, all in one write: only the keys that the login may not use are refused."""
-        calls = [ScriptCall([op]) for op in ops]
-        await self._server.deliver(verb, calls)
+        ops, calls = refused.ops, [refused]
+        if len(ops) > 1:
+            calls = [ScriptCall([op]) for op in ops]
+            await self._server.deliver(verb, calls)
         replies: list[Reply] = []
         for call in calls:
             answer = call.answer
