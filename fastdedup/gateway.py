@@ -8,7 +8,6 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
-from . import codec as codecs
 from .checks import Seconds, check_seconds, named
 from .claim import Claim
 from .claims.call import ClaimCall, KnownCall
@@ -16,7 +15,7 @@ from .claims.many import ClaimList, ListedClaim
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
 from .engine.engine import OnBatch
-from .errors import ConfigError, InvalidKeyError, UsageError, foreign
+from .errors import ConfigError, InvalidKeyError, UsageError
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
@@ -26,25 +25,16 @@ from .gate.settings import Settings
 from .keys import digest
 from .lock import LockCall
 from .machine import StateMachine, Transitions
-from .model import Batching, BreakerState, Record, State
+from .model import Batching, BreakerState, Record
 from .once import FewArguments, once
 from .protocol.keyspace import READABLE_BYTES
-from .protocol.operations import Code, ForgetOp, Mode, ReadOp, Stored
-from .protocol.owners import draw_owner, owner_field, owner_text
+from .protocol.operations import Code, ForgetOp, Mode, ReadOp
+from .protocol.owners import draw_owner, owner_field
 from .stores.base import Credentials, Store
 from .tokens import Tokens
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_STATES = {
-    "I": State.ISSUED,
-    "P": State.PROCESSING,
-    "W": State.PROCESSING,
-    "R": State.RELEASED,
-    "S": State.SUCCEEDED,
-    "F": State.FAILED,
-}
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -474,9 +464,7 @@ class Dedup:
         reply = await self._namespace.ask.run(ReadOp(self._namespace.claims.wire(key)))
         if reply == Code.ABSENT:
             return None
-        if not isinstance(reply, Stored) or reply.state not in _STATES:
-            raise foreign(key)
-        return self._record(key, reply)
+        return self._namespace.record(key, reply)
 
     async def forget(self, key: str) -> bool:
         """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
@@ -485,19 +473,3 @@ class Dedup:
             return await self._namespace.ask.run(ForgetOp(wire)) == Code.OK
         finally:
             self._namespace.recent.pop(key, None)  # also where the answer is lost: it may have taken effect
-
-    def _record(self, key: str, stored: Stored) -> Record:
-        state = _STATES[stored.state]
-        value = codecs.decode(self._namespace.settings.codec, stored.payload, key)
-        return Record(
-            key=key,
-            state=state,
-            owner=owner_text(stored.owner),
-            fence=stored.fence,
-            attempt=stored.attempt,
-            lease=stored.left_ms / 1000 if state is State.PROCESSING else None,
-            ttl=stored.ttl_ms / 1000,
-            fingerprint=stored.fingerprint,
-            result=value if state is State.SUCCEEDED else None,
-            error=value if state is State.FAILED else None,
-        )

@@ -22,7 +22,8 @@ async def test_a_warm_claim_passes_eleven_files(redis_url: str) -> None:
     async with Dedup(redis_url) as dedup:
         for number in range(5):
             await dedup.claim(f"warm {number}")
-        entries = await entries_of_a_claim(dedup)
+        # The shortest of five: every 20 ms a claim also notes the server's clock.
+        entries = min([await entries_of_a_claim(dedup, f"claim {number}") for number in range(5)], key=len)
     way = "\n".join(f"{file} {function}" for file, function in entries)
     if is_compiled():
         return  # compiled functions are not seen
@@ -30,7 +31,7 @@ async def test_a_warm_claim_passes_eleven_files(redis_url: str) -> None:
     assert len(entries) <= MOST_ENTRIES, way
 
 
-async def entries_of_a_claim(dedup: Dedup) -> list[tuple[str, str]]:
+async def entries_of_a_claim(dedup: Dedup, key: str) -> list[tuple[str, str]]:
     entries: list[tuple[str, str]] = []
 
     def on_entry(frame: FrameType, event: str, _: Any) -> None:
@@ -41,7 +42,7 @@ async def entries_of_a_claim(dedup: Dedup) -> list[tuple[str, str]]:
     await asyncio.sleep(0)
     sys.setprofile(on_entry)
     try:
-        claim = await dedup.claim("the claim")
+        claim = await dedup.claim(key)
     finally:
         sys.setprofile(None)
     assert claim.acquired

@@ -15,6 +15,24 @@ def wrong_loop() -> UsageError:
     )
 
 
+def closed() -> UsageError:
+    """Return the error for a call of a gate that was closed."""
+    return UsageError("this Dedup is closed; open a new one")
+
+
+def too_late(timeout: float) -> UnavailableError:
+    """Return the error for an operation that was sent and got no answer in time."""
+    return UnavailableError(f"the store gave no answer within {timeout:g} s")
+
+
+def too_many(pending: int) -> UnavailableError:
+    """Return the error for an operation beyond `max_pending`."""
+    return UnavailableError(
+        f"{pending} operations are pending, which is the limit (max_pending): the store is too slow "
+        "for this load; send less, or raise max_pending"
+    )
+
+
 def is_first_hand(op: ClaimOp, reply: Verdict) -> bool:
     """True where this call acquired the key, also where its first reply was lost; else its owner held it before.
 
@@ -34,6 +52,20 @@ def behind(reply: Reply) -> Reply:
             Outcome.IN_PROGRESS, fence=reply.fence, attempt=reply.attempt, left_ms=reply.left_ms, fresh=False
         )
     return reply
+
+
+def heir(op: ClaimOp) -> ClaimOp | None:
+    """Take a claim's followers; return the first whose caller still waits, which the others follow from now on."""
+    followers, op.followers = op.followers or [], None
+    living = [follower for follower in followers if not follower.future.done()]
+    if not living:
+        return None
+    leader, rest = living[0], living[1:]
+    if leader.followers is not None:
+        leader.followers = rest
+    elif rest:
+        leader.followers, leader.witness = rest, None
+    return leader
 
 
 def copy_of(error: BaseException) -> BaseException:

@@ -16,28 +16,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from threading import get_ident
-from time import monotonic
 from typing import Any, NoReturn, cast
 
-from ..errors import ConfigError, UnavailableError, UsageError
+from ..errors import ConfigError, UnavailableError
 from ..forking import InChild
-from ..model import BreakerState, Outcome
-from ..protocol.operations import ClaimOp, Op, Redirect, ReleaseOp, Reply, Verb, Verdict
+from ..model import BreakerState
+from ..protocol.operations import ClaimOp, Op, Redirect, Reply, Verb, Verdict
 from ..stores.base import DirectStore, Store, TimedStore
-from .answers import behind, copy_of, is_first_hand, wrong_loop
-from .clock import ClockBound
+from .answers import behind, closed, copy_of, heir, too_late, too_many, wrong_loop
+from .clock import NOTE_EVERY, ClockBound
 from .deadline import BLOCKED, GRACE, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
-from .queue import MIN_BATCH, OperationQueue
+from .queue import MIN_BATCH, Batch, OperationQueue, give_up
+from .unwanted import OnGivenUp, Unwanted
 
-_NOTE_EVERY = 0.02
-"""Seconds after which a batch tells anew about the server's clock: meanwhile that may drift."""
 _OPEN = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
 _CLAIM = Verb.CLAIM
 OnBatch = Callable[[int], None]
-OnGivenUp = Callable[[ClaimOp], None]
-"""Called with each claim that was sent and got no reply: its record may hold the key although no caller knows."""
 HandOver = Callable[["Engine", Op, Any], None]
 """Called with an engine, an operation that has left it, and the part of the store that it must go on to."""
 
@@ -85,7 +81,7 @@ class Engine:
         self._max_pending = max_pending
         self._on_breaker = on_breaker
         self._on_batch = on_batch
-        self._on_given_up = on_given_up
+        self._unwanted = Unwanted(self._enqueue, on_given_up)
         self._on_named = on_named
         self._health = StoreHealth(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
         # Mutable: how many operations may be pending; 0 once closed and while the breaker is open, so that one
@@ -217,7 +213,7 @@ class Engine:
         """Release a claim whose caller was cancelled after the answer had arrived."""
         future = op.future
         if future.done() and not future.cancelled() and future.exception() is None:
-            self._release_unwanted(op, future.result())
+            self._unwanted.release(op, future.result(), self.named)
 
     async def drain(self) -> None:
         """Refuse new operations and wait until the accepted operations are answered, for `timeout` at most."""
@@ -238,10 +234,11 @@ class Engine:
     def _leave_to_parent(self) -> None:
         """Refuse every operation in a forked child: the operations here belong to the parent."""
         self._room = self._thread_id = 0
+        self._unwanted.leave_to_parent()
 
     def _refuse(self) -> NoReturn:
         if self._closed:
-            raise UsageError("this Dedup is closed; open a new one")
+            raise closed()
         if get_ident() != self._thread_id:
             raise wrong_loop()
         raise self._refusal()
@@ -249,10 +246,7 @@ class Engine:
     def _refusal(self) -> UnavailableError:
         if self._health.state is _OPEN:
             return self._health.error()
-        return UnavailableError(
-            f"{self._pending} operations are pending, which is the limit (max_pending): the store is too slow "
-            "for this load; send less, or raise max_pending"
-        )
+        return too_many(self._pending)
 
     def _enqueue(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
         taker: asyncio.Future[Reply] = self._loop.create_future() if future is None else future
@@ -285,9 +279,7 @@ class Engine:
             self._flushing = False
             now = self._loop.time()
             if now - self._now > BLOCKED:
-                earliest = (
-                    now + GRACE
-                )  # the loop was blocked: operations from before the block are sent only now
+                earliest = now + GRACE  # the loop was blocked: what came before that is sent only now
         queue, claims = self._queue, self._claims
         while (claims or queue.others) and (free := self._max_in_flight - len(self._batches)) > 0:
             ops = queue.next_batch(free) if queue.others else queue.take_claims(free)
@@ -307,16 +299,10 @@ class Engine:
         self._promote(op)
 
     def _promote(self, op: ClaimOp) -> None:
-        followers, op.followers = op.followers or [], None
-        self._pending -= len(followers)
-        living = [follower for follower in followers if not follower.future.done()]
-        if living:
-            leader, rest = living[0], living[1:]
-            if leader.followers is not None:
-                leader.followers = rest
-            elif rest:
-                leader.followers, leader.witness = rest, None
-            self._pending += len(rest)
+        self._pending -= len(op.followers or ())
+        leader = heir(op)
+        if leader is not None:
+            self._pending += len(leader.followers or ())
             self._leaders[leader.wire] = leader
             self._put(leader)
 
@@ -327,7 +313,8 @@ class Engine:
         if self._on_batch is not None:
             self._on_batch(len(batch.ops))
         if self._clock is not None and (self.named.counts or self._now >= self._note_from):
-            self._note_clock(batch, self._clock)
+            self._note_from = self._now + NOTE_EVERY
+            batch.sent_at = self._clock.sent(batch.ops)
         try:
             begun = self._direct is not None and self._direct.begin(
                 batch.verb, batch.ops, partial(self._begun, batch)
@@ -337,24 +324,11 @@ class Engine:
         if not begun:
             self._run_as_task(batch)
 
-    def _note_clock(self, batch: Batch, clock: ClockBound) -> None:
-        """Note what the server's clock has not passed yet: see `is_first_hand`."""
-        self._note_from = self._now + _NOTE_EVERY
-        batch.sent_at = monotonic()
-        self._raise_floors(batch, clock.floor_us(batch.sent_at))
-
-    def _raise_floors(self, batch: Batch, floor_us: float) -> None:
-        for op in batch.ops:
-            if op.verb is _CLAIM:
-                claim = cast(ClaimOp, op)
-                if claim.named and not self._was_elsewhere(claim):
-                    claim.floor_us = max(floor_us, getattr(claim, "floor_us", 0.0))
-
     def _begun(self, batch: Batch, replies: Sequence[Reply] | None) -> None:
         if replies is not None:
             self._end(batch, replies)
         elif batch.expired:
-            self._end(batch, self._too_late())
+            self._end(batch, too_late(self._timeout))
         else:
             # Sends the same operations again by `execute`. This is safe, because each names its owner.
             self._run_as_task(batch)
@@ -369,7 +343,7 @@ class Engine:
 
     def _ran(self, batch: Batch, task: asyncio.Task[Sequence[Reply]]) -> None:
         if task.cancelled():
-            self._end(batch, self._too_late())
+            self._end(batch, too_late(self._timeout))
         else:
             self._end(batch, task.exception() or task.result())
 
@@ -385,8 +359,7 @@ class Engine:
         else:
             self._pending -= len(ops)
             if batch.sent_at and self._clock is not None:
-                self._clock.answered(batch.sent_at)
-                self._raise_floors(batch, self._clock.latest_us(batch.sent_at))  # the clock may have jumped
+                self._clock.answered(ops, batch.sent_at)
             if batch.verb is _CLAIM:
                 self._deliver_claims(cast("Sequence[ClaimOp]", ops), outcome)
             else:
@@ -451,7 +424,7 @@ class Engine:
             if op.followers is not None and op.witness is not None:  # see `Op.witness`
                 reply = op.witness(op, reply)
             op.take(reply)
-        elif self._release_unwanted(op, reply):
+        elif self._unwanted.release(op, reply, self.named):
             # The release overtakes the followers, so one of them may become the owner.
             self._promote(op)
         followers, op.followers = op.followers, None
@@ -466,26 +439,6 @@ class Engine:
     def _forget_claim(self, op: ClaimOp) -> None:
         if self._leaders.get(op.wire) is op:
             del self._leaders[op.wire]
-
-    def _release_unwanted(self, op: ClaimOp, reply: Reply) -> bool:
-        """Release a claim that was acquired after its caller was cancelled; a consumed token is issued again.
-
-        Returns False, and releases nothing, where the same named owner holds the key by an earlier claim or has
-        another claim for it under way.
-        """
-        if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
-            return False
-        if op.named and (self.named.others(op) > 0 or not is_first_hand(op, reply)):
-            return False
-        release = ReleaseOp(op.wire, op.owner, reply.fence, consumed=op.terms.consumes)
-        self._enqueue(release).add_done_callback(partial(self._released, op))
-        return True
-
-    def _released(self, op: ClaimOp, future: asyncio.Future[Reply]) -> None:
-        """Take note that the release of an unwanted claim has ended; without an answer the claim is given up."""
-        unanswered = future.cancelled() or isinstance(future.exception(), UnavailableError)
-        if unanswered and self._on_given_up is not None and self._thread_id:
-            self._on_given_up(op)
 
     def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
         if op.verb is _CLAIM:
@@ -507,11 +460,8 @@ class Engine:
 
         A part that did nothing when it sent the claim on may have executed it before, and the reply was lost.
         """
-        if (sent or self._was_elsewhere(op)) and self._on_given_up is not None and self._thread_id:
-            self._on_given_up(op)
-
-    def _was_elsewhere(self, op: ClaimOp) -> bool:
-        return self.hand_over is not None and op.hops > 0
+        if sent or (self.hand_over is not None and op.hops > 0):
+            self._unwanted.give_up(op)
 
     # What has come due: see `deadline.py`
 
@@ -529,21 +479,8 @@ class Engine:
         for op in self._queue.overdue(before - self._timeout):
             self._pending -= 1
             self._fail(op, UnavailableError(f"the store was busy for {self._timeout:g} s"), sent=False)
-        self._give_up([batch for batch in self._batches if batch.deadline <= before])
+        give_up([batch for batch in self._batches if batch.deadline <= before], self._direct)
         self._flush()
-
-    def _give_up(self, overdue: list[Batch]) -> None:
-        # Marked first: `abandon` ends every batch under way, and the batches that have time left are sent again.
-        for batch in overdue:
-            batch.expired = True
-        if self._direct is not None and any(batch.task is None for batch in overdue):
-            self._direct.abandon()
-        for batch in overdue:
-            if batch.task is not None:
-                batch.task.cancel()
-
-    def _too_late(self) -> UnavailableError:
-        return UnavailableError(f"the store gave no answer within {self._timeout:g} s")
 
     # The breaker: while it is open every operation is refused at once
 
@@ -560,18 +497,3 @@ class Engine:
         for op in self._queue.overdue(inf):
             self._pending -= 1
             self._fail(op, self._health.error(), sent=False)
-
-
-class Batch:
-    """Operations of one verb that are sent together. `deadline` is the oldest operation's, in the loop's time."""
-
-    __slots__ = ("deadline", "expired", "ops", "sent_at", "task", "verb")
-
-    def __init__(self, ops: list[Op], deadline: float) -> None:
-        self.ops = ops
-        self.verb = ops[0].verb
-        self.deadline = deadline
-        self.expired = False
-        self.sent_at = 0.0
-        """By time.monotonic(), where somebody wants to know."""
-        self.task: asyncio.Task[Sequence[Reply]] | None = None

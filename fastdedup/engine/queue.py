@@ -1,12 +1,14 @@
-"""The operations that wait to be sent, in a queue for each verb. Decides which of them go into the next batch."""
+"""The operations that wait to be sent, in a queue for each verb, and the batches that they go in."""
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
-from ..protocol.operations import ClaimOp, Op, Verb
+from ..protocol.operations import ClaimOp, Op, Reply, Verb
+from ..stores.base import DirectStore
 
 MIN_BATCH = 16
 """Operations in a batch, below which a further batch in flight costs more than it saves."""
@@ -16,6 +18,33 @@ MIN_BATCH = 16
 _URGENT = (Verb.ADOPT, Verb.SETTLE, Verb.RELEASE, Verb.RENEW)
 # These verbs take turns: the verb that was served goes to the end.
 _IN_TURN = (Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET)
+
+
+class Batch:
+    """Operations of one verb that are sent together. `deadline` is the oldest operation's, in the loop's time."""
+
+    __slots__ = ("deadline", "expired", "ops", "sent_at", "task", "verb")
+
+    def __init__(self, ops: list[Op], deadline: float) -> None:
+        self.ops = ops
+        self.verb = ops[0].verb
+        self.deadline = deadline
+        self.expired = False
+        self.sent_at = 0.0
+        """By time.monotonic(), where somebody wants to know."""
+        self.task: asyncio.Task[Sequence[Reply]] | None = None
+
+
+def give_up(overdue: Sequence[Batch], direct: DirectStore | None) -> None:
+    """End batches that have run out of time; each gets its end from the store, or from its task."""
+    # Marked first: `abandon` ends every batch under way, and the batches that have time left are sent again.
+    for batch in overdue:
+        batch.expired = True
+    if direct is not None and any(batch.task is None for batch in overdue):
+        direct.abandon()
+    for batch in overdue:
+        if batch.task is not None:
+            batch.task.cancel()
 
 
 class OperationQueue:

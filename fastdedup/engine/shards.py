@@ -7,11 +7,11 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import DedupError, UsageError
+from ..errors import DedupError
 from ..model import BreakerState
 from ..protocol.operations import MAX_HOPS, ClaimOp, Op, Reply, on_the_move
 from ..stores.base import ShardedStore, Store
-from .answers import wrong_loop
+from .answers import closed, wrong_loop
 from .engine import Engine
 from .named import NamedClaims
 
@@ -98,7 +98,7 @@ class ShardedEngine:
         if engine is not None:
             return engine
         if self._closed:
-            raise UsageError("this Dedup is closed; open a new one")
+            raise closed()
         return self._begin(shard)
 
     def _begin(self, shard: Store) -> Engine:

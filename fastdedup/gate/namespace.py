@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from .. import codec
 from ..checks import milliseconds
-from ..errors import ClaimLostError
+from ..errors import ClaimLostError, foreign
 from ..events import LeaseLost, emit
+from ..model import Record, State
 from ..protocol.keyspace import Keyspace, Kind, names_of
 from ..protocol.operations import (
     ClaimOp,
@@ -16,15 +18,27 @@ from ..protocol.operations import (
     Op,
     ReleaseOp,
     RenewOp,
+    Reply,
     SettleOp,
+    Stored,
     Terms,
     Verdict,
     terms,
 )
+from ..protocol.owners import owner_text
 from .ask import Ask
 from .connection import Connection
 from .recent import Table
 from .settings import Settings
+
+_STATES = {
+    "I": State.ISSUED,
+    "P": State.PROCESSING,
+    "W": State.PROCESSING,
+    "R": State.RELEASED,
+    "S": State.SUCCEEDED,
+    "F": State.FAILED,
+}
 
 
 class Namespace:
@@ -95,6 +109,29 @@ class Namespace:
     def forgot(self, op: Op) -> None:
         """Drop what is known of a key that was forgotten."""
         self.recent.pop(names_of(op.wire)[1], None)
+
+    def record(self, key: str, stored: Reply) -> Record:
+        """Return what a key's record says.
+
+        Raises:
+            ForeignRecordError: it is no record of a claim or token.
+            ResultError: the codec cannot read the result.
+        """
+        if not isinstance(stored, Stored) or stored.state not in _STATES:
+            raise foreign(key)
+        state, value = _STATES[stored.state], codec.decode(self.settings.codec, stored.payload, key)
+        return Record(
+            key=key,
+            state=state,
+            owner=owner_text(stored.owner),
+            fence=stored.fence,
+            attempt=stored.attempt,
+            lease=stored.left_ms / 1000 if state is State.PROCESSING else None,
+            ttl=stored.ttl_ms / 1000,
+            fingerprint=stored.fingerprint,
+            result=value if state is State.SUCCEEDED else None,
+            error=value if state is State.FAILED else None,
+        )
 
     # For claims
 

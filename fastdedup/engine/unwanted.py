@@ -1,0 +1,61 @@
+"""Claims that no caller knows of: they are released, or, where the store did not answer, remembered as given up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from ..errors import UnavailableError
+from ..model import Outcome
+from ..protocol.operations import ClaimOp, ReleaseOp, Reply, Verdict
+from .answers import is_first_hand
+from .named import NamedClaims
+
+OnGivenUp = Callable[[ClaimOp], None]
+"""Called with each claim that was sent and got no reply: its record may hold the key although no caller knows."""
+
+
+class Unwanted:
+    """Takes back what an engine's claims have acquired for nobody.
+
+    Args:
+        submit: sends a release and returns the future of its reply.
+        on_given_up: see `OnGivenUp`.
+    """
+
+    __slots__ = ("_on_given_up", "_submit")
+
+    def __init__(
+        self, submit: Callable[[ReleaseOp], asyncio.Future[Any]], on_given_up: OnGivenUp | None
+    ) -> None:
+        self._submit = submit
+        self._on_given_up = on_given_up
+
+    def leave_to_parent(self) -> None:
+        """Tell of nothing any more in a forked child: the claims are the parent's."""
+        self._on_given_up = None
+
+    def give_up(self, op: ClaimOp) -> None:
+        """Tell of a claim that was sent and got no reply."""
+        if self._on_given_up is not None:
+            self._on_given_up(op)
+
+    def release(self, op: ClaimOp, reply: Reply, named: NamedClaims) -> bool:
+        """Release a claim that was acquired after its caller was cancelled; a consumed token is issued again.
+
+        Returns False, and releases nothing, where the same named owner holds the key by an earlier claim or has
+        another claim for it under way.
+        """
+        if not isinstance(reply, Verdict) or reply.outcome is not Outcome.ACQUIRED:
+            return False
+        if op.named and (named.others(op) > 0 or not is_first_hand(op, reply)):
+            return False
+        release = ReleaseOp(op.wire, op.owner, reply.fence, consumed=op.terms.consumes)
+        self._submit(release).add_done_callback(partial(self._released, op))
+        return True
+
+    def _released(self, op: ClaimOp, future: asyncio.Future[Reply]) -> None:
+        if future.cancelled() or isinstance(future.exception(), UnavailableError):
+            self.give_up(op)
