@@ -31,16 +31,16 @@ class ClockBound:
         self._ahead_us = inf
         self._at = 0.0
 
-    def sent(self, ops: Sequence[Op]) -> float:
-        """Note for each named claim of a batch what the server's clock has not passed; return when it is sent.
+    def sent(self, named: Sequence[ClaimOp]) -> float:
+        """Note for the named claims of a batch what the server's clock has not passed; return when it is sent.
 
         Whatever this process was told of before is below the store's latest time, wherever the clock went since.
         """
         sent_at = monotonic()
-        raise_floors(ops, max(self.latest_us(sent_at), self._store.latest_us))
+        raise_floors(named, max(self.latest_us(sent_at), self._store.latest_us))
         return sent_at
 
-    def answered(self, ops: Sequence[Op], sent_at: float) -> None:
+    def answered(self, named: Sequence[ClaimOp], sent_at: float) -> None:
         """Take in that a batch has its replies; `sent_at` is before it was sent."""
         shown_us, now = self._store.latest_us, monotonic()
         ahead_us = shown_us - sent_at * 1e6
@@ -48,22 +48,25 @@ class ClockBound:
         jumped = shown_us > self.latest_us(now)
         if jumped or ahead_us < self._ahead_us + (sent_at - self._at) * _DRIFT_US:
             self._ahead_us, self._at = ahead_us, sent_at
-        raise_floors(
-            ops, self.latest_us(sent_at)
-        )  # the clock may have jumped, also by another batch's answer
+        # Always: the clock may have jumped by another batch's answer.
+        raise_floors(named, self.latest_us(sent_at))
 
     def latest_us(self, at: float) -> float:
         """Return what the server's clock had not passed at a moment, in microseconds; infinite before any reply."""
         return at * 1e6 + self._ahead_us + (at - self._at) * _DRIFT_US
 
 
-def raise_floors(ops: Sequence[Op], floor_us: float) -> None:
-    """Note for the named claims of a batch that no fence up to this one is theirs.
+def named_claims(ops: Sequence[Op]) -> list[ClaimOp]:
+    """Return the claims of caller-chosen owners.
 
-    A claim that another part of the store has sent on may have been executed there, so it keeps what was noted first.
+    But for those that another part of the store has sent on: they may have been executed there, and keep what was
+    noted first.
     """
-    for op in ops:
-        if op.verb is Verb.CLAIM:
-            claim = cast(ClaimOp, op)
-            if claim.named and not getattr(claim, "hops", 0):
-                claim.floor_us = max(floor_us, getattr(claim, "floor_us", 0.0))
+    claims = [cast(ClaimOp, op) for op in ops if op.verb is Verb.CLAIM]
+    return [claim for claim in claims if claim.named and not getattr(claim, "hops", 0)]
+
+
+def raise_floors(named: Sequence[ClaimOp], floor_us: float) -> None:
+    """Note that no fence up to this one is of these claims' own."""
+    for claim in named:
+        claim.floor_us = max(floor_us, getattr(claim, "floor_us", 0.0))

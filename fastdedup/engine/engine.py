@@ -24,7 +24,7 @@ from ..model import BreakerState
 from ..protocol.operations import ClaimOp, Op, Redirect, Reply, Verb, Verdict
 from ..stores.base import DirectStore, Store, TimedStore
 from .answers import behind, closed, copy_of, heir, too_late, too_many, wrong_loop
-from .clock import NOTE_EVERY, ClockBound
+from .clock import NOTE_EVERY, ClockBound, named_claims
 from .deadline import BLOCKED, GRACE, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
@@ -314,7 +314,9 @@ class Engine:
             self._on_batch(len(batch.ops))
         if self._clock is not None and (self.named.counts or self._now >= self._note_from):
             self._note_from = self._now + NOTE_EVERY
-            batch.sent_at = self._clock.sent(batch.ops)
+            if self.named.counts:
+                batch.named = named_claims(batch.ops)
+            batch.sent_at = self._clock.sent(batch.named)
         try:
             begun = self._direct is not None and self._direct.begin(
                 batch.verb, batch.ops, partial(self._begun, batch)
@@ -359,7 +361,7 @@ class Engine:
         else:
             self._pending -= len(ops)
             if batch.sent_at and self._clock is not None:
-                self._clock.answered(ops, batch.sent_at)
+                self._clock.answered(batch.named, batch.sent_at)
             if batch.verb is _CLAIM:
                 self._deliver_claims(cast("Sequence[ClaimOp]", ops), outcome)
             else:

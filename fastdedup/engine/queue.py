@@ -23,13 +23,15 @@ _IN_TURN = (Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET)
 class Batch:
     """Operations of one verb that are sent together. `deadline` is the oldest operation's, in the loop's time."""
 
-    __slots__ = ("deadline", "expired", "ops", "sent_at", "task", "verb")
+    __slots__ = ("deadline", "expired", "named", "ops", "sent_at", "task", "verb")
 
     def __init__(self, ops: list[Op], deadline: float) -> None:
         self.ops = ops
         self.verb = ops[0].verb
         self.deadline = deadline
         self.expired = False
+        self.named: Sequence[ClaimOp] = ()
+        """The claims of caller-chosen owners in it, where somebody wants to know."""
         self.sent_at = 0.0
         """By time.monotonic(), where somebody wants to know."""
         self.task: asyncio.Task[Sequence[Reply]] | None = None
