@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from ..checks import Seconds, check_seconds
@@ -76,7 +77,7 @@ class ClaimList:
 
     async def claim(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         """Make the claims; where one cannot be answered its error is raised, and the others are released."""
-        gives_up = asyncio.get_running_loop().time() + self._wait
+        gives_up = monotonic() + self._wait
         try:
             await self._send(claims)
             for claim in claims:

@@ -355,9 +355,8 @@ class Engine:
         if isinstance(outcome, BaseException):
             self._batch_failed(ops, outcome)
         elif len(outcome) != len(ops):
-            self._batch_failed(
-                ops, ConfigError(f"the store gave {len(outcome)} replies to {len(ops)} operations")
-            )
+            fault = f"the store gave {len(outcome)} replies to {len(ops)} operations"
+            self._batch_failed(ops, ConfigError(fault))
         else:
             self._pending -= len(ops)
             if batch.sent_at and self._clock is not None:

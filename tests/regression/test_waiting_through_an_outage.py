@@ -97,7 +97,7 @@ async def test_an_outage_longer_than_the_wait_ends_in_unavailable(
         began = time.monotonic()
         with pytest.raises(UnavailableError):
             await ask(dedup, 0.6)
-        assert time.monotonic() - began >= 0.599  # the loop counts whole milliseconds
+        assert time.monotonic() - began >= 0.6
 
 
 async def test_a_refused_later_look_does_not_end_the_wait(server: RedisServer, wait_until: WaitUntil) -> None:
