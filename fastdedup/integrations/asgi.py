@@ -71,7 +71,7 @@ class GuardedApp:
             return await self.app(scope, receive, send)
         if not claim.acquired:
             return await exchange.answer(answer(claim, guard.rule, docs))
-        exchange.hold(HeldClaim(claim, guard.rule, guard.dedup, docs))
+        exchange.hold(HeldClaim(claim, guard.rule, guard.dedup, docs, scope["path"]))
         if not self._watched:
             self._watched = True
             watch(scope.get("app", self.app))

@@ -324,12 +324,11 @@ class AsgiExchange:
         self._news.set()
 
     def _response(self, *, whole: bool = True) -> Response:
-        """Return the part of the response that is stored."""
+        """Return the response, without its body where that was not kept."""
         assert self._start is not None
         assert self._held is not None
-        headers = self._held.rule.stored_headers(self._start["headers"])
         body = b"".join(self._body) if whole else b""
-        return Response(self._start["status"], headers, body, whole, self._held.mark)
+        return Response(self._start["status"], self._start["headers"], body, whole, self._held.mark)
 
     async def _refuse_lost(self, held: HeldClaim) -> None:
         if not self._passing:

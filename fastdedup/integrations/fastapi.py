@@ -168,6 +168,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         idempotency_key: Annotated[str | None, Header(alias=NAME, json_schema_extra={MARK: mark})] = None,
     ) -> Claim | None:
         idempotency, exchange = _free_slot(request)
+        docs = idempotency.docs_at(request)
         guard = rule_at(_chosen(dedup, idempotency, request), request)
         try:
             key = parse([value for name, value in request.scope["headers"] if name == b"idempotency-key"])
@@ -178,10 +179,10 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
             await idempotency.lifespan.ready()
             claim = await guard.claim(request_of(request.scope, body), _name(caller), key)
         except REFUSALS as error:
-            raise _Answered(refusal(error, guard.rule, idempotency.docs_at(request))) from None
+            raise _Answered(refusal(error, guard.rule, docs)) from None
         if not claim.acquired:
-            raise _Answered(answer(claim, guard.rule, idempotency.docs_at(request)))
-        _hold(request, exchange, HeldClaim(claim, guard.rule, guard.dedup, idempotency.docs_at(request)))
+            raise _Answered(answer(claim, guard.rule, docs))
+        _hold(request, exchange, HeldClaim(claim, guard.rule, guard.dedup, docs, request.scope["path"]))
         return claim
 
     return Depends(claimed)
@@ -224,6 +225,7 @@ def OneTimeToken(  # noqa: N802
         one_time_token: Annotated[str | None, Header(alias=HEADER, json_schema_extra={MARK: mark})] = None,
     ) -> Claim:
         idempotency, exchange = _free_slot(request)
+        docs = idempotency.docs_at(request)
         guard = rule_at(_chosen(dedup, idempotency, request), request)
         try:
             body = await _body(request, exchange, guard.rule.max_request)
@@ -238,15 +240,11 @@ def OneTimeToken(  # noqa: N802
         except UnavailableError as error:
             raise forms.unavailable(error) from None
         except RequestTooLarge as error:
-            raise _Answered(refusal(error, guard.rule, idempotency.docs_at(request))) from None
+            raise _Answered(refusal(error, guard.rule, docs)) from None
         if claim.acquired:
-            _hold(
-                request,
-                exchange,
-                HeldClaim(claim, guard.rule, guard.forms, idempotency.docs_at(request), contents),
-            )
+            held = HeldClaim(claim, guard.rule, guard.forms, docs, request.scope["path"], contents)
+            _hold(request, exchange, held)
             return claim
-        docs = idempotency.docs_at(request)
         raise _Answered(forms.first_response(claim, contents, docs, person=False))
 
     return Depends(redeemed)

@@ -9,7 +9,7 @@ from ..claim import Claim
 from ..errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError, UsageError
 from ..events import log
 from ..gateway import Dedup
-from ..web.answers import Settling, settling_of
+from ..web.answers import Settling, settling_of, storable
 from ..web.response import DEGRADED, UNSTORED, Response
 from ..web.rules import Rule
 
@@ -30,6 +30,8 @@ class HeldClaim:
     rule: Rule
     dedup: Dedup
     docs: str | None
+    path: str
+    """The request's path."""
     mark: bytes = b""
     """The request's fingerprint, where the record does not have it."""
 
@@ -39,14 +41,15 @@ async def settle(held: HeldClaim, response: Response, *, undone: bool = False) -
 
     Args:
         held: the claim.
-        response: the response, with the headers that are stored.
+        response: the response, as the application gave it.
         undone: True where nothing was done, as the handler has said or as it did not run: release the claim.
     """
     marks = [DEGRADED] if held.claim.degraded else []
-    how = Settling.RELEASE if undone else settling_of(held.rule, response)
+    how = Settling.RELEASE if undone else settling_of(held.rule, response, held.path)
     if how is Settling.RELEASE:
         await release(held.claim)
         return marks
+    response = storable(held.rule, response)
     try:
         await record(held.claim, how, response, within=HOLD)
     except ClaimLostError as error:

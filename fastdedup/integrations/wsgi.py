@@ -19,7 +19,7 @@ from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .settling import HEAD_ROOM
 from .wsgi_exchange import WsgiExchange, WsgiHeldClaim, send
-from .wsgi_request import BadBody, read_body, request_of, route_path, supported
+from .wsgi_request import BadBody, read_body, request_of, route_path, supported, whole_path
 
 __all__ = [
     "UUID",
@@ -191,7 +191,8 @@ class IdempotencyMiddleware:
         if isinstance(got, Response):
             return send(start_response, got)
         hold(environ, got)
-        return WsgiExchange(start_response, WsgiHeldClaim(got, guard.rule, docs)).run(self.app, environ)
+        held = WsgiHeldClaim(got, guard.rule, docs, whole_path(environ))
+        return WsgiExchange(start_response, held).run(self.app, environ)
 
 
 def hold(environ: WSGIEnvironment, claim: Claim) -> None:

@@ -30,6 +30,8 @@ class WsgiHeldClaim:
     claim: Claim
     rule: Rule
     docs: str | None
+    path: str
+    """The request's path."""
     mark: bytes = b""
     """The request's fingerprint, where the record does not have it."""
 
@@ -204,7 +206,7 @@ class WsgiExchange:
         """Settle by a response; return the response's marks, or None where the claim was lost."""
         self._settled = True
         held = self._held
-        how = Settling.RELEASE if self.undone else settling_of(held.rule, response)
+        how = Settling.RELEASE if self.undone else settling_of(held.rule, response, held.path)
         try:
             stored = self._settled_in_time(how, response)
         except ClaimLostError as error:

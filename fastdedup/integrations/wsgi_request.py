@@ -30,11 +30,15 @@ def route_path(environ: WSGIEnvironment) -> str:
     return _text(environ.get("PATH_INFO", "")) or "/"
 
 
+def whole_path(environ: WSGIEnvironment) -> str:
+    """Return the path with the application's mount, as text."""
+    return _text(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")) or "/"
+
+
 def request_of(environ: WSGIEnvironment, body: bytes) -> Request:
     """Return the request of a WSGI environ."""
-    path = _text(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")) or "/"
-    query = _raw(environ.get("QUERY_STRING", ""))
-    return Request(environ["REQUEST_METHOD"].upper(), path, query, headers_of(environ), body, environ)
+    method, path = environ["REQUEST_METHOD"].upper(), whole_path(environ)
+    return Request(method, path, _raw(environ.get("QUERY_STRING", "")), headers_of(environ), body, environ)
 
 
 def headers_of(environ: WSGIEnvironment) -> list[tuple[bytes, bytes]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from enum import Enum
 from typing import Any, Protocol
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ..errors import UnavailableError
 from ..model import Outcome
@@ -22,12 +23,15 @@ from .problems import (
     UNAVAILABLE,
     respond,
 )
-from .request import PrincipalMissing, RequestTooLarge
+from .request import PrincipalMissing, RequestTooLarge, bare_path
 from .response import DEGRADED, REPLAYED, Response
 from .rules import Rule
 
 _STREAMS = (b"text/event-stream", b"application/x-ndjson", b"multipart/x-mixed-replace")
 """The content types of streams. They are passed on as they come: holding them back would break them."""
+
+_REPEATS = (307, 308)
+"""The redirects after which a client sends the same method and body again. After others it sends a GET."""
 
 
 class AnsweredClaim(Protocol):
@@ -62,11 +66,30 @@ class Settling(Enum):
     RELEASE = "release"
 
 
-def settling_of(rule: Rule, response: Response) -> Settling:
-    """Return the effect of a response on its claim. A kept 4xx is a failure, with the failures' `failure_ttl`."""
-    if not rule.keeps(response.status) or not (response.whole or rule.unstored == "refuse"):
+def settling_of(rule: Rule, response: Response, path: str) -> Settling:
+    """Return the effect of a response on its claim. A kept 4xx is a failure, with the failures' `failure_ttl`.
+
+    `path` is the path of the request.
+    """
+    kept = rule.keeps(response.status) and not _leads_back(response, path)
+    if not kept or not (response.whole or rule.unstored == "refuse"):
         return Settling.RELEASE
     return Settling.COMPLETE if response.status < 400 else Settling.FAIL
+
+
+def _leads_back(response: Response, path: str) -> bool:
+    """Return whether a response asks for the same request at the same path: on another host, or with other slashes.
+
+    The redirected request has the same key, so a kept redirect would be replayed to it for ever, or answered 422.
+    """
+    location = response.header(b"location")
+    if response.status not in _REPEATS or location is None:
+        return False
+    try:
+        target = urlsplit(urljoin(quote(path, errors="surrogateescape"), location.decode("latin-1"))).path
+    except ValueError:  # such as http://[
+        return False
+    return bare_path(unquote(target, errors="surrogateescape")) == bare_path(path)
 
 
 def storable(rule: Rule, response: Response) -> Response:

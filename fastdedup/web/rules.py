@@ -19,6 +19,7 @@ from .request import (
     Principal,
     PrincipalMissing,
     Request,
+    bare_path,
     request_fingerprint,
 )
 from .response import HeaderFilter
@@ -116,7 +117,8 @@ class Rule:
     renew: bool = True
     """Keep the lease alive while the handler runs."""
     keep: Callable[[int], bool] | Collection[int] = keeps
-    """The statuses that are kept; others release the key, so that a retry runs again."""
+    """The statuses that are kept; others release the key, so that a retry runs again. A 307 or 308 to the same path
+    is never kept: the redirected request has the same key."""
     keep_unreached: bool = False
     """FastAPI only: keep also the answer to a request that did not reach its handler, as its parameters or body were
     invalid, or a dependency raised. Otherwise its key is released, and the corrected request runs."""
@@ -218,7 +220,7 @@ class Rule:
             PrincipalMissing: the principal is None or "": callers without a name would share their keys.
             ConfigError: the principal is of another type.
         """
-        place = path if self.path[-1] == "*" else self.path if self.key_scope == "route" else _bare(path)
+        place = path if self.path[-1] == "*" else self.path if self.key_scope == "route" else bare_path(path)
         return scope_key(f"{method} {shortened(place)}", principal, key)
 
     def mark(self, request: Request) -> Fingerprint:
@@ -236,7 +238,7 @@ class Rule:
         if self.fingerprint is request_fingerprint or "{" not in self.path:
             return mark
         # A route has one record for each key: only the fingerprint tells which path the key was sent to.
-        path = request.path.encode("utf-8", "surrogatepass")
+        path = bare_path(request.path).encode("utf-8", "surrogatepass")
         return Fingerprint(blake2b(mark + path, digest_size=16, person=b"path").digest())
 
 
@@ -290,7 +292,7 @@ class RouteTable(Generic[T]):
         self._by_method = {method: self._finder(method) for method in methods}
 
     def _finder(self, method: str) -> Callable[[str], T | None]:
-        chosen = [(_bare(rule.path), entry) for rule, entry in self.entries if method in rule.methods]
+        chosen = [(bare_path(rule.path), entry) for rule, entry in self.entries if method in rule.methods]
         patterns = [f"({_pattern(path)})" for path, _ in chosen]
         if not any(char in path for path, _ in chosen for char in "{*"):
             return dict(reversed(chosen)).get
@@ -309,20 +311,9 @@ class RouteTable(Generic[T]):
             if method.isupper():
                 return None
             return self.find(method.upper(), path)  # some frameworks accept a lower-case method
-        bare = _bare(path)
+        bare = bare_path(path)
         entry = finder(bare)
         return finder(path) if entry is None and bare is not path else entry
-
-
-def _bare(path: str) -> str:
-    """Return a path as the most lenient framework reads it, so that no path that is served slips past its rule.
-
-    Many serve `/orders/` as `/orders`; Litestar also serves `//orders`; and the `$` of Starlette's patterns matches
-    before a line feed at the end.
-    """
-    if "//" in path or path[-1:] in ("/", "\n"):
-        return re.sub("/+", "/", path).rstrip("/\n") or "/"
-    return path
 
 
 def _pattern(path: str) -> str:

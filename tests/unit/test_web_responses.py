@@ -137,7 +137,26 @@ def test_what_a_response_makes_of_its_claim(
     status: int, whole: bool, unstored: Any, settling: Settling
 ) -> None:
     rule = Rule("/", everyone, unstored=unstored)
-    assert settling_of(rule, Response(status, [], b"", whole)) is settling
+    assert settling_of(rule, Response(status, [], b"", whole), "/") is settling
+
+
+@pytest.mark.parametrize(
+    ("status", "location", "settling"),
+    [
+        (307, b"https://shop.test/caf%C3%A9", Settling.RELEASE),
+        (308, b"/caf%C3%A9/?page=1", Settling.RELEASE),
+        (307, b"caf%C3%A9/", Settling.RELEASE),
+        (307, b"/other", Settling.COMPLETE),
+        (307, b"http://[", Settling.COMPLETE),
+        (307, None, Settling.COMPLETE),
+        (303, b"/caf%C3%A9", Settling.COMPLETE),  # the client sends a GET, which has no key
+    ],
+)
+def test_a_redirect_to_the_same_path_releases_its_claim(
+    status: int, location: bytes | None, settling: Settling
+) -> None:
+    headers = [] if location is None else [(b"Location", location)]
+    assert settling_of(RULE, Response(status, headers, b""), "/café") is settling
 
 
 def test_what_is_stored_has_no_cookies() -> None:

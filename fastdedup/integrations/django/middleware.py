@@ -104,7 +104,7 @@ async def claimed(
         if asked is None or key is None or hold_of(request) is not None:
             return None
         principal = await bridge.call(rule.principal, asked)
-        got = await guards.ask(bridge, lambda guard: guard.claim(asked, principal, key))
+        got = await guards.ask(bridge, lambda guard: guard.claim(asked, principal, key), path=asked.path)
     except UnreadablePostError:  # the client left before it had sent the request: nothing has happened
         return HttpResponseBadRequest()
     except REFUSALS as error:

@@ -155,6 +155,7 @@ class _OneTime:
             got = await self._guards.ask(
                 bridge,
                 lambda guard: guard.redeem(token, subject, wait=self._rule.wait),
+                path=request.path,
                 form=True,
                 mark=contents,
             )

@@ -11,7 +11,6 @@ from ...events import log
 from ...sync import Claim as SyncClaim
 from ...sync.background import BackgroundDedup, Bound
 from ...sync.claim import take_back
-from ...web.answers import storable
 from ...web.response import UNSTORED, Response, ResponseCodec
 from ...web.rules import Rule
 from ..guard import Guard
@@ -75,7 +74,9 @@ class Guards:
             self._bound = (dedup, dedup.bind(lambda one: Guard(one, self.rule, ResponseCodec(spelled=True))))
         return self._bound[1]
 
-    async def ask(self, bridge: Bridge, ask: Ask, *, form: bool = False, mark: bytes = b"") -> ClaimAndHold:
+    async def ask(
+        self, bridge: Bridge, ask: Ask, *, path: str, form: bool = False, mark: bytes = b""
+    ) -> ClaimAndHold:
         """Claim a key, or redeem a token. Raises what that raises."""
         bound = self.bound()
         background, guard = bound.get()
@@ -90,7 +91,7 @@ class Guards:
         claim = await bridge.run(background, claimed, seconds + self.rule.wait, take_back(dedup))
         if not claim.acquired:
             return ClaimAndHold(claim, None)
-        held = HeldClaim(claim, self.rule, dedup, self.docs, mark)
+        held = HeldClaim(claim, self.rule, dedup, self.docs, path, mark)
         return ClaimAndHold(claim, Hold(background, held, seconds, SyncClaim(background, claim)))
 
 
@@ -117,9 +118,8 @@ async def _give_back(held: HeldClaim) -> None:
 
 
 async def _settle(held: HeldClaim, response: Response, undone: bool) -> Marks | None:
-    stored = storable(held.rule, response)
     try:
-        marks = await settled(held, stored, undone=undone)
+        marks = await settled(held, response, undone=undone)
     finally:
         held.claim._unbind()
     if marks is None or response.whole or undone or UNSTORED in marks:

@@ -16,6 +16,7 @@ from ...web.response import REPLAYED, Response
 from ...web.rules import KeySettings, Rule, declared, make_rules
 from ..wsgi import WsgiGuard, hold
 from ..wsgi_exchange import WsgiHeldClaim
+from ..wsgi_request import whole_path
 from .exchange import claim_of, exchange, reply
 from .names import text_of
 from .state import MARK, AppState, current, route_of
@@ -98,7 +99,7 @@ class FlaskOperation:
         if isinstance(got, Response):
             return held.instead(got) if got.header(REPLAYED[0]) else reply(got)
         hold(environ, got)
-        held.hold(WsgiHeldClaim(got, guard.rule, docs))
+        held.hold(WsgiHeldClaim(got, guard.rule, docs, whole_path(environ)))
         return view()
 
 
