@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from inspect import isawaitable
 from typing import Unpack
-from urllib.parse import quote
 
 from ..claim import Claim
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import parse
-from ..web.policy import PublishedPolicy
+from ..web.policy import PublishedPolicy, docs_at
 from ..web.request import Request, by_header, everyone, json_fingerprint
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
 from .exchange import EXCHANGE, AsgiExchange, supported
@@ -127,14 +126,8 @@ class IdempotencyMiddleware(GuardedApp):
         guard = self._table.find(scope["method"], path)
         if guard is None:
             return await self.app(scope, receive, send)
-        return await self._guarded(guard, docs_at(self._policy.docs, scope), scope, receive, send)
-
-
-def docs_at(docs: str | None, scope: Scope) -> str | None:
-    """Return the address of a policy: a path of an application is below its mount."""
-    if docs is None or not docs.startswith("/"):
-        return docs
-    return quote(scope.get("root_path", ""), errors="replace") + docs
+        docs = docs_at(self._policy.docs, scope.get("root_path", ""))
+        return await self._guarded(guard, docs, scope, receive, send)
 
 
 def route_path(scope: Scope) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..gateway import Dedup
-from ..web.policy import PublishedPolicy
+from ..web.policy import PublishedPolicy, docs_at
 from ..web.rules import declared, make_rules
-from .asgi import GuardedApp, claim_of, docs_at
+from .asgi import GuardedApp, claim_of
 from .guard import Guard
 from .lifespan import ASGIApp, Receive, Scope, Send
 
@@ -54,7 +54,7 @@ class EndpointGate:
 
     def docs_at(self, scope: Scope) -> str | None:
         """Return the documentation's address: a path of this application's is below its mount."""
-        return docs_at(self._docs, scope)
+        return docs_at(self._docs, scope.get("root_path", ""))
 
 
 class GuardedEndpoint(GuardedApp):

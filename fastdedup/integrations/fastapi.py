@@ -18,12 +18,12 @@ from ..web import forms
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.forms import FIELD, HEADER, NOBODY, FormRefused, Refusal
 from ..web.header import NAME, parse
-from ..web.policy import rule_facts
+from ..web.policy import docs_at, rule_facts
 from ..web.request import EVERYONE, Named, RequestTooLarge, Shared, json_fingerprint
 from ..web.request import everyone as everybody
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
-from .asgi import claim_of, docs_at, request_of
+from .asgi import claim_of, request_of
 from .exchange import EXCHANGE, AsgiExchange, supported
 from .guard import Guard
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
@@ -98,7 +98,7 @@ class Idempotency:
 
     def docs_at(self, request: Request) -> str | None:
         """Return the documentation's address: a path of this application's is below its mount."""
-        return docs_at(self.docs, request.scope)
+        return docs_at(self.docs, request.scope.get("root_path", ""))
 
 
 class _Capture:

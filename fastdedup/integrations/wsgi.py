@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from inspect import isawaitable, iscoroutine
 from typing import Unpack
-from urllib.parse import quote
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..errors import ConfigError
@@ -13,13 +12,13 @@ from ..model import Outcome
 from ..sync import Claim, Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import KeyMissing, parse
-from ..web.policy import PublishedPolicy
+from ..web.policy import PublishedPolicy, docs_at
 from ..web.request import Named, Request, by_header, everyone, json_fingerprint
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .settling import HEAD_ROOM
 from .wsgi_exchange import WsgiExchange, WsgiHeldClaim, send
-from .wsgi_request import BadBody, read_body, request_of, route_path, supported, whole_path
+from .wsgi_request import BadBody, mount_of, read_body, request_of, route_path, supported, whole_path
 
 __all__ = [
     "UUID",
@@ -184,7 +183,7 @@ class IdempotencyMiddleware:
     def _guarded(
         self, guard: WsgiGuard, environ: WSGIEnvironment, start_response: StartResponse
     ) -> Iterable[bytes]:
-        docs = docs_at(self._policy.docs, environ)
+        docs = docs_at(self._policy.docs, mount_of(environ))
         got = guard.ask(environ, docs, read_body)
         if got is None:
             return self.app(environ, start_response)
@@ -208,13 +207,6 @@ def claim_of(environ: WSGIEnvironment) -> Claim | None:
     `claim_of(request.META)`.
     """
     return environ.get(_CLAIM)
-
-
-def docs_at(docs: str | None, environ: WSGIEnvironment) -> str | None:
-    """Return the address of a policy: a path of an application is below its mount."""
-    if docs is None or not docs.startswith("/"):
-        return docs
-    return quote(environ.get("SCRIPT_NAME", ""), encoding="latin-1") + docs
 
 
 def refused(error: Exception, rule: Rule, docs: str | None) -> Response:

@@ -30,6 +30,11 @@ def route_path(environ: WSGIEnvironment) -> str:
     return _text(environ.get("PATH_INFO", "")) or "/"
 
 
+def mount_of(environ: WSGIEnvironment) -> str:
+    """Return the path of the application's mount, as text."""
+    return _text(environ.get("SCRIPT_NAME", ""))
+
+
 def whole_path(environ: WSGIEnvironment) -> str:
     """Return the path with the application's mount, as text."""
     return _text(environ.get("SCRIPT_NAME", "") + environ.get("PATH_INFO", "")) or "/"

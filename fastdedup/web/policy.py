@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from itertools import groupby
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 
@@ -76,6 +77,13 @@ class PublishedPolicy:
             (b"cache-control", b"max-age=300"),
         ]
         return Response(200, headers, body)
+
+
+def docs_at(docs: str | None, mount: str) -> str | None:
+    """Return the address of a policy for a request; a path of an application is below its `mount`, a path or ""."""
+    if docs is None or not docs.startswith("/"):
+        return docs
+    return quote(mount, errors="replace") + docs
 
 
 def operation_facts(rule: Rule, settings: Settings) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, Unrea
 from ...errors import ConfigError
 from ...web.answers import REFUSALS, answer, refusal
 from ...web.header import KeyMissing
-from ...web.policy import PublishedPolicy
+from ...web.policy import PublishedPolicy, docs_at
 from ...web.rules import RouteTable, Rule
 from .bridge import AWAITING, BLOCKING, Bridge, drive
 from .capture import hold_of, run
@@ -97,6 +97,7 @@ async def claimed(
 
     Returns None for a request without a key, and for a request that is claimed already.
     """
+    docs = docs_at(guards.docs, request.META.get("SCRIPT_NAME", ""))
     try:
         key = _checked_key(request, rule)
         asked = None if key is None else request_of(request, read(request, rule.max_request))
@@ -104,12 +105,14 @@ async def claimed(
         if asked is None or key is None or hold_of(request) is not None:
             return None
         principal = await bridge.call(rule.principal, asked)
-        got = await guards.ask(bridge, lambda guard: guard.claim(asked, principal, key), path=asked.path)
+        got = await guards.ask(
+            bridge, lambda guard: guard.claim(asked, principal, key), path=asked.path, docs=docs
+        )
     except UnreadablePostError:  # the client left before it had sent the request: nothing has happened
         return HttpResponseBadRequest()
     except REFUSALS as error:
-        return reply(refusal(error, rule, guards.docs))
-    return got.hold or reply(answer(got.claim, rule, guards.docs))
+        return reply(refusal(error, rule, docs))
+    return got.hold or reply(answer(got.claim, rule, docs))
 
 
 def _checked_key(request: HttpRequest, rule: Rule) -> str | None:

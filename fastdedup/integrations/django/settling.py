@@ -75,7 +75,14 @@ class Guards:
         return self._bound[1]
 
     async def ask(
-        self, bridge: Bridge, ask: Ask, *, path: str, form: bool = False, mark: bytes = b""
+        self,
+        bridge: Bridge,
+        ask: Ask,
+        *,
+        path: str,
+        docs: str | None = None,
+        form: bool = False,
+        mark: bytes = b"",
     ) -> ClaimAndHold:
         """Claim a key, or redeem a token. Raises what that raises."""
         bound = self.bound()
@@ -91,7 +98,7 @@ class Guards:
         claim = await bridge.run(background, claimed, seconds + self.rule.wait, take_back(dedup))
         if not claim.acquired:
             return ClaimAndHold(claim, None)
-        held = HeldClaim(claim, self.rule, dedup, self.docs, path, mark)
+        held = HeldClaim(claim, self.rule, dedup, docs, path, mark)
         return ClaimAndHold(claim, Hold(background, held, seconds, SyncClaim(background, claim)))
 
 

@@ -10,9 +10,10 @@ import flask
 
 from ...errors import ConfigError
 from ...sync import Dedup
-from ...web.policy import PublishedPolicy
+from ...web.policy import PublishedPolicy, docs_at
 from ...web.rules import Rule
-from ..wsgi import WsgiGuard, docs_at
+from ..wsgi import WsgiGuard
+from ..wsgi_request import mount_of
 from .names import Subject
 
 NAME = "fastdedup"
@@ -47,7 +48,7 @@ class AppState:
 
     def docs_at(self, environ: WSGIEnvironment) -> str | None:
         """Return the policy's address: a path of this application's is below its mount."""
-        return docs_at(self.docs, environ)
+        return docs_at(self.docs, mount_of(environ))
 
 
 def current() -> AppState:
