@@ -53,7 +53,7 @@ class GuardedApp:
         claim: Claim | None = None
         try:
             key = parse([value for name, value in scope["headers"] if name == b"idempotency-key"])
-            guard.check(key)
+            guard.rule.check_key(key)
             if key is not None:
                 body = await exchange.body()
                 if body is None:

@@ -172,7 +172,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         guard = rule_at(_chosen(dedup, idempotency, request), request)
         try:
             key = parse([value for name, value in request.scope["headers"] if name == b"idempotency-key"])
-            guard.check(key)
+            guard.rule.check_key(key)
             if key is None:
                 return None
             body = await _body(request, exchange, guard.rule.max_request)

@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import TypedDict
 
 from ..claim import Claim
 from ..gateway import Dedup
 from ..model import Outcome
-from ..web.header import KeyMissing
 from ..web.request import Named, Request
 from ..web.response import ResponseCodec
 from ..web.rules import Rule
-from .settling import HEAD_ROOM
+
+_HEAD_ROOM = 64 * 1024
+"""The bytes that a stored response's status and headers may have beside its body."""
+
+
+class RecordSettings(TypedDict):
+    """The settings of the `Dedup` in which a rule's responses are stored."""
+
+    lease: float | None
+    ttl: float | None
+    failure_ttl: float | None
+    codec: ResponseCodec
+    max_result: int
+
+
+def record_settings(rule: Rule, codec: ResponseCodec) -> RecordSettings:
+    """Return the settings that a rule asks for, for `Dedup.scoped`."""
+    return {
+        "lease": rule.lease,
+        "ttl": rule.ttl,
+        "failure_ttl": rule.failure_ttl,
+        "codec": codec,
+        "max_result": rule.max_response + _HEAD_ROOM,
+    }
 
 
 class Guard:
@@ -23,38 +46,13 @@ class Guard:
         codec: the codec of its responses.
     """
 
-    __slots__ = ("_codec", "dedup", "forms", "rule")
+    __slots__ = ("dedup", "forms", "rule")
 
     def __init__(self, dedup: Dedup, rule: Rule, codec: ResponseCodec | None = None) -> None:
         self.rule = rule
-        self._codec = codec or ResponseCodec()
-        self.dedup = self._with_settings(dedup, "http")
-        self.forms = self._with_settings(
-            dedup, None
-        )  # the namespace in which the application issues its tokens
-
-    def _with_settings(self, dedup: Dedup, name: str | None) -> Dedup:
-        rule = self.rule
-        return dedup.scoped(
-            name,
-            lease=rule.lease,
-            ttl=rule.ttl,
-            failure_ttl=rule.failure_ttl,
-            codec=self._codec,
-            max_result=rule.max_response + HEAD_ROOM,
-        )
-
-    def check(self, key: str | None) -> None:
-        """Check a request's key; None stands for a request without a key.
-
-        Raises:
-            KeyMissing: the rule requires a key.
-            BadKey: the key does not have the published format.
-        """
-        if key is not None:
-            self.rule.check_key(key)
-        elif self.rule.required:
-            raise KeyMissing
+        settings = record_settings(rule, codec or ResponseCodec())
+        self.dedup = dedup.scoped("http", **settings)
+        self.forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
 
     async def claim(self, request: Request, principal: Named, key: str) -> Claim:
         """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise."""

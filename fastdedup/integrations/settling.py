@@ -16,8 +16,6 @@ from ..web.rules import Rule
 HOLD = 1.0
 """Seconds that a response waits to be stored while the store is unavailable. Then it is sent with a mark, and storing
 goes on."""
-HEAD_ROOM = 64 * 1024
-"""The bytes that a stored response's status and headers may have beside its body."""
 Marks = list[tuple[bytes, bytes]]
 """Headers that mark a response: degraded, or not stored."""
 

@@ -11,12 +11,12 @@ from ..errors import ConfigError
 from ..model import Outcome
 from ..sync import Claim, Dedup
 from ..web.answers import REFUSALS, answer, refusal
-from ..web.header import KeyMissing, parse
+from ..web.header import parse
 from ..web.policy import PublishedPolicy, docs_at
 from ..web.request import Named, Request, by_header, everyone, json_fingerprint
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
-from .settling import HEAD_ROOM
+from .guard import record_settings
 from .wsgi_exchange import WsgiExchange, WsgiHeldClaim, send
 from .wsgi_request import BadBody, mount_of, read_body, request_of, route_path, supported, whole_path
 
@@ -51,21 +51,9 @@ class WsgiGuard:
                 "its client has left; only 'finish' can be had"
             )
         self.rule = rule
-        self._dedup = self._with_settings(dedup, "http")
-        self._forms = self._with_settings(
-            dedup, None
-        )  # the namespace in which the application issues its tokens
-
-    def _with_settings(self, dedup: Dedup, name: str | None) -> Dedup:
-        rule = self.rule
-        return dedup.scoped(
-            name,
-            lease=rule.lease,
-            ttl=rule.ttl,
-            failure_ttl=rule.failure_ttl,
-            codec=ResponseCodec(spelled=True),
-            max_result=rule.max_response + HEAD_ROOM,
-        )
+        settings = record_settings(rule, ResponseCodec(spelled=True))
+        self._dedup = dedup.scoped("http", **settings)
+        self._forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
 
     def ask(self, environ: WSGIEnvironment, docs: str | None, read: ReadBody) -> Claim | Response | None:
         """Return the claim that a request acquired, or the answer in its handler's place.
@@ -91,10 +79,7 @@ class WsgiGuard:
         field = environ.get("HTTP_IDEMPOTENCY_KEY")
         # No server sends text beyond latin-1; escaped it is malformed, and not another key.
         key = None if field is None else parse([field.encode("latin-1", "backslashreplace")])
-        if key is not None:
-            self.rule.check_key(key)
-        elif self.rule.required:
-            raise KeyMissing
+        self.rule.check_key(key)
         return key
 
     def claim(self, request: Request, key: str) -> Claim:

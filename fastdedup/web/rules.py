@@ -11,7 +11,7 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 from ..checks import check_count, check_seconds, shown
 from ..errors import ConfigError
 from ..keys import Fingerprint, business_key, fingerprint
-from .header import BadKey
+from .header import BadKey, KeyMissing
 from .request import (
     EVERYONE,
     FingerprintOf,
@@ -202,13 +202,17 @@ class Rule:
         """Return whether a response of this status is kept."""
         return self.keep(status) if callable(self.keep) else status in self.keep
 
-    def check_key(self, key: str) -> None:
-        """Check a key against `key_format`.
+    def check_key(self, key: str | None) -> None:
+        """Check a request's key; None stands for a request without a key.
 
         Raises:
-            BadKey: the key does not match it.
+            KeyMissing: the rule requires a key.
+            BadKey: the key does not match `key_format`.
         """
-        if self.key_format is not None and re.fullmatch(self.key_format, key) is None:
+        if key is None:
+            if self.required:
+                raise KeyMissing
+        elif self.key_format is not None and re.fullmatch(self.key_format, key) is None:
             raise BadKey(f"a key of this operation must match {self.key_format}")
 
     def scope_key(self, method: str, path: str, principal: Named, key: str) -> str:

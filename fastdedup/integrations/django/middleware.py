@@ -11,7 +11,6 @@ from django.http import HttpRequest, HttpResponse, HttpResponseBadRequest, Unrea
 
 from ...errors import ConfigError
 from ...web.answers import REFUSALS, answer, refusal
-from ...web.header import KeyMissing
 from ...web.policy import PublishedPolicy, docs_at
 from ...web.rules import RouteTable, Rule
 from .bridge import AWAITING, BLOCKING, Bridge, drive
@@ -99,7 +98,8 @@ async def claimed(
     """
     docs = docs_at(guards.docs, request.META.get("SCRIPT_NAME", ""))
     try:
-        key = _checked_key(request, rule)
+        key = key_of(request)
+        rule.check_key(key)
         asked = None if key is None else request_of(request, read(request, rule.max_request))
         # A decorated view that the middleware has claimed already is not claimed again.
         if asked is None or key is None or hold_of(request) is not None:
@@ -113,12 +113,3 @@ async def claimed(
     except REFUSALS as error:
         return reply(refusal(error, rule, docs))
     return got.hold or reply(answer(got.claim, rule, docs))
-
-
-def _checked_key(request: HttpRequest, rule: Rule) -> str | None:
-    key = key_of(request)
-    if key is not None:
-        rule.check_key(key)
-    elif rule.required:
-        raise KeyMissing
-    return key
