@@ -29,6 +29,7 @@ from django.http import HttpRequest, RawPostDataException
 
 from ..errors import ConfigError
 from ..keys import fingerprint
+from ..web.forms import CONTENT_TYPES
 from ..web.request import Principal, by_header, everyone
 from ..web.rules import UUID, KeySettings
 from .django.bridge import drive
@@ -42,7 +43,6 @@ from .django.views import check_settings
 __all__ = ["UUID", "by_header", "by_user", "claim_of", "everyone", "idempotent"]
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 
 
 def idempotent(
@@ -113,6 +113,6 @@ def _body_of(request: Any, http: HttpRequest, limit: int) -> bytes:
     try:
         return body_of(http, limit, parsed=False)
     except RawPostDataException:
-        if request.content_type.partition(";")[0].strip().lower() in _FORMS:
+        if request.content_type.partition(";")[0].strip().lower() in CONTENT_TYPES:
             return body_of(http, limit)
         return fingerprint(request.data)

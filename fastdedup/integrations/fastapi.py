@@ -6,7 +6,6 @@ OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Asgi
 
 # No `from __future__ import annotations` here: FastAPI reads the annotations of dependencies made in a function.
 
-import uuid
 from collections.abc import Callable
 from inspect import isasyncgenfunction, iscoroutinefunction, isfunction
 from typing import Annotated, Any, Literal, Unpack
@@ -16,10 +15,10 @@ from ..errors import ConfigError, UnavailableError
 from ..gateway import Dedup
 from ..web import forms
 from ..web.answers import REFUSALS, answer, refusal
-from ..web.forms import FIELD, HEADER, NOBODY, FormRefused, Refusal
+from ..web.forms import FIELD, HEADER, FormRefused, Refusal
 from ..web.header import NAME, parse
 from ..web.policy import docs_at, rule_facts
-from ..web.request import EVERYONE, Named, RequestTooLarge, Shared, json_fingerprint
+from ..web.request import EVERYONE, RequestTooLarge, Shared, json_fingerprint, name_of_caller
 from ..web.request import everyone as everybody
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
@@ -177,7 +176,8 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
                 return None
             body = await _body(request, exchange, guard.rule.max_request)
             await idempotency.lifespan.ready()
-            claim = await guard.claim(request_of(request.scope, body), _name(caller), key)
+            named = name_of_caller(caller, "principal")
+            claim = await guard.claim(request_of(request.scope, body), named, key)
         except REFUSALS as error:
             raise _Answered(refusal(error, guard.rule, docs)) from None
         if not claim.acquired:
@@ -234,9 +234,7 @@ def OneTimeToken(  # noqa: N802
                 raise FormRefused(Refusal.MISSING)
             contents = guard.rule.mark(request_of(request.scope, body))  # first, as it may raise
             await idempotency.lifespan.ready()
-            name = _name(who)
-            subject_name = NOBODY if name is None or name is EVERYONE else name
-            claim = await guard.redeem(token, subject_name, wait=wait)
+            claim = await guard.redeem(token, forms.issued_subject(who))
         except UnavailableError as error:
             raise forms.unavailable(error) from None
         except RequestTooLarge as error:
@@ -344,16 +342,6 @@ async def _body(request: Request, exchange: AsgiExchange, limit: int) -> bytes:
     if body is None or len(body) > limit:
         raise RequestTooLarge
     return body
-
-
-def _name(caller: Any) -> Named:
-    if caller is None or caller is EVERYONE or isinstance(caller, str):
-        return caller
-    if isinstance(caller, int | uuid.UUID) and not isinstance(caller, bool):
-        return str(caller)
-    raise ConfigError(
-        f"a principal or subject must be text, a number, a UUID or None, got {type(caller).__name__}"
-    )
 
 
 def _hold(request: Request, exchange: AsgiExchange, held: HeldClaim) -> None:

@@ -8,6 +8,7 @@ from typing import TypedDict
 from ..claim import Claim
 from ..gateway import Dedup
 from ..model import Outcome
+from ..web.forms import redeemed_subject
 from ..web.request import Named, Request
 from ..web.response import ResponseCodec
 from ..web.rules import Rule
@@ -62,11 +63,11 @@ class Guard:
             lambda wait: self.dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew), rule.wait
         )
 
-    async def redeem(self, token: str, subject: object, *, wait: float) -> Claim:
-        """Redeem a form's token. Raises what `Tokens.redeem` raises."""
-        renew = self.rule.renew
+    async def redeem(self, token: str, subject: str | None) -> Claim:
+        """Redeem a form's token for a subject of `issued_subject`. Raises what `Tokens.redeem` raises."""
+        rule, who = self.rule, redeemed_subject(subject)
         return await patiently(
-            lambda wait: self.forms.tokens.redeem(token, subject, wait=wait, renew=renew), wait
+            lambda wait: self.forms.tokens.redeem(token, who, wait=wait, renew=rule.renew), rule.wait
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..gate.settings import Settings
 from ..web import problems
-from ..web.forms import FormRefused, Refusal
+from ..web.forms import CONTENT_TYPES, FormRefused, Refusal
 from ..web.header import DRAFT
 from ..web.problems import ProblemType
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 MARK = "x-fastdedup"
 """The key of a header parameter's schema under which its facts are."""
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _FACTS = "x-idempotency"
 """The key of an operation under which its rules are published."""
 _OF_CLAIMS = [
@@ -138,7 +137,7 @@ def _add_field(operation: dict[str, Any], field: str) -> None:
     """Add the token's field to the form's schema, beside the fields that the handler reads."""
     token = {"type": "object", "properties": {field: {"type": "string", "title": "One-time token"}}}
     body = operation.setdefault("requestBody", {"content": {}})
-    forms = [kind for kind in _FORMS if kind in body["content"]] or _FORMS[:1]
+    forms = [kind for kind in CONTENT_TYPES if kind in body["content"]] or CONTENT_TYPES[:1]
     for kind in forms:
         given = body["content"].get(kind, {}).get("schema")
         body["content"][kind] = {"schema": token if given is None else {"allOf": [given, token]}}

@@ -11,6 +11,7 @@ from ..errors import ConfigError
 from ..model import Outcome
 from ..sync import Claim, Dedup
 from ..web.answers import REFUSALS, answer, refusal
+from ..web.forms import redeemed_subject
 from ..web.header import parse
 from ..web.policy import PublishedPolicy, docs_at
 from ..web.request import Named, Request, by_header, everyone, json_fingerprint
@@ -91,11 +92,11 @@ class WsgiGuard:
             lambda wait: self._dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew), rule.wait
         )
 
-    def redeem(self, token: str, subject: object) -> Claim:
-        """Redeem a form's token. Raises what `Tokens.redeem` raises."""
-        rule = self.rule
+    def redeem(self, token: str, subject: str | None) -> Claim:
+        """Redeem a form's token for a subject of `issued_subject`. Raises what `Tokens.redeem` raises."""
+        rule, who = self.rule, redeemed_subject(subject)
         return _patiently(
-            lambda wait: self._forms.tokens.redeem(token, subject, wait=wait, renew=rule.renew), rule.wait
+            lambda wait: self._forms.tokens.redeem(token, who, wait=wait, renew=rule.renew), rule.wait
         )
 
     def _principal(self, request: Request) -> Named:

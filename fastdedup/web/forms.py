@@ -11,13 +11,17 @@ from ..errors import UnavailableError
 from ..model import Outcome
 from .answers import AnsweredClaim, replay
 from .problems import ProblemType, respond, whole_seconds
-from .request import Request
+from .request import EVERYONE, Request, name_of_caller
 from .response import DEGRADED, Response
 
 FIELD = "one_time_token"
 HEADER = "X-One-Time-Token"
 """The header for forms that a script sends."""
-NOBODY = ("nobody",)
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS", "TRACE")
+"""The methods that show a form; the others send it."""
+CONTENT_TYPES = ("application/x-www-form-urlencoded", "multipart/form-data")
+"""The content types of a form that a browser sends."""
+_NOBODY = ("nobody",)
 """The subject of a person without a name. None would match every token, also another person's."""
 WAIT = 10.0
 """Seconds that a second click waits for the first click's page."""
@@ -153,6 +157,21 @@ def sent_token(token: str | None) -> str:
     if not token:
         raise FormRefused(Refusal.UNAVAILABLE, retry_after=_SOON)
     return token
+
+
+def issued_subject(found: object) -> str | None:
+    """Return the subject for which a token is issued; None for all callers.
+
+    Raises:
+        ConfigError: the application's function returned a value of another type than text, a number or a UUID.
+    """
+    name = name_of_caller(found, "subject")
+    return None if name is EVERYONE else name
+
+
+def redeemed_subject(subject: str | None) -> str | tuple[str]:
+    """Return the subject for which a form redeems its token, of what `issued_subject` returned."""
+    return _NOBODY if subject is None else subject
 
 
 def contents(fields: str, files: Iterable[tuple[str, str | None, str | None, str]]) -> bytes:

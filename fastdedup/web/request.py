@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from hashlib import blake2b
 from typing import Any, Literal
+from uuid import UUID
 
 from ..errors import ConfigError
 from ..keys import Fingerprint
@@ -62,6 +63,23 @@ Name it wholly: where each tenant has users 1, 2, 3 of its own, the tenant as we
 returns None or "", a request with a key is answered 400, `principal-required`; see `everyone`."""
 FingerprintOf = Callable[[Request], Any]
 """Returns what makes two requests the same: a value to digest, or what `fastdedup.fingerprint()` returned."""
+
+
+def name_of_caller(value: object, what: str) -> Named:
+    """Return a name that a function of the application has found, as text.
+
+    Args:
+        value: text, a number or a UUID; None and `EVERYONE` stay as they are.
+        what: what it is the name of, for the error: a principal or a subject.
+
+    Raises:
+        ConfigError: it is of another type.
+    """
+    if value is None or value is EVERYONE or isinstance(value, str):
+        return value
+    if isinstance(value, int | UUID) and not isinstance(value, bool):
+        return str(value)
+    raise ConfigError(f"a {what} must be text, a number, a UUID or None, got {type(value).__name__}")
 
 
 def everyone(request: Request) -> Literal[Shared.EVERYONE]:

@@ -13,8 +13,9 @@ from django.utils.datastructures import MultiValueDict
 from ...errors import UnavailableError
 from ...web.answers import refusal
 from ...web.forms import (
+    CONTENT_TYPES,
     HEADER,
-    NOBODY,
+    SAFE_METHODS,
     WAIT,
     FormRefused,
     Refusal,
@@ -38,8 +39,6 @@ __all__ = ["FormRefused", "Refusal", "one_time_form"]
 
 View = TypeVar("View", bound=Callable[..., Any])
 Refused = Callable[[HttpRequest, FormRefused], Any]
-_SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _PAGES: WeakSet[Any] = WeakSet()
 """Views that have answered a GET. A view that never has (for example inside of require_POST) may expect form data,
 so it must not be called to get its page."""
@@ -130,7 +129,7 @@ class _OneTime:
         given = http()
         form = open_form(request, self._subject or given.subject, self._field or given.field)
         request.form_refused = None
-        if request.method in _SAFE:
+        if request.method in SAFE_METHODS:
             page = await bridge.view(view)
             if request.method == "GET" and page.status_code == 200:
                 _PAGES.add(self._view_of(request))
@@ -149,12 +148,11 @@ class _OneTime:
         """Return the claim for the first form, and the first response for a duplicate. Raises FormRefused."""
         form.token = token = sent_token(request.headers.get(HEADER) or request.POST.get(form.field))
         contents = self._mark(request, form.field)
-        who = await subject_of(bridge, request)
-        subject = NOBODY if who is None else who
+        subject = await subject_of(bridge, request)
         try:
             got = await self._guards.ask(
                 bridge,
-                lambda guard: guard.redeem(token, subject, wait=self._rule.wait),
+                lambda guard: guard.redeem(token, subject),
                 path=request.path,
                 form=True,
                 mark=contents,
@@ -166,7 +164,7 @@ class _OneTime:
         return first_response(got.claim, contents, None, person=HEADER not in request.headers)
 
     def _mark(self, request: HttpRequest, field: str) -> bytes:
-        if request.method == "POST" and request.content_type in _FORMS:
+        if request.method == "POST" and request.content_type in CONTENT_TYPES:
             body = convert.form_of(request, field)
         else:
             body = convert.body_of(request, within_limits(self._rule).max_request)

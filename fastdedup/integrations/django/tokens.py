@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,9 @@ from django.contrib.sessions.backends import signed_cookies
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, QueryDict
 
-from ...errors import ConfigError, UnavailableError
-from ...web.request import EVERYONE, Request, by_header, everyone
+from ...errors import UnavailableError
+from ...web.forms import issued_subject
+from ...web.request import Request, by_header, everyone
 from .bridge import AWAITING, BLOCKING, Bridge, drive
 from .capture import hold_of
 from .config import function, gate, http
@@ -174,14 +174,7 @@ async def subject_of(bridge: Bridge, request: HttpRequest) -> str | None:
     Raises:
         ConfigError: the subject function returned a value of another type.
     """
-    who = await bridge.call(form_of(request).subject, request)
-    if who is None or who is EVERYONE:
-        return None
-    if isinstance(who, str):
-        return who
-    if isinstance(who, int | uuid.UUID) and not isinstance(who, bool):
-        return str(who)
-    raise ConfigError(f"a subject must be text, a number, a UUID or None, got {type(who).__name__}")
+    return issued_subject(await bridge.call(form_of(request).subject, request))
 
 
 async def _issue(bridge: Bridge, request: HttpRequest, ttl: float | None) -> str:

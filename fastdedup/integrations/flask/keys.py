@@ -11,14 +11,13 @@ from typing import Any, TypeVar, Unpack
 import flask
 
 from ...errors import ConfigError
-from ...web.request import Principal, Request, everyone
+from ...web.request import Principal, Request, everyone, name_of_caller
 from ...web.response import REPLAYED, Response
 from ...web.rules import KeySettings, Rule, declared, make_rules
 from ..wsgi import WsgiGuard, hold
 from ..wsgi_exchange import WsgiHeldClaim
 from ..wsgi_request import whole_path
 from .exchange import claim_of, exchange, reply
-from .names import text_of
 from .state import MARK, AppState, current, route_of
 
 View = TypeVar("View", bound=Callable[..., Any])
@@ -108,7 +107,7 @@ def _named_by(principal: Principal) -> Principal:
 
     def named(request: Request) -> Any:
         found = principal(request)
-        return found if isawaitable(found) else text_of(found, "principal")
+        return found if isawaitable(found) else name_of_caller(found, "principal")
 
     return named
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import secrets
-import uuid
 from collections.abc import Callable
 from typing import Any
 
 from flask import session
 
 from ...errors import ConfigError
-from ...web.request import EVERYONE, Named, Request
+from ...web.request import Named, Request, name_of_caller
 
 Subject = Callable[[], Any]
 """A function that returns the subject of a token: text, a number, a UUID, or None for all callers."""
@@ -28,7 +27,7 @@ def by_session(name: str) -> Callable[[Request], Named]:
         raise ConfigError(f"by_session() takes the name of an entry of the session, got {name!r}")
 
     def principal(request: Request) -> Named:
-        return text_of(session.get(name), "principal")
+        return name_of_caller(session.get(name), "principal")
 
     return principal
 
@@ -41,16 +40,3 @@ def session_subject() -> str:
     if _SESSION_ID not in session:
         session[_SESSION_ID] = secrets.token_urlsafe(16)
     return f"{session[_SESSION_ID]} {session.get(_LOGIN, '-')}"
-
-
-def text_of(value: Any, what: str) -> Named:
-    """Return a name as text.
-
-    Raises:
-        ConfigError: it is neither text, a number, a UUID nor None.
-    """
-    if value is None or value is EVERYONE or isinstance(value, str):
-        return value
-    if isinstance(value, int | uuid.UUID) and not isinstance(value, bool):
-        return str(value)
-    raise ConfigError(f"a {what} must be text, a number, a UUID or None, got {type(value).__name__}")

@@ -13,8 +13,9 @@ from werkzeug.datastructures import FileStorage
 
 from ...errors import ConfigError, UnavailableError
 from ...web.forms import (
+    CONTENT_TYPES,
     HEADER,
-    NOBODY,
+    SAFE_METHODS,
     WAIT,
     FormRefused,
     contents,
@@ -34,8 +35,6 @@ from .state import AppState, current
 from .tokens import FlaskForm, open_form, subject_of
 
 View = TypeVar("View", bound=Callable[..., Any])
-_SAFE = ("GET", "HEAD", "OPTIONS", "TRACE")
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _CSRF = "csrf_token"
 """The field of Flask-WTF, which differs in each page."""
 
@@ -101,7 +100,7 @@ class OneTimeView:
 
     def limit(self, state: AppState) -> int | None:
         """Return how many bytes of the current request's body are read; None where it sends no form."""
-        return None if flask.request.method in _SAFE else self._rule.max_request
+        return None if flask.request.method in SAFE_METHODS else self._rule.max_request
 
     def rule(self, state: AppState, route: str) -> Rule | None:
         """Return None: a form has no key."""
@@ -111,7 +110,7 @@ class OneTimeView:
         """Answer a request. Raises FormRefused."""
         state, environ = current(), flask.request.environ
         form = open_form(self._subject, self._field)
-        if flask.request.method in _SAFE:
+        if flask.request.method in SAFE_METHODS:
             return view()
         held = exchange()
         if held.holds:
@@ -137,7 +136,7 @@ class OneTimeView:
         mark = self._mark(request.environ, form.field, body)
         subject = subject_of(form)
         try:
-            claim = guard.redeem(form.token, NOBODY if subject is None else subject)
+            claim = guard.redeem(form.token, subject)
         except UnavailableError as error:
             raise unavailable(error) from None
         if not claim.acquired:
@@ -153,7 +152,7 @@ class OneTimeView:
         return guard
 
     def _mark(self, environ: WSGIEnvironment, field: str, body: bytes) -> bytes:
-        if flask.request.mimetype in _FORMS:
+        if flask.request.mimetype in CONTENT_TYPES:
             fields = [pair for pair in flask.request.form.items(multi=True) if pair[0] not in (_CSRF, field)]
             files = (
                 (name, file.filename, file.content_type, _digest(file))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import flask
 from markupsafe import Markup
 
 from ...errors import UnavailableError
-from ...web.forms import FormRefused, hidden_input, notice
-from ...web.request import EVERYONE
+from ...web.forms import FormRefused, hidden_input, issued_subject, notice
 from .exchange import exchange
-from .names import Subject, text_of
+from .names import Subject
 from .state import current
 
 _FORM = "_fastdedup_form"
@@ -86,14 +84,13 @@ def reopen() -> None:
     form.again = held.holds and bool(form.token)
 
 
-def subject_of(form: FlaskForm) -> Any:
+def subject_of(form: FlaskForm) -> str | None:
     """Return the subject of a form's token, or None for all callers.
 
     Raises:
         ConfigError: the subject function returned a value of another type.
     """
-    name = text_of(form.subject(), "subject")
-    return None if name is EVERYONE else name
+    return issued_subject(form.subject())
 
 
 def _issued(ttl: float | None) -> str:
