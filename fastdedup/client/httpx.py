@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise ImportError("fastdedup.client.httpx needs httpx: pip install 'fastdedup[httpx]'") from error
 
-from .rules import Attempts, RetryRules
+from .rules import RetryRules
 
 __all__ = ["AsyncIdempotentTransport", "IdempotentTransport", "RetryRules"]
 
@@ -53,7 +53,7 @@ class IdempotentTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until its answer is final. The main path."""
-        attempts = begin(self._rules, request)
+        attempts = self._rules.begin(request.method, request.headers)
         if attempts is None:
             return self._wrapped.handle_request(request)
         if unread(self._rules, request):
@@ -128,7 +128,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until its answer is final. The main path."""
-        attempts = begin(self._rules, request)
+        attempts = self._rules.begin(request.method, request.headers)
         if attempts is None:
             return await self._wrapped.handle_async_request(request)
         if unread(self._rules, request):
@@ -178,17 +178,6 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
         traceback: TracebackType | None = None,
     ) -> None:
         await self._wrapped.__aexit__(exc_type, exc_value, traceback)
-
-
-def begin(rules: RetryRules, request: httpx.Request) -> Attempts | None:
-    """Give a request its key, and return its attempts; None where it has no key."""
-    own = request.headers.get(rules.header)
-    key = rules.key_for(request.method, own)
-    if key is None:
-        return None
-    if own is None:
-        request.headers[rules.header] = key
-    return Attempts(rules, key, fresh=own is None)
 
 
 def unread(rules: RetryRules, request: httpx.Request) -> bool:

@@ -22,7 +22,7 @@ except ImportError as error:
         "fastdedup.client.requests needs requests: pip install 'fastdedup[requests]'"
     ) from error
 
-from .rules import Attempts, RetryRules
+from .rules import RetryRules
 
 __all__ = ["IdempotentAdapter", "RetryRules"]
 
@@ -68,9 +68,10 @@ class IdempotentAdapter(HTTPAdapter):
     ) -> requests.Response:
         """Send a request until its answer is final. The main path."""
         options = {"stream": stream, "timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
-        attempts = begin(self._rules, request)
+        attempts = self._rules.begin(request.method or "", request.headers)
         if attempts is None:
             return super().send(request, **options)
+        attempts.repeatable = repeatable(request)
         while True:
             try:
                 response = self._answer(request, options)
@@ -101,19 +102,6 @@ class IdempotentAdapter(HTTPAdapter):
                 response.close()
                 raise
         return response
-
-
-def begin(rules: RetryRules, request: requests.PreparedRequest) -> Attempts | None:
-    """Give a request its key, and return its attempts; None where it has no key."""
-    own: str | bytes | None = request.headers.get(rules.header)
-    key = rules.key_for(request.method or "", own)
-    if key is None:
-        return None
-    if own is None:
-        request.headers[rules.header] = key
-    attempts = Attempts(rules, key, fresh=own is None)
-    attempts.repeatable = repeatable(request)
-    return attempts
 
 
 def repeatable(request: requests.PreparedRequest) -> bool:

@@ -7,7 +7,7 @@ import re
 import ssl
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -109,6 +109,16 @@ class RetryRules:
             self._set(name, check_seconds(getattr(self, name), name, least=least))
         check_count(self.attempts, "attempts")
         check_count(self.buffer, "buffer", least=0)
+
+    def begin(self, method: str, headers: MutableMapping[str, Any]) -> Attempts | None:
+        """Give a request its key, and return its attempts; None where it has no key. Raises as `key_for`."""
+        own = headers.get(self.header)
+        key = self.key_for(method, own)
+        if key is None:
+            return None
+        if own is None:
+            headers[self.header] = key
+        return Attempts(self, key, fresh=own is None)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)

@@ -7,7 +7,7 @@ import ssl
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 import requests
@@ -48,107 +48,70 @@ class Waits:
         await asyncio.to_thread(self, seconds)
 
 
-class Caller(Protocol):
+@dataclass
+class Sending:
+    """A request, and how it is sent."""
+
+    url: str
+    method: str = "POST"
+    body: Any = b"{}"
+    headers: dict[str, str] | None = None
+    timeout: float = TIMEOUT
+    rules: RetryRules | None = None
+    sleep: Waits = field(default_factory=Waits)
+    wrapped: Any = None
+
+
+@dataclass
+class Caller:
     """Sends one request by a client of its own."""
 
+    send: Callable[[Sending], Answer]
     lost: tuple[type[Exception], ...]
     """The errors of a lost connection or a timeout."""
 
-    def __call__(
-        self,
-        url: str,
-        *,
-        method: str = "POST",
-        body: Any = b"{}",
-        headers: dict[str, str] | None = None,
-        timeout: float = TIMEOUT,
-        rules: RetryRules | None = None,
-        sleep: Waits | None = None,
-        wrapped: Any = None,
-    ) -> Answer: ...
+    def __call__(self, url: str, **given: Any) -> Answer:
+        return self.send(Sending(url, **given))
 
 
-class Httpx:
-    """httpx.Client."""
-
-    lost = (httpx.TransportError,)
-
-    def __call__(
-        self,
-        url: str,
-        *,
-        method: str = "POST",
-        body: Any = b"{}",
-        headers: dict[str, str] | None = None,
-        timeout: float = TIMEOUT,
-        rules: RetryRules | None = None,
-        sleep: Waits | None = None,
-        wrapped: Any = None,
-    ) -> Answer:
-        connections = wrapped or httpx.HTTPTransport(verify=TRUST)
-        transport = IdempotentTransport(connections, rules=rules, sleep=sleep or Waits())
-        with httpx.Client(transport=transport, timeout=timeout, follow_redirects=True) as client:
-            return _answer(client.request(method, url, content=body, headers=headers))
+def by_httpx(it: Sending) -> Answer:
+    connections = it.wrapped or httpx.HTTPTransport(verify=TRUST)
+    transport = IdempotentTransport(connections, rules=it.rules, sleep=it.sleep)
+    with httpx.Client(transport=transport, timeout=it.timeout, follow_redirects=True) as client:
+        return _answer(client.request(it.method, it.url, content=it.body, headers=it.headers))
 
 
-class HttpxAsync:
-    """httpx.AsyncClient."""
+def by_httpx_async(it: Sending) -> Answer:
+    body = it.body
+    content = _awaited(body) if isinstance(body, Iterable) and not isinstance(body, bytes) else body
 
-    lost = (httpx.TransportError,)
+    async def call() -> Answer:
+        connections = it.wrapped or httpx.AsyncHTTPTransport(verify=TRUST)
+        transport = AsyncIdempotentTransport(connections, rules=it.rules, sleep=it.sleep.awaited)
+        async with httpx.AsyncClient(
+            transport=transport, timeout=it.timeout, follow_redirects=True
+        ) as client:
+            return _answer(await client.request(it.method, it.url, content=content, headers=it.headers))
 
-    def __call__(
-        self,
-        url: str,
-        *,
-        method: str = "POST",
-        body: Any = b"{}",
-        headers: dict[str, str] | None = None,
-        timeout: float = TIMEOUT,
-        rules: RetryRules | None = None,
-        sleep: Waits | None = None,
-        wrapped: Any = None,
-    ) -> Answer:
-        content = _awaited(body) if isinstance(body, Iterable) and not isinstance(body, bytes) else body
-
-        async def call() -> Answer:
-            connections = wrapped or httpx.AsyncHTTPTransport(verify=TRUST)
-            transport = AsyncIdempotentTransport(connections, rules=rules, sleep=(sleep or Waits()).awaited)
-            async with httpx.AsyncClient(
-                transport=transport, timeout=timeout, follow_redirects=True
-            ) as client:
-                return _answer(await client.request(method, url, content=content, headers=headers))
-
-        return asyncio.run(call())
+    return asyncio.run(call())
 
 
-class Requests:
-    """requests.Session."""
-
-    lost = (requests.ConnectionError, requests.Timeout)
-
-    def __call__(
-        self,
-        url: str,
-        *,
-        method: str = "POST",
-        body: Any = b"{}",
-        headers: dict[str, str] | None = None,
-        timeout: float = TIMEOUT,
-        rules: RetryRules | None = None,
-        sleep: Waits | None = None,
-        wrapped: Any = None,
-    ) -> Answer:
-        with requests.Session() as session:
-            adapter = IdempotentAdapter(rules=rules, sleep=sleep or Waits(), **(wrapped or {}))
-            session.mount("http://", adapter)
-            session.mount("https://", adapter)
-            response = session.request(method, url, data=body, headers=headers, timeout=timeout)
-            found = {name.lower(): value for name, value in response.headers.items()}
-            key = response.request.headers.get("Idempotency-Key")
-            return Answer(response.status_code, found, response.content, key)
+def by_requests(it: Sending) -> Answer:
+    with requests.Session() as session:
+        adapter = IdempotentAdapter(rules=it.rules, sleep=it.sleep, **(it.wrapped or {}))
+        session.mount("http://", adapter)
+        session.mount("https://", adapter)
+        response = session.request(it.method, it.url, data=it.body, headers=it.headers, timeout=it.timeout)
+        found = {name.lower(): value for name, value in response.headers.items()}
+        key = response.request.headers.get("Idempotency-Key")
+        return Answer(response.status_code, found, response.content, key)
 
 
-CALLERS: dict[str, Caller] = {"httpx": Httpx(), "httpx async": HttpxAsync(), "requests": Requests()}
+CALLERS = {
+    "httpx": Caller(by_httpx, (httpx.TransportError,)),
+    "httpx async": Caller(by_httpx_async, (httpx.TransportError,)),
+    "requests": Caller(by_requests, (requests.ConnectionError, requests.Timeout)),
+}
 
 
 def _answer(response: httpx.Response) -> Answer:

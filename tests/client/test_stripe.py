@@ -18,7 +18,7 @@ from fastdedup.client.requests import IdempotentAdapter
 from fastdedup.errors import InvalidKeyError
 
 from ..servers import free_port
-from .callers import Caller, Httpx, Requests, Waits, until
+from .callers import CALLERS, Caller, Waits, until
 from .stripe import Server, serving
 
 
@@ -212,7 +212,7 @@ def test_a_body_of_unknown_length_is_sent_once(call: Caller, stripe: Server, url
 
 def test_a_file_is_sent_again_as_a_whole(stripe: Server, url: str) -> None:
     """Httpx's synchronous client and requests take files as bodies."""
-    for call in (Httpx(), Requests()):
+    for call in (CALLERS["httpx"], CALLERS["requests"]):
         stripe.state.faults.extend(["cut", "503"])
         assert call(url, body=io.BytesIO(b"whole")).status == 200
     assert [one.body for one in stripe.state.seen] == [b"whole"] * 6

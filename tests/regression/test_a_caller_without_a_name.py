@@ -46,6 +46,15 @@ def assert_refused(status: int, body: bytes) -> None:
     assert json.loads(body)["type"] == "urn:fastdedup:problem:principal-required"
 
 
+async def assert_named_callers_only(visitor: httpx.AsyncClient, runs: list[Any]) -> None:
+    for headers in UNKNOWN:
+        answer = await visitor.post("/", headers={**KEY, **headers})
+        assert_refused(answer.status_code, answer.content)
+    assert not runs
+    assert (await visitor.post("/")).is_success
+    assert (await visitor.post("/", headers={**KEY, "x-user": "ann"})).is_success
+
+
 @pytest.mark.parametrize("principal", PRINCIPALS)
 async def test_asgi_refuses_a_caller_without_a_name(principal: Any, redis_url: str) -> None:
     runs = []
@@ -59,12 +68,7 @@ async def test_asgi_refuses_a_caller_without_a_name(principal: Any, redis_url: s
         Starlette(routes=[Route("/", order, methods=["POST"])]), dedup, principal=principal
     )
     async with dedup, client(app) as visitor:
-        for headers in UNKNOWN:
-            answer = await visitor.post("/", headers={**KEY, **headers})
-            assert_refused(answer.status_code, answer.content)
-        assert not runs
-        assert (await visitor.post("/")).is_success
-        assert (await visitor.post("/", headers={**KEY, "x-user": "ann"})).is_success
+        await assert_named_callers_only(visitor, runs)
 
 
 @pytest.mark.parametrize("principal", PRINCIPALS)
@@ -99,12 +103,7 @@ async def test_fastapi_refuses_a_caller_without_a_name(redis_url: str) -> None:
     async def shared(claim: Annotated[Claim | None, Claimed(principal=everyone)]) -> None: ...
 
     async with dedup, client(app) as visitor:
-        for headers in UNKNOWN:
-            answer = await visitor.post("/", headers={**KEY, **headers})
-            assert_refused(answer.status_code, answer.content)
-        assert not runs
-        assert (await visitor.post("/")).is_success
-        assert (await visitor.post("/", headers={**KEY, "x-user": "ann"})).is_success
+        await assert_named_callers_only(visitor, runs)
         answers = [await visitor.post("/shared", headers=KEY) for _ in range(2)]
     assert "idempotency-replayed" in answers[1].headers
 
