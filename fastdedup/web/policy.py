@@ -83,7 +83,7 @@ def docs_at(docs: str | None, mount: str) -> str | None:
     """Return the address of a policy for a request; a path of an application is below its `mount`, a path or ""."""
     if docs is None or not docs.startswith("/"):
         return docs
-    return quote(mount, errors="replace") + docs
+    return quote(mount.rstrip("/"), errors="replace") + docs  # two slashes at the start name another host
 
 
 def operation_facts(rule: Rule, settings: Settings) -> dict[str, Any]:

@@ -1,6 +1,13 @@
-"""Django's errors linked to the policy as if the application had no mount: the address was another application's."""
+"""Django's errors linked to the policy as if the application had no mount: the address was another application's.
+
+Below the mount `/` it was `//rules`: a link to another host.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from django.http import HttpResponse
@@ -13,8 +20,8 @@ from ..integrations.django_shop import open_shop
 urlpatterns = [path("orders", lambda request: HttpResponse("ordered"))]
 
 
-@pytest.mark.parametrize("mount", ["/v2", "/café x"])
-async def test_the_link_to_the_policy_is_below_the_mount(mount: str, redis_url: str) -> None:
+@contextmanager
+def mounted(mount: str, redis_url: str) -> Iterator[None]:
     with open_shop(
         ROOT_URLCONF=__name__,
         FORCE_SCRIPT_NAME=mount,
@@ -26,6 +33,22 @@ async def test_the_link_to_the_policy_is_below_the_mount(mount: str, redis_url: 
             "docs": "/rules",
         },
     ):
+        yield
+
+
+def link_of(answer: Any) -> str:
+    return str(answer["Link"].partition(">")[0].removeprefix("<"))
+
+
+@pytest.mark.parametrize(
+    ("mount", "link"), [("/v2", "/v2/rules"), ("/v2/", "/v2/rules"), ("/café x", "/caf%C3%A9%20x/rules")]
+)
+async def test_the_link_to_the_policy_is_below_the_mount(mount: str, link: str, redis_url: str) -> None:
+    with mounted(mount, redis_url):
         answers = [Client().post("/orders"), await AsyncClient().post("/orders")]
-    links = [answer["Link"].partition(">")[0] for answer in answers]
-    assert links == ["<" + {"/v2": "/v2/rules"}.get(mount, "/caf%C3%A9%20x/rules")] * 2
+    assert [link_of(answer) for answer in answers] == [link] * 2
+
+
+def test_the_link_below_the_root_names_no_host(redis_url: str) -> None:
+    with mounted("/", redis_url):
+        assert link_of(Client().post("/orders")) == "/rules"
