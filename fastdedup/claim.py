@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import Coroutine
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from . import codec
 from .checks import Seconds, check_seconds, milliseconds
@@ -29,13 +29,13 @@ from .model import Outcome
 from .protocol.operations import ClaimOp, Code, Op, ReleaseOp, RenewOp, SettleOp, Verdict
 from .protocol.owners import owner_text
 
-_ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
-_SUCCEEDED = Outcome.SUCCEEDED
-_SHAREABLE = (str, int, float, bool)
+_ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
+_SUCCEEDED: Final = Outcome.SUCCEEDED
+_SHAREABLE: Final = (str, int, float, bool)
 """Decoded once for all who ask; what could be changed by one caller is decoded for each."""
-_LOST = "lost"
-_FIRST_PAUSE = 0.02
-_LONGEST_PAUSE = 0.4
+_LOST: Final = "lost"
+_FIRST_PAUSE: Final = 0.02
+_LONGEST_PAUSE: Final = 0.4
 """Seconds between two tries to settle while the store is unavailable."""
 
 

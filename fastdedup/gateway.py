@@ -364,12 +364,12 @@ class Dedup:
         )
         name = None if owner is None else owner_field(owner)
         claims = ClaimList(namespace, terms, wait=wait, renew=renew, named=owner is not None)
-        wire = namespace.claims.wire
+        keyspace = namespace.claims
         listed = [
             ListedClaim(
                 claims,
                 key,
-                wire(key),
+                keyspace.wire(key),
                 draw_owner() if name is None else name,
                 None if mark is None else digest(mark),
             )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from ..checks import Seconds, check_seconds
 from ..claim import Claim
@@ -13,13 +12,13 @@ from ..engine.answers import is_first_hand
 from ..errors import ShortfallError, UnavailableError
 from ..gate.namespace import Namespace
 from ..model import Outcome
-from ..protocol.operations import ClaimOp, Reply, Terms, Verdict, with_fingerprint
+from ..protocol.operations import NOBODY, ClaimOp, Reply, Terms, Verdict, with_fingerprint
 from ..tasks import wait_then_stop
 from .call import claim_of
-from .waiting import look, wait_on
+from .waiting import end_of, look, wait_on
 
-_ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
-_IN_PROGRESS = Outcome.IN_PROGRESS
+_ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
+_IN_PROGRESS: Final = Outcome.IN_PROGRESS
 
 
 class ListedClaim(ClaimOp):
@@ -36,7 +35,7 @@ class ListedClaim(ClaimOp):
         self.owner = owner
         self.fingerprint = fingerprint
         self.tail = owner if fingerprint is None else with_fingerprint(owner, fingerprint)
-        self.followers = []  # so that the engine hands the reply to `take`
+        self.followers = NOBODY  # so that the engine hands the reply to `take`
         self.witness = None
         self.named = claims.named
         self.key = key
@@ -77,7 +76,7 @@ class ClaimList:
 
     async def claim(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         """Make the claims; where one cannot be answered its error is raised, and the others are released."""
-        gives_up = monotonic() + self._wait
+        gives_up = end_of(self._wait)
         try:
             await self._send(claims)
             for claim in claims:

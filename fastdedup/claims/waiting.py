@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from time import monotonic
 
 from ..errors import ShortfallError, UnavailableError
 from ..gate.connection import Connection
@@ -22,11 +21,16 @@ _FIRST_PAUSE = 0.02
 """Seconds from a refused look to the next look."""
 _LONGEST_PAUSE = 0.4
 _GROWTH = 1.6
-_TIMERS_EARLIER = 0.001
-"""Seconds by which a timer may be early: uvloop counts whole milliseconds, from the begin of a turn of the loop."""
+_LOOPS_STEP = 0.001
+"""Seconds of the smallest step of uvloop's time, which counts whole milliseconds."""
 _PAUSE_EACH = 0.001
 """Seconds that each refused waiter adds to the pauses of all. So they look 1,300 times a second together, which takes
 a tenth of a core, and not 33,000 times where ten thousand wait. The first look that is answered wakes the others."""
+
+
+def end_of(wait: float) -> float:
+    """Return when a wait of these seconds that begins now ends, in the loop's time: never early by a step."""
+    return asyncio.get_running_loop().time() + wait + _LOOPS_STEP
 
 
 async def wait_for_verdict(namespace: Namespace, call: ClaimOp, wait: float) -> Verdict:
@@ -39,7 +43,7 @@ async def wait_for_verdict(namespace: Namespace, call: ClaimOp, wait: float) -> 
     """
     connection = namespace.connection
     connection.running_engine()
-    gives_up = monotonic() + wait
+    gives_up = end_of(wait)
     with connection.undo.while_it_waits(call):
         # Most need not wait; and where the store is silent, its silence is paid for once.
         verdict = await look(namespace, call, call.terms, gives_up)
@@ -51,7 +55,7 @@ async def wait_for_verdict(namespace: Namespace, call: ClaimOp, wait: float) -> 
 async def wait_on(
     namespace: Namespace, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError
 ) -> Verdict:
-    """Go on after a first look, until `gives_up` by `time.monotonic()`. Errors as for `wait_for_verdict`.
+    """Go on after a first look, until `gives_up` in the loop's time. Errors as for `wait_for_verdict`.
 
     `found`: another owner at work; or the error of a look that was refused.
     """
@@ -67,17 +71,18 @@ async def _wait_on(
         if found.outcome is not Outcome.IN_PROGRESS:
             return found
     connection = namespace.connection
+    loop = asyncio.get_running_loop()
     patient = terms(call.terms.mode, call.terms.lease_ms, call.terms.keep_ms, True)
     heard = not found.degraded and await _listens(connection)
     while True:
         with connection.wakeups.watch(call.wire) as freed:
             verdict = await look(namespace, call, patient, gives_up)
-            left = gives_up - monotonic()
+            left = gives_up - loop.time()
             if verdict.outcome is not Outcome.IN_PROGRESS or left <= 0:
                 return verdict
             if not verdict.fresh:
                 continue  # answered by the engine: ask the store itself, so that it has us on its list
-            alarm = min(left, verdict.left_ms / 1000) + _TIMERS_EARLIER
+            alarm = min(left, verdict.left_ms / 1000 + 0.001)
             # Of what a fallback holds no other process, nor another gate of this one, sends news.
             told = heard and not verdict.degraded
             await asyncio.wait([freed], timeout=alarm if told else min(alarm, _DEAF_PAUSE))
@@ -106,15 +111,16 @@ async def look(namespace: Namespace, call: ClaimOp, terms: Terms, gives_up: floa
 async def look_again(
     namespace: Namespace, call: ClaimOp, terms: Terms, gives_up: float, refusal: UnavailableError
 ) -> Verdict:
-    """Look again and again after a refused look, until one is answered, or until `gives_up` by `time.monotonic()`.
+    """Look again and again after a refused look, until one is answered, or until `gives_up` in the loop's time.
 
     Raises:
         UnavailableError: the last look was refused.
         ShortfallError: too few replicas confirmed the claim.
     """
     connection = namespace.connection
+    loop = asyncio.get_running_loop()
     pause = _FIRST_PAUSE
-    while (left := gives_up - monotonic()) > 0.0:
+    while (left := gives_up - loop.time()) > 0.0:
         part = connection.part_of(call.wire)
         await _pause(connection, part, pause, left)
         pause = min(pause * _GROWTH, _LONGEST_PAUSE)
@@ -137,7 +143,7 @@ async def look_again(
 async def _pause(connection: Connection, part: bytes, pause: float, left: float) -> None:
     """Pause for `left` seconds at most, or until the part of the store that refused is back."""
     longer = max(pause, connection.returns.count(part) * _PAUSE_EACH)
-    await connection.returns.wait(part, min(left + _TIMERS_EARLIER, longer * (0.5 + 0.5 * random.random())))
+    await connection.returns.wait(part, min(left, longer * (0.5 + 0.5 * random.random())))
 
 
 async def claim_once(namespace: Namespace, call: ClaimOp, terms: Terms) -> Verdict:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
-GRACE = 0.05
+GRACE: Final = 0.05
 """Further seconds that a batch gets, once, after the loop was blocked: its replies may lie in the socket unread."""
-BLOCKED = 0.02
+BLOCKED: Final = 0.02
 """A loop that runs a timer this many seconds late counts as blocked."""
-_ONE_POLL = 0.001
+_ONE_POLL: Final = 0.001
 """Seconds in which the loop reads its sockets once more, before a batch is given up."""
 
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import cast
+from typing import Final, cast
 
 from ..protocol.operations import ClaimOp, Op, Reply, Verb
 from ..stores.base import DirectStore
 
-MIN_BATCH = 16
+MIN_BATCH: Final = 16
 """Operations in a batch, below which a further batch in flight costs more than it saves."""
 
 # These verbs always go first, because they free keys. They cannot starve the claims, as every settling needs a
 # claim before it. A release must overtake the claims that wait for its key.
-_URGENT = (Verb.ADOPT, Verb.SETTLE, Verb.RELEASE, Verb.RENEW)
+_URGENT: Final = (Verb.ADOPT, Verb.SETTLE, Verb.RELEASE, Verb.RENEW)
 # These verbs take turns: the verb that was served goes to the end.
-_IN_TURN = (Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET)
+_IN_TURN: Final = (Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET)
 
 
 class Batch:

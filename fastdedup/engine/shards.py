@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from ..errors import DedupError
 from ..model import BreakerState
@@ -17,7 +17,7 @@ from .named import NamedClaims
 
 MakeEngine = Callable[[Store], Engine]
 
-_LOOK_EVERY = 1.0
+_LOOK_EVERY: Final = 1.0
 """Seconds between two searches for parts that are gone: their engines would probe for ever."""
 
 

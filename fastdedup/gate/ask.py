@@ -8,7 +8,7 @@ operation, a claim, a settling, a token, a lock, a machine, the sidecar, calls t
 from __future__ import annotations
 
 import asyncio
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from ..checks import named
 from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
@@ -21,8 +21,8 @@ from ..protocol.owners import owner_text
 from .connection import Connection
 from .settings import Settings
 
-_FREEING = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
-_GRANTING = (Verb.CLAIM, Verb.TRANSITION)
+_FREEING: Final = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
+_GRANTING: Final = (Verb.CLAIM, Verb.TRANSITION)
 
 
 class HeldLocally(UnavailableError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from .. import codec
 from ..checks import milliseconds
@@ -31,7 +31,7 @@ from .connection import Connection
 from .recent import Table
 from .settings import Settings
 
-_STATES = {
+_STATES: Final = {
     "I": State.ISSUED,
     "P": State.PROCESSING,
     "W": State.PROCESSING,

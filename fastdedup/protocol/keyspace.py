@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from enum import Enum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from ..errors import InvalidKeyError
 
-MAX_KEY_BYTES = 1024
-READABLE_BYTES = 40
+MAX_KEY_BYTES: Final = 1024
+READABLE_BYTES: Final = 40
 """A key up to this size is stored unchanged: UUIDs and most business keys can be read in redis-cli, and cost
 no hash. A longer key is stored as a 16-byte digest."""
 
@@ -27,9 +27,9 @@ class Kind(Enum):
     MACHINE = (b"@", b"$")
 
 
-_WIRE = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$])(.*)", re.DOTALL)
-_DIGEST_BYTES = 16
-_READABLE_MARKS = {kind.value[0] for kind in Kind}
+_WIRE: Final = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$])(.*)", re.DOTALL)
+_DIGEST_BYTES: Final = 16
+_READABLE_MARKS: Final = {kind.value[0] for kind in Kind}
 
 
 class Keyspace:

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Iterable
 from enum import IntEnum, StrEnum
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from ..errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ..model import Outcome
@@ -147,7 +147,13 @@ class ClaimOp(Op):
     def let_witness(self, witness: Callable[[Op, Reply], Reply]) -> None:
         """Let the engine call `witness`, as `Op.let_witness` does."""
         self.witness = witness
-        self.followers = []  # not None, so that the engine delivers the reply by `_claim_done`, which calls witnesses
+        self.followers = (
+            NOBODY  # so that the engine delivers the reply by `_claim_done`, which calls witnesses
+        )
+
+
+NOBODY: Final[list[ClaimOp]] = []
+"""The followers of a claim that has none, and whose reply is not only for a future: shared, and never appended to."""
 
 
 class SettleOp(Op):
@@ -349,7 +355,7 @@ class Verdict:
         """True where too few replicas confirmed the acquisition (`replicas=`); set by the store before it answers."""
 
 
-MAX_HOPS = 12
+MAX_HOPS: Final = 12
 """How often an operation is sent on at most. A slot that moves costs up to four; more means a faulty Cluster."""
 
 

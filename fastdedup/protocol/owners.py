@@ -12,16 +12,16 @@ import re
 import struct
 from collections.abc import Callable
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 from ..errors import InvalidKeyError
 
-RANDOM_BYTES = 10
+RANDOM_BYTES: Final = 10
 """80 bits are enough: owners need to differ only among the claimants of one key."""
-MAX_OWNER_BYTES = 63
-_DRAWN = re.compile(r"[0-9a-f]{20}")
-_POOL_SIZE = 512
-_SPLIT = struct.Struct(f"{1 + RANDOM_BYTES}s" * _POOL_SIZE).unpack
+MAX_OWNER_BYTES: Final = 63
+_DRAWN: Final = re.compile(r"[0-9a-f]{20}")
+_POOL_SIZE: Final = 512
+_SPLIT: Final = struct.Struct(f"{1 + RANDOM_BYTES}s" * _POOL_SIZE).unpack
 
 
 _fields: list[bytes] = []
@@ -37,7 +37,7 @@ def _draw_many() -> list[bytes]:
 
 # One system call draws many, because a call of urandom costs as much as the rest of a claim. A chain, because it
 # returns the next field without a Python call.
-draw_owner: Callable[[], bytes] = chain.from_iterable(iter(_draw_many, None)).__next__
+draw_owner: Final[Callable[[], bytes]] = chain.from_iterable(iter(_draw_many, None)).__next__
 """Return a fresh owner field."""
 
 # A forked child inherits the unused fields; two processes must never share an owner.

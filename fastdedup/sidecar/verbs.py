@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -15,7 +15,7 @@ from ..protocol.owners import owner_field
 from .limits import LimitError
 from .namespaces import Namespaces
 
-_ACQUIRED = Outcome.ACQUIRED
+_ACQUIRED: Final = Outcome.ACQUIRED
 
 
 def without_addresses(fault: DedupError) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ...gateway import Dedup
 from ...model import Outcome
@@ -31,10 +31,10 @@ from .verbs import AcquiredText, HttpAnswer, RawAnswer, claim_op, count_failure,
 T = TypeVar("T")
 Headers = list[tuple[bytes, bytes]]
 
-_JSON = (b"content-type", b"application/json")
-_PROBLEM = (b"content-type", b"application/problem+json")
-CLOSE = (b"connection", b"close")
-_ACQUIRED = Outcome.ACQUIRED
+_JSON: Final = (b"content-type", b"application/json")
+_PROBLEM: Final = (b"content-type", b"application/problem+json")
+CLOSE: Final = (b"connection", b"close")
+_ACQUIRED: Final = Outcome.ACQUIRED
 
 
 class HttpApp:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -35,8 +35,8 @@ from .verbs import (
     told,
 )
 
-_ACQUIRED = Outcome.ACQUIRED
-_WON = b'{"status":201,"body":{"outcome":"acquired","owner":"'
+_ACQUIRED: Final = Outcome.ACQUIRED
+_WON: Final = b'{"status":201,"body":{"outcome":"acquired","owner":"'
 _verdict_of = attrgetter("won")
 
 

@@ -7,13 +7,13 @@ parsing takes, as a command is an array of bulk strings.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from ...stores.sidecar.wire import MAX_ARGUMENTS
 
-_SIZES = [b"$%d" % size for size in range(512)]
-_COUNTS = {b"*%d" % count: count for count in range(1, MAX_ARGUMENTS + 1)}
-_BATCH = b"FD.RUN"
+_SIZES: Final = [b"$%d" % size for size in range(512)]
+_COUNTS: Final = {b"*%d" % count: count for count in range(1, MAX_ARGUMENTS + 1)}
+_BATCH: Final = b"FD.RUN"
 """The command that takes up to MAX_ARGUMENTS; the limit of a connection holds for the others."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import partial
 from itertools import groupby
 from time import perf_counter
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from ...codec import check_size
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
@@ -41,10 +41,10 @@ from ..verbs import without_addresses
 from .connection import Command, RespConnection, Slot, error_reply
 from .frames import encode as encode_value
 
-_VERBS = {verb.value.encode(): verb for verb in Verb}
-_MARKS = b"=#?!&%@$"
-_CLAIMING_NOTHING = {Verb.READ, Verb.FORGET, Verb.RELEASE, Verb.RENEW, Verb.SETTLE}
-_LOOK_AGAIN = 0.05
+_VERBS: Final = {verb.value.encode(): verb for verb in Verb}
+_MARKS: Final = b"=#?!&%@$"
+_CLAIMING_NOTHING: Final = {Verb.READ, Verb.FORGET, Verb.RELEASE, Verb.RENEW, Verb.SETTLE}
+_LOOK_AGAIN: Final = 0.05
 """Seconds between two checks whether a client reads again."""
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ...model import Outcome
 from ...protocol.operations import Code, Stored, Verdict, with_fingerprint
 
-_OUTCOMES = {
+_OUTCOMES: Final = {
     Code.REENTERED: Outcome.ACQUIRED,
     Code.TAKEN: Outcome.ACQUIRED,
     Code.IN_PROGRESS: Outcome.IN_PROGRESS,
@@ -15,13 +17,13 @@ _OUTCOMES = {
 }
 
 
-MAX_FENCE = 31 << 48
+MAX_FENCE: Final = 31 << 48
 """Every record's fence or version is below this number; a clock's microseconds reach it in the year 2246."""
-_MAX_DEADLINE = 8 << 40
+_MAX_DEADLINE: Final = 8 << 40
 """Every record's deadline is below this number; a clock's milliseconds reach it in the year 2248."""
-_MAX_STATE = 64
+_MAX_STATE: Final = 64
 _ISSUED, _MACHINE = b"IM"
-_STATES = b"IPWSFRM"
+_STATES: Final = b"IPWSFRM"
 
 
 def is_record(record: bytes) -> bool:

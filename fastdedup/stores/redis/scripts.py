@@ -16,7 +16,7 @@ from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
 from time import monotonic_ns
-from typing import Any, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 from ...errors import ConfigError, too_large
 from ...model import Outcome
@@ -36,18 +36,18 @@ from .errors import FORBIDDEN
 from .records import MAX_FENCE, verdict
 
 Args = list[str | bytes | int]
-MAX_RECORD = 256 * 1024 + RECORD_HEAD
+MAX_RECORD: Final = 256 * 1024 + RECORD_HEAD
 """Bytes of the largest record by default: a result of 256 KiB and the bytes before it."""
-_ACQUIRED = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
-_TOO_LARGE = Code.TOO_LARGE.value
-_REFUSED = Code.REFUSED.value
-ONLY_CODES = (_TOO_LARGE, Code.ELSEWHERE.value, _REFUSED)
+_ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
+_TOO_LARGE: Final = Code.TOO_LARGE.value
+_REFUSED: Final = Code.REFUSED.value
+ONLY_CODES: Final = (_TOO_LARGE, Code.ELSEWHERE.value, _REFUSED)
 """Answers of any script that come without a record."""
-_FAR_US = 86_400_000_000
+_FAR_US: Final = 86_400_000_000
 """Microseconds by which a fence may be ahead of its server's clock: no real time is further ahead."""
 
 
-_SIZES = [b"\r\n$%d\r\n" % size for size in range(1024)]
+_SIZES: Final = [b"\r\n$%d\r\n" % size for size in range(1024)]
 """The bytes between two arguments, by the size of the second argument."""
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
-SLOTS = 16_384
-_BRACE = ord(
+SLOTS: Final = 16_384
+_BRACE: Final = ord(
     "{"
 )  # as a number: Python 3.11 looks for b"{" only after an exception of its own, which costs 0.2 µs
 
