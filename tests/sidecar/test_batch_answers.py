@@ -19,7 +19,7 @@ from fastdedup.sidecar.http import models
 from fastdedup.sidecar.http.batch import BatchClaim, BatchRequest, Told, batch, read, written
 from fastdedup.sidecar.http.verbs import claimed
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
-from fastdedup.sidecar.resp.commands import verdict_reply
+from fastdedup.sidecar.resp.claim_commands import verdict_reply
 from fastdedup.sidecar.resp.frames import encode
 
 FENCE = 1_763_700_000_123_456

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ...stores.sidecar.wire import MAX_ARGUMENTS
 
+OK: Final = b"+OK\r\n"
 _SIZES: Final = [b"$%d" % size for size in range(512)]
 _COUNTS: Final = {b"*%d" % count: count for count in range(1, MAX_ARGUMENTS + 1)}
 _BATCH: Final = b"FD.RUN"
@@ -176,11 +177,6 @@ class Frames:
 
 def _too_many(most: int, what: str, given: int) -> str:
     return f"a command takes at most {most} {what}, this one announces {given}"
-
-
-def simple(text: str) -> bytes:
-    """Encode a simple string, such as OK."""
-    return b"+%b\r\n" % text.encode()
 
 
 def error(code: str, message: str) -> bytes:

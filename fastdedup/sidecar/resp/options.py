@@ -28,6 +28,17 @@ class CommandOptions:
         self.token = False
 
 
+def check_count(command: list[bytes], least: int) -> None:
+    """Check that a command has at least `least` parts, its name included.
+
+    Raises:
+        ConfigError: it has fewer.
+    """
+    if len(command) < least:
+        name = command[0][:32].decode(errors="replace").lower()
+        raise ConfigError(f"wrong number of arguments for '{name}'")
+
+
 def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> CommandOptions:
     """Read the options from `command[start:]`.
 

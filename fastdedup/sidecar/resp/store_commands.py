@@ -39,6 +39,7 @@ from ..namespaces import Namespaces
 from ..reply_memory import LARGE
 from ..verbs import without_addresses
 from .connection import Command, RespConnection, Slot, error_reply
+from .frames import OK
 from .frames import encode as encode_value
 
 _VERBS: Final = {verb.value.encode(): verb for verb in Verb}
@@ -260,7 +261,7 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
     async def work() -> bytes:
         ear = Ear(connection, connection.namespaces.access.namespaces)
         connection.on_gone.append(await connection.namespaces.root._namespace.connection.overhear(ear.hear))
-        return b"+OK\r\n"
+        return OK
 
     return connection.spawn(work(), connection.namespaces.root, "listen")
 

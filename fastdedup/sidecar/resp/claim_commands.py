@@ -1,0 +1,241 @@
+"""FD.CLAIM, the main path of the Redis protocol, and the replies to claims."""
+
+from __future__ import annotations
+
+from binascii import hexlify
+from collections.abc import Callable
+from functools import partial
+
+from ...claims.call import ClaimCall
+from ...gateway import Dedup
+from ...model import Outcome
+from ...protocol.operations import ClaimOp, Verdict
+from ...protocol.owners import draw_owner, owner_text
+from ..reply_memory import LARGE
+from ..verbs import Asked, held, seconds
+from .connection import Command, ReplyPlace, RespConnection, error_reply
+from .frames import bulk, encode
+from .options import CommandOptions, check_count, read_options, text_of
+
+_ACQUIRED = Outcome.ACQUIRED
+_ACQUIRED_HEAD = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
+_HEADS = {outcome: b"*7\r\n" + bulk(outcome.value.encode()) for outcome in Outcome}
+_OPTIONS = frozenset({"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
+
+
+# The command
+
+
+def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlace:
+    """`FD.CLAIM key [NS n] [FP text] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`. The main path."""
+    if len(command) == 2:
+        # The options of a bare claim are not looked for: that saves 17 % of its instructions.
+        dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False
+        terms = dedup._namespace.claim_terms
+    else:
+        check_count(command, 2)
+        options = read_options(command, 2, _OPTIONS)
+        dedup, key, mark, ephemeral = (
+            connection.namespaces.dedup(options.ns),
+            command[1],
+            options.fp,
+            options.ephemeral,
+        )
+        if options.owner is not None or options.wait:
+            slowly = partial(_claim_slowly, connection, dedup, key, options)
+            return connection.spawn(slowly(), dedup, "claim", slowly)
+        terms = dedup._namespace.terms_ms(options.lease, options.ttl)
+    if not key.isascii():
+        text_of("the key", key)
+    op = ClaimOp(dedup._namespace.claims.wire_of(key), terms, draw_owner(), mark)
+    if ephemeral:
+        connection.holdings.ask()
+    claiming = Claiming(connection, dedup, op, ephemeral)
+    claiming.begin()
+    return claiming
+
+
+async def _claim_slowly(
+    connection: RespConnection, dedup: Dedup, key: bytes, options: CommandOptions
+) -> bytes:
+    """Return the reply to a claim that waits, or whose owner the client names."""
+    name = text_of("the key", key)
+    if options.owner is not None:
+        again = (dedup, *held(dedup, name, options.owner, token=False))
+        connection.namespaces.ephemeral.claimed_again(again)
+
+    def call() -> ClaimCall:
+        return dedup.claim(
+            name,
+            fingerprint=options.fp,
+            owner=options.owner,
+            lease=seconds(options.lease),
+            ttl=seconds(options.ttl),
+            wait=seconds(options.wait) or 0.0,
+        )
+
+    return await claim_in_task(connection, dedup, call, options.ephemeral)
+
+
+async def claim_in_task(
+    connection: RespConnection, dedup: Dedup, call: Callable[[], ClaimCall], ephemeral: bool
+) -> bytes:
+    """Make a claim that takes a task; return the reply."""
+    if not ephemeral:
+        answer = await call()
+    else:
+        connection.holdings.ask()
+        try:
+            answer = await call()
+        finally:
+            connection.holdings.answered()
+        if answer.acquired:
+            connection.hold((dedup, *answer._hold), answer._verdict.left_ms)
+    return verdict_reply(answer._verdict, answer._hold[1], connection.resp3)
+
+
+# Claims under way
+
+
+class Claiming(Asked):
+    """A claim under way, and its place in the order of replies."""
+
+    __slots__ = ("_at", "_connection", "ephemeral", "reply")
+
+    def __init__(self, connection: RespConnection, dedup: Dedup, op: ClaimOp, ephemeral: bool) -> None:
+        super().__init__(dedup, op)
+        self.reply: bytes | None = None
+        self._at = connection.at
+        self._connection = connection
+        self.ephemeral = ephemeral
+
+    def done(self) -> bool:
+        """True once nobody waits, also where the client has gone; the engine then releases the claim."""
+        return self._connection.gone or self._op is None
+
+    def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+        """Reply with the verdict."""
+        connection = self._connection
+        connection.judged(dedup, verdict, self._at)
+        if self.ephemeral:
+            connection.holdings.answered()
+        if verdict.outcome is _ACQUIRED:
+            if self.ephemeral:
+                connection.hold((dedup, op.wire, op.owner), verdict.left_ms)
+            if not connection.resp3:
+                connection.answer(self, acquired_reply(verdict, op.owner))
+                return
+        elif verdict.payload and len(verdict.payload) > LARGE:
+            _answer_at_length(self, connection, dedup, op, verdict)
+            return
+        connection.answer(self, verdict_reply(verdict, op.owner, connection.resp3))
+
+    def failed(self, fault: Exception) -> None:
+        """Reply with the error."""
+        if self.ephemeral:
+            self._connection.holdings.answered()
+        reply = error_reply(fault)
+        self._connection.counters.answered(self._dedup, "claim", reply, self._at)
+        self._connection.answer(self, reply)
+
+
+class Repeated(Asked):
+    """A claim that is asked for again, as there was no room for its large reply."""
+
+    __slots__ = ("_connection", "_place")
+
+    def __init__(self, place: Claiming, connection: RespConnection, dedup: Dedup, op: ClaimOp) -> None:
+        super().__init__(dedup, op)
+        self._connection = connection
+        self._place = place
+
+    def done(self) -> bool:
+        """True once nobody waits, also where the client has gone; the engine then releases the claim."""
+        return self._connection.gone or self._op is None
+
+    def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
+        """Reply as the first time. The record may have ended meanwhile: then the claim is won."""
+        connection, place = self._connection, self._place
+        if verdict.outcome is _ACQUIRED and place.ephemeral:
+            connection.hold((dedup, op.wire, op.owner), verdict.left_ms)
+        if len(verdict.payload) > LARGE:
+            _answer_at_length(place, connection, dedup, op, verdict)
+        else:
+            connection.answer(place, verdict_reply(verdict, op.owner, connection.resp3))
+
+    def failed(self, fault: Exception) -> None:
+        """Reply with the error."""
+        self._connection.answer(self._place, error_reply(fault))
+
+
+def _answer_at_length(
+    place: Claiming, connection: RespConnection, dedup: Dedup, op: ClaimOp, verdict: Verdict
+) -> None:
+    """Reply with a result that is large: the reply is built when the client has read those before."""
+    connection.answer_at_length(
+        place,
+        verdict.payload,
+        partial(verdict_reply, verdict, op.owner, connection.resp3),
+        partial(_ask_again, place, connection, dedup, op),
+    )
+
+
+def _ask_again(place: Claiming, connection: RespConnection, dedup: Dedup, op: ClaimOp) -> None:
+    again = ClaimOp(op.wire, op.terms, op.owner, op.fingerprint)
+    Repeated(place, connection, dedup, again).begin()
+
+
+# Replies
+
+
+def acquired_reply(verdict: Verdict, owner: bytes) -> bytes:
+    """Return what `verdict_reply` returns, for a claim that a drawn owner has won, in RESP2.
+
+    Fresh claims of a batch share a verdict, so they share its text. That saves 16 % of a claim's instructions, and
+    27 % of a pipelined claim's.
+    """
+    tail = verdict.value
+    if tail is None:
+        tail = verdict.value = b"\r\n:%d\r\n:%d\r\n:%d\r\n$-1\r\n:%d\r\n" % (
+            verdict.fence,
+            verdict.attempt,
+            verdict.left_ms,
+            verdict.degraded,
+        )
+    return _ACQUIRED_HEAD + hexlify(owner[1:]) + tail  # type: ignore[no-any-return]
+
+
+def verdict_reply(verdict: Verdict, owner: bytes, resp3: bool) -> bytes:
+    """Encode `[outcome, owner, fence, attempt, lease_ms, result, degraded]`."""
+    if not resp3:
+        return _verdict_reply2(verdict, owner)
+    return encode(
+        [
+            verdict.outcome.value,
+            owner_text(owner),
+            verdict.fence,
+            verdict.attempt,
+            verdict.left_ms,
+            verdict.payload or None,
+            verdict.degraded,
+        ],
+        resp3,
+    )
+
+
+def _verdict_reply2(verdict: Verdict, owner: bytes) -> bytes:
+    """Return `verdict_reply` in RESP2 by one format: it saves a duplicate 7 % of its instructions."""
+    text, payload = owner_text(owner).encode(), verdict.payload
+    return b"%b$%d\r\n%b\r\n:%d\r\n:%d\r\n:%d\r\n%b:%d\r\n" % (
+        _HEADS[verdict.outcome],
+        len(text),
+        text,
+        verdict.fence,
+        verdict.attempt,
+        verdict.left_ms,
+        bulk(payload) if payload else b"$-1\r\n",
+        verdict.degraded,
+    )
+
+
+COMMANDS: dict[bytes, Command] = {b"FD.CLAIM": claim}
