@@ -12,8 +12,9 @@ from click.testing import CliRunner
 
 import fastdedup.cli.main
 from fastdedup.sidecar.limits import Limits
-from fastdedup.sidecar.service.config import Config, NamespaceConfig, load
+from fastdedup.sidecar.service.config import Config, load
 from fastdedup.sidecar.service.example import EXAMPLES, example_file
+from fastdedup.sidecar.service.tables import NamespaceConfig
 
 
 @pytest.fixture(scope="module")

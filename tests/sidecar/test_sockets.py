@@ -27,9 +27,10 @@ from fastdedup.sidecar.resp.commands import COMMANDS, VERB_OF
 from fastdedup.sidecar.resp.frames import encode
 from fastdedup.sidecar.resp.store_commands import COMMANDS as OF_STORES
 from fastdedup.sidecar.resp.store_commands import Ear
-from fastdedup.sidecar.service.config import Config, SocketConfig, load
+from fastdedup.sidecar.service.config import Config, load
 from fastdedup.sidecar.service.mistakes import Mistakes
 from fastdedup.sidecar.service.summary import summary
+from fastdedup.sidecar.service.tables import SocketConfig
 
 from .running import DEADLINE, Sidecar, client, figure
 

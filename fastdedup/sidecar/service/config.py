@@ -1,32 +1,21 @@
 """The sidecar's settings: flags, then `FASTDEDUP_*` of the environment, then a TOML file. Main path: `load`.
 
-To add a setting: write a field below, with the check of its type and a sentence. All mistakes are reported
-together; `mistakes.py` finds the line, the variable or the flag that each mistake comes from.
+To add a setting: write a field below, with a type of `checked.py` and a sentence; a setting of a namespace or of a
+socket stands in `tables.py`. All mistakes are reported together; `mistakes.py` finds the line, the variable or the
+flag that each mistake comes from.
 """
 
 from __future__ import annotations
 
-import grp
 import os
-import pwd
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    create_model,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -35,235 +24,31 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from ...checks import check_seconds, shown
 from ...errors import ConfigError, UnavailableError
-from ...fallback.base import FallbackPolicy
-from ...fallback.local import LocalLRU
-from ...fallback.reject import Reject
-from ...keys import check_namespace
 from ...stores import make_store
 from ...stores.base import Credentials, Login
-from ..access import READING, VERBS, Access, SocketVerb
 from ..limits import Limits
 from ..paths import default_socket
-from .addresses import split_address
+from .checked import (
+    AbsolutePath,
+    Count,
+    CountOrZero,
+    Gid,
+    Name,
+    ReadableFile,
+    Seconds,
+    StoreUrl,
+    TcpAddress,
+    Uid,
+)
 from .mistakes import Mistakes, Sources, describe, in_order, unknown_variables
+from .tables import AnyPolicy, LimitsTable, NamespaceConfig, PolicyTable, SocketConfig
 
 PREFIX = "FASTDEDUP_"
 _NO_SETTINGS = {"FASTDEDUP_CONFIG", "FASTDEDUP_COMPILE", "FASTDEDUP_SHOP"}
 """Variables with the prefix that others read: the command line, the build, the demo."""
 _OF_KUBERNETES = re.compile(r"FASTDEDUP_(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
 """Variables that Kubernetes sets in each pod beside a Service of the name fastdedup."""
-
-
-def _no_flag(value: Any) -> Any:
-    """Refuse true and false, which Python would take for the numbers 1 and 0."""
-    if isinstance(value, bool):
-        raise ValueError("must be a number")
-    return value
-
-
-def _seconds(value: float) -> float:
-    try:
-        return check_seconds(value, "")
-    except ConfigError:
-        raise ValueError(f"must be a number of seconds from 0.001 to ten years, got {shown(value)}") from None
-
-
-def _url(value: str) -> str:
-    make_store(value, 1.0)
-    return value
-
-
-def _tcp(value: str) -> str:
-    split_address(value)
-    return value
-
-
-def _absolute(value: Path) -> Path:
-    return value.expanduser().absolute()
-
-
-def _readable(value: Path) -> Path:
-    path = _absolute(value)
-    if not path.is_file():
-        raise ValueError("there is no such file")  # its name is not shown: it may be the password itself
-    return path
-
-
-def _login(file: Path) -> Login:
-    """Return the default or the URL's user, and the password that the file has now."""
-    try:
-        password = file.read_text(encoding="utf-8").rstrip("\r\n")
-    except OSError as error:
-        why = error.strerror or "it cannot be read"
-    except UnicodeDecodeError:
-        why = "it is not UTF-8 text"
-    else:
-        if password:
-            return None, password
-        why = "it is empty"
-    # Outside of the except clauses: the error may hold the file's bytes.
-    raise UnavailableError(f"password_file {file}: {why}")
-
-
-def _user(value: Any) -> Any:
-    return _id_of(value, lambda name: pwd.getpwnam(name).pw_uid, "user")
-
-
-def _group(value: Any) -> Any:
-    return _id_of(value, lambda name: grp.getgrnam(name).gr_gid, "group")
-
-
-def _id_of(value: Any, find: Any, kind: str) -> Any:
-    if not isinstance(value, str) or value.isdigit():
-        return _no_flag(value)
-    try:
-        return find(value)
-    except KeyError:
-        raise ValueError(
-            f"this host has no such {kind}: write a name that the host knows, or a number"
-        ) from None
-
-
-Seconds = Annotated[float, BeforeValidator(_no_flag), AfterValidator(_seconds)]
-Count = Annotated[int, BeforeValidator(_no_flag), Field(ge=1)]
-Name = Annotated[str, AfterValidator(check_namespace)]
-Uid = Annotated[int, BeforeValidator(_user), Field(ge=0)]
-Gid = Annotated[int, BeforeValidator(_group), Field(ge=0)]
-
-
-class ConfigTable(BaseModel):
-    """A table of the file. An unknown key in it is a mistake."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PolicyTable(ConfigTable):
-    """A policy: `"reject"`, `"local"`, or `{ policy = "local", maxsize = 10000 }`."""
-
-    policy: Literal["reject", "local"] = "reject"
-    maxsize: Count | None = None
-    max_bytes: Count | None = None
-
-    @model_validator(mode="after")
-    def _sizes_are_for_local(self) -> PolicyTable:
-        if self.policy == "reject" and self.sizes():
-            raise ValueError(
-                f"{' and '.join(self.sizes())}: only the policy 'local' has sizes, leave them out"
-            )
-        return self
-
-    def sizes(self) -> dict[str, int]:
-        """Return the sizes that the table sets."""
-        return {
-            name: size
-            for name, size in (("maxsize", self.maxsize), ("max_bytes", self.max_bytes))
-            if size is not None
-        }
-
-    def make(self) -> FallbackPolicy:
-        """Return a new policy, which shares its records with no other policy."""
-        sizes: dict[str, Any] = self.sizes()
-        return LocalLRU(**sizes) if self.policy == "local" else Reject()
-
-
-def _spelled_out(value: Any) -> Any:
-    return {"policy": value} if isinstance(value, str) else value
-
-
-AnyPolicy = Annotated[PolicyTable, BeforeValidator(_spelled_out)]
-
-
-class NamespaceConfig(ConfigTable):
-    """The settings of one namespace. A setting that is left out is the default namespace's."""
-
-    lease: Seconds | None = None
-    ttl: Seconds | None = None
-    failure_ttl: Seconds | None = None
-    token_ttl: Seconds | None = None
-    max_result: Count | None = None
-    on_unavailable: AnyPolicy | None = None
-
-    def changes(self) -> dict[str, Any]:
-        """Return the settings that the table sets, with the policy itself for its table."""
-        given = {name: getattr(self, name) for name in NamespaceConfig.model_fields}
-        changes = {name: value for name, value in given.items() if value is not None}
-        if self.on_unavailable is not None:
-            changes["on_unavailable"] = self.on_unavailable.make()
-        return changes
-
-
-def _mode(value: Any) -> int:
-    """Return a mode that is written as for chmod. A number would be read as decimal, so it is refused."""
-    if isinstance(value, str) and re.fullmatch(r"0?[0-7]{3}", value):
-        return int(value, 8)
-    raise ValueError('must be text of octal digits such as "0660"')
-
-
-class SocketConfig(ConfigTable):
-    """A further socket, `[[sockets]]`: a boundary between its clients and those of all other sockets."""
-
-    path: Annotated[Path, AfterValidator(_absolute)]
-    mode: Annotated[int, BeforeValidator(_mode)] = 0o660
-    owner: Uid | None = None
-    """The user who owns the file, by number or name. Left out: the sidecar's own."""
-    group: Gid | None = None
-    allow_uids: tuple[Uid, ...] = ()
-    allow_gids: tuple[Gid, ...] = ()
-    allow_stores: bool = False
-    """As the setting of the same name. Stores may do anything in the socket's namespaces, and see owners."""
-    namespaces: tuple[Name, ...] = ()
-    """Namespaces that clients may name; the first one is for requests without one. Empty: those of `socket`."""
-    verbs: Literal["all", "read"] = "all"
-    """"read": clients may look at records, and change nothing."""
-    deny: tuple[SocketVerb, ...] = ()
-    """What clients may not do, of `verbs`."""
-    show_owners: bool = False
-    """True to show the owners of records: whoever knows an owner may settle its claim."""
-    claims_per_second: (
-        Annotated[float, BeforeValidator(_no_flag), Field(gt=0, allow_inf_nan=False)] | None
-    ) = None
-    """Claims and tokens that all clients of the socket may ask for in a second."""
-    pending: Count | None = None
-    """Operations of all clients of the socket that may be under way."""
-    ephemeral: Count | None = None
-    """EPHEMERAL claims that one connection holds. Left out: `limits.ephemeral`."""
-    ephemeral_in_all: Count | None = None
-    """EPHEMERAL claims that all connections of the socket hold. Left out: `limits.ephemeral_in_all`."""
-
-    @model_validator(mode="after")
-    def _rules_fit(self) -> SocketConfig:
-        if self.allow_stores and (self.verbs != "all" or self.deny):
-            raise ValueError(
-                "allow_stores lets clients write any record: leave out verbs and deny, or allow_stores"
-            )
-        if self.mode & 0o007 and not (self.allow_uids or self.allow_gids):
-            raise ValueError("mode opens the socket to every user: list those who may connect in allow_uids")
-        return self
-
-    def access(self) -> Access:
-        """Return the rules of the socket's clients."""
-        may = READING if self.verbs == "read" else frozenset(VERBS)
-        return Access(
-            str(self.path),
-            namespaces=self.namespaces,
-            verbs=may.difference(self.deny),
-            show_owners=self.show_owners or self.allow_stores,
-            claims_per_second=self.claims_per_second,
-            pending=self.pending,
-        )
-
-    def narrow(self, limits: Limits) -> Limits:
-        """Return the limits of the socket's clients, which are the sidecar's but for those that the table sets."""
-        own = {"ephemeral": self.ephemeral, "ephemeral_in_all": self.ephemeral_in_all}
-        return replace(limits, **{name: most for name, most in own.items() if most is not None})
-
-
-_BOUNDS: dict[str, Any] = {"int": Count, "int | None": Count | None, "float": Seconds}
-_LIMITS: dict[str, Any] = {each.name: (_BOUNDS[str(each.type)], each.default) for each in fields(Limits)}
-LimitsTable: Any = create_model("LimitsTable", __base__=ConfigTable, **_LIMITS)
-"""`[limits]`: the fields of `Limits`, each checked."""
 
 
 class Config(BaseSettings):
@@ -278,24 +63,24 @@ class Config(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    url: Annotated[str, AfterValidator(_url), Field(repr=False)] = "memory://"
+    url: StoreUrl = "memory://"
     """The store: memory:// (this process alone, gone when it ends), redis://, rediss://, unix://, redis+sentinel://
     or redis+cluster://, as in redis://localhost:6379/0. Take `password_file` rather than a password in it."""
-    password_file: Annotated[Path, AfterValidator(_readable)] | None = None
+    password_file: ReadableFile | None = None
     """A file with the password of the store's user; it is read anew for each connection. The URL then has none."""
-    socket: Annotated[Path, AfterValidator(_absolute)] = Field(default_factory=default_socket)
+    socket: AbsolutePath = Field(default_factory=default_socket)
     """Where to listen. The socket is made with mode 0660: its user and group may connect."""
     namespace: Name = "fastdedup"
     """The namespace of requests that name no other one; a prefix of every key."""
     timeout: Seconds = 0.25
     """Seconds, the deadline of one operation at the store. After it the policy answers."""
-    replicas: Annotated[int, BeforeValidator(_no_flag), Field(ge=0)] = 0
+    replicas: CountOrZero = 0
     """Replicas that must confirm each write (Redis's WAIT)."""
     on_shortfall: Literal["report", "raise"] = "report"
     """Where fewer replicas confirm: "report" counts that and goes on, "raise" answers "unavailable"."""
     grace: Seconds = 10.0
     """Seconds that requests under way get to end when the sidecar stops."""
-    metrics_address: Annotated[str, AfterValidator(_tcp)] | None = None
+    metrics_address: TcpAddress | None = None
     """An IP address and a port that also answer /metrics, /healthz and /readyz, without a password: they show figures
     and namespaces, no keys. Where Prometheus runs on this host, take the loopback address; a pod is asked by its own
     address: "0.0.0.0:9464"."""
@@ -380,6 +165,25 @@ class Config(BaseSettings):
     def make_limits(self) -> Limits:
         """Return the limits of the connections."""
         return Limits(**self.limits.model_dump())
+
+
+def _login(file: Path) -> Login:
+    """Return the default or the URL's user, and the password that the file has now."""
+    try:
+        password = file.read_text(encoding="utf-8").rstrip("\r\n")
+    except OSError as error:
+        why = error.strerror or "it cannot be read"
+    except UnicodeDecodeError:
+        why = "it is not UTF-8 text"
+    else:
+        if password:
+            return None, password
+        why = "it is empty"
+    # Outside of the except clauses: the error may hold the file's bytes.
+    raise UnavailableError(f"password_file {file}: {why}")
+
+
+# Reading
 
 
 class Environment(EnvSettingsSource):

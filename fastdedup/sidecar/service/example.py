@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..limits import Limits
-from .config import Config, NamespaceConfig, PolicyTable
+from .config import Config
+from .tables import NamespaceConfig, PolicyTable
 
 EXAMPLES: dict[str, Any] = {
     "password_file": Path("/run/secrets/redis"),

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from .config import Config, SocketConfig
+from .config import Config
+from .tables import SocketConfig
 
 _LIVE = ("log_level", "log_format", "log_keys", "grace", "allow_uids", "allow_gids", "allow_stores")
 """Settings that take effect at once. The password file needs none of this: it is read for each connection."""

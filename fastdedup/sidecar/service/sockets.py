@@ -10,9 +10,10 @@ from ...errors import ConfigError
 from ..http.application import HttpApp
 from ..namespaces import Namespaces
 from ..paths import make_private
-from .config import Config, SocketConfig
+from .config import Config
 from .listener import BoundSocket, Peer, bound, inherited
 from .server import Allowed, ServedSocket
+from .tables import SocketConfig
 from .takeover import Successor, is_held, succeeding
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..urls import without_secrets
-from .config import Config, SocketConfig
+from .config import Config
+from .tables import SocketConfig
 
 _UNITS = ((86_400.0, "d"), (3_600.0, "h"), (60.0, "min"), (1.0, "s"))
 

@@ -1,0 +1,92 @@
+"""The types of settings, each with its check. What they raise is told beside the place of the mistake."""
+
+from __future__ import annotations
+
+import grp
+import pwd
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from ...checks import check_seconds, shown
+from ...errors import ConfigError
+from ...keys import check_namespace
+from ...stores import make_store
+from .addresses import split_address
+
+
+def _no_flag(value: Any) -> Any:
+    """Refuse true and false, which Python would take for the numbers 1 and 0."""
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+def _seconds(value: float) -> float:
+    try:
+        return check_seconds(value, "")
+    except ConfigError:
+        raise ValueError(f"must be a number of seconds from 0.001 to ten years, got {shown(value)}") from None
+
+
+def _url(value: str) -> str:
+    make_store(value, 1.0)
+    return value
+
+
+def _tcp(value: str) -> str:
+    split_address(value)
+    return value
+
+
+def _absolute(value: Path) -> Path:
+    return value.expanduser().absolute()
+
+
+def _readable(value: Path) -> Path:
+    path = _absolute(value)
+    if not path.is_file():
+        raise ValueError("there is no such file")  # its name is not shown: it may be the password itself
+    return path
+
+
+def _user(value: Any) -> Any:
+    return _id_of(value, lambda name: pwd.getpwnam(name).pw_uid, "user")
+
+
+def _group(value: Any) -> Any:
+    return _id_of(value, lambda name: grp.getgrnam(name).gr_gid, "group")
+
+
+def _id_of(value: Any, find: Any, kind: str) -> Any:
+    if not isinstance(value, str) or value.isdigit():
+        return _no_flag(value)
+    try:
+        return find(value)
+    except KeyError:
+        raise ValueError(
+            f"this host has no such {kind}: write a name that the host knows, or a number"
+        ) from None
+
+
+def _mode(value: Any) -> int:
+    """Return a mode that is written as for chmod. A number would be read as decimal, so it is refused."""
+    if isinstance(value, str) and re.fullmatch(r"0?[0-7]{3}", value):
+        return int(value, 8)
+    raise ValueError('must be text of octal digits such as "0660"')
+
+
+Seconds = Annotated[float, BeforeValidator(_no_flag), AfterValidator(_seconds)]
+Rate = Annotated[float, BeforeValidator(_no_flag), Field(gt=0, allow_inf_nan=False)]
+Count = Annotated[int, BeforeValidator(_no_flag), Field(ge=1)]
+CountOrZero = Annotated[int, BeforeValidator(_no_flag), Field(ge=0)]
+Name = Annotated[str, AfterValidator(check_namespace)]
+Uid = Annotated[int, BeforeValidator(_user), Field(ge=0)]
+Gid = Annotated[int, BeforeValidator(_group), Field(ge=0)]
+Mode = Annotated[int, BeforeValidator(_mode)]
+StoreUrl = Annotated[str, AfterValidator(_url), Field(repr=False)]
+TcpAddress = Annotated[str, AfterValidator(_tcp)]
+AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+ReadableFile = Annotated[Path, AfterValidator(_readable)]

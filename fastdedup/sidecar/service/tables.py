@@ -1,0 +1,139 @@
+"""The tables of the sidecar's settings: policies, namespaces, sockets, limits. `config.py` has all other settings."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model, model_validator
+
+from ...fallback.base import FallbackPolicy
+from ...fallback.local import LocalLRU
+from ...fallback.reject import Reject
+from ..access import READING, VERBS, Access, SocketVerb
+from ..limits import Limits
+from .checked import AbsolutePath, Count, Gid, Mode, Name, Rate, Seconds, Uid
+
+
+class ConfigTable(BaseModel):
+    """A table of the file. An unknown key in it is a mistake."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PolicyTable(ConfigTable):
+    """A policy: `"reject"`, `"local"`, or `{ policy = "local", maxsize = 10000 }`."""
+
+    policy: Literal["reject", "local"] = "reject"
+    maxsize: Count | None = None
+    max_bytes: Count | None = None
+
+    @model_validator(mode="after")
+    def _sizes_are_for_local(self) -> PolicyTable:
+        if self.policy == "reject" and self.sizes():
+            raise ValueError(
+                f"{' and '.join(self.sizes())}: only the policy 'local' has sizes, leave them out"
+            )
+        return self
+
+    def sizes(self) -> dict[str, int]:
+        """Return the sizes that the table sets."""
+        return {
+            name: size
+            for name, size in (("maxsize", self.maxsize), ("max_bytes", self.max_bytes))
+            if size is not None
+        }
+
+    def make(self) -> FallbackPolicy:
+        """Return a new policy, which shares its records with no other policy."""
+        sizes: dict[str, Any] = self.sizes()
+        return LocalLRU(**sizes) if self.policy == "local" else Reject()
+
+
+def _spelled_out(value: Any) -> Any:
+    return {"policy": value} if isinstance(value, str) else value
+
+
+AnyPolicy = Annotated[PolicyTable, BeforeValidator(_spelled_out)]
+
+
+class NamespaceConfig(ConfigTable):
+    """The settings of one namespace. A setting that is left out is the default namespace's."""
+
+    lease: Seconds | None = None
+    ttl: Seconds | None = None
+    failure_ttl: Seconds | None = None
+    token_ttl: Seconds | None = None
+    max_result: Count | None = None
+    on_unavailable: AnyPolicy | None = None
+
+    def changes(self) -> dict[str, Any]:
+        """Return the settings that the table sets, with the policy itself for its table."""
+        given = {name: getattr(self, name) for name in NamespaceConfig.model_fields}
+        changes = {name: value for name, value in given.items() if value is not None}
+        if self.on_unavailable is not None:
+            changes["on_unavailable"] = self.on_unavailable.make()
+        return changes
+
+
+class SocketConfig(ConfigTable):
+    """A further socket, `[[sockets]]`: a boundary between its clients and those of all other sockets."""
+
+    path: AbsolutePath
+    mode: Mode = 0o660
+    owner: Uid | None = None
+    """The user who owns the file, by number or name. Left out: the sidecar's own."""
+    group: Gid | None = None
+    allow_uids: tuple[Uid, ...] = ()
+    allow_gids: tuple[Gid, ...] = ()
+    allow_stores: bool = False
+    """As the setting of the same name. Stores may do anything in the socket's namespaces, and see owners."""
+    namespaces: tuple[Name, ...] = ()
+    """Namespaces that clients may name; the first one is for requests without one. Empty: those of `socket`."""
+    verbs: Literal["all", "read"] = "all"
+    """"read": clients may look at records, and change nothing."""
+    deny: tuple[SocketVerb, ...] = ()
+    """What clients may not do, of `verbs`."""
+    show_owners: bool = False
+    """True to show the owners of records: whoever knows an owner may settle its claim."""
+    claims_per_second: Rate | None = None
+    """Claims and tokens that all clients of the socket may ask for in a second."""
+    pending: Count | None = None
+    """Operations of all clients of the socket that may be under way."""
+    ephemeral: Count | None = None
+    """EPHEMERAL claims that one connection holds. Left out: `limits.ephemeral`."""
+    ephemeral_in_all: Count | None = None
+    """EPHEMERAL claims that all connections of the socket hold. Left out: `limits.ephemeral_in_all`."""
+
+    @model_validator(mode="after")
+    def _rules_fit(self) -> SocketConfig:
+        if self.allow_stores and (self.verbs != "all" or self.deny):
+            raise ValueError(
+                "allow_stores lets clients write any record: leave out verbs and deny, or allow_stores"
+            )
+        if self.mode & 0o007 and not (self.allow_uids or self.allow_gids):
+            raise ValueError("mode opens the socket to every user: list those who may connect in allow_uids")
+        return self
+
+    def access(self) -> Access:
+        """Return the rules of the socket's clients."""
+        may = READING if self.verbs == "read" else frozenset(VERBS)
+        return Access(
+            str(self.path),
+            namespaces=self.namespaces,
+            verbs=may.difference(self.deny),
+            show_owners=self.show_owners or self.allow_stores,
+            claims_per_second=self.claims_per_second,
+            pending=self.pending,
+        )
+
+    def narrow(self, limits: Limits) -> Limits:
+        """Return the limits of the socket's clients, which are the sidecar's but for those that the table sets."""
+        own = {"ephemeral": self.ephemeral, "ephemeral_in_all": self.ephemeral_in_all}
+        return replace(limits, **{name: most for name, most in own.items() if most is not None})
+
+
+_BOUNDS: dict[str, Any] = {"int": Count, "int | None": Count | None, "float": Seconds}
+_LIMITS: dict[str, Any] = {each.name: (_BOUNDS[str(each.type)], each.default) for each in fields(Limits)}
+LimitsTable: Any = create_model("LimitsTable", __base__=ConfigTable, **_LIMITS)
+"""`[limits]`: the fields of `Limits`, each checked."""
