@@ -17,9 +17,9 @@ import pytest
 from fastdedup.errors import ConfigError
 from fastdedup.sidecar.paths import make_private
 from fastdedup.sidecar.service.config import Config
-from fastdedup.sidecar.service.listener import Peer, bound, inherited, peer_of
-from fastdedup.sidecar.service.run import notify
+from fastdedup.sidecar.service.listener import Peer, bound, peer_of
 from fastdedup.sidecar.service.sockets import allow_list
+from fastdedup.sidecar.service.systemd import inherited, notify
 
 from .running import DEADLINE, Sidecar, environment, figure
 

@@ -17,7 +17,6 @@ from typing import NamedTuple
 from ...errors import ConfigError
 
 _BACKLOG = 1024
-_SYSTEMD_FIRST = 3
 _CREDENTIALS = struct.Struct("3i")
 _SO_PEERGROUPS = 59
 """Linux' socket option, from 4.13; Python has no name for it."""
@@ -111,26 +110,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def inherited() -> socket.socket | None:
-    """Return the socket that systemd listens on for us (sd_listen_fds(3)), or None.
-
-    Raises:
-        ConfigError: it passed more than one socket, or one that is not a stream socket.
-    """
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
-        return None
-    if os.environ.get("LISTEN_FDS") != "1":
-        raise ConfigError(f"systemd passed {os.environ.get('LISTEN_FDS')} sockets, fastdedup serves one")
-    listener = socket.socket(fileno=_SYSTEMD_FIRST)
-    if listener.type != socket.SOCK_STREAM:
-        raise ConfigError(
-            "systemd passed a socket that is not a stream socket: use ListenStream= in the socket unit"
-        )
-    for name in ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"):
-        os.environ.pop(name, None)
-    return listener
 
 
 def peer_of(connection: socket.socket) -> Peer | None:

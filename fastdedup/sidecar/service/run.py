@@ -10,11 +10,8 @@ import asyncio
 import contextlib
 import gc
 import os
-import select
 import signal
-import socket
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
@@ -35,16 +32,14 @@ from .metrics import Exposition, journal_lines
 from .metrics_port import metrics_port
 from .mistakes import Mistakes
 from .reload import Merged
-from .server import Allowed, ServedSocket, SidecarServer
+from .service_server import ServiceServer
 from .sockets import Listening, allow_list, listening, others
+from .systemd import notify
 from .takeover import tell_to_stop
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_LAST_CALL = 0.02
-"""Seconds for clients that connected before the socket was removed: they are accepted, and their requests read."""
-
-_HAND_OVER = 1.0
-"""Seconds that a sidecar whose sockets were taken over serves on for the clients that it has."""
+_LOOK_AGAIN = 0.02
+"""Seconds between two looks whether the journals are empty."""
 
 
 def run(
@@ -91,13 +86,13 @@ class Sidecar:
         self._listeners = listeners = sockets.all
         self._successors = sockets.successors
         self._on_listening = on_listening
-        self._path = listeners[0].path if listeners[0].own else Path(listeners[0].name)
+        self._path = listeners[0].path
         self._counters = Counters()
         self._events = EventLog(keys=config.log_keys)
         # Mutable: the server, once it is made; the address of its metrics, and what closes that port; the task that
         # takes over what the old sidecar has until its end; the task to cancel for a stop at once; the
         # signals that came; the end of the time to stop.
-        self._server: Server | None = None
+        self._server: ServiceServer | None = None
         self._metrics: str | None = None
         self._task: asyncio.Task[Any] | None = None
         self._told: list[signal.Signals] = []
@@ -186,7 +181,7 @@ class Sidecar:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._until):
                 while any(journal_lines(namespaces).values()):  # noqa: ASYNC110 -- journals have no event
-                    await asyncio.sleep(_LAST_CALL)
+                    await asyncio.sleep(_LOOK_AGAIN)
 
     def _event(self, event: Event) -> None:
         self._counters.on_event(event)
@@ -195,6 +190,7 @@ class Sidecar:
     def _ready(self) -> None:
         config = self._config
         metrics = {} if self._metrics is None else {"metrics": self._metrics}
+        further = {"sockets": [str(each.path) for each in self._listeners[1:]]} if config.sockets else {}
         if self._successors:
             self._take_over()
         notify("READY=1")
@@ -202,11 +198,7 @@ class Sidecar:
             "started",
             extra=facts(
                 socket=str(self._path),
-                **(
-                    {"sockets": [str(each.path) for each in self._listeners[1:]]}
-                    if self._config.sockets
-                    else {}
-                ),
+                **further,
                 store=without_secrets(config.url),
                 namespace=config.namespace,
                 pid=os.getpid(),
@@ -221,7 +213,7 @@ class Sidecar:
         try:
             news = Merged(self._config, read_again())
             if self._server is not None:
-                self._server.change_rules(news, self._listeners)
+                self._server.change_rules(news)
         except ConfigError as error:
             lines = error.lines if isinstance(error, Mistakes) else [str(error)]
             log.error("not reloaded, the settings stay as they were", extra=facts(mistakes=lines))
@@ -247,104 +239,6 @@ class Sidecar:
             if any(each.replaced for each in self._listeners):
                 self._server.namespaces.ephemeral.releases.leave()
             self._server.should_exit = True
-
-
-class Server(SidecarServer):
-    """A `SidecarServer` that leaves signals to the sidecar, and tells when it accepts connections.
-
-    Args:
-        on_started: called when it accepts connections.
-        listeners: its sockets.
-    """
-
-    def __init__(
-        self,
-        namespaces: Namespaces,
-        app: Any,
-        *,
-        allowed: Allowed,
-        grace: float,
-        stores: bool,
-        on_started: Callable[[], None],
-        listeners: Sequence[BoundSocket] = (),
-        others: Mapping[str, ServedSocket] | None = None,
-    ) -> None:
-        super().__init__(namespaces, app, allowed=allowed, grace=grace, stores=stores, others=others)
-        self._on_started = on_started
-        self._listeners = listeners
-
-    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
-        """Leave signals alone: uvicorn would raise them again before the `Dedup` closes."""
-        return contextlib.nullcontext()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept connections (uvicorn calls this)."""
-        await super().startup(sockets)
-        self._on_started()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Remove the sockets, accept the clients that have connected, and go on as uvicorn does.
-
-        Clients that connect to systemd's socket meanwhile wait in it for the next sidecar.
-        """
-        taken_over = [each for each in self._listeners if each.leave()]
-        if any(each.own for each in self._listeners):
-            await asyncio.sleep(_LAST_CALL)
-        if taken_over:
-            await self._hand_over()
-        await super().shutdown(sockets)
-
-    def change_rules(self, news: Merged, listeners: list[BoundSocket]) -> None:
-        """Serve by other rules from now on. Clients of sockets whose rules changed, or who may not connect any more,
-        get the answers that they wait for, and must connect again.
-
-        Raises:
-            ConfigError: the rules cannot be followed; nothing is changed.
-        """
-        config = news.config
-        new = others(config, self.namespaces, listeners, only=news.sockets)
-        self.config.timeout_graceful_shutdown = round(config.grace)
-        was, main = self.main, self.main
-        if not {"allow_uids", "allow_gids", "allow_stores"}.isdisjoint(news.changed):
-            main = ServedSocket(
-                self.namespaces, was.app, allowed=allow_list(config), stores=config.allow_stores
-            )
-        self.main = main
-        self.others |= new
-        for each in list(self.connections):
-            served = self.socket_of(each.transport)
-            changed = served in new.values() or (served is main and "allow_stores" in news.changed)
-            if changed or super().refusal(each.transport, served):
-                each.shutdown()
-
-    async def _hand_over(self) -> None:
-        """Serve on for the clients that we have: most connect for one request. Those to come connect elsewhere."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_HAND_OVER):
-                while self.connections or self._has_waiting():  # noqa: ASYNC110 -- uvicorn has no event for it
-                    await asyncio.sleep(_LAST_CALL)
-
-    def _has_waiting(self) -> bool:
-        """True where clients have connected that are not accepted yet."""
-        look = select.poll()
-        for each in self._listeners:
-            look.register(each.socket.fileno(), select.POLLIN)
-        return bool(look.poll(0))
-
-    def refusal(self, transport: asyncio.Transport, served: ServedSocket) -> str:
-        """Return why a connection is refused, and count it."""
-        why = super().refusal(transport, served)
-        self.namespaces.counters.connections_refused += bool(why)
-        return why
-
-    def abandon(self) -> int:
-        """Abort the connections whose work has not ended in time; return their number."""
-        left = list(self.connections)
-        for connection in left:
-            transport = getattr(connection, "_transport", None) or getattr(connection, "transport", None)
-            if transport is not None:
-                transport.abort()
-        return len(left)
 
 
 def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Event], None]) -> Namespaces:
@@ -373,10 +267,10 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
 
 def make_server(
     config: Config, namespaces: Namespaces, on_started: Callable[[], None], listeners: list[BoundSocket]
-) -> Server:
+) -> ServiceServer:
     """Return the server of these namespaces, for both wires."""
     app, allowed = HttpApp(namespaces), allow_list(config)
-    server = Server(
+    server = ServiceServer(
         namespaces,
         app,
         allowed=allowed,
@@ -388,14 +282,3 @@ def make_server(
     )
     namespaces.counters.connections = lambda: server.connections
     return server
-
-
-def notify(state: str) -> None:
-    """Tell systemd of a state (sd_notify(3)), where it has set $NOTIFY_SOCKET."""
-    where = os.environ.get("NOTIFY_SOCKET", "")
-    if not where:
-        return
-    address = "\0" + where[1:] if where.startswith("@") else where
-    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.connect(address)
-        channel.send(state.encode())

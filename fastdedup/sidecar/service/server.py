@@ -74,16 +74,16 @@ class Sniffer(asyncio.Protocol):
         )  # uvloop's transports do not inherit from asyncio's
         server = self._server
         served = self._served = server.socket_of(self._transport)
-        stranger = server.refusal(self._transport, served)
+        who = peer_at(self._transport)
+        stranger = server.refusal(who, served)
         if stranger:
-            log.warning("refused a connection: %s", stranger)
+            server.refused(stranger)
             self._transport.abort()
             return
-        self._refusal = server.admission.admit(self, uid_of(self._transport))
+        self._refusal = server.admission.admit(self, None if who is None else who.uid)
         wait = asyncio.get_running_loop().call_later
         if self._refusal:
-            log.warning("refused a connection: %s", self._refusal)
-            server.namespaces.counters.connections_refused += 1
+            server.refused(self._refusal)
             server.admission.linger(self)
             self._timer = wait(_LINGER, self._refuse, b"")
         else:
@@ -200,10 +200,8 @@ class SidecarServer(uvicorn.Server):
         own: socket.socket | None = transport.get_extra_info("socket") if self.others else None
         return self.main if own is None else self.others.get(own.getsockname(), self.main)
 
-    def refusal(self, transport: asyncio.Transport, served: ServedSocket) -> str:
+    def refusal(self, who: Peer | None, served: ServedSocket) -> str:
         """Return why a client may not connect; the empty text where it may."""
-        peer: socket.socket | None = transport.get_extra_info("socket")
-        who = None if peer is None else peer_of(peer)
         if served.allowed(who):
             return ""
         if who is None:
@@ -211,12 +209,16 @@ class SidecarServer(uvicorn.Server):
         groups = ", ".join(map(str, sorted({who.gid, *who.groups})))
         return f"user {who.uid}, with the groups {groups}, is not on the allow list"
 
+    def refused(self, why: str) -> None:
+        """Count a connection that is refused, and log why."""
+        self.namespaces.counters.connections_refused += 1
+        log.warning("refused a connection: %s", why)
+
     def _make_protocol(self, **_: Any) -> Sniffer:
         return Sniffer(self)
 
 
-def uid_of(transport: asyncio.Transport) -> int | None:
-    """Return the user of the client, or None where the system does not tell."""
-    peer: socket.socket | None = transport.get_extra_info("socket")
-    who = None if peer is None else peer_of(peer)
-    return None if who is None else who.uid
+def peer_at(transport: asyncio.Transport) -> Peer | None:
+    """Return the client, or None where the system does not tell."""
+    own: socket.socket | None = transport.get_extra_info("socket")
+    return None if own is None else peer_of(own)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 
 from ...errors import ConfigError
 from ..http.application import HttpApp
 from ..namespaces import Namespaces
 from ..paths import make_private
 from .config import Config
-from .listener import BoundSocket, Peer, bound, inherited
+from .listener import BoundSocket, Peer, bound
 from .server import Allowed, ServedSocket
+from .systemd import inherited
 from .tables import SocketConfig
 from .takeover import Successor, is_held, succeeding
 
@@ -28,7 +30,8 @@ def listening(config: Config, *, take_over: bool = False) -> Iterator[Listening]
         sockets = Listening(stack, take_over=take_over)
         passed = inherited()
         if passed is not None:
-            sockets.all.append(BoundSocket(stack.enter_context(passed), config.socket, own=False))
+            stack.enter_context(passed)
+            sockets.all.append(BoundSocket(passed, Path(passed.getsockname()), own=False))
         else:
             _make_private(config)
             sockets.add(SocketConfig(path=config.socket))
@@ -95,7 +98,7 @@ class Listening:
 def others(
     config: Config,
     namespaces: Namespaces,
-    listeners: list[BoundSocket],
+    listeners: Sequence[BoundSocket],
     *,
     only: Collection[str] | None = None,
 ) -> dict[str, ServedSocket]:
