@@ -82,6 +82,14 @@ def redis_url(redis_server: RedisServer) -> Iterator[str]:
         raw.flushdb()
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    """A redis-server of the test file's own, for sidecars that live as long as the file's tests."""
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
 @pytest.fixture(scope="session")
 def backends() -> Iterator[dict[str, Backend]]:
     """The stores of this worker, started when first asked for."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -13,13 +12,6 @@ from fastdedup import Dedup
 
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
 
 
 def lines(sidecar: Sidecar) -> list[dict[str, object]]:

@@ -25,13 +25,6 @@ PLACES = 5
 LOOKS = ("FD.GET k", "FD.FORGET k", "FD.RELEASE k me", "FD.RENEW k me", "FD.COMPLETE k me done")
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
-
-
 def look(path: Path, namespace: str, method: str) -> int:
     connection = UnixConnection(path)
     try:

@@ -23,13 +23,6 @@ URN = "urn:fastdedup:problem:"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
 def http(server: RedisServer) -> Iterator[httpx.Client]:
     with (
         Sidecar("--url", server.url) as sidecar,

@@ -30,13 +30,6 @@ WIRE = KEYS.wire("k")
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
 def sidecar(server: RedisServer) -> Iterator[Sidecar]:
     """A sidecar that serves stores."""
     with Sidecar("--url", server.url, "--allow-stores", config=f"max_result = {MOST}\n") as sidecar:

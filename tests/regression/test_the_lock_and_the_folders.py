@@ -11,20 +11,10 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 from ..servers import RedisServer
 from ..sidecar.running import Sidecar, environment
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
 
 
 def refusal(server: RedisServer, path: Path) -> str:

@@ -22,13 +22,6 @@ from ..sidecar.running import Sidecar, figure
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture(scope="module")
 def sidecar(server: RedisServer) -> Iterator[Sidecar]:
     with Sidecar("--url", server.url) as sidecar:
         yield sidecar

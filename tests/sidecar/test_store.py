@@ -36,13 +36,6 @@ from ..sidecars import Sidecar
 WaitUntil = Callable[..., Any]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
-
-
 @pytest.fixture
 def sidecar(server: RedisServer) -> Iterator[Sidecar]:
     sidecar = Sidecar(server.url).start()
