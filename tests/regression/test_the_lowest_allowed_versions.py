@@ -46,19 +46,20 @@ def lowest() -> Path:
     packages = [f"{name}=={versions[2:].partition(',')[0]}" for name, versions in wanted().items()]
     folder = ROOT / "build" / "-".join(["lowest", *packages]).replace("==", "-")
     if not folder.exists():
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--disable-pip-version-check",
-            "install",
-            "--quiet",
-            "--no-warn-conflicts",
-        ]
         with TemporaryDirectory() as unpacked:
-            command = [*pip, "--no-warn-conflicts", "--only-binary", ":all:", "--target", unpacked, *packages]
-            if subprocess.run(command, check=False).returncode:
-                pytest.skip("the lowest versions cannot be had here")
+            options = [
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-warn-conflicts",
+                "--only-binary",
+                ":all:",
+            ]
+            command = [sys.executable, "-m", "pip", "install", *options, "--target", unpacked, *packages]
+            done = subprocess.run(command, check=False, capture_output=True, text=True)
+            assert not done.returncode, (
+                f"pip cannot get {' '.join(packages)} for this Python: let it reach a package registry, or raise the "
+                f"lowest versions in pyproject.toml where it has no wheel of one\n{done.stderr}"
+            )
             shutil.copytree(unpacked, folder)
     return folder
 

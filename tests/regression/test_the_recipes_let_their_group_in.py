@@ -3,7 +3,8 @@
 systemd makes the folder of a socket root's, so with DirectoryMode=0750 the group fastdedup could not enter it. Docker
 makes a folder that it binds root's, so the sidecar, who is user 10001, could not make its socket.
 
-systemd is not started: a folder and a socket are made as it makes them, and passed as it passes them.
+systemd is not started: a folder and a socket are made as it makes them, and passed as it passes them. Without root
+the rights are only computed from the recipes.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from fastdedup.sidecar.service.deploy import printed
 from ..servers import DEADLINE, RedisServer
 from ..sidecar.running import environment
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can play other users")
-
+AS_ROOT = pytest.mark.skipif(
+    os.getuid() != 0, reason="only root can play other users; the rights are computed without that"
+)
+READ, WRITE, ENTER = 4, 2, 1
 SERVICE, GROUP, MEMBER, STRANGER = 4711, 4711, 4712, 4713
 ACTIVATE = """
 import os, sys
@@ -50,6 +53,49 @@ with socket.socket(socket.AF_UNIX) as ask:
 """
 
 
+def systemd_unit() -> dict[str, str]:
+    return dict(line.split("=", 1) for line in printed("systemd").splitlines() if re.match(r"\w+=", line))
+
+
+def docker_folder() -> tuple[str, int, int, int]:
+    """Return the path, mode, user and group of the folder that the recipe makes on the host."""
+    found = re.search(r"'d (\S+) (\d+) (\d+) (\d+)'", printed("docker"))
+    assert found, "the recipe says how to make the folder"
+    path, mode, uid, gid = found.groups()
+    return path, int(mode, 8), int(uid), int(gid)
+
+
+# The rights, computed
+
+
+def rights(mode: int, owner: int, group: int, *, user: int, member_of: int) -> int:
+    """Return what a user other than root may do with a file, as the system decides it."""
+    if user == owner:
+        return mode >> 6 & 7
+    return mode >> 3 & 7 if member_of == group else mode & 7
+
+
+def test_systemds_modes_give_rights_to_the_group_alone() -> None:
+    unit = systemd_unit()
+    folder, socket_mode = int(unit["DirectoryMode"], 8), int(unit["SocketMode"], 8)
+    assert (unit["SocketUser"], unit["SocketGroup"]) == (unit["User"], unit["Group"])
+    assert rights(folder, 0, 0, user=MEMBER, member_of=GROUP) & ENTER  # root's, whatever SocketUser= says
+    assert rights(socket_mode, SERVICE, GROUP, user=MEMBER, member_of=GROUP) & WRITE
+    assert not rights(socket_mode, SERVICE, GROUP, user=STRANGER, member_of=STRANGER)
+
+
+def test_dockers_folder_gives_rights_to_the_sidecar_and_its_group() -> None:
+    path, mode, uid, gid = docker_folder()
+    assert f"USER {uid}:{gid}" in printed("docker")
+    assert f"--volume {path}:{path}" in printed("docker")
+    assert rights(mode, uid, gid, user=uid, member_of=gid) == READ | WRITE | ENTER
+    assert rights(mode, uid, gid, user=MEMBER, member_of=gid) & ENTER
+    assert not rights(mode, uid, gid, user=STRANGER, member_of=STRANGER)
+
+
+# The same, by real processes
+
+
 @pytest.fixture
 def run() -> Iterator[Path]:
     """A folder that stands for /run."""
@@ -65,8 +111,9 @@ def ask_as(path: Path, uid: int, *groups: int) -> str:
     return done.stdout.strip()
 
 
+@AS_ROOT
 def test_systemds_socket_lets_members_in_and_no_others(run: Path) -> None:
-    unit = dict(line.split("=", 1) for line in printed("systemd").splitlines() if re.match(r"\w+=", line))
+    unit = systemd_unit()
     folder, redis = run / "fastdedup", RedisServer().start()
     folder.mkdir()
     folder.chmod(int(unit["DirectoryMode"], 8))  # and root's, whatever SocketUser= says
@@ -89,16 +136,13 @@ def test_systemds_socket_lets_members_in_and_no_others(run: Path) -> None:
             redis.stop()
 
 
+@AS_ROOT
 def test_the_bound_folder_of_docker_is_made_for_the_sidecar(run: Path) -> None:
-    text = printed("docker")
-    found = re.search(r"'d (\S+) (\d+) (\d+) (\d+)'", text)
-    assert found, "the recipe says how to make the folder"
-    folder, (path, mode, uid, gid) = run / "fastdedup", found.groups()
+    _, mode, uid, gid = docker_folder()
+    folder = run / "fastdedup"
     folder.mkdir()
-    folder.chmod(int(mode, 8))
-    os.chown(folder, int(uid), int(gid))
-    assert f"USER {uid}:{gid}" in text
-    assert f"--volume {path}:{path}" in text
+    folder.chmod(mode)
+    os.chown(folder, uid, gid)
     # As the user of the container: the lock and the socket are made, and a member of the group connects.
     script = (
         "import os\n"
@@ -119,7 +163,7 @@ def test_the_bound_folder_of_docker_is_made_for_the_sidecar(run: Path) -> None:
         assert process.stdout.readline() == "ready\n"
         probe = AS_USER.partition("    else:")[0] + "    else:\n        print('in')\n"
         command = [sys.executable, "-c", probe, str(folder / "fastdedup.sock")]
-        for user, group, told in ((MEMBER, int(gid), "in"), (STRANGER, STRANGER, "no permission")):
+        for user, group, told in ((MEMBER, gid, "in"), (STRANGER, STRANGER, "no permission")):
             done = subprocess.run(
                 [*command, str(user), str(group)], capture_output=True, text=True, check=True, cwd="/"
             )
