@@ -27,10 +27,10 @@ demo: $(CLI) ## run the flash sale; REDIS_URL=redis://… runs it on a real Redi
 demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS='--port 8000 --workers 2'
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/fastdedup demo --web $(ARGS)
 
-# The servers and the browser come first: without them the tests cannot pass. pytest comes last: its last line is the
+# The servers, the browser and the compiler come first: without them the tests cannot pass. pytest comes last: its last line is the
 # verdict. worksteal keeps neighbours together, so each worker starts fewer of the servers that a file shares. With
 # PYTEST_ARGS only some tests run; then the coverage is below the required one.
-test: redis-server chromium nginx lint types ## lint, type check and test, with at least 95 % branch coverage
+test: redis-server chromium nginx compiler lint types ## lint, type check and test, with at least 95 % branch coverage
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
 	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
 
@@ -39,7 +39,7 @@ SERVER_TESTS = --ignore tests/contract/test_transports.py --ignore tests/regress
 	tests/contract tests/outage/test_cluster.py tests/outage/test_sentinel.py tests/outage/test_replicas.py \
 	tests/outage/test_lost_replies.py tests/regression
 
-test-servers: $(DEV) ## test on Redis 6.2, Redis 8.2 and Valkey 8 what depends on the server
+test-servers: $(DEV) compiler ## test on Redis 6.2, Redis 8.2 and Valkey 8 what depends on the server
 	@for server in $$(PYTHON=$(BIN)/python .ci/other-servers.sh); do \
 	  "$$server" --version; \
 	  PATH="$$(dirname "$$server"):$$PATH" $(BIN)/pytest -n $(WORKERS) -q $(SERVER_TESTS) $(PYTEST_ARGS) || exit 1; \
@@ -85,7 +85,7 @@ clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: redis-server libfaketime chromium nginx
+.PHONY: redis-server libfaketime chromium nginx compiler
 redis-server:
 	@.ci/redis-server.sh >/dev/null
 
@@ -97,6 +97,9 @@ chromium:
 
 nginx:
 	@.ci/nginx.sh >/dev/null
+
+compiler: $(VENV)
+	@PYTHON=$(BIN)/python .ci/compiler.sh >/dev/null
 
 $(VENV):
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "fastdedup needs Python 3.11 or later; name one with: make PYTHON=python3.12 ...")'

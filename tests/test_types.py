@@ -7,14 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 
 
 def test_users_code_passes_pyright_strict(tmp_path: Path) -> None:
     """By basedpyright, which brings its checker along, where pyright would fetch it from the network."""
-    pytest.importorskip("basedpyright", reason="basedpyright is not installed: see the dev extra")
     settings = {
         "typeCheckingMode": "strict",
         "include": [str(ROOT / "tests/typing/strict_usage.py")],

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
-import django
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.files.uploadedfile import SimpleUploadedFile
@@ -344,7 +343,6 @@ async def leave(url: str, desk: Desk, wait_until: Any) -> None:
     await serving
 
 
-@pytest.mark.skipif(django.VERSION < (5, 0), reason="Django notices only since 5.0")
 class TestAClientThatLeaves:
     @pytest.mark.parametrize("view", ["/async/", "/adecorated/"])
     @pytest.mark.parametrize("name", ["slow", "slow-late"])
