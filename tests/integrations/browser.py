@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE_MS = 15_000
@@ -26,6 +26,7 @@ def chromium() -> Iterator[Browser]:
     assert path, "there is no Chromium on the PATH: .ci/chromium.sh finds or installs one"
     # As root, as in containers, Chromium has no sandbox; and /dev/shm may be small there.
     flags = ["--no-sandbox", "--disable-dev-shm-usage"] if os.geteuid() == 0 else []
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=flags, timeout=60_000)
         try:

@@ -1,16 +1,18 @@
-"""Shared by the tests of integrations: the frameworks, gates on a real Redis and in memory, a desk."""
+"""Shared by the tests of integrations: the frameworks, gates on a real Redis and in memory, a desk, a browser."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from playwright.sync_api import Browser
 
 from fastdedup import Dedup
 from fastdedup.integrations.lifespan import ASGIApp
 
 from ..stores import TIMEOUT
+from .browser import chromium
 from .desk import Desk
 from .frameworks import FRAMEWORKS, app_of
 
@@ -54,3 +56,10 @@ def short_hold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def desk() -> Desk:
     """Counts what the handlers do."""
     return Desk()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless Chromium for the tests of a file, which drive it by Playwright."""
+    with chromium() as browser:
+        yield browser

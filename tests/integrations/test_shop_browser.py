@@ -8,18 +8,10 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from .browser import PATIENCE_MS, chromium
 from .shops import ShopProcess, token_in, until
 from .visitors import Seen, Visitor, put_token, token_of, visit
 
 pytestmark = pytest.mark.timeout(120)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE_MS)
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")

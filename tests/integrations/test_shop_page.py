@@ -10,7 +10,6 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from .browser import PATIENCE_MS, chromium
 from .looks import brightness, nameless_controls, pale_texts, seen_together, small_controls, too_wide
 from .shops import ShopProcess
 from .visitors import Visitor, send_crowd, turn_gate, visit
@@ -20,13 +19,6 @@ pytestmark = pytest.mark.timeout(120)
 STOCK = 10
 PHONE: Any = {"viewport": {"width": 360, "height": 740}}
 DESKTOP: Any = {"viewport": {"width": 1280, "height": 800}}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    expect.set_options(timeout=PATIENCE_MS)
-    with chromium() as browser:
-        yield browser
 
 
 @pytest.fixture(scope="module")
