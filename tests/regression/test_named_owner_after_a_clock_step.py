@@ -36,6 +36,16 @@ async def stepped(server: SteppingServer, step: float) -> AsyncIterator[Dedup]:
         yield gate
 
 
+async def cancel_repeat(gate: Dedup) -> None:
+    """Claim once more what worker-1 holds, and cancel that when it is sent."""
+    repeat = asyncio.ensure_future(gate.claim("k", owner="worker-1"))
+    while not gate.in_flight:  # noqa: ASYNC110 -- it is sent at the end of a turn
+        await asyncio.sleep(0)
+    repeat.cancel()
+    await asyncio.wait([repeat])
+    assert repeat.cancelled()
+
+
 async def holds(gate: Dedup, claim: Claim) -> bool:
     """Tell whether a claim still keeps others out."""
     other = await gate.claim(claim.key, owner="other")
@@ -46,12 +56,7 @@ async def holds(gate: Dedup, claim: Claim) -> bool:
 async def test_a_cancelled_repeat_frees_nothing(stepping: SteppingServer, step: float) -> None:
     async with stepped(stepping, step) as gate:
         claim = await gate.claim("k", owner="worker-1")
-        repeat = asyncio.ensure_future(gate.claim("k", owner="worker-1"))
-        while not gate.in_flight:  # noqa: ASYNC110 -- it is sent at the end of a turn
-            await asyncio.sleep(0)
-        repeat.cancel()
-        await asyncio.wait([repeat])
-        assert repeat.cancelled()
+        await cancel_repeat(gate)
         assert await holds(gate, claim)
         await claim.complete(1)
 
@@ -72,10 +77,6 @@ async def test_an_unseen_step_frees_nothing(stepping: SteppingServer) -> None:
     """The claim is another process's, under the same name; this one is told of the step by its own answer."""
     async with stepped(stepping, AHEAD) as gate, Dedup(stepping.url, namespace="t", timeout=5.0) as twin:
         claim = await twin.claim("k", owner="worker-1")
-        repeat = asyncio.ensure_future(gate.claim("k", owner="worker-1"))
-        while not gate.in_flight:  # noqa: ASYNC110 -- it is sent at the end of a turn
-            await asyncio.sleep(0)
-        repeat.cancel()
-        await asyncio.wait([repeat])
+        await cancel_repeat(gate)
         assert await holds(gate, claim)
         await claim.complete(1)
