@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
 import redis
 from hypothesis import given
@@ -184,7 +183,7 @@ async def test_a_result_with_a_disguised_nan_is_refused() -> None:
 
 def test_the_demo_speaks_of_requests_and_not_of_digests(sidecar: Running) -> None:
     """Its clients send what is asked; the sidecar digests it."""
-    with httpx.Client(transport=httpx.HTTPTransport(uds=sidecar.path), base_url="http://fd") as http:
+    with sidecar.http() as http:
         asked = {"key": "order:9", "fingerprint": ["buyer", "token"]}
         assert http.post("/v1/claims", json=asked).status_code == 201
         assert http.post("/v1/claims", json={**asked, "fingerprint": ["buyer", "other"]}).status_code == 422

@@ -15,14 +15,9 @@ from ..sidecar.running import Sidecar
 
 
 @pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
-    server = RedisServer().start()
-    with (
-        Sidecar("--url", server.url) as sidecar,
-        httpx.Client(transport=httpx.HTTPTransport(uds=str(sidecar.path)), base_url="http://x") as http,
-    ):
+def http(server: RedisServer) -> Iterator[httpx.Client]:
+    with Sidecar("--url", server.url) as sidecar, sidecar.http() as http:
         yield http
-    server.stop()
 
 
 TWICE = [

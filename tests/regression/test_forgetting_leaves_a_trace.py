@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 
-import httpx
 import pytest
 
 from fastdedup import Dedup
@@ -23,14 +22,14 @@ async def test_every_way_to_forget_a_key_is_logged(server: RedisServer) -> None:
     with (
         Sidecar("--url", server.url, "--allow-stores", "--log-format", "json", "--log-keys") as sidecar,
         sidecar.client() as ask,
-        httpx.Client(transport=httpx.HTTPTransport(uds=str(sidecar.path)), base_url="http://x") as http,
+        sidecar.http() as http,
     ):
         async with Dedup(f"sidecar://{sidecar.path}", namespace="lib", timeout=5) as dedup:
             for key in ("a", "b", "c"):
                 ask.execute_command("FD.CLAIM", key)
             await dedup.claim("c")
             ask.execute_command("FD.FORGET", "a")
-            http.delete("/v1/records?key=b")  # noqa: ASYNC212 -- the sidecar is another process
+            http.delete("/v1/records?key=b")
             await dedup.forget("c")
             ask.execute_command("FD.FORGET", "none")
         told = lines(sidecar)

@@ -24,10 +24,7 @@ URN = "urn:fastdedup:problem:"
 
 @pytest.fixture(scope="module")
 def http(server: RedisServer) -> Iterator[httpx.Client]:
-    with (
-        Sidecar("--url", server.url) as sidecar,
-        httpx.Client(transport=httpx.HTTPTransport(uds=str(sidecar.path)), base_url="http://x") as http,
-    ):
+    with Sidecar("--url", server.url) as sidecar, sidecar.http() as http:
         yield http
 
 

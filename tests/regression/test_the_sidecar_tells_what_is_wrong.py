@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 import redis
 
@@ -87,14 +86,14 @@ def test_a_bad_http_request_is_counted(
     sidecar: Sidecar, method: str, path: str, body: bytes, status: int
 ) -> None:
     before = bad(sidecar)
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(sidecar.path)), base_url="http://x") as ask:
+    with sidecar.http() as ask:
         assert ask.request(method, path, content=body).status_code == status
     assert bad(sidecar) == before + 1
 
 
 def test_an_answer_below_500_is_no_bad_request(sidecar: Sidecar) -> None:
     before = bad(sidecar)
-    with httpx.Client(transport=httpx.HTTPTransport(uds=str(sidecar.path)), base_url="http://x") as ask:
+    with sidecar.http() as ask:
         assert ask.post("/v1/claims", json={"key": "good"}).status_code == 201
         assert ask.post("/v1/claims", json={"key": "good"}).status_code == 409
         assert ask.post("/v1/claims/fail", json={"key": "good", "owner": "x"}).status_code == 409
@@ -151,7 +150,7 @@ def test_an_outage_tells_no_client_where_redis_is() -> None:
             "--url", server.url, "--allow-stores", "--timeout", "0.1", "--on-unavailable", "reject"
         ) as sidecar,
         sidecar.client() as ask,
-        httpx.Client(transport=httpx.HTTPTransport(uds=str(sidecar.path)), base_url="http://x") as http,
+        sidecar.http() as http,
     ):
         assert ask.execute_command("FD.CLAIM", "a")[0] == b"acquired"
         server.stop()

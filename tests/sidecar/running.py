@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+import httpx
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -108,6 +109,9 @@ class Sidecar:
 
     def client(self) -> redis.Redis:
         return client(self.path)
+
+    def http(self) -> httpx.Client:
+        return httpx.Client(transport=httpx.HTTPTransport(uds=str(self.path)), base_url="http://sidecar")
 
     def figures(self) -> str:
         """Return the text of /metrics."""

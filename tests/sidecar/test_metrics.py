@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import pytest
 import redis
 from prometheus_client.parser import text_string_to_metric_families
@@ -255,10 +254,8 @@ def test_every_verb_of_the_redis_protocol_is_counted() -> None:
 
 
 def test_what_http_is_answered_is_counted_too() -> None:
-    transport = None
     with Sidecar() as sidecar:
-        transport = httpx.HTTPTransport(uds=str(sidecar.path))
-        with httpx.Client(transport=transport, base_url="http://localhost") as ask:
+        with sidecar.http() as ask:
             owner = ask.post("/v1/claims", json={"key": "a", "namespace": "shop"}).json()["owner"]
             assert ask.post("/v1/claims", json={"key": "a", "namespace": "shop"}).status_code == 409
             done = {"key": "a", "owner": owner, "namespace": "shop"}
