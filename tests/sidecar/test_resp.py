@@ -61,6 +61,7 @@ async def served(path: Path, limits: Limits) -> AsyncIterator[Namespaces]:
             finally:
                 server.should_exit = server.force_exit = True
                 await task
+                await namespaces.ephemeral.releases.finish(asyncio.get_running_loop().time() + 1.0)
 
 
 async def no_http(scope: Any, receive: Any, send: Any) -> None:
