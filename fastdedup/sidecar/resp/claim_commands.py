@@ -5,6 +5,7 @@ from __future__ import annotations
 from binascii import hexlify
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
 from ...claims.call import ClaimCall
 from ...gateway import Dedup
@@ -17,10 +18,10 @@ from .connection import Command, ReplyPlace, RespConnection, error_reply
 from .frames import bulk, encode
 from .options import CommandOptions, check_count, read_options, text_of
 
-_ACQUIRED = Outcome.ACQUIRED
-_ACQUIRED_HEAD = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
-_HEADS = {outcome: b"*7\r\n" + bulk(outcome.value.encode()) for outcome in Outcome}
-_OPTIONS = frozenset({"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
+_ACQUIRED: Final = Outcome.ACQUIRED
+_ACQUIRED_HEAD: Final = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
+_HEADS: Final = {outcome: b"*7\r\n" + bulk(outcome.value.encode()) for outcome in Outcome}
+_OPTIONS: Final = frozenset({"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
 
 
 # The command

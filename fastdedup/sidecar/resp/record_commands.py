@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import orjson
 
 from ..verbs import forget as forget_record
@@ -10,7 +12,7 @@ from .connection import Command, RespConnection, Slot
 from .frames import encode
 from .options import check_count, read_options, text_of
 
-_OPTIONS = frozenset({"NS"})
+_OPTIONS: Final = frozenset({"NS"})
 
 
 def get(connection: RespConnection, command: list[bytes]) -> Slot:

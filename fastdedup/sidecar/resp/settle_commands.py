@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from ...gateway import Dedup
 from ...protocol.operations import ReleaseOp, RenewOp, SettleOp
@@ -11,8 +12,8 @@ from .connection import Command, RespConnection, Slot
 from .frames import OK
 from .options import CommandOptions, check_count, number_of, read_options, text_of
 
-_SETTLING = frozenset({"NS", "TTL", "FENCE", "TOKEN"})
-_HOLDING = frozenset({"NS", "FENCE", "TOKEN"})
+_SETTLING: Final = frozenset({"NS", "TTL", "FENCE", "TOKEN"})
+_HOLDING: Final = frozenset({"NS", "FENCE", "TOKEN"})
 
 
 def settle(succeeded: bool, connection: RespConnection, command: list[bytes]) -> Slot:

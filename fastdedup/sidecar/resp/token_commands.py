@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from ...claims.call import ClaimCall
 from ..verbs import seconds
@@ -11,9 +12,9 @@ from .connection import Command, RespConnection, Slot
 from .frames import encode
 from .options import check_count, read_options, text_of
 
-_ISSUE = frozenset({"SUBJECT", "TTL", "NS"})
-_CONSUME = frozenset({"SUBJECT", "NS"})
-_REDEEM = frozenset({"NS", "SUBJECT", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
+_ISSUE: Final = frozenset({"SUBJECT", "TTL", "NS"})
+_CONSUME: Final = frozenset({"SUBJECT", "NS"})
+_REDEEM: Final = frozenset({"NS", "SUBJECT", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
 
 
 def issue(connection: RespConnection, command: list[bytes]) -> Slot:
