@@ -116,6 +116,14 @@ class FailedError(DedupError):
         self.error = error
 
 
+class RetryTransaction(DedupError):
+    """The database has ended this transaction for another one's sake: run the whole transaction again.
+
+    A serialization failure, a deadlock, or a lock that was not given in time: SQLSTATE 40001 and 40P01, MySQL's
+    errors 1213, 1020 and 1205, SQLITE_BUSY. Nothing of the transaction has happened. `Inbox.once` runs it again.
+    """
+
+
 def foreign(key: str) -> ForeignRecordError:
     """Return the error for a key that holds a value of another program."""
     return ForeignRecordError(

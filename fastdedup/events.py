@@ -147,6 +147,16 @@ class BatchedBySlot:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class GateBypassed:
+    """The gate before an inbox did not answer, so the inbox decides alone: safe, but open to a storm."""
+
+    namespace: str
+    inbox: str
+    """The name of the inbox."""
+    reason: str
+
+
 Event = (
     Degraded
     | LeaseLost
@@ -160,6 +170,7 @@ Event = (
     | Replayed
     | UndoOverflow
     | BatchedBySlot
+    | GateBypassed
 )
 OnEvent = Callable[[Event], None]
 

@@ -29,6 +29,10 @@ FLOORS = (
     ("sidecar.http", "sidecar.resp"),
     ("sidecar",),
     ("web", "sync"),
+    ("sql",),
+    ("sql.drivers",),
+    ("sql.dialects",),
+    ("sql.faults",),
     ("",),  # the package itself: the public names
     ("gateway",),
     ("tokens", "machine", "lock", "once"),
@@ -71,6 +75,11 @@ MIRRORS = {
     "LockCall": {"lock", "sync.lock"},
     "Tokens": {"tokens", "sync.tokens"},
     "StateMachine": {"machine", "sync.machine"},
+    "Inbox": {"sql.inbox", "sync.sql"},
+    "Receipt": {"sql.receipt", "sync.sql"},
+    "Once": {"sql.once", "sync.sql"},
+    "AsyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
+    "SyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "IdempotencyMiddleware": {"integrations.asgi", "integrations.wsgi", "integrations.django.middleware"},
 }
 

@@ -393,9 +393,7 @@ class Engine:
     def _deliver_claims(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
         leaders = self._leaders
         for op, reply in zip(ops, replies):  # noqa: B905 -- `_end` compares the lengths
-            if (
-                leaders.get(op.wire) is op
-            ):  # not where it was sent beside the leader: with other terms, or named
+            if leaders.get(op.wire) is op:  # else it was sent beside the leader
                 del leaders[op.wire]
             if type(reply) is Verdict and op.followers is None and not op.future.done():
                 op.future.set_result(reply)

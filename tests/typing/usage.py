@@ -38,6 +38,7 @@ from fastdedup.events import (
     Conflict,
     Degraded,
     Event,
+    GateBypassed,
     LeaseLost,
     PrimaryRestarted,
     Replayed,
@@ -85,7 +86,7 @@ def on_event(event: Event) -> None:
         case ClockSkew():
             assert_type(event.offset_seconds, float)
         case _:
-            assert_type(event, Replayed | UndoOverflow)
+            assert_type(event, Replayed | UndoOverflow | GateBypassed)
 
 
 async def login() -> tuple[None, str]:

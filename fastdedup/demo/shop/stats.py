@@ -19,6 +19,7 @@ from ...events import (
     Conflict,
     Degraded,
     Event,
+    GateBypassed,
     LeaseLost,
     PrimaryRestarted,
     Replayed,
@@ -140,7 +141,7 @@ def _text_of(event: Event) -> str:
             return f"Conflict: two owners of one key. The record that stands is {kept}."
         case Unreplayed(reason=reason):
             return f"Not put into Redis: {reason}."
-        case LeaseLost() | Shortfall() | UndoOverflow() | BatchedBySlot() | ClockSkew():
+        case LeaseLost() | Shortfall() | UndoOverflow() | BatchedBySlot() | ClockSkew() | GateBypassed():
             return type(event).__name__
         case Degraded():
             return ""

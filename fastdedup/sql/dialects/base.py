@@ -1,0 +1,160 @@
+"""What a dialect gives: statements, and the order in which they are sent, without I/O.
+
+A flow yields one statement after another and is sent what came of each. So one flow serves async and synchronous
+drivers: see `drivers/base.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from ...errors import ConfigError
+
+T = TypeVar("T")
+MAX_NAME = 48
+"""Characters of a table's name at most: its index has the same name with an ending, and PostgreSQL cuts at 63."""
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """SQL with a `?` for each parameter, and the parameters."""
+
+    sql: str
+    parameters: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What came of a statement: its rows, and how many rows it has changed."""
+
+    rows: Sequence[Sequence[Any]]
+    count: int
+
+
+Flow = Generator[Statement, Rows, T]
+
+
+@dataclass(frozen=True, slots=True)
+class TableName:
+    """Where the inbox's rows are: a table, and the schema that it is in, or None for the connection's own.
+
+    Raises:
+        ConfigError: a name could be more than a name.
+    """
+
+    table: str
+    schema: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check both names, as they become part of statements."""
+        check_name("table", self.table)
+        if self.schema is not None:
+            check_name("schema", self.schema)
+
+    def __str__(self) -> str:
+        return self.table if self.schema is None else f"{self.schema}.{self.table}"
+
+    def quoted(self, quote: str) -> str:
+        """Return the name for a statement."""
+        names = [self.table] if self.schema is None else [self.schema, self.table]
+        return ".".join(f"{quote}{name}{quote}" for name in names)
+
+
+def check_name(what: str, name: object) -> None:
+    """Raise ConfigError where a name is not letters, digits and underscores, or is too long."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > MAX_NAME:
+        raise ConfigError(
+            f"{what}= must be a name of 1 to {MAX_NAME} letters, digits and underscores that does not begin with a "
+            f"digit, got {name!r}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What `stats` finds out about an inbox's table. Ages are seconds by the database's clock."""
+
+    rows: int
+    size: int
+    """Bytes on disk, indexes included."""
+    oldest: float | None
+    ages: tuple[tuple[float, int], ...]
+    """The rows by age: the lower bound of each stretch, and its rows."""
+
+
+class Dialect(ABC):
+    """The statements of one database for one table."""
+
+    name: ClassVar[str]
+    quote: ClassVar[str] = '"'
+
+    def __init__(self, table_name: TableName) -> None:
+        self.table_name = table_name
+        self.table = table_name.quoted(self.quote)
+
+    @abstractmethod
+    def ddl(self) -> str:
+        """Return the statements that create the table, each ended by a semicolon."""
+
+    @abstractmethod
+    def faults_of_the_table(self) -> Flow[list[str]]:
+        """Look at the table; return what does not fit, or nothing. A table that is not there is `MISSING`."""
+
+    @abstractmethod
+    def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
+        """Insert rows; return the ids that are new. `ids` are different and sorted.
+
+        Waits for a twin in flight: where that commits the id is not new, where it rolls back it is.
+        """
+
+    @abstractmethod
+    def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
+        """Insert one row; return whether it is new. Raises `LockedError` at once where a twin is in flight."""
+
+    @abstractmethod
+    def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
+        """Return the results of these ids, as far as they have one, as they are committed just now."""
+
+    @abstractmethod
+    def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
+        """Keep a result; return whether the row is there."""
+
+    @abstractmethod
+    def purge(self, keep: float, size: int) -> Flow[int | None]:
+        """Delete up to `size` rows that are older than `keep` seconds; return how many.
+
+        None where another process purges the table just now.
+        """
+
+    @abstractmethod
+    def figures(self, stretch: float) -> Flow[Figures]:
+        """Return the table's figures; `stretch`: seconds of each stretch of ages."""
+
+
+MISSING = "missing"
+"""The fault of a table that is not there."""
+
+
+def misfits(found: dict[str, str], wanted: dict[str, tuple[str, ...]]) -> list[str]:
+    """Compare columns and their types; return what does not fit, a sentence for each.
+
+    Args:
+        found: the type of each column.
+        wanted: the types that each column may have.
+    """
+    faults = []
+    for name, kinds in wanted.items():
+        if name not in found:
+            faults.append(f"it has no column {name}")
+        elif found[name] not in kinds:
+            faults.append(f"its column {name} is {found[name]}, not {' or '.join(kinds)}")
+    return faults
+
+
+def ages_of(rows: Sequence[Sequence[Any]], stretch: float) -> tuple[tuple[float, int], ...]:
+    """Return the ages of a table's rows from (number of the stretch, rows)."""
+    return tuple(sorted((max(0, int(number)) * stretch, int(count)) for number, count in rows))

@@ -1,0 +1,143 @@
+"""PostgreSQL, 12 and later.
+
+Keys of one call are inserted sorted, or two calls deadlock. Nothing here relies on an error inside the transaction,
+because an error ends it; `insert_unless_busy` sets a savepoint for that reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+from zlib import crc32
+
+from ..faults import LockedError
+from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits
+
+_COLUMNS: dict[str, tuple[str, ...]] = {
+    "id": ("uuid",),
+    "at": ("timestamp with time zone",),
+    "result": ("bytea",),
+}
+
+
+class PostgreSQL(Dialect):
+    """`ON CONFLICT DO NOTHING` waits for a twin in flight, and never fails."""
+
+    name = "postgresql"
+
+    def ddl(self) -> str:
+        """See `Dialect`. The name of an index takes no schema."""
+        return (
+            f"CREATE TABLE {self.table} (\n"
+            "    id uuid PRIMARY KEY,\n"
+            "    at timestamptz NOT NULL DEFAULT now(),\n"
+            "    result bytea\n"
+            ");\n"
+            f'CREATE INDEX "{self.table_name.table}_at" ON {self.table} (at);\n'
+        )
+
+    def faults_of_the_table(self) -> Flow[list[str]]:
+        """See `Dialect`."""
+        where = "attrelid = to_regclass(CAST(? AS text)) AND attnum > 0 AND NOT attisdropped"
+        columns = yield Statement(
+            f"SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE {where}", (self.table,)
+        )
+        if not columns.rows:
+            return [MISSING]
+        faults = misfits({str(name): str(kind) for name, kind in columns.rows}, _COLUMNS)
+        if not faults:
+            unique = yield Statement(
+                "SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attname = 'id' "
+                "WHERE indrelid = to_regclass(CAST(? AS text)) AND indisunique AND indpred IS NULL "
+                "AND indnkeyatts = 1 AND indkey[0] = attnum",
+                (self.table,),
+            )
+            if not unique.rows:
+                faults.append("its column id is not unique")
+        return faults
+
+    def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
+        """See `Dialect`. One statement for all, in the order of the ids."""
+        places = ", ".join(["(?, now())"] * len(ids))
+        done = yield Statement(
+            f"INSERT INTO {self.table} (id, at) VALUES {places} ON CONFLICT (id) DO NOTHING RETURNING id",
+            tuple(UUID(bytes=each) for each in ids),
+        )
+        return {_id(row[0]) for row in done.rows}
+
+    def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
+        """See `Dialect`."""
+        before = (yield Statement("SELECT current_setting('lock_timeout')")).rows[0][0]
+        yield Statement("SAVEPOINT fastdedup_inbox")
+        try:
+            yield Statement("SET LOCAL lock_timeout = '1ms'")
+            new = yield from self.insert([row_id])
+        except LockedError:
+            yield Statement("ROLLBACK TO SAVEPOINT fastdedup_inbox")  # takes the setting back as well
+            raise
+        yield Statement("SELECT set_config('lock_timeout', CAST(? AS text), true)", (before,))
+        yield Statement("RELEASE SAVEPOINT fastdedup_inbox")
+        return row_id in new
+
+    def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
+        """See `Dialect`. A statement of its own: the one that inserts does not see what its twin has committed."""
+        places = ", ".join("?" * len(ids))
+        found = yield Statement(
+            f"SELECT id, result FROM {self.table} WHERE id IN ({places}) AND result IS NOT NULL",
+            tuple(UUID(bytes=each) for each in ids),
+        )
+        return {_id(row[0]): bytes(row[1]) for row in found.rows}
+
+    def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
+        """See `Dialect`."""
+        done = yield Statement(
+            f"UPDATE {self.table} SET result = ? WHERE id = ? RETURNING 1", (payload, UUID(bytes=row_id))
+        )
+        return bool(done.rows)
+
+    def purge(self, keep: float, size: int) -> Flow[int | None]:
+        """See `Dialect`. By `ctid`, which needs no second look into the index of the ids."""
+        leader = yield Statement(
+            "SELECT pg_try_advisory_xact_lock(CAST(? AS int), CAST(? AS int))",
+            (0x0FA57DED, _signed(crc32(str(self.table_name).encode()))),
+        )
+        if not leader.rows[0][0]:
+            return None
+        done = yield Statement(
+            f"DELETE FROM {self.table} WHERE ctid = ANY(ARRAY(SELECT ctid FROM {self.table} "
+            "WHERE at < now() - make_interval(secs => CAST(? AS double precision)) "
+            f"LIMIT {size:d} FOR UPDATE SKIP LOCKED))",
+            (keep,),
+        )
+        return done.count
+
+    def figures(self, stretch: float) -> Flow[Figures]:
+        """See `Dialect`."""
+        size = yield Statement(
+            "SELECT pg_total_relation_size(to_regclass(CAST(? AS text)))",
+            (self.table,),
+        )
+        oldest = yield Statement(
+            f"SELECT CAST(extract(epoch FROM now() - min(at)) AS double precision) FROM {self.table}"
+        )
+        ages = yield Statement(
+            "SELECT floor(extract(epoch FROM now() - at) / CAST(? AS double precision)) AS stretch, count(*) "
+            f"FROM {self.table} GROUP BY 1",
+            (stretch,),
+        )
+        return Figures(
+            rows=sum(int(row[1]) for row in ages.rows),
+            size=int(size.rows[0][0]),
+            oldest=oldest.rows[0][0],
+            ages=ages_of(ages.rows, stretch),
+        )
+
+
+def _id(value: Any) -> bytes:
+    """Return the id that a driver gives as a UUID, or as its text."""
+    return value.bytes if isinstance(value, UUID) else UUID(str(value)).bytes
+
+
+def _signed(number: int) -> int:
+    return number - (1 << 32) if number >= 1 << 31 else number

@@ -1,0 +1,99 @@
+"""SQLite, 3.35 and later. It has one writer at a time: begin with BEGIN IMMEDIATE, so that none has to give up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits
+
+_NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
+"""Milliseconds since 1970."""
+_COLUMNS: dict[str, tuple[str, ...]] = {"id": ("blob",), "at": ("integer",), "result": ("blob",)}
+
+
+class SQLite(Dialect):
+    """Times are whole milliseconds since 1970."""
+
+    name = "sqlite"
+
+    def ddl(self) -> str:
+        """See `Dialect`. An index of an attached database is named with it, and its table is not."""
+        index = self.table_name.quoted(self.quote)[:-1] + '_at"'
+        return (
+            f"CREATE TABLE {self.table} (\n"
+            "    id BLOB NOT NULL PRIMARY KEY,\n"
+            "    at INTEGER NOT NULL,\n"
+            "    result BLOB\n"
+            ") WITHOUT ROWID;\n"
+            f'CREATE INDEX {index} ON "{self.table_name.table}" (at);\n'
+        )
+
+    def faults_of_the_table(self) -> Flow[list[str]]:
+        """See `Dialect`. SQLite itself refuses the insert where the id is not unique."""
+        columns = yield Statement(
+            "SELECT name, lower(type) FROM pragma_table_info(?, ?)",
+            (self.table_name.table, self.table_name.schema or "main"),
+        )
+        if not columns.rows:
+            return [MISSING]
+        faults = misfits({str(name): str(kind) for name, kind in columns.rows}, _COLUMNS)
+        unique = yield Statement(
+            'SELECT 1 FROM pragma_index_list(?, ?) AS found WHERE found."unique" '
+            "AND NOT found.partial AND (SELECT group_concat(name) FROM pragma_index_info(found.name, ?)) = 'id'",
+            (self.table_name.table, self.table_name.schema or "main", self.table_name.schema or "main"),
+        )
+        if not faults and not unique.rows:
+            faults.append("its column id is not unique")
+        return faults
+
+    def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
+        """See `Dialect`."""
+        places = ", ".join([f"(?, {_NOW})"] * len(ids))
+        done = yield Statement(
+            f"INSERT INTO {self.table} (id, at) VALUES {places} ON CONFLICT (id) DO NOTHING RETURNING id",
+            tuple(ids),
+        )
+        return {bytes(row[0]) for row in done.rows}
+
+    def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
+        """See `Dialect`. A transaction that may write has no twin in flight."""
+        return row_id in (yield from self.insert([row_id]))
+
+    def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
+        """See `Dialect`."""
+        places = ", ".join("?" * len(ids))
+        found = yield Statement(
+            f"SELECT id, result FROM {self.table} WHERE id IN ({places}) AND result IS NOT NULL", tuple(ids)
+        )
+        return {bytes(row[0]): bytes(row[1]) for row in found.rows}
+
+    def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
+        """See `Dialect`."""
+        done = yield Statement(
+            f"UPDATE {self.table} SET result = ? WHERE id = ? RETURNING 1", (payload, row_id)
+        )
+        return bool(done.rows)
+
+    def purge(self, keep: float, size: int) -> Flow[int | None]:
+        """See `Dialect`. There is one writer, so nobody else purges just now."""
+        done = yield Statement(
+            f"DELETE FROM {self.table} WHERE id IN "
+            f"(SELECT id FROM {self.table} WHERE at < {_NOW} - ? ORDER BY at LIMIT {size:d})",
+            (round(keep * 1000),),
+        )
+        return done.count
+
+    def figures(self, stretch: float) -> Flow[Figures]:
+        """See `Dialect`. The size is the database's: SQLite does not tell a table's in each build."""
+        size = yield Statement("SELECT page_count * page_size FROM pragma_page_count(), pragma_page_size()")
+        oldest = yield Statement(f"SELECT ({_NOW} - min(at)) / 1000.0 FROM {self.table}")
+        ages = yield Statement(
+            f"SELECT CAST(({_NOW} - at) / 1000.0 / ? AS INTEGER) AS stretch, count(*) FROM {self.table} GROUP BY 1",
+            (stretch,),
+        )
+        return Figures(
+            rows=sum(int(row[1]) for row in ages.rows),
+            size=int(size.rows[0][0]),
+            oldest=oldest.rows[0][0],
+            ages=ages_of(ages.rows, stretch),
+        )

@@ -1,0 +1,49 @@
+"""asyncpg: a connection, or one that a pool lends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+
+from ...errors import UsageError
+from ..dialects.base import Rows, Statement
+from .base import Driver, no_transaction, placed
+
+
+class AsyncpgDriver(Driver):
+    """A connection in a transaction, begun by `connection.transaction()`."""
+
+    is_async = True
+    dialect = "postgresql"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        if connection.is_closed():
+            raise UsageError("this connection is closed: give the inbox one that is in a transaction")
+        if not connection.is_in_transaction():
+            raise no_transaction("async with connection.transaction():")
+
+    def is_open(self) -> bool:
+        """See `Driver`."""
+        return not self._connection.is_closed() and bool(self._connection.is_in_transaction())
+
+    async def execute(self, statement: Statement) -> Rows:
+        """See `Driver`. asyncpg gives rows by one call, and the count of changed rows by another."""
+        sql = placed(statement.sql, "$")
+        if sql.startswith("SELECT") or sql.endswith(("RETURNING 1", "RETURNING id")):
+            rows = await self._connection.fetch(sql, *statement.parameters)
+            return Rows(rows, len(rows))
+        status = await self._connection.execute(sql, *statement.parameters)
+        number = status.rpartition(" ")[2]
+        return Rows((), int(number) if number.isdecimal() else 0)
+
+
+def driver(transaction: Any) -> Driver:
+    """Return the driver for a connection."""
+    if not isinstance(transaction, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+        raise UsageError(
+            f"an inbox needs a connection in a transaction, got asyncpg's {type(transaction).__name__}: "
+            "async with pool.acquire() as connection, connection.transaction():"
+        )
+    return AsyncpgDriver(transaction)

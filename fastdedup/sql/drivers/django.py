@@ -1,0 +1,44 @@
+"""Django: a connection such as `django.db.connection`, inside `transaction.atomic()`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import UsageError
+from ..dialects.base import Rows, Statement
+from ..faults import aborted
+from .base import Driver, no_transaction, of_cursor, placed
+
+
+class DjangoDriver(Driver):
+    """A connection in an atomic block. Django's transactions are synchronous, also under its async views."""
+
+    is_async = False
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.dialect = connection.vendor
+        if not connection.in_atomic_block:
+            raise no_transaction("with transaction.atomic():")
+        if connection.needs_rollback:
+            raise aborted()
+
+    def is_open(self) -> bool:
+        """See `Driver`."""
+        return bool(self._connection.in_atomic_block)
+
+    def execute(self, statement: Statement) -> Rows:
+        """See `Driver`."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(placed(statement.sql, "%s"), statement.parameters)
+            return of_cursor(cursor)
+
+
+def driver(transaction: Any) -> Driver:
+    """Return the driver for a connection."""
+    if not hasattr(transaction, "in_atomic_block"):
+        raise UsageError(
+            f"an inbox needs a database connection of Django, got {type(transaction).__name__}: "
+            "from django.db import connection"
+        )
+    return DjangoDriver(transaction)

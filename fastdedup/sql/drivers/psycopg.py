@@ -1,0 +1,69 @@
+"""psycopg 3: a connection, synchronous or async."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
+from ...errors import UsageError
+from ..dialects.base import Rows, Statement
+from .base import Driver, no_transaction, of_cursor, placed
+
+
+class PsycopgDriver(Driver):
+    """What both drivers share. A connection that does not commit by itself begins with its first statement."""
+
+    dialect = "postgresql"
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        if connection.closed:
+            raise UsageError("this connection is closed: give the inbox one that is in a transaction")
+        if connection.autocommit and connection.info.transaction_status is TransactionStatus.IDLE:
+            raise no_transaction("with connection.transaction():")
+
+    def is_open(self) -> bool:
+        """See `Driver`."""
+        return (
+            not self._connection.closed
+            and self._connection.info.transaction_status is TransactionStatus.INTRANS
+        )
+
+
+class SyncDriver(PsycopgDriver):
+    """A `Connection`."""
+
+    is_async = False
+
+    def execute(self, statement: Statement) -> Rows:
+        """See `Driver`."""
+        with self._connection.cursor(row_factory=tuple_row) as cursor:
+            cursor.execute(placed(statement.sql, "%s"), statement.parameters)
+            return of_cursor(cursor)
+
+
+class AsyncDriver(PsycopgDriver):
+    """An `AsyncConnection`."""
+
+    is_async = True
+
+    async def execute(self, statement: Statement) -> Rows:
+        """See `Driver`."""
+        async with self._connection.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(placed(statement.sql, "%s"), statement.parameters)
+            return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
+
+
+def driver(transaction: Any) -> Driver:
+    """Return the driver for a connection."""
+    if isinstance(transaction, psycopg.AsyncConnection):
+        return AsyncDriver(transaction)
+    if isinstance(transaction, psycopg.Connection):
+        return SyncDriver(transaction)
+    raise UsageError(
+        f"an inbox needs a connection in a transaction, got psycopg's {type(transaction).__name__}: "
+        "with pool.connection() as connection:"
+    )

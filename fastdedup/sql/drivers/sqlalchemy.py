@@ -1,0 +1,128 @@
+"""SQLAlchemy 2: sessions and connections, synchronous and async, over any of its drivers."""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import count
+from typing import Any
+
+from sqlalchemy import Connection, text
+from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+from sqlalchemy.orm import Session, scoped_session
+
+from ...errors import UsageError
+from ..dialects.base import Rows, Statement
+from .base import Driver, no_transaction
+from .sqlite3 import check
+
+_AUTOCOMMIT = "AUTOCOMMIT"
+
+
+def driver(transaction: Any) -> Driver:
+    """Return the driver for a session or a connection."""
+    if isinstance(transaction, scoped_session | async_scoped_session):
+        transaction = transaction()
+    if isinstance(transaction, AsyncSession):
+        return AsyncDriver(transaction, transaction.sync_session)
+    if isinstance(transaction, AsyncConnection):
+        return AsyncDriver(transaction, transaction.sync_connection)
+    if isinstance(transaction, Session | Connection):
+        return SyncDriver(transaction, transaction)
+    raise UsageError(
+        f"an inbox needs the caller's own transaction, got SQLAlchemy's {type(transaction).__name__}: give it what "
+        "engine.begin() or Session.begin() yields"
+    )
+
+
+class SqlAlchemyDriver(Driver):
+    """What both drivers share. `inner`: the synchronous session or connection, which async ones have inside."""
+
+    def __init__(self, transaction: Any, inner: Any) -> None:
+        if inner is None or getattr(inner, "closed", False):
+            raise UsageError(
+                "this connection is closed: give the inbox what engine.begin() yields, inside the block"
+            )
+        self._transaction = transaction
+        self._inner = inner
+        self.dialect = _dialect(inner)
+        # Mutable: the transaction, once there is one. A session begins it with its first statement.
+        self._root: Any = None
+
+    def is_open(self) -> bool:
+        """See `Driver`. A session that was committed has another transaction, or none."""
+        root = self._inner.get_transaction()
+        return root is not None and root is self._root and root.is_active
+
+    def _began(self, connection: Any) -> None:
+        if _commits_each_statement(connection):
+            raise no_transaction("engine.begin() on an engine without isolation_level='AUTOCOMMIT'")
+
+    def _rows(self, result: Any) -> Rows:
+        if self._root is None:
+            self._root = self._inner.get_transaction()
+        return Rows(result.all() if result.returns_rows else (), result.rowcount)
+
+
+class SyncDriver(SqlAlchemyDriver):
+    """A `Session`, or a `Connection`."""
+
+    is_async = False
+
+    def execute(self, statement: Statement) -> Rows:
+        """See `Driver`."""
+        if self._root is None:
+            inner = self._inner
+            self._began(inner.connection() if isinstance(inner, Session) else inner)
+        return self._rows(self._transaction.execute(_prepared(statement.sql), _named(statement)))
+
+
+class AsyncDriver(SqlAlchemyDriver):
+    """An `AsyncSession`, or an `AsyncConnection`."""
+
+    is_async = True
+
+    async def execute(self, statement: Statement) -> Rows:
+        """See `Driver`."""
+        if self._root is None:
+            outer = self._transaction
+            connection = await outer.connection() if isinstance(outer, AsyncSession) else outer
+            self._began(connection.sync_connection)
+        return self._rows(await self._transaction.execute(_prepared(statement.sql), _named(statement)))
+
+
+def _dialect(inner: Any) -> str:
+    if isinstance(inner, Connection):
+        return inner.dialect.name
+    try:
+        return str(inner.get_bind().dialect.name)
+    except InvalidRequestError:
+        raise UsageError(
+            "this session has no engine that all its tables share: give the inbox a connection, as "
+            "session.connection(bind_arguments={'mapper': …}) returns"
+        ) from None
+
+
+def _commits_each_statement(connection: Connection) -> bool:
+    if connection.get_execution_options().get("isolation_level") == _AUTOCOMMIT:
+        return True
+    if connection.dialect.name == "sqlite":  # often without an isolation_level, and begun by an event
+        check(connection.connection.driver_connection)
+        return False
+    detect = getattr(connection.dialect, "detect_autocommit_setting", None)
+    if detect is None:  # before SQLAlchemy 2.0.44
+        return getattr(connection.dialect, "_on_connect_isolation_level", None) == _AUTOCOMMIT
+    try:
+        return bool(detect(connection.connection.dbapi_connection))
+    except NotImplementedError:
+        return False
+
+
+@cache
+def _prepared(sql: str) -> Any:
+    numbers = count()
+    return text("".join(f":p{next(numbers)}" if char == "?" else char for char in sql))
+
+
+def _named(statement: Statement) -> dict[str, Any]:
+    return {f"p{number}": value for number, value in enumerate(statement.parameters)}

@@ -1,0 +1,56 @@
+"""The standard library's sqlite3."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+from ...errors import UsageError
+from ..dialects.base import Rows, Statement
+from .base import Driver, no_transaction, of_cursor
+
+
+def check(connection: Any) -> None:
+    """Raise UsageError where a connection commits each statement by itself, or is closed.
+
+    One with an `isolation_level`, as it is by default, begins with its first change.
+    """
+    try:
+        begun = connection.in_transaction
+    except (ValueError, sqlite3.ProgrammingError):
+        raise UsageError("this connection is closed: give the inbox one that is in a transaction") from None
+    own = getattr(connection, "autocommit", -1)  # Python 3.12: True, False, or as before
+    commits = own is True or (own is not False and connection.isolation_level is None)
+    if commits and not begun:
+        raise no_transaction('connection.execute("BEGIN IMMEDIATE")')
+
+
+class Sqlite3Driver(Driver):
+    """A connection."""
+
+    is_async = False
+    dialect = "sqlite"
+
+    def __init__(self, connection: Any) -> None:
+        check(connection)
+        self._connection = connection
+
+    def is_open(self) -> bool:
+        """See `Driver`."""
+        return bool(self._connection.in_transaction)
+
+    def execute(self, statement: Statement) -> Rows:
+        """See `Driver`."""
+        cursor = self._connection.cursor()
+        cursor.row_factory = None  # the caller's own may give rows without an order
+        cursor.execute(statement.sql, statement.parameters)
+        return of_cursor(cursor)
+
+
+def driver(transaction: Any) -> Driver:
+    """Return the driver for a connection."""
+    if not isinstance(transaction, sqlite3.Connection):
+        raise UsageError(
+            f"an inbox needs a connection in a transaction, got sqlite3's {type(transaction).__name__}"
+        )
+    return Sqlite3Driver(transaction)

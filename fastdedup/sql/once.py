@@ -1,0 +1,217 @@
+"""`@inbox.once`: the gate absorbs the storm, the inbox decides in the transaction.
+
+What happens where something fails, by the place of the failure:
+
+    the gate does not answer       the inbox decides alone (`GateBypassed`)
+    the work, or the transaction   rolled back; the gate's claim is released, so that a later delivery is first
+    the COMMIT                     unknown: the gate's claim is neither completed nor released. Its lease ends, and
+                                   the next delivery asks the inbox
+    after the COMMIT               the row answers the next delivery, and that completes the gate's claim
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import random
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Any, Final, TypeVar
+
+from ..checks import Seconds, check_count, check_seconds
+from ..claim import Claim
+from ..errors import ClaimLostError, ConfigError, DedupError, RetryTransaction, UnavailableError
+from ..events import GateBypassed, emit
+from ..gateway import Dedup
+from .drivers.base import is_retryable
+from .faults import DatabaseFault, fault_of
+from .receipt import Receipt
+from .rules import Busy, InboxRules
+
+T = TypeVar("T")
+Begin = Callable[[], AbstractAsyncContextManager[Any]]
+"""Begins a transaction: returns an async context manager that yields it, commits it, or on an error rolls it back."""
+Receive = Callable[..., Coroutine[Any, Any, Receipt]]
+"""`Inbox.receive`."""
+ATTEMPTS: Final = 5
+"""Transactions of one call by default."""
+_PAUSE = 0.01
+_LONGEST_PAUSE = 1.0
+MENDING = 1.0
+"""Seconds for the gate to learn of what was committed: the row stands, so its caller does not wait longer."""
+
+
+class OnceRules:
+    """The settings of one decorated function, checked once; what they mean without I/O."""
+
+    def __init__(
+        self, inbox: InboxRules, key: Callable[..., str], gate: Any, wait: Seconds, busy: Busy, attempts: int
+    ) -> None:
+        if not callable(key) or inspect.iscoroutinefunction(key):
+            raise ConfigError(
+                "once(key=…) must be a function, not async, that returns the key: "
+                "for example key=lambda session, message: message.id"
+            )
+        self.inbox = inbox
+        self.key = key
+        self.gate = gate
+        self.wait = check_seconds(wait, "wait", least=0.0)
+        self.busy = busy
+        self.attempts = check_count(attempts, "attempts")
+
+    def pause(self, attempt: int, error: Exception) -> float:
+        """Return the seconds until the transaction is run again: a random part of a growing pause.
+
+        Raises:
+            RetryTransaction: that was the last attempt.
+        """
+        if attempt >= self.attempts:
+            raise RetryTransaction(
+                f"the database has ended {attempt} transactions of this call, one after another: deliver it again "
+                "later, or raise attempts="
+            ) from error
+        return random.random() * min(_LONGEST_PAUSE, _PAUSE * 2.0**attempt)
+
+
+def is_committed_perhaps(error: BaseException) -> bool:
+    """True where the error of a COMMIT leaves open whether it took effect: its reply was lost."""
+    return fault_of(error) is DatabaseFault.UNKNOWN
+
+
+def bypassed(gate: Dedup, rules: InboxRules, error: UnavailableError) -> None:
+    """Tell that the gate does not answer."""
+    namespace = gate._namespace
+    emit(namespace.connection.on_event, GateBypassed(namespace.settings.namespace, rules.name, str(error)))
+
+
+class CommitUnknown(Exception):
+    """Carries the error of a COMMIT whose reply was lost."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+def once(
+    receive: Receive, rules: OnceRules, begin: Begin
+) -> Callable[[Callable[..., Coroutine[Any, Any, T]]], Callable[..., Coroutine[Any, Any, T]]]:
+    """Return the decorator; see `Inbox.once`."""
+    if rules.gate is not None and not isinstance(rules.gate, Dedup):
+        raise ConfigError(f"once(gate=…) must be a Dedup, got {type(rules.gate).__name__}")
+
+    def decorate(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+        if not inspect.iscoroutinefunction(function):
+            raise ConfigError(f"{function!r} is not async: use once() of fastdedup.sync.sql.Inbox")
+
+        @functools.wraps(function)
+        async def wrapper(*args: Any, **kwargs: Any) -> T:
+            result: T = await Once(
+                receive, rules, begin, functools.partial(_call, function, args, kwargs)
+            ).run(rules.key(None, *args, **kwargs))
+            return result
+
+        return wrapper
+
+    return decorate
+
+
+def _call(function: Callable[..., T], args: Any, kwargs: Any, transaction: Any) -> T:
+    return function(transaction, *args, **kwargs)
+
+
+class Once:
+    """One call of a decorated function."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        rules: OnceRules,
+        begin: Begin,
+        work: Callable[[Any], Coroutine[Any, Any, Any]],
+    ) -> None:
+        self._receive = receive
+        self._rules = rules
+        self._begin = begin
+        self._work = work
+
+    async def run(self, key: str) -> Any:
+        """Claim at the gate, decide in the transaction, tell the gate."""
+        claim = await self._claim(key)
+        if claim is not None and not claim.acquired:
+            return claim.replay()
+        try:
+            result = await self._transact(key)
+        except CommitUnknown as unknown:
+            error = unknown.error
+        except BaseException:
+            if claim is not None:
+                await asyncio.shield(_free(claim))
+            raise
+        else:
+            if claim is not None:
+                await asyncio.shield(_mend(claim, result))
+            return result
+        raise error  # the claim is not settled: its lease ends, and the next delivery asks the inbox
+
+    async def _claim(self, key: str) -> Claim | None:
+        """Claim at the gate; None where there is none, or it does not answer."""
+        gate: Dedup | None = self._rules.gate
+        rules = self._rules
+        if gate is None:
+            return None
+        name = rules.inbox.gate_key(key)
+        try:
+            # Without a wait first: where the store is away, a wait would hold the message up, and the inbox decides.
+            claim: Claim = await gate.claim(name, renew=True)
+            if rules.wait and claim.retry_after is not None and not claim.acquired:
+                claim = await gate.claim(name, renew=True, wait=rules.wait)
+        except UnavailableError as error:
+            bypassed(gate, rules.inbox, error)
+            return None
+        return claim
+
+    async def _transact(self, key: str) -> Any:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await self._attempt(key)
+            except Exception as error:
+                if not (isinstance(error, RetryTransaction) or is_retryable(error)):
+                    raise
+                pause = self._rules.pause(attempt, error)
+            await asyncio.sleep(pause)
+
+    async def _attempt(self, key: str) -> Any:
+        """Run one transaction."""
+        commits = False
+        try:
+            async with self._begin() as transaction:
+                receipt = await self._receive(transaction, key, busy=self._rules.busy)
+                if not receipt.first:
+                    return receipt.replay()
+                result = await self._work(transaction)
+                if result is not None:
+                    await receipt.complete(result)
+                commits = True
+        except BaseException as error:
+            if commits and is_committed_perhaps(error):
+                raise CommitUnknown(error) from None
+            raise
+        return receipt.result
+
+
+async def _mend(claim: Claim, result: Any) -> None:
+    """Tell the gate what the transaction has committed. Whatever fails here, the row answers."""
+    try:
+        await claim.complete(result, within=MENDING)
+    except (ClaimLostError, UnavailableError):
+        return
+    except DedupError:  # it cannot be stored there, so the gate lets duplicates through to the row
+        await _free(claim)
+
+
+async def _free(claim: Claim) -> None:
+    with suppress(DedupError):
+        await claim.release()

@@ -1,0 +1,99 @@
+"""What `receive` answers: are you the first, and what came of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import InProgressError, UsageError
+from ..model import Outcome
+from .drivers import Driver
+from .drivers.base import run
+from .rules import Found, InboxRules
+
+
+class AnyReceipt:
+    """What receipts of async and of synchronous code share. Its words are those of claims."""
+
+    __slots__ = ("_completed", "_driver", "_found", "_result", "_rules", "key")
+
+    def __init__(self, rules: InboxRules, driver: Driver, key: str, found: Found) -> None:
+        self._rules = rules
+        self._driver = driver
+        self._found = found
+        self.key = key
+        """The key that was received."""
+        # Mutable: was a result kept, and which.
+        self._completed = False
+        self._result: Any = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.key!r} {self.outcome}>"
+
+    def __bool__(self) -> bool:
+        raise TypeError("a receipt is neither true nor false: ask receipt.first")
+
+    @property
+    def outcome(self) -> Outcome:
+        """ACQUIRED for the first; SUCCEEDED for a duplicate; IN_PROGRESS where `busy="skip"` met a twin in flight."""
+        return self._found.outcome
+
+    @property
+    def first(self) -> bool:
+        """True where nobody has committed this key: do the work, in the same transaction."""
+        return self.outcome is Outcome.ACQUIRED
+
+    @property
+    def result(self) -> Any:
+        """The first result, decoded: what `complete` kept, here or in the transaction that was first; or None."""
+        return self._result if self.first else self._rules.result(self._found, self.key)
+
+    def replay(self) -> Any:
+        """Return the first result, for a duplicate.
+
+        Raises:
+            InProgressError: a twin was in flight.
+            UsageError: this one is the first: there is nothing to replay, do the work.
+        """
+        if self.outcome is Outcome.IN_PROGRESS:
+            raise InProgressError(
+                f"{self.key!r} is in progress in another transaction: receive it again later", retry_after=1.0
+            )
+        if self.first:
+            raise UsageError(
+                f"{self.key!r} is received for the first time, there is nothing to replay: do the work"
+            )
+        return self.result
+
+    def _check_completion(self) -> None:
+        if not self.first:
+            raise UsageError(f"{self.key!r} is a duplicate, so it is not completed: its first result stands")
+        if self._completed:
+            raise UsageError(f"{self.key!r} is completed already: complete it once")
+        if not self._driver.is_open():
+            raise UsageError(
+                f"the transaction that received {self.key!r} has ended: complete it before the commit"
+            )
+
+    def _keep(self, payload: bytes) -> None:
+        """Remember the result in the form that duplicates get it."""
+        self._completed = True
+        self._result = self._rules.result(Found(Outcome.SUCCEEDED, payload), self.key)
+
+
+class Receipt(AnyReceipt):
+    """The answer to `Inbox.receive`."""
+
+    __slots__ = ()
+
+    async def complete(self, result: Any = None) -> None:
+        """Keep a result for duplicates, in the same transaction. Without one, duplicates get None.
+
+        Raises:
+            ResultError, ResultTooLargeError: it cannot be stored.
+            UsageError: not the first, completed already, or the transaction has ended.
+            RetryTransaction: run the whole transaction again.
+        """
+        self._check_completion()
+        rules, driver = self._rules, self._driver
+        flow = rules.complete(driver.dialect, rules.id_of(self.key), result)
+        self._keep(await run(driver, flow, rules.table_name))

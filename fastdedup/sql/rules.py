@@ -1,0 +1,182 @@
+"""What every inbox decides without I/O: the ids of keys, the order of statements, and what comes of a transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from threading import Lock
+from typing import Any, Final, Literal
+from weakref import WeakValueDictionary
+
+from ..checks import Seconds, check_count, check_seconds
+from ..codec import Codec, JSONCodec, decode, encode
+from ..errors import ConfigError, UsageError
+from ..keys import check_namespace
+from ..model import Outcome
+from ..protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
+from .dialects import Dialect, TableName, dialect_of
+from .dialects.base import MISSING, Flow
+from .faults import LockedError, no_table
+
+TABLE: Final = "fastdedup_inbox"
+MAX_RESULT: Final = 256 * 1024
+"""Bytes of the largest result by default, as for claims."""
+Busy = Literal["wait", "skip"]
+ID_BYTES: Final = 16
+MAX_KEYS: Final = 1000
+"""Keys in one statement at most: SQLite and PostgreSQL bound a statement's parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How a key stood: what came of it in this transaction, and the first result's bytes."""
+
+    outcome: Outcome
+    payload: bytes = b""
+
+
+class InboxRules:
+    """The settings of one inbox, checked once, and its flows of statements. Arguments and errors as for `Inbox`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        keep: Seconds,
+        table: str,
+        schema: str | None,
+        codec: Codec | None,
+        max_result: int,
+    ) -> None:
+        self.name = check_namespace(name)
+        self.keep = check_seconds(keep, "keep")
+        self.table_name = TableName(table, schema)
+        self.codec: Codec = JSONCodec() if codec is None else codec
+        self.max_result = check_count(max_result, "max_result")
+        self._keys = Keyspace(name, Kind.CLAIM, readable=MAX_KEY_BYTES)
+        # Mutable: the dialects in use, and the names of those whose table was looked at.
+        self._dialects: dict[str, Dialect] = {}
+        self._checked: set[str] = set()
+        _register(self)
+
+    def id_of(self, key: Any) -> bytes:
+        """Return the 16 bytes that stand for a key of this inbox in the table.
+
+        A digest, because databases take different texts for equal: past a column's length, by case, by a space at
+        the end, by an accent.
+
+        Raises:
+            InvalidKeyError: the key is not text, is empty, has over 1024 bytes of UTF-8 or a lone surrogate.
+        """
+        return blake2b(self._keys.wire(key), digest_size=ID_BYTES).digest()
+
+    def gate_key(self, key: str) -> str:
+        """Return the key by which a gate knows a message of this inbox: another inbox handles the same message."""
+        row_id = self.id_of(key)
+        text = f"{self.name}={key}"
+        return text if len(text.encode()) <= MAX_KEY_BYTES else f"{self.name}#{row_id.hex()}"
+
+    def dialect(self, name: str) -> Dialect:
+        """Return the dialect of a database, for this inbox's table."""
+        if name not in self._dialects:
+            self._dialects[name] = dialect_of(name, self.table_name)
+        return self._dialects[name]
+
+    # Flows
+
+    def receive(self, dialect: str, keys: Sequence[str], busy: Busy) -> Flow[list[Found]]:
+        """Remember the keys; return how each stood. The second of two equal keys is a duplicate of the first."""
+        if busy not in ("wait", "skip"):
+            raise ConfigError(f'busy= must be "wait" or "skip", got {busy!r}')
+        ids = [self.id_of(key) for key in keys]
+        sql = self.dialect(dialect)
+        if dialect not in self._checked:
+            yield from self._check(sql)
+            self._checked.add(dialect)
+        different = sorted(set(ids))  # in one order, or two calls wait for each other
+        new, locked = yield from (self._skip if busy == "skip" else self._wait)(sql, different)
+        known = [each for each in different if each not in new and each not in locked]
+        results: dict[bytes, bytes] = {}
+        for part in parts(known):
+            results |= yield from sql.results(part)
+        return [self._found(each, new, locked, results) for each in ids]
+
+    def complete(self, dialect: str, row_id: bytes, result: Any) -> Flow[bytes]:
+        """Keep the result of a key that was received as first; return its bytes.
+
+        Raises:
+            ResultError, ResultTooLargeError: it cannot be stored.
+        """
+        payload = encode(self.codec, result, self.max_result)
+        if not (yield from self.dialect(dialect).complete(row_id, payload)):
+            raise UsageError(
+                "the inbox's row is not there: its transaction, or the savepoint it was received in, was rolled back"
+            )
+        return payload
+
+    def result(self, found: Found, key: str) -> Any:
+        """Return the result that a duplicate finds; None where the first kept none."""
+        return decode(self.codec, found.payload, key)
+
+    def _check(self, sql: Dialect) -> Flow[None]:
+        faults = yield from sql.faults_of_the_table()
+        if faults == [MISSING]:
+            raise no_table(self.table_name)
+        if faults:
+            raise ConfigError(
+                f"the table {self.table_name} is no inbox: {', and '.join(faults)}. "
+                f"`fastdedup inbox ddl --dialect {sql.name}` prints the SQL of one; name it with table="
+            )
+
+    def _wait(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], set[bytes]]]:
+        new: set[bytes] = set()
+        for part in parts(ids):
+            new |= yield from sql.insert(part)
+        return new, set()
+
+    def _skip(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], set[bytes]]]:
+        new, locked = set(), set()
+        for each in ids:
+            try:
+                if (yield from sql.insert_unless_busy(each)):
+                    new.add(each)
+            except LockedError:
+                locked.add(each)
+        return new, locked
+
+    def _found(
+        self, row_id: bytes, new: set[bytes], locked: set[bytes], results: dict[bytes, bytes]
+    ) -> Found:
+        if row_id in locked:
+            return Found(Outcome.IN_PROGRESS)
+        if row_id in new:
+            new.discard(row_id)  # a second place in the list is a duplicate
+            return Found(Outcome.ACQUIRED)
+        return Found(Outcome.SUCCEEDED, results.get(row_id, b""))
+
+
+def parts(ids: Sequence[bytes]) -> list[Sequence[bytes]]:
+    """Divide ids so that each part fits a statement."""
+    return [ids[start : start + MAX_KEYS] for start in range(0, len(ids), MAX_KEYS)]
+
+
+_known: WeakValueDictionary[str, InboxRules] = WeakValueDictionary()
+_lock = Lock()
+
+
+def _register(rules: InboxRules) -> None:
+    """Refuse an inbox that would purge the rows of another one too early.
+
+    A row does not say whose it is, so all inboxes of a table keep their rows equally long.
+    """
+    with _lock:
+        for place in (f"name {rules.name!r}", f"table {rules.table_name}"):
+            other = _known.get(place)
+            if other is not None and other.keep != rules.keep:
+                raise ConfigError(
+                    f"two inboxes of the {place} keep their rows for {other.keep:g} s and for {rules.keep:g} s: "
+                    "a purge would delete the rows of one too early. Give both one keep=, or other tables and names"
+                )
+        for place in (f"name {rules.name!r}", f"table {rules.table_name}"):
+            _known.setdefault(place, rules)

@@ -1,0 +1,263 @@
+"""The inbox for synchronous code: the same names, words and errors as in `fastdedup.sql`.
+
+It runs in the caller's own thread and transaction; only a gate has a background thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, TypeVar
+
+from ..checks import Seconds, check_count
+from ..codec import Codec
+from ..errors import (
+    ClaimLostError,
+    ConfigError,
+    DedupError,
+    InProgressError,
+    RetryTransaction,
+    UnavailableError,
+    UsageError,
+)
+from ..sql.dialects.base import Figures, TableName
+from ..sql.drivers import Driver, driver_of
+from ..sql.drivers.base import is_retryable, run_now
+from ..sql.inbox import DAY
+from ..sql.once import ATTEMPTS, MENDING, OnceRules, bypassed, is_committed_perhaps
+from ..sql.purge import BATCH, Ticker
+from ..sql.receipt import AnyReceipt
+from ..sql.rules import MAX_RESULT, TABLE, Busy, InboxRules
+from .claim import Claim
+from .gateway import Dedup
+
+T = TypeVar("T")
+Begin = Callable[[], AbstractContextManager[Any]]
+"""Begins a transaction: returns a context manager that yields it, commits it, and rolls it back on an error."""
+
+
+class Receipt(AnyReceipt):
+    """The answer to `Inbox.receive`."""
+
+    __slots__ = ()
+
+    def complete(self, result: Any = None) -> None:
+        """Keep a result for duplicates, in the same transaction. Errors as for `fastdedup.sql.Receipt.complete`."""
+        self._check_completion()
+        rules, driver = self._rules, self._driver
+        flow = rules.complete(driver.dialect, rules.id_of(self.key), result)
+        self._keep(run_now(driver, flow, rules.table_name))
+
+
+class Inbox:
+    """Remembers which messages a consumer has handled. Arguments and errors as for `fastdedup.sql.Inbox`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        keep: Seconds,
+        table: str = TABLE,
+        schema: str | None = None,
+        begin: Begin | None = None,
+        codec: Codec | None = None,
+        max_result: int = MAX_RESULT,
+    ) -> None:
+        self._rules = InboxRules(
+            name, keep=keep, table=table, schema=schema, codec=codec, max_result=max_result
+        )
+        self._begin = begin
+
+    def __repr__(self) -> str:
+        return f"<Inbox {self.name!r} in {self.table}>"
+
+    @property
+    def name(self) -> str:
+        """The consumer's name."""
+        return self._rules.name
+
+    @property
+    def table(self) -> TableName:
+        """The table."""
+        return self._rules.table_name
+
+    def receive(self, transaction: Any, key: str, *, busy: Busy = "wait") -> Receipt:
+        """Remember a key in the caller's own transaction; say whether it is the first.
+
+        `transaction`: a session or connection of SQLAlchemy, a connection of psycopg, sqlite3 or PyMySQL, or Django's
+        inside `transaction.atomic()`. Errors as for `fastdedup.sql.Inbox.receive`.
+        """
+        return self.receive_many(transaction, [key], busy=busy)[0]
+
+    def receive_many(self, transaction: Any, keys: Sequence[str], *, busy: Busy = "wait") -> list[Receipt]:
+        """Remember many keys; see `fastdedup.sql.Inbox.receive_many`."""
+        if isinstance(keys, str | bytes):
+            raise UsageError("receive_many() takes a list of keys, not one text")
+        driver = sync_driver(transaction)
+        found = run_now(driver, self._rules.receive(driver.dialect, keys, busy), self.table)
+        return [Receipt(self._rules, driver, key, each) for key, each in zip(keys, found, strict=True)]
+
+    def once(
+        self,
+        key: Callable[..., str],
+        *,
+        begin: Begin | None = None,
+        gate: Dedup | None = None,
+        wait: Seconds = 0.0,
+        busy: Busy = "wait",
+        attempts: int = ATTEMPTS,
+    ) -> Callable[[Callable[..., T]], Callable[..., T]]:
+        """Decorate `def work(transaction, …)` to be done once for each key; see `fastdedup.sql.Inbox.once`."""
+        beginning = self._beginning(begin)
+        if gate is not None and not isinstance(gate, Dedup):
+            raise ConfigError(f"once(gate=…) must be a fastdedup.sync.Dedup, got {type(gate).__name__}")
+        rules = OnceRules(self._rules, key, gate, wait, busy, attempts)
+
+        def decorate(function: Callable[..., T]) -> Callable[..., T]:
+            if inspect.iscoroutinefunction(function):
+                raise ConfigError(f"{function!r} is async: use once() of fastdedup.sql.Inbox")
+
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> T:
+                def work(transaction: Any) -> T:
+                    return function(transaction, *args, **kwargs)
+
+                result: T = Once(self, rules, beginning, work).run(rules.key(None, *args, **kwargs))
+                return result
+
+            return wrapper
+
+        return decorate
+
+    def purge(
+        self,
+        *,
+        begin: Begin | None = None,
+        leader: Dedup | None = None,
+        batch: int = BATCH,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> int:
+        """Delete the rows that are older than `keep`, in batches; see `fastdedup.sql.Inbox.purge`."""
+        ticker = Ticker(self._rules, check_count(batch, "batch"), on_batch)
+        beginning = self._beginning(begin)
+        if leader is None:
+            self._purge(ticker, beginning)
+        else:
+            with suppress(InProgressError), leader.lock(ticker.lock_key, renew=True):
+                self._purge(ticker, beginning)
+        return ticker.total
+
+    def stats(self, *, begin: Begin | None = None, stretch: Seconds = DAY) -> Figures:
+        """Return the table's figures; see `fastdedup.sql.Inbox.stats`."""
+        with self._beginning(begin)() as transaction:
+            driver = sync_driver(transaction)
+            return run_now(
+                driver, self._rules.dialect(driver.dialect).figures(Ticker.seconds(stretch)), self.table
+            )
+
+    def _purge(self, ticker: Ticker, begin: Begin) -> None:
+        while ticker.goes_on:
+            with begin() as transaction:
+                driver = sync_driver(transaction)
+                ticker.deleted(run_now(driver, ticker.flow(driver.dialect), self.table))
+
+    def _beginning(self, begin: Begin | None) -> Begin:
+        begin = begin or self._begin
+        if begin is None:
+            raise ConfigError(
+                "this needs a transaction of its own: give it, or the inbox, begin=, such as begin=Session.begin"
+            )
+        return begin
+
+
+class Once:
+    """One call of a decorated function: see `fastdedup.sql.once`, which this follows step by step."""
+
+    def __init__(self, inbox: Inbox, rules: OnceRules, begin: Begin, work: Callable[[Any], Any]) -> None:
+        self._inbox = inbox
+        self._rules = rules
+        self._begin = begin
+        self._work = work
+        # Mutable: does the transaction commit just now.
+        self._commits = False
+
+    def run(self, key: str) -> Any:
+        """Claim at the gate, decide in the transaction, tell the gate."""
+        claim = self._claim(key)
+        if claim is not None and not claim.acquired:
+            return claim.replay()
+        try:
+            result = self._transact(key)
+        except BaseException as error:
+            # Where the COMMIT's reply was lost the claim is not settled: its lease ends, and the inbox is asked.
+            if claim is not None and not (self._commits and is_committed_perhaps(error)):
+                _free(claim)
+            raise
+        if claim is not None:
+            _mend(claim, result)
+        return result
+
+    def _claim(self, key: str) -> Claim | None:
+        rules, gate = self._rules, self._rules.gate
+        if gate is None:
+            return None
+        name = rules.inbox.gate_key(key)
+        try:
+            claim = gate.claim(name, renew=True)
+            if rules.wait and claim.retry_after is not None and not claim.acquired:
+                claim = gate.claim(name, renew=True, wait=rules.wait)
+        except UnavailableError as error:
+            bypassed(gate._dedup.latest, rules.inbox, error)
+            return None
+        return claim  # type: ignore[no-any-return]
+
+    def _transact(self, key: str) -> Any:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return self._attempt(key)
+            except Exception as error:
+                if not (isinstance(error, RetryTransaction) or is_retryable(error)):
+                    raise
+                pause = self._rules.pause(attempt, error)
+            time.sleep(pause)
+
+    def _attempt(self, key: str) -> Any:
+        self._commits = False
+        with self._begin() as transaction:
+            receipt = self._inbox.receive(transaction, key, busy=self._rules.busy)
+            if not receipt.first:
+                return receipt.replay()
+            result = self._work(transaction)
+            if result is not None:
+                receipt.complete(result)
+            self._commits = True
+        return receipt.result
+
+
+def _mend(claim: Claim, result: Any) -> None:
+    try:
+        claim.settle_within(MENDING, lambda inner: inner.complete(result, within=MENDING))
+    except (ClaimLostError, UnavailableError):
+        return
+    except DedupError:
+        _free(claim)
+
+
+def _free(claim: Claim) -> None:
+    with suppress(DedupError):
+        claim.release()
+
+
+def sync_driver(transaction: Any) -> Driver:
+    """Return the driver for a synchronous transaction."""
+    driver = driver_of(transaction)
+    if driver.is_async:
+        raise UsageError(
+            f"{type(transaction).__name__} is async: use Inbox of fastdedup.sql, or a synchronous connection"
+        )
+    return driver
