@@ -14,10 +14,9 @@ from ..web.header import parse
 from ..web.policy import PublishedPolicy, docs_at
 from ..web.request import Request, by_header, everyone, json_fingerprint
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
-from .exchange import EXCHANGE, AsgiExchange, supported
+from .exchange import CLAIM, AsgiExchange, supported
 from .guard import Guard
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
-from .settling import HeldClaim
 from .unreached import watch
 
 __all__ = [
@@ -70,12 +69,11 @@ class GuardedApp:
             return await self.app(scope, receive, send)
         if not claim.acquired:
             return await exchange.answer(answer(claim, guard.rule, docs))
-        exchange.hold(HeldClaim(claim, guard.rule, guard.dedup, docs, scope["path"]))
+        scope = supported(scope)
+        exchange.hold(scope, claim, guard.rule, docs)
         if not self._watched:
             self._watched = True
             watch(scope.get("app", self.app))
-        scope = supported(scope, claim)
-        scope[EXCHANGE] = exchange
         return await exchange.run(self.app, scope)
 
 
@@ -150,4 +148,4 @@ def claim_of(scope: Scope) -> Claim | None:
 
     None where the request came without a key.
     """
-    return scope.get("fastdedup.claim")
+    return scope.get(CLAIM)

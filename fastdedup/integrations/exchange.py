@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import Any
 
+from ..claim import Claim
 from ..errors import ClaimLostError
-from ..web.answers import lost, streams
+from ..web.recorder import Marks, Recorder
 from ..web.request import RequestTooLarge
-from ..web.response import DEGRADED, UNSTORED, Response
+from ..web.response import Response
+from ..web.rules import Rule
 from .lifespan import ASGIApp, Message, Receive, Scope, Send
-from .settling import HeldClaim, Marks, settle
+from .settling import settle
 
-EXCHANGE = "fastdedup.exchange"
-"""The key of a scope under which the exchange is, from when it holds a claim."""
+CLAIM = "fastdedup.claim"
+RECORDER = "fastdedup.recorder"
+"""The keys of a scope under which a claim is, and what becomes of its response."""
 _GRACE = 0.1
 """Seconds in which an application that was told to stop may do so, before it is cancelled."""
 _GONE = {"type": "http.disconnect"}
@@ -28,8 +30,7 @@ class AsgiExchange:
     """Takes the server's place for the application, which gets its `receive` and `send`.
 
     It keeps the request's body, up to a limit, so that the body can be digested before or after the application reads
-    it. From `hold` on it holds the response back until that is whole and stored, so that nobody sees a result that a
-    retry would not get.
+    it. From `hold` on a `Recorder` decides when the response is sent.
 
     Args:
         limit: how many bytes of the request's body it keeps.
@@ -45,8 +46,8 @@ class AsgiExchange:
         self._size = 0
         self._ended = False
         self._gone = False
-        # Of the claim, once there is one: it, and who cancels the handler when the client leaves.
-        self._held: HeldClaim | None = None
+        # Of the claim, once there is one: its response, and who cancels the handler when the client leaves.
+        self.recorder: Recorder | None = None
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
         # Of stopping the handler: how many listen for the end, whether it was told, whether it was cancelled.
@@ -55,17 +56,10 @@ class AsgiExchange:
         self._cancelled = False
         self._timer: asyncio.TimerHandle | None = None
         self._news = asyncio.Event()
-        # Of the response: its start, its body so far, and whether it goes straight through, is a stream, broke off as
-        # the client was gone, is settled, over, came before the handler ran.
+        # Of the response: its start, and whether it broke off as the client was gone, is over.
         self._start: Message | None = None
-        self._body: list[bytes] = []
-        self._body_size = 0
-        self._passing = False
-        self._streams = False
         self._torn = False
-        self._settled = False
         self._over = False
-        self._unreached = False
 
     # The request
 
@@ -98,27 +92,27 @@ class AsgiExchange:
             await self._pull()
         if self._delivered < len(self._chunks):
             return self._next_chunk()
-        if self._held is not None:
-            await self._news_of_the_end()
+        if self.recorder is not None:
+            await self._news_of_the_end(self.recorder)
         if not (self._gone or self._stopping):
             if self._watcher is None:
                 return await self._receive()
             await asyncio.wait([self._watcher])
         return _GONE
 
-    async def _news_of_the_end(self) -> None:
+    async def _news_of_the_end(self, recorder: Recorder) -> None:
         """Wait until the application may know that the client left: a handler that finishes in any case may not."""
         self._listening += 1
-        self._watch_for_listener()
+        self._watch_for_listener(recorder)
         try:
             await self._news.wait()
         finally:
             self._listening -= 1
 
-    def _watch_for_listener(self) -> None:
+    def _watch_for_listener(self, recorder: Recorder) -> None:
         """Tell a stream that its client left, because it may be endless, and no retry gets the rest of it."""
-        if self._passing and self._listening and self._watcher is None:
-            self._watcher = asyncio.ensure_future(self._watch())
+        if recorder.passing and self._listening and self._watcher is None:
+            self._watcher = asyncio.ensure_future(self._watch(recorder))
 
     def _next_chunk(self) -> Message:
         chunk = self._chunks[self._delivered]
@@ -137,21 +131,22 @@ class AsgiExchange:
         )
         await self._send({"type": "http.response.body", "body": response.body})
 
-    def hold(self, held: HeldClaim) -> None:
-        """Settle this claim by the response. Where the lease is lost, the handler is cancelled."""
-        self._held = held
-        held.claim._bind_body(self)  # the task that it cancels and uncancels
-        if held.rule.on_disconnect == "cancel":
-            self._watcher = asyncio.ensure_future(self._watch())
+    def hold(self, scope: Scope, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b"") -> None:
+        """Settle a claim by the response. Where the lease is lost, the handler is cancelled."""
+        recorder = self.recorder = Recorder(claim, rule, docs, scope["path"], mark)
+        scope[CLAIM], scope[RECORDER] = claim, recorder
+        claim._bind_body(self)  # the task that it cancels and uncancels
+        if rule.on_disconnect == "cancel":
+            self._watcher = asyncio.ensure_future(self._watch(recorder))
 
-    async def _watch(self) -> None:
+    async def _watch(self, recorder: Recorder) -> None:
         """When the client leaves, cancel the handler, or only tell it where it finishes in any case."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
         self._gone = True
-        if self._held is not None and self._held.rule.on_disconnect == "finish":
+        if recorder.rule.on_disconnect == "finish":
             self._news.set()
-        elif not self._settled:
+        elif not recorder.settled:
             self.cancel()
 
     def cancel(self) -> None:
@@ -167,7 +162,7 @@ class AsgiExchange:
             self._cancel()
 
     def _cancel(self) -> None:
-        if not self._settled:
+        if self.recorder is None or not self.recorder.settled:
             self._cancelled = self._task is not None and self._task.cancel()
 
     def uncancel(self) -> int:
@@ -176,15 +171,6 @@ class AsgiExchange:
             return 0
         cancelled, self._cancelled = self._cancelled, False
         return self._task.uncancel() if cancelled else self._task.cancelling()
-
-    def unreached(self) -> None:
-        """Take note that the request has not reached its handler: nothing of it is kept, unless the rule says so."""
-        self._unreached = self._held is not None and not self._held.rule.keep_unreached
-
-    @property
-    def holds(self) -> bool:
-        """True from `hold` on."""
-        return self._held is not None
 
     async def run(self, app: ASGIApp, scope: Scope) -> None:
         """Run the application; release the claim unless a response settles it.
@@ -208,145 +194,126 @@ class AsgiExchange:
                 self._watcher.cancel()
 
     async def _ran(self) -> None:
-        held = self._held
-        if held is None:
+        recorder = self.recorder
+        if recorder is None:
             return
-        if not self._settled and self._passing and not (self._stopping or self._streams):
-            # Too large to be kept, and its client left: the part that was sent counts as the response.
-            await self._settle(held, self._response(whole=False))
-        if self._settled:
-            held.claim._unbind()
+        if recorder.counts_in_part and not self._stopping:
+            await settle(recorder)
+        if recorder.settled:
+            recorder.claim._unbind()
             return
         try:
-            await held.claim._leave(None, release=True)
+            await recorder.claim._leave(None, release=True)
         except ClaimLostError:  # the application has swallowed its cancellation, and has not answered
-            await self._refuse_lost(held)
+            await self._refuse(recorder)
         else:
             if self._gone and self._stopping:
-                await self._answer_nobody()
+                await self._answer_nobody(recorder)
 
-    async def _answer_nobody(self) -> None:
+    async def _answer_nobody(self, recorder: Recorder) -> None:
         """Answer a client that is gone: outer middleware (Starlette's BaseHTTPMiddleware) requires some response."""
-        if not self._passing:
+        if not recorder.passing:
             with suppress(OSError):
                 await self.answer(Response(_CLIENT_GONE, (), b""))
 
     async def _broke_off(self, error: BaseException) -> bool:
         """Release the claim. Return whether the error was fastdedup's own, and is dealt with."""
-        held = self._held
-        if held is None:
+        recorder = self.recorder
+        if recorder is None:
             return False
-        cut = self._torn and not (self._settled or self._stopping or self._streams)
-        if cut and isinstance(error, Exception):
-            await self._settle(held, self._response(whole=False))  # the part that was sent is the response
-            held.claim._unbind()
+        cut = self._torn and not self._stopping and isinstance(error, Exception)
+        if cut and recorder.counts_in_part:
+            await settle(recorder)
+            recorder.claim._unbind()
             return False
         try:
-            await held.claim._leave(error)
+            await recorder.claim._leave(error)
         except ClaimLostError:
-            await self._refuse_lost(held)
+            await self._refuse(recorder)
             return True
         if not (self._cancelled and self.uncancel() == 0):
             return False
-        await self._answer_nobody()
+        await self._answer_nobody(recorder)
         return True
 
     # The response
 
     async def send(self, message: Message) -> None:
         """Take a message from the application."""
-        held = self._held
-        if held is None or self._over:
+        recorder = self.recorder
+        if recorder is None or self._over:
             await self._send(message)
             return
         match message["type"]:
             case "http.response.start":
                 self._start = message
                 headers = message["headers"] = list(message.get("headers", ()))
-                if any(streams(value) for name, value in headers if name.lower() == b"content-type"):
-                    self._streams = True  # where its client leaves before its end, the key is free again
-                    await self._pass_on()
+                if recorder.start(message["status"], headers):
+                    await self._pass_on(recorder)
             case "http.response.body" if self._start is not None:
-                await self._take(held, message)
+                await self._take(recorder, message)
             case _:
                 await self._send(message)
 
-    async def _take(self, held: HeldClaim, message: Message) -> None:
+    async def _take(self, recorder: Recorder, message: Message) -> None:
         more = message.get("more_body", False)
-        if not self._passing:
-            self._body.append(message.get("body", b""))
-            self._body_size += len(self._body[-1])
-            if self._body_size <= held.rule.max_response:
+        if not recorder.passing:
+            if not recorder.body(message.get("body", b"")):
                 if not more:
-                    await self._finish(held)
+                    await self._finish(recorder)
                 return
-            await self._pass_on()
-            message = {"type": "http.response.body", "body": b"".join(self._body), "more_body": more}
-            self._body.clear()
+            await self._pass_on(recorder)
+            message = {"type": "http.response.body", "body": recorder.taken(), "more_body": more}
         if not more:
-            await self._settle(held, self._response(whole=False))
+            await settle(recorder)
             self._end()
-        await self._send_on(message)
+        await self._send_on(recorder, message)
 
-    async def _pass_on(self) -> None:
-        """Let the response through as it comes: it is a stream, or too large to be kept."""
+    async def _pass_on(self, recorder: Recorder) -> None:
+        self._watch_for_listener(recorder)
+        await self._begin(recorder, recorder.marks(stored=False))
+
+    async def _finish(self, recorder: Recorder) -> None:
+        marks = await settle(recorder)
+        self._end()
+        if marks is None:
+            await self._refuse(recorder)
+            return
+        await self._begin(recorder, marks)
+        await self._send_on(recorder, {"type": "http.response.body", "body": recorder.taken()})
+
+    async def _begin(self, recorder: Recorder, marks: Marks) -> None:
         assert self._start is not None
-        self._passing = True
-        self._watch_for_listener()
-        marks = [UNSTORED, DEGRADED] if self._held and self._held.claim.degraded else [UNSTORED]
-        await self._send_on({**self._start, "headers": [*self._start["headers"], *marks]})
+        headers = self._start["headers"]
+        await self._send_on(
+            recorder, {**self._start, "headers": [*headers, *marks]} if marks else self._start
+        )
 
-    async def _send_on(self, message: Message) -> None:
+    async def _send_on(self, recorder: Recorder, message: Message) -> None:
         """Send a message. Where the client is gone a handler goes on, but a stream must end: it may be endless."""
-        if self._gone and not self._passing:
+        if self._gone and not recorder.passing:
             return
         try:
             await self._send(message)
         except OSError:
             self._gone = True
-            if self._passing and not self._settled:
+            if recorder.passing and not recorder.settled:
                 self._torn = True
                 raise
-
-    async def _finish(self, held: HeldClaim) -> None:
-        assert self._start is not None
-        marks = await self._settle(held, self._response())
-        self._end()
-        if marks is None:
-            await self._refuse_lost(held)
-            return
-        headers = self._start["headers"]
-        await self._send_on({**self._start, "headers": [*headers, *marks]} if marks else self._start)
-        await self._send_on({"type": "http.response.body", "body": b"".join(self._body)})
 
     def _end(self) -> None:
         self._over = True
         self._news.set()
 
-    def _response(self, *, whole: bool = True) -> Response:
-        """Return the response, without its body where that was not kept."""
-        assert self._start is not None
-        assert self._held is not None
-        body = b"".join(self._body) if whole else b""
-        return Response(self._start["status"], self._start["headers"], body, whole, self._held.mark)
-
-    async def _refuse_lost(self, held: HeldClaim) -> None:
-        if not self._passing:
-            await self.answer(lost(held.rule, held.docs, outage=held.claim._lost_in_outage))
-
-    # The claim
-
-    async def _settle(self, held: HeldClaim, response: Response) -> Marks | None:
-        self._settled = True
-        if not held.claim.lost:
-            held.claim._bind_body(None)  # the work is done: only the store knows now
-        return await settle(held, response, undone=self._unreached)
+    async def _refuse(self, recorder: Recorder) -> None:
+        if not recorder.passing:
+            await self.answer(recorder.refusal())
 
 
-def supported(scope: Scope, claim: Any) -> Scope:
-    """Return the scope for the application: with the claim, and without extensions that would bypass the capture."""
+def supported(scope: Scope) -> Scope:
+    """Return the scope for the application, without extensions that would bypass the recorder."""
     extensions = scope.get("extensions")
-    scope = {**scope, "fastdedup.claim": claim}
+    scope = {**scope}
     if extensions:
         scope["extensions"] = {name: it for name, it in extensions.items() if name not in _UNSUPPORTED}
     return scope

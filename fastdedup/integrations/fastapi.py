@@ -23,11 +23,10 @@ from ..web.request import everyone as everybody
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
 from .asgi import claim_of, request_of
-from .exchange import EXCHANGE, AsgiExchange, supported
+from .exchange import AsgiExchange, supported
 from .guard import Guard
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .openapi import MARK, describe
-from .settling import HeldClaim
 from .unreached import watch_handlers
 
 try:
@@ -113,7 +112,7 @@ class _Capture:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         exchange = AsgiExchange(receive, send, self._idempotency.max_request)
-        scope = supported(scope, claim_of(scope))
+        scope = supported(scope)
         scope[_SLOT] = (self._idempotency, exchange)
         return await exchange.run(self.app, scope)
 
@@ -182,7 +181,8 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
             raise _Answered(refusal(error, guard.rule, docs)) from None
         if not claim.acquired:
             raise _Answered(answer(claim, guard.rule, docs))
-        _hold(request, exchange, HeldClaim(claim, guard.rule, guard.dedup, docs, request.scope["path"]))
+        watch_handlers(request.scope)
+        exchange.hold(request.scope, claim, guard.rule, docs)
         return claim
 
     return Depends(claimed)
@@ -240,8 +240,8 @@ def OneTimeToken(  # noqa: N802
         except RequestTooLarge as error:
             raise _Answered(refusal(error, guard.rule, docs)) from None
         if claim.acquired:
-            held = HeldClaim(claim, guard.rule, guard.forms, docs, request.scope["path"], contents)
-            _hold(request, exchange, held)
+            watch_handlers(request.scope)
+            exchange.hold(request.scope, claim, guard.rule, docs, contents)
             return claim
         raise _Answered(forms.first_response(claim, contents, docs, person=False))
 
@@ -319,7 +319,7 @@ def _slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
 
 def _free_slot(request: Request) -> tuple[Idempotency, AsgiExchange]:
     idempotency, exchange = _slot(request)
-    if exchange.holds:
+    if exchange.recorder is not None:
         raise ConfigError(
             "an operation can have only one Claimed() or OneTimeToken(), as one response cannot settle two claims"
         )
@@ -342,13 +342,6 @@ async def _body(request: Request, exchange: AsgiExchange, limit: int) -> bytes:
     if body is None or len(body) > limit:
         raise RequestTooLarge
     return body
-
-
-def _hold(request: Request, exchange: AsgiExchange, held: HeldClaim) -> None:
-    request.scope["fastdedup.claim"] = held.claim
-    request.scope[EXCHANGE] = exchange
-    watch_handlers(request.scope)
-    exchange.hold(held)
 
 
 async def _answered(request: Request, answered: Exception) -> FastAPIResponse:

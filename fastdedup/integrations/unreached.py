@@ -1,7 +1,7 @@
 """Sees the errors by which FastAPI answers a request before its handler runs: nothing is kept of such a request.
 
 FastAPI checks parameters and body after its dependencies have run, so a claim is held by then, and it shows the error
-to the application's exception handlers alone. Here these handlers tell the exchange first.
+to the application's exception handlers alone. Here these handlers tell the recorder first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from traceback import walk_tb
 from typing import Any
 from weakref import WeakSet
 
-from .exchange import EXCHANGE
+from .exchange import RECORDER
 from .lifespan import ASGIApp, Receive, Scope, Send
 
 Handler = Callable[[Any, Exception], Any]
@@ -65,7 +65,7 @@ class _FirstRequest:
 
 
 class _Telling:
-    """An exception handler that tells the exchange of an error that came before the endpoint."""
+    """An exception handler that tells the recorder of an error that came before the endpoint."""
 
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
@@ -74,9 +74,9 @@ class _Telling:
     async def __call__(self, connection: Any, error: Exception) -> Any:
         from starlette.concurrency import run_in_threadpool
 
-        exchange = connection.scope.get(EXCHANGE)
-        if exchange is not None and before_endpoint(error):
-            exchange.unreached()
+        recorder = connection.scope.get(RECORDER)
+        if recorder is not None and before_endpoint(error):
+            recorder.undone = not recorder.rule.keep_unreached
         if self._is_async:
             return await self._handler(connection, error)
         response = await run_in_threadpool(self._handler, connection, error)

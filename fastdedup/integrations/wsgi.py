@@ -18,8 +18,8 @@ from ..web.request import Named, Request, by_header, everyone, json_fingerprint
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .guard import record_settings
-from .wsgi_exchange import WsgiExchange, WsgiHeldClaim, send
-from .wsgi_request import BadBody, mount_of, read_body, request_of, route_path, supported, whole_path
+from .wsgi_exchange import CLAIM, WsgiExchange, send
+from .wsgi_request import BadBody, mount_of, read_body, request_of, route_path
 
 __all__ = [
     "UUID",
@@ -31,7 +31,6 @@ __all__ = [
     "json_fingerprint",
 ]
 
-_CLAIM = "fastdedup.claim"
 ReadBody = Callable[[WSGIEnvironment, int], bytes]
 """A function that returns a request's body, of at most so many bytes."""
 
@@ -175,15 +174,9 @@ class IdempotencyMiddleware:
             return self.app(environ, start_response)
         if isinstance(got, Response):
             return send(start_response, got)
-        hold(environ, got)
-        held = WsgiHeldClaim(got, guard.rule, docs, whole_path(environ))
-        return WsgiExchange(start_response, held).run(self.app, environ)
-
-
-def hold(environ: WSGIEnvironment, claim: Claim) -> None:
-    """Show the application its claim, and hide what would bypass the capture of its response."""
-    environ[_CLAIM] = claim
-    supported(environ)
+        exchange = WsgiExchange(start_response)
+        exchange.hold(environ, got, guard.rule, docs)
+        return exchange.run(self.app, environ)
 
 
 def claim_of(environ: WSGIEnvironment) -> Claim | None:
@@ -192,7 +185,7 @@ def claim_of(environ: WSGIEnvironment) -> Claim | None:
     None where the request came without a key. In Flask `claim_of(request.environ)`, in Django
     `claim_of(request.META)`.
     """
-    return environ.get(_CLAIM)
+    return environ.get(CLAIM)
 
 
 def refused(error: Exception, rule: Rule, docs: str | None) -> Response:

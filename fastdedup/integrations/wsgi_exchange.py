@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from http import HTTPStatus
 from itertools import chain
 from types import TracebackType
@@ -12,65 +11,56 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 from ..errors import ClaimLostError, DedupError
 from ..events import log
 from ..sync import Claim
-from ..web.answers import Settling, lost, settling_of, storable, streams
-from ..web.response import DEGRADED, UNSTORED, Headers, Response
+from ..web.answers import Settling
+from ..web.recorder import Marks, Recorder
+from ..web.response import Headers, Response
 from ..web.rules import Rule
 from .settling import HOLD, record
+from .wsgi_request import supported, whole_path
 
+CLAIM = "fastdedup.claim"
+"""The key of an environ under which a claim is."""
 _PHRASES = {status.value: status.phrase for status in HTTPStatus}
 
 Write = Callable[[bytes], object]
 ExcInfo = tuple[type[BaseException], BaseException, TracebackType] | tuple[None, None, None]
 
 
-@dataclass(frozen=True, slots=True)
-class WsgiHeldClaim:
-    """The claim that an exchange holds, and the rule that settles it."""
-
-    claim: Claim
-    rule: Rule
-    docs: str | None
-    path: str
-    """The request's path."""
-    mark: bytes = b""
-    """The request's fingerprint, where the record does not have it."""
-
-
 class WsgiExchange:
     """Takes the server's place for the application, which gets its `start_response`.
 
-    A response is held back until it is whole and stored, so that nobody sees a result that a retry would not get. A
-    stream, and a response that is too large to be kept, goes through as it comes; without a claim every one does.
+    Where it holds a claim, a `Recorder` decides when the response is sent. Without one every response goes through.
     """
 
-    def __init__(self, start_response: StartResponse, held: WsgiHeldClaim | None = None) -> None:
+    def __init__(self, start_response: StartResponse) -> None:
         self._server = start_response
-        # Mutable: the claim, which may come while the application runs; whether the handler says that it did nothing.
-        self._claim = held
-        self.undone = False
-        # Mutable: the status line and headers, the body so far, and the application's iterable; the server's
-        # own write() once the response goes through; whether the claim is settled.
+        # Mutable: the claim, which may come while the application runs, and its response.
+        self._held: tuple[Claim, Recorder] | None = None
+        # Mutable: the status line and headers, and the application's iterable; the server's own write() once the
+        # response goes through.
         self._status = ""
         self._headers: list[tuple[str, str]] = []
-        self._chunks: list[bytes] = []
-        self._size = 0
         self._source: Iterable[bytes] = ()
         self._through: Write | None = None
-        self._settled = False
 
     @property
     def holds(self) -> bool:
         """True where there is a claim."""
-        return self._claim is not None
+        return self._held is not None
 
-    def hold(self, held: WsgiHeldClaim) -> None:
-        """Settle this claim by the response, which has not begun yet."""
-        self._claim = held
+    def hold(
+        self, environ: WSGIEnvironment, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b""
+    ) -> None:
+        """Settle a claim by the response. Show it to the application, and hide what would bypass the recorder."""
+        environ[CLAIM] = claim
+        supported(environ)
+        self._held = claim, Recorder(claim.asynchronous, rule, docs, whole_path(environ), mark)
 
     @property
-    def _held(self) -> WsgiHeldClaim:
-        assert self._claim is not None
-        return self._claim
+    def recorder(self) -> Recorder:
+        """The response of the claim that it holds."""
+        assert self._held is not None
+        return self._held[1]
 
     # The application
 
@@ -87,7 +77,7 @@ class WsgiExchange:
             chunks = iter(self._source)
             # A stream is not read before the server reads it.
             whole = self._through is None and all(map(self._hold, chunks))
-            return self._whole() if whole else Stream(self, chunks, self._taken())
+            return self._whole() if whole else Stream(self, chunks, self.recorder.taken())
         except BaseException as error:
             if not self.holds:
                 raise
@@ -97,7 +87,7 @@ class WsgiExchange:
                 claim_lost = self.broke_off(error)
             if not claim_lost or self._through is not None:
                 raise
-            return self._refuse_lost()
+            return send(self._server, self.recorder.refusal())
 
     def close(self) -> None:
         """Close the application's iterable, once."""
@@ -107,9 +97,10 @@ class WsgiExchange:
 
     def broke_off(self, error: BaseException) -> bool:
         """Release the claim. Return whether the error is the application's ClaimLostError for this claim."""
-        claim = self._held.claim
-        if not self._settled:
-            self._settled = True
+        assert self._held is not None
+        claim, recorder = self._held
+        if not recorder.settled:
+            recorder.settled = True
             try:
                 claim._leave(error)
             except DedupError as another:
@@ -132,99 +123,66 @@ class WsgiExchange:
             raise AssertionError("start_response() was called twice, and without exc_info")
         try:
             if self._through is not None:
-                self._through = self._server(status, [*headers, *self._marks_of_stream()], exc_info)
+                self._through = self._server(status, [*headers, *self._marks_before_the_end()], exc_info)
         finally:
             exc_info = None  # it refers to this frame
         self._status, self._headers = status, list(headers)
-        self._taken()
-        if self._through is None and streams(self._response(b"").header(b"content-type")):
-            self._pass_on()
+        code, reason = int(status[:3]), status[4:]
+        own = "" if reason == _PHRASES.get(code) else reason
+        self.recorder.passing = self._through is not None  # a head that the server has refused was not sent
+        self._pass_on_if(self.recorder.start(code, raw(headers), own))
         return self._write
 
     def ended(self) -> None:
         """Settle at the end of a stream: its own end, or that of its client."""
-        if not self._settled:
-            self._settle(self._response(b"", whole=False))
+        if not self.recorder.settled:
+            self._settle()
 
     def _write(self, data: bytes) -> None:
         """Write a piece of the body, for applications that return no iterable."""
         self._hold(data)
         if self._through is not None:
-            self._through(self._taken())
+            self._through(self.recorder.taken())
 
     def _hold(self, chunk: bytes) -> bool:
         """Take a piece of the body. Return whether the response is still held back."""
         if not self._status:
             raise AssertionError("the application gave a body before it called start_response()")
-        self._chunks.append(chunk)
-        self._size += len(chunk)
-        if self._through is None and self._size > self._held.rule.max_response:
-            self._pass_on()
-        return self._through is None
+        return not self._pass_on_if(self.recorder.body(chunk))
 
-    def _taken(self) -> bytes:
-        """Return the body so far, and forget it."""
-        body = b"".join(self._chunks)
-        self._chunks.clear()
-        self._size = 0
-        return body
+    def _pass_on_if(self, passing: bool) -> bool:
+        if passing and self._through is None:
+            self._through = self._server(self._status, [*self._headers, *self._marks_before_the_end()])
+        return passing
 
-    def _pass_on(self) -> None:
-        """Let the response through as it comes: it is a stream, or too large to be kept."""
-        self._through = self._server(self._status, [*self._headers, *self._marks_of_stream()])
-
-    def _marks_of_stream(self) -> list[tuple[str, str]]:
-        return native([UNSTORED, DEGRADED] if self._held.claim.degraded else [UNSTORED])
+    def _marks_before_the_end(self) -> list[tuple[str, str]]:
+        return native(self.recorder.marks(stored=False))
 
     def _whole(self) -> Iterable[bytes]:
         if not self._status:
             raise AssertionError("the application did not call start_response()")
-        response = self._response(self._taken())
-        marks = self._settle(response)
+        marks = self._settle()
         if marks is None:
-            body = self._refuse_lost()
+            body = send(self._server, self.recorder.refusal())
         else:
             self._server(self._status, [*self._headers, *native(marks)])
-            body = [response.body]
+            body = [self.recorder.taken()]
         # The server closes it when the body is sent: some applications go on working there.
         return Closing(body, self.close) if hasattr(self._source, "close") else body
 
-    def _response(self, body: bytes, *, whole: bool = True) -> Response:
-        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers]
-        status, reason = int(self._status[:3]), self._status[4:]
-        own = "" if reason == _PHRASES.get(status) else reason
-        return Response(status, headers, body, whole, self._held.mark, own)
-
-    def _refuse_lost(self) -> list[bytes]:
-        held = self._held
-        outage = held.claim.asynchronous._lost_in_outage
-        return send(self._server, lost(held.rule, held.docs, outage=outage))
-
-    # The claim
-
-    def _settle(self, response: Response) -> list[tuple[bytes, bytes]] | None:
-        """Settle by a response; return the response's marks, or None where the claim was lost."""
-        self._settled = True
-        held = self._held
-        how = Settling.RELEASE if self.undone else settling_of(held.rule, response, held.path)
+    def _settle(self) -> Marks | None:
+        """Settle by the response; return its marks, or None where the claim was lost."""
+        assert self._held is not None
+        claim, recorder = self._held
+        response = recorder.end()
         try:
-            stored = self._settled_in_time(how, response)
-        except ClaimLostError as error:
-            log.warning("this request's response is dropped: %s", error)
-            return None
+            if recorder.how is Settling.RELEASE:
+                claim._leave(None, release=True)
+                return recorder.marks()
+            stored = claim.settle_within(HOLD, lambda one: record(one, recorder.how, response))
         except DedupError as error:
-            # The handler has run: its client gets the response, stored or not.
-            log.warning("%s was not settled: %s", held.claim.key, error)
-            stored = how is Settling.RELEASE
-        marks = [DEGRADED] if held.claim.degraded else []
-        return marks if stored else [*marks, UNSTORED]
-
-    def _settled_in_time(self, how: Settling, response: Response) -> bool:
-        held = self._held
-        if how is Settling.RELEASE:
-            held.claim._leave(None, release=True)
-            return True
-        return held.claim.settle_within(HOLD, lambda claim: record(claim, how, storable(held.rule, response)))
+            return recorder.failed(error)
+        return recorder.marks(stored=stored)
 
 
 class Closing:
@@ -280,3 +238,8 @@ def send(start_response: StartResponse, response: Response, *, body: bool = True
 def native(headers: Headers) -> list[tuple[str, str]]:
     """Return headers in WSGI's form."""
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]
+
+
+def raw(headers: list[tuple[str, str]]) -> Headers:
+    """Return headers in the form in which they are stored."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]

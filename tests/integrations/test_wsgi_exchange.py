@@ -178,6 +178,31 @@ def test_an_error_page_before_a_stream_has_sent_anything(dedup: Dedup) -> None:
         assert (answer.status, answer.body, answer.marks) == (500, b"an error page", {"idempotency-stored"})
 
 
+def test_an_error_page_is_stored_where_the_server_refused_a_stream(dedup: Dedup) -> None:
+    def app(environ: Environ, start_response: Any) -> Iterable[bytes]:
+        try:
+            start_response("200 OK", STREAM)
+        except ValueError:
+            start_response("410 Gone", TEXT, sys.exc_info())
+        return [b"an error page"]
+
+    def picky(middleware: App) -> App:
+        def server(environ: Environ, start_response: Any) -> Iterable[bytes]:
+            def start(status: str, headers: Any, *more: Any) -> Any:
+                if headers[: len(STREAM)] == STREAM:
+                    raise ValueError("what headers are these?")
+                return start_response(status, headers, *more)
+
+            return middleware(environ, start)
+
+        return server
+
+    middleware = picky(IdempotencyMiddleware(app, dedup, principal=everyone))
+    first, second = (call(middleware, key="k", checked=False) for _ in range(2))
+    assert (first.status, first.body, first.marks) == (410, b"an error page", set())
+    assert (second.status, second.body, second.marks) == (410, b"an error page", {"idempotency-replayed"})
+
+
 @pytest.mark.parametrize("calls", [0, 2])
 def test_a_response_is_begun_once(dedup: Dedup, calls: int) -> None:
     def app(environ: Environ, start_response: Any) -> Iterable[bytes]:

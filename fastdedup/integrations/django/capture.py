@@ -5,7 +5,7 @@ A view's response is captured once it is rendered. A stream is passed on as it c
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,10 +16,8 @@ from django.http.response import HttpResponseBase
 
 from ...errors import DedupError
 from ...sync import Claim
-from ...web.answers import lost
-from ...web.response import DEGRADED, UNSTORED, Response
 from .bridge import AWAITING, BLOCKING, Bridge, drive
-from .convert import mark, reply, response_of
+from .convert import mark, reply, take
 from .settling import Hold, give_back, settle
 from .views import in_request_transaction
 
@@ -54,7 +52,7 @@ async def run(bridge: Bridge, hold: Hold, request: HttpRequest, view: Callable[[
     """
     mark_held(request, hold)
     work = _run(bridge, hold, view)
-    return await (work if hold.rule.on_disconnect == "cancel" else bridge.finish(work, unsent))
+    return await (work if hold.recorder.rule.on_disconnect == "cancel" else bridge.finish(work, unsent))
 
 
 async def unsent(response: Any) -> None:
@@ -90,10 +88,9 @@ async def finish(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpResp
     if hold.within and in_request_transaction():
         _settle_after_transaction(hold, response)
         return response
-    marks = await settle(bridge, hold, captured(hold, response))
-    if marks is None:
-        return reply(lost(hold.rule, hold.held.docs, outage=hold.held.claim._lost_in_outage))
-    return mark(response, marks)
+    take(hold.recorder, response)
+    marks = await settle(bridge, hold)
+    return reply(hold.recorder.refusal()) if marks is None else mark(response, marks)
 
 
 def _settle_once_rendered(hold: Hold, response: Any) -> None:
@@ -155,39 +152,29 @@ def _failed(*, request: HttpRequest | None = None, **_: Any) -> None:
 got_request_exception.connect(_failed, dispatch_uid="fastdedup")
 
 
-def captured(hold: Hold, response: HttpResponse) -> Response:
-    """Return a view's response in the form that settles a claim."""
-    return response_of(response, hold.rule.max_response, hold.held.mark)
-
-
 # Streams
 
 
 def _watch(hold: Hold, response: HttpResponse) -> None:
     """Settle when the stream ends, or when the server closes it because the client has disconnected."""
     watched = _AsyncStream if response.is_async else _Stream
-    mark(response, [UNSTORED] + [DEGRADED] * hold.held.claim.degraded)
-    end = captured(hold, response)
-    response.streaming_content = watched(hold, end, response.streaming_content)
+    take(hold.recorder, response)
+    mark(response, hold.recorder.marks(stored=False))
+    response.streaming_content = watched(hold, response.streaming_content)
 
 
 class _Ending:
-    """Settles the claim once, however the stream ends."""
+    """A stream, which settles the claim once, however it ends."""
 
-    def __init__(self, hold: Hold, response: Response) -> None:
+    def __init__(self, hold: Hold, chunks: Any) -> None:
         self._hold = hold
-        self._response = response
-        # Mutable: whether the claim is settled.
-        self._over = False
+        self._chunks = chunks
 
     async def end(self, bridge: Bridge, *, failed: bool = False) -> None:
-        if not self._over:
-            self._over = True
+        if not self._hold.recorder.settled:
+            self._hold.recorder.settled = True
             with suppress(DedupError):  # the response is sent already, so an error could not be shown
-                if failed:
-                    await give_back(bridge, self._hold)
-                else:
-                    await settle(bridge, self._hold, self._response)
+                await (give_back(bridge, self._hold) if failed else settle(bridge, self._hold))
 
     def close(self) -> None:
         """Settle when the response is closed. Django calls this in a thread that may block."""
@@ -195,16 +182,12 @@ class _Ending:
 
 
 class _Stream(_Ending):
-    def __init__(self, hold: Hold, response: Response, chunks: Iterator[bytes]) -> None:
-        super().__init__(hold, response)
-        self._chunks = chunks
-
     def __iter__(self) -> _Stream:
         return self
 
     def __next__(self) -> bytes:
         try:
-            return next(self._chunks)
+            return next(self._chunks)  # type: ignore[no-any-return]
         except StopIteration:
             drive(self.end(BLOCKING))
             raise
@@ -214,10 +197,6 @@ class _Stream(_Ending):
 
 
 class _AsyncStream(_Ending):
-    def __init__(self, hold: Hold, response: Response, chunks: AsyncIterator[bytes]) -> None:
-        super().__init__(hold, response)
-        self._chunks = chunks
-
     def __aiter__(self) -> _AsyncStream:
         return self
 

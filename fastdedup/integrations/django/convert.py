@@ -20,6 +20,7 @@ from django.http import (
 
 from ...web.forms import contents
 from ...web.header import parse
+from ...web.recorder import Recorder
 from ...web.request import Request, RequestTooLarge
 from ...web.response import Response
 
@@ -90,15 +91,15 @@ def form_of(request: HttpRequest, *without: str) -> bytes:
     return contents(fields.urlencode(), files)
 
 
-def response_of(response: HttpResponse, limit: int, mark: bytes) -> Response:
-    """Return a response in the form that is stored: without its body where it is a stream or too large."""
+def take(recorder: Recorder, response: HttpResponse) -> None:
+    """Let a recorder take a view's response: its head, and its body where that is no stream."""
     headers = [(name.encode(), _latin(value)) for name, value in response.items()]
     headers += [(b"set-cookie", _latin(cookie.OutputString())) for cookie in response.cookies.values()]
-    whole = not response.streaming and len(response.content) <= limit
-    status, body = response.status_code, response.content if whole else b""
-    phrase = response.reason_phrase
+    status, phrase = response.status_code, response.reason_phrase
     reason = "" if phrase == responses.get(status, _UNKNOWN) else phrase
-    return Response(status, headers, body, whole, mark, reason)
+    recorder.start(status, headers, reason, stream=response.streaming)
+    if not response.streaming:
+        recorder.body(response.content)
 
 
 def reply(response: Response) -> HttpResponse:

@@ -11,10 +11,11 @@ from ...events import log
 from ...sync import Claim as SyncClaim
 from ...sync.background import BackgroundDedup, Bound
 from ...sync.claim import take_back
-from ...web.response import UNSTORED, Response, ResponseCodec
+from ...web.recorder import Marks, Recorder
+from ...web.response import ResponseCodec
 from ...web.rules import Rule
 from ..guard import Guard
-from ..settling import HOLD, HeldClaim, Marks, release
+from ..settling import HOLD, release
 from ..settling import settle as settled
 from .bridge import Bridge
 from .config import gate
@@ -22,27 +23,18 @@ from .config import gate
 
 @dataclass(slots=True)
 class Hold:
-    """A claim that a request holds, and its `BackgroundDedup`."""
+    """A claim that a request holds: its response, and its `BackgroundDedup`."""
 
     background: BackgroundDedup
-    held: HeldClaim
+    recorder: Recorder
     seconds: float
     """The longest that an operation takes, in seconds."""
     public: SyncClaim
     """The claim as a view sees it."""
-    undone: bool = False
-    """True where the view has said that nothing was done."""
-    invalid: bool = False
-    """True where a form had errors: nothing was done, unless the view redirects."""
     pending: bool = False
     """True while its framework has still to make the view's result a response, or a transaction has still to end."""
     within: bool = False
     """True where the view may run within the transaction of ATOMIC_REQUESTS, which ends after the view."""
-
-    @property
-    def rule(self) -> Rule:
-        """The rule that settles it."""
-        return self.held.rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,37 +90,31 @@ class Guards:
         claim = await bridge.run(background, claimed, seconds + self.rule.wait, take_back(dedup))
         if not claim.acquired:
             return ClaimAndHold(claim, None)
-        held = HeldClaim(claim, self.rule, dedup, docs, path, mark)
-        return ClaimAndHold(claim, Hold(background, held, seconds, SyncClaim(background, claim)))
+        recorder = Recorder(claim, self.rule, docs, path, mark)
+        return ClaimAndHold(claim, Hold(background, recorder, seconds, SyncClaim(background, claim)))
 
 
-async def settle(bridge: Bridge, hold: Hold, response: Response) -> Marks | None:
-    """Settle by a response; return the response's marks, or None where the claim was lost."""
-    undone = hold.undone or (hold.invalid and not 300 <= response.status < 400)
+async def settle(bridge: Bridge, hold: Hold) -> Marks | None:
+    """Settle by the response; return the response's marks, or None where the claim was lost."""
     try:
-        return await bridge.run(
-            hold.background, lambda: _settle(hold.held, response, undone), hold.seconds + HOLD
-        )
+        return await bridge.run(hold.background, lambda: _settle(hold.recorder), hold.seconds + HOLD)
     except DedupError as error:  # the background thread is stuck or dead; the view has run
-        log.error("%s: this response is not stored: %s", hold.held.claim.key, error)
-        return [UNSTORED]
+        log.error("%s: this response is not stored: %s", hold.recorder.claim.key, error)
+        return hold.recorder.marks(stored=False)
 
 
 async def give_back(bridge: Bridge, hold: Hold) -> None:
     """Release the claim, as the view has failed: a retry runs again."""
-    await bridge.run(hold.background, lambda: _give_back(hold.held), hold.seconds)
+    await bridge.run(hold.background, lambda: _give_back(hold.recorder.claim), hold.seconds)
 
 
-async def _give_back(held: HeldClaim) -> None:
-    held.claim._unbind()
-    await release(held.claim)
+async def _give_back(claim: Claim) -> None:
+    claim._unbind()
+    await release(claim)
 
 
-async def _settle(held: HeldClaim, response: Response, undone: bool) -> Marks | None:
+async def _settle(recorder: Recorder) -> Marks | None:
     try:
-        marks = await settled(held, response, undone=undone)
+        return await settled(recorder)
     finally:
-        held.claim._unbind()
-    if marks is None or response.whole or undone or UNSTORED in marks:
-        return marks
-    return [*marks, UNSTORED]
+        recorder.claim._unbind()

@@ -156,7 +156,7 @@ def reopen(request: HttpRequest) -> None:
     """
     hold, form = hold_of(request), form_of(request)
     if hold is not None:
-        hold.undone = True
+        hold.recorder.undone = True
         form.again = bool(form.token)
 
 
@@ -164,7 +164,7 @@ def reopen_invalid(request: HttpRequest) -> None:
     """Take note that a form has errors: unless its view redirects, its token can be used again."""
     hold, form = hold_of(request), form_of(request)
     if hold is not None:
-        hold.invalid = True
+        hold.recorder.invalid = True
         form.again = bool(form.token)
 
 

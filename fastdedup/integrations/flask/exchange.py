@@ -12,7 +12,7 @@ from ...sync import Claim
 from ...web.request import RequestTooLarge
 from ...web.response import Response
 from .. import wsgi
-from ..wsgi_exchange import ExcInfo, Write, WsgiExchange, native, send
+from ..wsgi_exchange import ExcInfo, Write, WsgiExchange, native, raw, send
 from ..wsgi_request import BadBody, read_body
 
 _EXCHANGE = "fastdedup.flask"
@@ -70,7 +70,7 @@ class FlaskExchange(WsgiExchange):
             return source
         if hasattr(source, "close"):
             source.close()
-        return send(self._server, replay.marked(*_raw(self._live)))
+        return send(self._server, replay.marked(*raw(self._live)))
 
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None, /
@@ -131,10 +131,6 @@ def _of_this_request(name: str) -> bool:
 
 def _of_cors(name: str) -> bool:
     return name.lower().startswith("access-control-")
-
-
-def _raw(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
 
 
 def _written_by_nobody(data: bytes) -> None:

@@ -14,9 +14,7 @@ from ...errors import ConfigError
 from ...web.request import Principal, Request, everyone, name_of_caller
 from ...web.response import REPLAYED, Response
 from ...web.rules import KeySettings, Rule, declared, make_rules
-from ..wsgi import WsgiGuard, hold
-from ..wsgi_exchange import WsgiHeldClaim
-from ..wsgi_request import whole_path
+from ..wsgi import WsgiGuard
 from .exchange import claim_of, exchange, reply
 from .state import MARK, AppState, current, route_of
 
@@ -97,8 +95,7 @@ class FlaskOperation:
             return view()
         if isinstance(got, Response):
             return held.instead(got) if got.header(REPLAYED[0]) else reply(got)
-        hold(environ, got)
-        held.hold(WsgiHeldClaim(got, guard.rule, docs, whole_path(environ)))
+        held.hold(environ, got, guard.rule, docs)
         return view()
 
 

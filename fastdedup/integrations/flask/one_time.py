@@ -25,9 +25,8 @@ from ...web.forms import (
 )
 from ...web.request import RequestTooLarge, everyone
 from ...web.rules import ClaimSettings, Rule
-from ..wsgi import WsgiGuard, hold, refused
-from ..wsgi_exchange import WsgiHeldClaim
-from ..wsgi_request import BadBody, request_of, whole_path
+from ..wsgi import WsgiGuard, refused
+from ..wsgi_request import BadBody, request_of
 from .exchange import FlaskExchange, exchange, reply
 from .keys import decorated
 from .names import Subject
@@ -141,8 +140,7 @@ class OneTimeView:
             raise unavailable(error) from None
         if not claim.acquired:
             return held.instead(first_response(claim, mark, docs, person=HEADER not in request.headers))
-        hold(request.environ, claim)
-        held.hold(WsgiHeldClaim(claim, self._rule, docs, whole_path(request.environ), mark))
+        held.hold(request.environ, claim, self._rule, docs, mark)
         return view()
 
     def _guard(self, state: AppState) -> WsgiGuard:

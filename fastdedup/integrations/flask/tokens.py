@@ -80,7 +80,8 @@ def reopen() -> None:
     For example after a declined card, or where a field is not valid.
     """
     held, form = exchange(), form_of()
-    held.undone = held.holds
+    if held.holds:
+        held.recorder.undone = True
     form.again = held.holds and bool(form.token)
 
 

@@ -1,0 +1,125 @@
+"""What becomes of a response under a claim: it is held back, passed on, stored or refused. No I/O.
+
+Main path: `Recorder.start` → `body` → `end` → `marks`. ASGI, WSGI and Django drive it.
+"""
+
+from __future__ import annotations
+
+from ..claim import Claim
+from ..errors import ClaimLostError, DedupError
+from ..events import log
+from .answers import Settling, lost, settling_of, storable, streams
+from .response import DEGRADED, UNSTORED, Headers, Response
+from .rules import Rule
+
+Marks = list[tuple[bytes, bytes]]
+"""Headers that mark a response: degraded, or not stored."""
+
+
+class Recorder:
+    """Decides for the response to a request that holds a claim; its driver feeds it, and does what it answers.
+
+    A response is held back until it is whole and stored, so that nobody sees a result that a retry would not get. A
+    stream, and a response that is too large to be kept, is passed on as it comes. Of those only status and headers
+    are stored, at their end.
+
+    Drivers differ in what they are told, so they decide the rest: only an ASGI server tells that the client left,
+    others close the response, whole or not; only a coroutine can be cancelled; Django has the whole response at once,
+    so even a large one is sent after it has settled the claim.
+
+    `path` is the request's, and `mark` its fingerprint where the record does not have it.
+    """
+
+    def __init__(self, claim: Claim, rule: Rule, docs: str | None, path: str, mark: bytes = b"") -> None:
+        self.claim = claim
+        self.rule = rule
+        self._docs = docs
+        self._path = path
+        self._mark = mark
+        # Mutable, of the handler: has it said that nothing was done; had its form errors, so that nothing was done
+        # unless it redirects.
+        self.undone = False
+        self.invalid = False
+        # Mutable, of the response: its head, its body so far; is it passed on, and as a stream; is it over, so that
+        # the claim is settled; the effect on the claim.
+        self._status = 0
+        self._headers: Headers = ()
+        self._reason = ""
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self.passing = False
+        self._streams = False
+        self.settled = False
+        self.how = Settling.RELEASE
+
+    def start(self, status: int, headers: Headers, reason: str = "", *, stream: bool | None = None) -> bool:
+        """Take status, headers and a reason phrase of its own, and forget a response that was held back so far.
+
+        Return whether the response is passed on, as a stream is; by default its content type tells.
+        """
+        self._status, self._headers, self._reason = status, headers, reason
+        self.taken()
+        if stream is None:
+            stream = any(streams(value) for name, value in headers if name.lower() == b"content-type")
+        if stream and not self.passing:
+            self.passing = self._streams = True
+        return self.passing
+
+    def body(self, chunk: bytes) -> bool:
+        """Take a piece of the body. Return whether the response is passed on: then send `taken`."""
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        if self._size > self.rule.max_response:
+            self.passing = True
+        return self.passing
+
+    def taken(self) -> bytes:
+        """Return the body that has come since it was last taken."""
+        body = b"".join(self._chunks)
+        self._chunks.clear()
+        self._size = 0
+        return body
+
+    def end(self) -> Response:
+        """Take the response's end. Return the response to store; `how` tells its effect on the claim."""
+        self.settled = True
+        if self.invalid and not 300 <= self._status < 400:
+            self.undone = True
+        body = b"" if self.passing else b"".join(self._chunks)
+        response = Response(self._status, self._headers, body, not self.passing, self._mark, self._reason)
+        if not self.undone:
+            self.how = settling_of(self.rule, response, self._path)
+        return storable(self.rule, response)
+
+    @property
+    def counts_in_part(self) -> bool:
+        """True where the part that was sent is the response, should the client have left.
+
+        A response that is too large to be kept counts. A stream does not: it may be endless, and its key is freed.
+        """
+        return self.passing and not (self._streams or self.settled)
+
+    # What the client gets
+
+    def marks(self, *, stored: bool = True) -> Marks:
+        """Return the marks of the response; `stored` is False before the end, and where it cannot be stored."""
+        marks = [DEGRADED] if self.claim.degraded else []
+        if not stored or (self.passing and not self.undone):
+            marks.append(UNSTORED)
+        return marks
+
+    def failed(self, error: DedupError) -> Marks | None:
+        """Return the marks of a response that did not settle its claim, or None where the claim was lost.
+
+        A response whose claim was lost is replaced by `refusal`, as a retry gets another. Any other is sent, because
+        its handler has run.
+        """
+        if isinstance(error, ClaimLostError):
+            log.warning("this request's response is dropped: %s", error)
+            return None
+        log.warning("%s was not settled by its response: %s", self.claim.key, error)
+        return self.marks(stored=self.how is Settling.RELEASE)
+
+    def refusal(self) -> Response:
+        """Return the answer to a request whose claim was lost."""
+        return lost(self.rule, self._docs, outage=self.claim._lost_in_outage)
