@@ -31,7 +31,8 @@ class IdempotentTransport(httpx.BaseTransport):
     """Sends requests through another transport, with a key and, where it is safe, again.
 
     Give it to servers that know the header: one that ignores it carries out each attempt. The last response is
-    returned, whatever its status, or the last error raised; `request.headers` has the key.
+    returned, whatever its status, or the last error raised. `request.headers` has the key; after a
+    redirect only a key of your own.
 
     Args:
         wrapped: the transport that sends; `httpx.HTTPTransport()` by default. Settings of connections (`verify`,
