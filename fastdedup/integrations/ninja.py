@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar, Unpack
@@ -29,7 +28,7 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from ..errors import ConfigError
-from ..web.request import Principal, Request, by_header, everyone
+from ..web.request import Named, Principal, Request, by_header, everyone, name_of_caller
 from ..web.rules import UUID, KeySettings
 from .django.bridge import AWAITING, BLOCKING, drive
 from .django.capture import claim_of
@@ -44,7 +43,7 @@ __all__ = ["UUID", "by_auth", "by_header", "by_user", "claim_of", "everyone", "i
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def by_auth(request: Request) -> str | None:
+def by_auth(request: Request) -> Named:
     """Return what Ninja's authentication has found, `request.auth`, as the principal.
 
     That is text, a number, a UUID, or a model's object with a primary key. An operation without authentication finds
@@ -54,16 +53,15 @@ def by_auth(request: Request) -> str | None:
         ConfigError: `authenticate()` returned a value that names no caller, such as True.
     """
     auth = getattr(request.source[SOURCE], "auth", None)
-    if auth is None or isinstance(auth, str):
-        return auth
-    if isinstance(auth, int | uuid.UUID) and not isinstance(auth, bool):
-        return str(auth)
-    if hasattr(auth, "pk"):
-        return name_of(auth)
-    raise ConfigError(
-        f"by_auth needs an authenticate() that returns text, a number, a UUID or a model's object, got "
-        f"{type(auth).__name__}: return who calls, or give a principal= of your own"
-    )
+    try:
+        return name_of_caller(auth, "principal")
+    except ConfigError:
+        if hasattr(auth, "pk"):
+            return name_of(auth)
+        raise ConfigError(
+            f"by_auth needs an authenticate() that returns text, a number, a UUID or a model's object, got "
+            f"{type(auth).__name__}: return who calls, or give a principal= of your own"
+        ) from None
 
 
 def idempotent(
