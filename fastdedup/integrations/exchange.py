@@ -283,11 +283,9 @@ class AsgiExchange:
         await self._send_on(recorder, {"type": "http.response.body", "body": recorder.taken()})
 
     async def _begin(self, recorder: Recorder, marks: Marks) -> None:
-        assert self._start is not None
-        headers = self._start["headers"]
-        await self._send_on(
-            recorder, {**self._start, "headers": [*headers, *marks]} if marks else self._start
-        )
+        start = self._start
+        assert start is not None
+        await self._send_on(recorder, {**start, "headers": [*start["headers"], *marks]} if marks else start)
 
     async def _send_on(self, recorder: Recorder, message: Message) -> None:
         """Send a message. Where the client is gone a handler goes on, but a stream must end: it may be endless."""

@@ -19,9 +19,10 @@ goes on."""
 
 async def settle(recorder: Recorder) -> Marks | None:
     """Settle a claim by its response; return the response's marks, or None where the claim was lost."""
-    claim, response, how = recorder.claim, recorder.end(), recorder.how
+    claim = recorder.claim
     if not claim.lost:
         claim._bind_body(None)  # the work is done: only the store knows now
+    response, how = recorder.end(), recorder.how
     if how is Settling.RELEASE:
         await release(claim)
         return recorder.marks()

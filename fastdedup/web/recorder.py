@@ -85,7 +85,8 @@ class Recorder:
         self.settled = True
         if self.invalid and not 300 <= self._status < 400:
             self.undone = True
-        body = b"" if self.passing else b"".join(self._chunks)
+        body = b"" if self.passing else self.taken()
+        self._chunks.append(body)  # for the client, once the claim is settled
         response = Response(self._status, self._headers, body, not self.passing, self._mark, self._reason)
         if not self.undone:
             self.how = settling_of(self.rule, response, self._path)
