@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
 
-demo: $(CLI) ## run the flash sale; REDIS_URL=redis://… runs it on a real Redis, ARGS='--buyers 500' passes options
+demo: $(CLI) ## run the flash sale and the payments; REDIS_URL=redis://… runs it on a real Redis, ARGS='--buyers 500' passes options
 	@$(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(ARGS)
 
 demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS='--port 8000 --workers 2'

@@ -15,11 +15,12 @@ from click.testing import CliRunner, Result
 import fastdedup.cli.main
 from fastdedup import Dedup, DedupError, fingerprint
 from fastdedup.bench import SCENARIOS, Scenario
+from fastdedup.demo.payments import PaymentReport
 from fastdedup.demo.sale import Report
 from fastdedup.web.response import Response, ResponseCodec
 
 FEW_CALLERS = (Scenario("few", "Four callers", "claim", 4),)
-DEMO = ["demo", "--buyers", "100", "--stock", "7", "--no-sidecar"]
+DEMO = ["demo", "--buyers", "100", "--stock", "7", "--no-sidecar", "--payments", "0"]
 
 
 @pytest.fixture
@@ -114,7 +115,7 @@ def test_demo_names_each_broken_promise_and_fails(
 
 
 def test_demo_sells_through_a_sidecar_too(run: Callable[..., Result]) -> None:
-    result = run("demo", "--buyers", "60", "--stock", "7", "--json")
+    result = run("demo", "--buyers", "60", "--stock", "7", "--payments", "0", "--json")
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     report = json.loads(result.stdout)["sidecar"]
     assert (report["sold"], report["duplicates_replayed"], report["violations"]) == (7, 120, [])
@@ -128,7 +129,7 @@ def test_demo_shows_a_second_table_for_the_sidecar_and_names_its_broken_promises
         del report[derived]
     broken = Report(**report | {"violations": ("sold twice",)})
     monkeypatch.setattr(fastdedup.cli.main, "sidecar_sale", lambda *args: broken)
-    result = run(*DEMO[:-1], "--sidecar")
+    result = run(*DEMO, "--sidecar")
     assert result.exit_code == 1
     assert result.stdout.count("7 of 7") == 2
     assert "through a sidecar" in " ".join(result.stdout.split())
@@ -140,7 +141,7 @@ def test_demo_goes_without_a_sidecar_where_its_extra_is_missing_unless_asked() -
     script = (
         "import sys; sys.modules['uvicorn'] = None\n"
         "from fastdedup.__main__ import main\n"
-        "sys.argv = ['fastdedup', 'demo', '--buyers', '20', '--json', *sys.argv[1:]]; main()"
+        "sys.argv = ['fastdedup', 'demo', '--buyers', '20', '--payments', '0', '--json', *sys.argv[1:]]; main()"
     )
     silent, asked = (
         subprocess.run(
@@ -152,6 +153,29 @@ def test_demo_goes_without_a_sidecar_where_its_extra_is_missing_unless_asked() -
     assert "sidecar" not in json.loads(silent.stdout)
     assert asked.returncode == 1
     assert "pip install 'fastdedup[sidecar]'" in asked.stderr
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_demo_pays_and_names_each_broken_promise(
+    run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    pay = fastdedup.cli.main.run_payments
+
+    def broken(*args: Any, **kwargs: Any) -> PaymentReport:
+        return replace(pay(*args, **kwargs), violations=("1 payment was lost",))
+
+    good = run(*DEMO, "--payments", "20", *options)
+    assert good.exit_code == 0, good.output
+    monkeypatch.setattr(fastdedup.cli.main, "run_payments", broken)
+    bad = run(*DEMO, "--payments", "10", *options)
+    assert bad.exit_code == 1
+    assert "Broken promise: 1 payment was lost\n" in bad.stderr
+    if options:
+        assert json.loads(good.stdout)["payments"]["payments"] == 20
+    else:
+        assert "20 of 20" in good.stdout
+        assert "40/40 messages" in good.stderr
+        assert "BROKEN" in bad.stdout
 
 
 def test_demo_refuses_a_sale_without_buyers(run: Callable[..., Result]) -> None:

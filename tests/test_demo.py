@@ -10,6 +10,7 @@ import pytest
 
 from fastdedup import Dedup, DedupError, Outcome, UnavailableError
 from fastdedup.demo import sidecar as sidecar_demo
+from fastdedup.demo.payments import KILLS, Broker, _report, run_payments
 from fastdedup.demo.sale import Reply, Report, Shop, make_report, run_sale, sale_dedup
 from fastdedup.demo.wires import HttpWire, RespWire, Wire, WireAnswer
 
@@ -276,3 +277,26 @@ def test_what_one_wire_wrote_the_other_reads() -> None:
         sidecar.end()
         with pytest.raises(UnavailableError, match="does not answer"):
             http.issue("user:7")
+
+
+# Payments
+
+
+def test_each_payment_is_made_once_though_the_consumer_is_killed(url: str) -> None:
+    acknowledged: list[None] = []
+    report = run_payments(url, messages=40, on_ack=lambda: acknowledged.append(None))
+    assert report.violations == ()
+    assert (report.payments, report.kills, len(acknowledged)) == (40, KILLS, 80)
+    assert report.deliveries > 80  # a killed consumer's messages came again
+    assert report.by_gate + report.by_row >= 40  # more, where a payment's own acknowledgement was lost
+
+
+def test_a_lost_and_a_doubled_payment_are_named() -> None:
+    report = _report(Broker(["a", "b", "c"], lambda: None), Counter({"a": 1, "b": 2}), 1.0)
+    assert len(report.violations) == 2
+    assert report.payments == 3
+
+
+def test_a_consumer_that_cannot_start_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match="ended with 1"):
+        run_payments("gopher://nowhere", messages=1)

@@ -30,6 +30,7 @@ from fastdedup.cli.sidecar import COMMANDS as SIDECAR
 from fastdedup.cli.sidecar import sidecar_sale, sidecar_wanted
 from fastdedup.codec import JSONCodec
 from fastdedup.compiled import build
+from fastdedup.demo.payments import PaymentReport, run_payments
 from fastdedup.demo.sale import Report, run_sale, sale_dedup
 from fastdedup.sidecar.client import forget_record, get_record
 from fastdedup.sidecar.urls import without_secrets as _without_secrets
@@ -131,11 +132,25 @@ def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -
     default=None,
     help="Also sell through a sidecar, from several processes. [default: if its extra is installed]",
 )
+@click.option(
+    "--payments",
+    type=click.IntRange(min=0),
+    default=300,
+    show_default=True,
+    help="Messages of a payment consumer that is killed in the middle; 0 for none.",
+)
 @gate_options(namespace="demo", url="memory://")
 def demo(
-    buyers: int, clicks: int, stock: int, sidecar: bool | None, url: str, namespace: str, as_json: bool
+    buyers: int,
+    clicks: int,
+    stock: int,
+    sidecar: bool | None,
+    payments: int,
+    url: str,
+    namespace: str,
+    as_json: bool,
 ) -> None:
-    """Run a flash sale, and check that the gate kept its promises.
+    """Run a flash sale and a payment consumer, and check that the gate and the inbox kept their promises.
 
     Names each broken promise, and exits with 1 if there is one. Every run has a new namespace, which begins with
     the given name; its records expire within a minute. With --web it serves a shop in your browser, in which you
@@ -146,11 +161,21 @@ def demo(
     if not as_json:
         Console().print(_sale_table(report, title=f"Flash sale on {_without_secrets(url)}"))
     again = sidecar_sale(url, namespace, buyers, clicks, stock) if sidecar_wanted(sidecar) else None
-    if as_json:
-        _print_json(_sale_facts(report) | ({"sidecar": _sale_facts(again)} if again else {}))
-    elif again:
+    if again and not as_json:
         Console().print(_sale_table(again, title="The same through a sidecar, from 4 processes"))
-    violations = [*report.violations, *(again.violations if again else ())]
+    paid = _payments(url, namespace, payments, quiet=as_json) if payments else None
+    if as_json:
+        more = ({"sidecar": _sale_facts(again)} if again else {}) | (
+            {"payments": asdict(paid)} if paid else {}
+        )
+        _print_json(_sale_facts(report) | more)
+    elif paid:
+        Console().print(_payments_table(paid))
+    violations = [
+        *report.violations,
+        *(again.violations if again else ()),
+        *(paid.violations if paid else ()),
+    ]
     for violation in violations:
         click.echo(f"Broken promise: {violation}", err=True)
     if violations:
@@ -158,21 +183,52 @@ def demo(
 
 
 async def _sale(dedup: Dedup, *, buyers: int, clicks: int, stock: int, quiet: bool) -> Report:
-    progress = Progress(
-        TextColumn("Selling"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("buyers"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),  # because stdout is for the figures
-        disable=quiet,
-    )
-    with progress:
+    with _progress("Selling", "buyers", quiet=quiet) as progress:
         task = progress.add_task("sale", total=buyers)
         async with dedup:
             return await run_sale(
                 dedup, buyers=buyers, clicks=clicks, stock=stock, on_visit=lambda: progress.advance(task)
             )
+
+
+def _payments(url: str, namespace: str, messages: int, *, quiet: bool) -> PaymentReport:
+    with _progress("Paying", "messages", quiet=quiet) as progress:
+        task = progress.add_task("payments", total=2 * messages)
+        return run_payments(url, namespace, messages=messages, on_ack=lambda: progress.advance(task))
+
+
+def _progress(doing: str, things: str, *, quiet: bool) -> Progress:
+    return Progress(
+        TextColumn(doing),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(things),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),  # because stdout is for the figures
+        disable=quiet,
+    )
+
+
+def _payments_table(report: PaymentReport) -> Table:
+    kept = not report.violations
+    table = Table(title="Payments by gate and inbox, on SQLite", box=ROUNDED, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("messages", f"{report.messages:,}")
+    table.add_row("deliveries", f"{report.deliveries:,}")
+    table.add_row("consumers killed in the middle", f"{report.kills:,}")
+    table.add_row("seconds", f"{report.seconds:.1f}")
+    table.add_section()
+    table.add_row("payments made", f"{report.payments:,} of {report.messages:,}")
+    table.add_row("duplicates answered by the gate", f"{report.by_gate:,}")
+    table.add_row("duplicates answered by the inbox's row", f"{report.by_row:,}")
+    table.add_section()
+    table.add_row("promises", _verdict(kept))
+    return table
+
+
+def _verdict(kept: bool) -> Text:
+    return Text("kept" if kept else "BROKEN", style="bold green" if kept else "bold red")
 
 
 def _sale_facts(report: Report) -> dict[str, Any]:
@@ -205,7 +261,7 @@ def _sale_table(report: Report, *, title: str) -> Table:
     table.add_row("claim latency p50", f"{report.p50_ms:.1f} ms")
     table.add_row("claim latency p99", f"{report.p99_ms:.1f} ms")
     table.add_section()
-    table.add_row("promises", Text("kept" if kept else "BROKEN", style="bold green" if kept else "bold red"))
+    table.add_row("promises", _verdict(kept))
     return table
 
 
