@@ -14,7 +14,8 @@ from ...protocol.operations import ClaimOp, Verdict
 from ...protocol.owners import draw_owner, owner_text
 from ..reply_memory import LARGE
 from ..verbs import Asked, held, seconds
-from .connection import Command, ReplyPlace, RespConnection, error_reply
+from .connection import Command, ReplyPlace, RespConnection
+from .errors import error_reply
 from .frames import bulk, encode
 from .options import CommandOptions, check_count, read_options, text_of
 

@@ -15,16 +15,13 @@ from functools import partial
 from time import monotonic, perf_counter
 from typing import Any, Protocol, cast
 
-from ...errors import ClaimLostError, DedupError, UnavailableError
-from ...events import log
 from ...gateway import Dedup
-from ..access import ForbiddenError
 from ..counters import is_bad
 from ..ephemeral import Holdings
 from ..namespaces import Namespaces
 from ..releases import Holding
 from ..reply_memory import LARGE, STEP
-from ..verbs import without_addresses
+from .errors import error_reply
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
 
@@ -459,17 +456,3 @@ def hung_up(transport: asyncio.Transport) -> bool:
     look = select.poll()
     look.register(sock.fileno(), 0)
     return any(events & select.POLLHUP for _, events in look.poll(0))
-
-
-def error_reply(fault: Exception) -> bytes:
-    """Return an exception as a RESP error."""
-    if isinstance(fault, UnavailableError):
-        return error("UNAVAILABLE", f"{round(fault.retry_after * 1000)} {without_addresses(fault)}")
-    if isinstance(fault, ClaimLostError):
-        return error("CLAIMLOST", str(fault))
-    if isinstance(fault, ForbiddenError):
-        return error("NOPERM", str(fault))
-    if isinstance(fault, DedupError):
-        return error("ERR", str(fault))
-    log.exception("a command failed", exc_info=fault)
-    return error("ERR", "internal error; see the sidecar's log")

@@ -38,7 +38,8 @@ from ..limits import LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
 from ..verbs import without_addresses
-from .connection import Command, RespConnection, Slot, error_reply
+from .connection import Command, RespConnection, Slot
+from .errors import error_reply
 from .frames import OK
 from .frames import encode as encode_value
 

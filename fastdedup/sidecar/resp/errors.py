@@ -1,0 +1,23 @@
+"""The RESP errors that answer a failed command."""
+
+from __future__ import annotations
+
+from ...errors import ClaimLostError, DedupError, UnavailableError
+from ...events import log
+from ..access import ForbiddenError
+from ..verbs import without_addresses
+from .frames import error
+
+
+def error_reply(fault: Exception) -> bytes:
+    """Return an exception as a RESP error."""
+    if isinstance(fault, UnavailableError):
+        return error("UNAVAILABLE", f"{round(fault.retry_after * 1000)} {without_addresses(fault)}")
+    if isinstance(fault, ClaimLostError):
+        return error("CLAIMLOST", str(fault))
+    if isinstance(fault, ForbiddenError):
+        return error("NOPERM", str(fault))
+    if isinstance(fault, DedupError):
+        return error("ERR", str(fault))
+    log.exception("a command failed", exc_info=fault)
+    return error("ERR", "internal error; see the sidecar's log")
