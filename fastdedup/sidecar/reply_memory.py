@@ -3,10 +3,14 @@
 Without a bound, 64 clients that ask for large results and read nothing take 2 GB. A large reply reserves its bytes
 before it is built. Where there are too many bytes, the clients that have read nothing for the longest time are hung
 up on, as Redis does by `maxmemory-clients`.
+
+A transport gives the bytes of a client that was hung up on back in a later turn of the loop. They are counted until
+then: otherwise a turn that answers 60 clients takes four times the limit.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from time import monotonic
 from typing import Any, Final, Protocol
@@ -17,7 +21,7 @@ from .limits import LimitError
 LARGE: Final = 4096
 """The bytes from which a reply is large: only large replies are counted before they are built."""
 STEP: Final = 65_536
-"""The bytes that a connection writes before it calls `ReplyMemory.grew`."""
+"""The bytes that an HTTP connection writes before it calls `ReplyMemory.grew`."""
 _PATIENCE = 1.0
 """Seconds without a read after which a client loses its connection to another client's reply."""
 
@@ -29,7 +33,10 @@ class Reader(Protocol):
     """Since when its client has not read enough, by `time.monotonic()`; 0.0 where it has."""
 
     def unread(self) -> int:
-        """Return the bytes of replies that were written, and that its client has not read."""
+        """Return the bytes that its transport keeps, as its client has not read them.
+
+        A transport keeps a reply whole until its last byte is sent.
+        """
         ...
 
     def cut(self) -> None:
@@ -49,19 +56,36 @@ class ReplyMemory:
         self.connections: Collection[Any] = ()
         """The server's connections, each a `Reader`."""
         # Mutable: the bytes of replies that wait; of replies that lie unread, or more, as it is counted when it grows
-        # and is looked up when it seems too large; how many clients were cut.
+        # and is looked up when it seems too large; how many clients were cut; the connections whose client was cut,
+        # whose transports have not given their bytes back, and those bytes.
         self.reserved = 0
         self._unread = 0
         self.cut = 0
+        self._parting: set[Any] = set()
+        self._leaving = 0
+
+    @property
+    def taken(self) -> int:
+        """The bytes that all replies take, or more."""
+        return self.reserved + self._unread + self._leaving
+
+    @property
+    def is_clearing(self) -> bool:
+        """True from the cut of a client until its bytes are given back: there is room in a moment."""
+        return self._leaving > 0
 
     def reserve(self, size: int) -> bool:
         """Reserve bytes for a reply; return False where there is no room, also after slow clients were cut."""
-        if self.reserved + self._unread + size > self._most:
-            self._make_room(size, _PATIENCE)
-            if self.reserved + self._unread + size > self._most:
-                return False
+        if not self.has_room(size):
+            return False
         self.reserved += size
         return True
+
+    def has_room(self, size: int) -> bool:
+        """Return whether there is room for a reply that is written at once; cut slow clients where there is not."""
+        if self.taken + size > self._most:
+            self._make_room(size, _PATIENCE)
+        return self.taken + size <= self._most
 
     def take(self, size: int) -> None:
         """Reserve bytes for a reply that can wait no longer."""
@@ -73,7 +97,7 @@ class ReplyMemory:
         self.reserved -= size
 
     def grew(self, size: int) -> None:
-        """Take note that this many bytes were written, and may lie unread."""
+        """Take note that this many bytes were written, and may lie unread. Called after the transport has them."""
         self._unread += size
         if self.reserved + self._unread > self._most:
             self._make_room(0, 0.0)
@@ -81,7 +105,7 @@ class ReplyMemory:
     def full(self) -> LimitError:
         """Return the error for a reply that has no room."""
         return LimitError(
-            f"clients have not read {self.reserved + self._unread} bytes of replies, and all of them may have "
+            f"clients have not read {self.taken} bytes of replies, and all of them may have "
             f"{self._most} (limits.replies_in_all): ask again later"
         )
 
@@ -90,24 +114,38 @@ class ReplyMemory:
 
         Without patience clients that read slowly are cut as well, those with the most bytes first.
         """
-        connections: list[Reader] = list(self.connections)
+        connections: list[Reader] = [each for each in self.connections if each not in self._parting]
         self._unread = sum([each.unread() for each in connections])
         before = monotonic() - patience
-        stalled = [each for each in connections if 0.0 < each.stalled_at <= before]
+        stalled = [each for each in connections if 0.0 < each.stalled_at <= before and each.unread() > LARGE]
         self._cut(sorted(stalled, key=_stalled_at), size)
         if not patience:
             self._cut(sorted(connections, key=_unread, reverse=True), size)
 
     def _cut(self, connections: list[Reader], size: int) -> None:
-        """Hang up on these clients, in this order, while there is no room for `size` more bytes."""
+        """Hang up on these clients, in this order, until there will be room for `size` more bytes."""
         for each in connections:
             unread = each.unread()
             if self.reserved + self._unread + size <= self._most or not unread:
                 return
-            log.warning("hung up on a client that does not read: %d bytes of its replies lie unread", unread)
-            self._unread -= unread
-            self.cut += 1
-            each.cut()
+            if each not in self._parting:
+                self._part(each, unread)
+
+    def _part(self, connection: Reader, unread: int) -> None:
+        """Hang up on this client; count its bytes until its transport has given them back."""
+        log.warning("hung up on a client that does not read: %d bytes of its replies lie unread", unread)
+        self._unread -= unread
+        self._leaving += unread
+        self._parting.add(connection)
+        self.cut += 1
+        connection.cut()
+        # The transport closes in the next turn of the loop, and libuv frees its bytes at the end of that turn.
+        loop = asyncio.get_running_loop()
+        loop.call_soon(loop.call_soon, self._parted, connection, unread)
+
+    def _parted(self, connection: Reader, unread: int) -> None:
+        self._leaving -= unread
+        self._parting.discard(connection)
 
 
 def _stalled_at(connection: Reader) -> float:

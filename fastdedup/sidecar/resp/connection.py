@@ -20,7 +20,7 @@ from ..counters import is_bad
 from ..ephemeral import Holdings
 from ..namespaces import Namespaces
 from ..releases import Holding
-from ..reply_memory import LARGE, STEP
+from ..reply_memory import LARGE
 from .errors import error_reply
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
@@ -79,8 +79,11 @@ class RespConnection(asyncio.Protocol):
         self._unbegun: set[Coroutine[Any, Any, bytes]] = set()
         self.holdings = Holdings(namespaces.ephemeral)
         self._taken = 0
-        # Mutable: the bytes written since `memory` was told; the large replies, and those that wait for their turn.
-        self._written = 0
+        # Mutable: since when the transport keeps bytes that the client has not read, or 0.0; the bytes that were
+        # written since then, and the most of them in one write; the large replies, and those that wait their turn.
+        self.stalled_at = 0.0
+        self._kept = 0
+        self._largest = 0
         self._memory = namespaces.memory
         self.large = LargeReplies(namespaces.memory, limits.replies)
         self._waiting = self.large.waiting
@@ -91,12 +94,11 @@ class RespConnection(asyncio.Protocol):
         self._access = namespaces.access
         self._pending = 0
         # Mutable: has the client gone; are further commands refused; is a flush due; does the connection read; does
-        # the client; the timer of the deadline, whether that is the short one, and whether a command came since.
+        # the client read in time; the timer of the deadline, is that the short one, and has a command come since.
         self.gone = False
         self._draining = False
-        # Mutable: does the sidecar close, and not the client; since when the client has not read, or 0.0.
+        # Mutable: does the sidecar close, and not the client.
         self._stopping = False
-        self.stalled_at = 0.0
         self._flushing = False
         self._reading = True
         self._writing = True
@@ -112,7 +114,7 @@ class RespConnection(asyncio.Protocol):
         self._transport = cast(
             asyncio.Transport, transport
         )  # uvloop's transports do not inherit from asyncio's
-        self._transport.set_write_buffer_limits(high=self._limits.unread)
+        self._transport.set_write_buffer_limits(high=0)  # so `stalled_at` tells whether it keeps any bytes
         self._connections.add(self)
         self._watch()
 
@@ -166,20 +168,20 @@ class RespConnection(asyncio.Protocol):
             forget()
 
     def pause_writing(self) -> None:
-        """Stop reading commands, as the client does not read replies (asyncio calls this)."""
-        self._writing = False
+        """Count the bytes that the transport keeps, until the client has read them all (asyncio calls this)."""
         self.stalled_at = monotonic()
-        self._pause()
-        self._watch()
 
     def resume_writing(self) -> None:
-        """Read commands again, as the client reads replies (asyncio calls this)."""
+        """Read commands again, as the client has read all replies (asyncio calls this)."""
+        was_slow = not self._writing
         self._writing = True
+        self._kept = self._largest = 0
         self.stalled_at = 0.0
         if self._waiting:
             self._flush()
-        self._resume()
-        self._watch()
+        if was_slow:
+            self._resume()
+            self._watch()
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -197,8 +199,8 @@ class RespConnection(asyncio.Protocol):
     # The memory's calls
 
     def unread(self) -> int:
-        """Return the bytes of replies that were written, and that the client has not read."""
-        return self._transport.get_write_buffer_size()
+        """Return the bytes that the transport keeps: a reply is kept whole until its last byte is sent."""
+        return min(self._kept, self._transport.get_write_buffer_size() + self._largest)
 
     def cut(self) -> None:
         """Close at once, and give back what the replies have reserved."""
@@ -239,11 +241,13 @@ class RespConnection(asyncio.Protocol):
         elif first and not self._flushing:
             self._flushing = True
             self.loop.call_soon(self._flush)
+        if self.stalled_at:
+            self._bound_the_wait()
 
     def push(self, message: bytes) -> bool:
         """Send a message that is no reply; return False where the client does not read."""
         if self._writing and not self.gone:
-            self._transport.write(message)
+            self._send(message)
         return self._writing
 
     def spawn(
@@ -329,7 +333,7 @@ class RespConnection(asyncio.Protocol):
     def _flush(self) -> None:
         self._flushing = False
         self._write()
-        while self._waiting and self._writing and not self.gone and self._build_first():
+        while self._waiting and not self.stalled_at and not self.gone and self._build_first():
             self._write()
         slots = self._slots
         if self._pending:
@@ -350,12 +354,29 @@ class RespConnection(asyncio.Protocol):
             out.append(reply)
             slots.popleft()
         if out and not self.gone:
-            data = b"".join(out)
-            self._written += len(data)
-            if self._written > STEP:
-                self._memory.grew(self._written)
-                self._written = 0
-            self._transport.write(data)
+            self._send(b"".join(out))
+
+    def _send(self, data: bytes) -> None:
+        self._transport.write(data)
+        if self.stalled_at:
+            size = len(data)
+            self._kept += size
+            self._largest = max(self._largest, size)
+            self._memory.grew(size)
+            self._bound_the_wait()
+
+    def _bound_the_wait(self) -> None:
+        """Set a deadline where the client has too many bytes to read, or where a large reply waits for it.
+
+        Read no further commands where both together are too many bytes.
+        """
+        unread, most = self._transport.get_write_buffer_size(), self._limits.unread
+        if unread > most or self._waiting:
+            if self._writing:
+                self._writing = False
+                self._watch()
+            if unread + self.large.held > most:
+                self._pause()
 
     def _build_first(self) -> bool:
         """Build the reply whose turn has come; return False where that is not there yet."""

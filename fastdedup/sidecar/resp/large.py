@@ -54,20 +54,27 @@ class LargeReplies:
     def put(self, place: Any, reply: LargeReply, *, first: bool) -> bool:
         """Keep a reply, or let it go until its turn comes.
 
-        Return False where its turn has come, and all connections together have no room for it.
+        Return False where its turn has come, and all connections together have no room for it, also after the
+        clients that were hung up on give their bytes back.
         """
         if not self._keep(reply, first):
-            if first:
+            if first and not self._memory.is_clearing:
                 return False
             reply.build = reply.payload = None
         self.waiting[place] = reply
         return True
 
     def take(self, place: Any) -> LargeReply | None:
-        """Return the reply of this place, whose turn has come; None where it has no large one."""
+        """Return the reply of this place, which the caller builds and writes; None where it has no large one.
+
+        A payload that further replies share stays in memory beside the built reply. Where there is no room for both,
+        the further replies are let go.
+        """
         reply = self.waiting.pop(place, None)
-        if reply is not None and reply.payload is not None:
-            self._let_go(reply.payload)
+        if reply is not None and (payload := reply.payload) is not None:
+            self._let_go(payload)
+            if id(payload) in self._sharers and not self._memory.has_room(len(payload)):
+                self._let_go_of_sharers(payload)
         return reply
 
     def reserve(self, size: int) -> bool:
@@ -84,8 +91,10 @@ class LargeReplies:
 
     def clear(self) -> None:
         """Let go of every reply: the client has gone."""
-        for place in list(self.waiting):
-            self.take(place)
+        for reply in self.waiting.values():
+            if reply.payload is not None:
+                self._let_go(reply.payload)
+        self.waiting.clear()
 
     def _keep(self, reply: LargeReply, first: bool) -> bool:
         payload = reply.payload
@@ -107,3 +116,10 @@ class LargeReplies:
         if not self._sharers[number]:
             del self._sharers[number]
             self.free(len(payload))
+
+    def _let_go_of_sharers(self, payload: bytes) -> None:
+        """Let go of the replies that share this payload; their commands are run again."""
+        for reply in self.waiting.values():
+            if reply.payload is payload:
+                reply.build = reply.payload = None
+                self._let_go(payload)
