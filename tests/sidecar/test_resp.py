@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -340,6 +341,20 @@ async def test_who_does_not_read_is_not_read_from_and_closed(place: Path, wait_u
                 return False
 
             await wait_until(refused, description="it is hung up on")
+
+
+async def test_each_large_reply_has_a_deadline_of_its_own(place: Path) -> None:
+    """A client that reads all the time, and has further replies to come, was hung up on."""
+    timeout = 0.1
+    async with served(place, Limits(request_timeout=timeout, in_flight=4000)) as namespaces:
+        await (await namespaces.root.claim("k")).complete(b"x" * 250_000)
+        reader, writer = await asyncio.open_unix_connection(str(place))
+        writer.write(pack("FD.CLAIM", "k") * 4000)  # more than it can read in time
+        ends = monotonic() + 3 * timeout
+        while monotonic() < ends:
+            await reader.readuntil(b"succeeded")
+            await reader.readexactly(250_000)
+        writer.close()
 
 
 async def test_one_connection_too_many_is_refused(place: Path) -> None:

@@ -177,11 +177,12 @@ class RespConnection(asyncio.Protocol):
         self._writing = True
         self._kept = self._largest = 0
         self.stalled_at = 0.0
+        if was_slow:
+            self._watch()  # before the next large reply is written, which has a deadline of its own
         if self._waiting:
             self._flush()
         if was_slow:
             self._resume()
-            self._watch()
 
     @property
     def transport(self) -> asyncio.Transport:
