@@ -28,23 +28,10 @@ find_nginx() {
   return 1
 }
 
-as_root() {
-  if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
-}
-
 get_nginx() {
-  if command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null; then
+  if command -v apt-get >/dev/null; then
     say "unpacking Debian's into build/nginx"
-    local scratch
-    scratch=$(mktemp -d)
-    (
-      cd "$scratch"
-      apt-get download -qq -o APT::Sandbox::User=root nginx ||
-        { as_root apt-get update -qq && apt-get download -qq -o APT::Sandbox::User=root nginx; }
-    ) && mkdir -p build/nginx && dpkg-deb -x "$scratch"/nginx_*.deb build/nginx
-    local done=$?
-    rm -rf "$scratch"
-    return "$done"
+    .ci/unpack.sh build/nginx nginx
   elif command -v brew >/dev/null; then
     say "installing it with brew"
     brew install --quiet nginx
