@@ -30,8 +30,9 @@ demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS=
 # The servers, the browser and the compiler come first: without them the tests cannot pass. pytest comes last: its last line is the
 # verdict. worksteal keeps neighbours together, so each worker starts fewer of the servers that a file shares. With
 # PYTEST_ARGS only some tests run; then the coverage is below the required one.
-test: redis-server chromium nginx compiler lint types ## lint, type check and test, with at least 95 % branch coverage
+test: redis-server chromium nginx postgresql mariadb compiler lint types ## lint, type check and test, with at least 95 % branch coverage
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
+	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" \
 	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
 
 # What depends on the server: its scripts, its Cluster, its Sentinel, its WAIT. Not TLS, which some builds do not have.
@@ -85,7 +86,7 @@ clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: redis-server libfaketime chromium nginx compiler
+.PHONY: redis-server libfaketime chromium nginx postgresql mariadb compiler
 redis-server:
 	@.ci/redis-server.sh >/dev/null
 
@@ -97,6 +98,12 @@ chromium:
 
 nginx:
 	@.ci/nginx.sh >/dev/null
+
+postgresql:
+	@.ci/postgresql.sh >/dev/null
+
+mariadb:
+	@.ci/mariadb.sh >/dev/null
 
 compiler: $(VENV)
 	@PYTHON=$(BIN)/python .ci/compiler.sh >/dev/null

@@ -19,7 +19,7 @@ fits() {
 }
 
 candidates() {
-  type -ap postgres | while read -r program; do dirname "$program"; done
+  type -ap postgres | while read -r program; do dirname "$program"; done || true
   # where packages put them, outside the PATH; the newest version first
   for folder in /usr/lib/postgresql/*/bin /usr/pgsql-*/bin /opt/homebrew/opt/postgresql*/bin \
     /usr/local/opt/postgresql*/bin "$PWD"/build/postgresql/usr/lib/postgresql/*/bin; do

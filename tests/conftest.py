@@ -1,4 +1,4 @@
-"""Shared by all tests: an event loop for async tests, servers, stores, a leak checker, `wait_until`."""
+"""Shared by all tests: an event loop for async tests, servers, databases, stores, a leak checker, `wait_until`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import uvloop
 
 from fastdedup import Claim
 
+from .databases import MariaServer, PostgresServer
 from .servers import RedisServer
 from .stores import STORES, Backend
 
@@ -88,6 +89,20 @@ def server() -> Iterator[RedisServer]:
     server = RedisServer().start()
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """This worker's own PostgreSQL; `fresh()` makes a database in it. A test that kills a server starts its own."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaServer]:
+    """This worker's own MariaDB; `fresh()` makes a database in it. A test that kills a server starts its own."""
+    with MariaServer() as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

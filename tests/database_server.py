@@ -1,0 +1,263 @@
+"""What every database server of the tests can do: start from a template, freeze, die, end with the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+KEPT = ROOT / "build" / "databases"
+DEADLINE = 20.0
+
+# Waits until the process that started it ends, in whichever way; then ends the server and removes its folder.
+GUARD = """
+while read -r _; do :; done
+kill -CONT "$1"; kill -s "$2" "$1"
+for _ in $(seq 100); do rm -rf "$3" && break; sleep 0.1; done
+"""
+
+
+class DatabaseServer(ABC):
+    """A database server with its own folder, which `stop` removes. It ends with this process, also on SIGKILL.
+
+    Args:
+        options: of the server; they win over those here. They are read at each `start`.
+        durable: wait for the disk at each commit, as in production, with the buffers of production. Without it, which
+            is quicker, a commit outlives `kill`, but not a crash of the machine.
+    """
+
+    owners: tuple[str, ...]
+    """Users that may run the server where this process is root: the first that exists."""
+    last_signal: signal.Signals
+    """Ends the server at once, without a checkpoint, and takes its shared memory away."""
+
+    def __init__(self, *options: str, durable: bool = False) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-sql-"))
+        self.data = self.folder / "data"
+        self.options = options
+        self.durable = durable
+        self._names = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def admin(self) -> Any:
+        """Connect as the superuser, with autocommit: a connection of psycopg, or of pymysql."""
+
+    @abstractmethod
+    def fresh(self) -> Any:
+        """Make an empty database in the running server."""
+
+    @abstractmethod
+    def drop(self, database: Any) -> None:
+        """Remove a database that `fresh` made, whoever is connected to it."""
+
+    @abstractmethod
+    def _create_command(self, data: Path) -> list[str]:
+        """Give the command that makes an empty data folder."""
+
+    @abstractmethod
+    def _start_command(self) -> list[str]: ...
+
+    @property
+    @abstractmethod
+    def socket(self) -> Path: ...
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What the server wrote so far."""
+        return (self.folder / "log").read_text()
+
+    def start(self) -> Self:
+        """Return the server once it serves; after `kill`, with the data that it had."""
+        if not self.data.exists():
+            self._owned(self.folder)
+            copy(self._template(), self.data)
+        with (self.folder / "log").open("ab") as log:
+            command = [*self._start_command(), *self.options]
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.folder, start_new_session=True, **self._as_owner()
+            )
+        self._guard = subprocess.Popen(
+            ["sh", "-c", GUARD, "guard", str(self.pid), str(int(self.last_signal)), str(self.folder)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        self._wait_until_up()
+        return self
+
+    def freeze(self) -> None:
+        """Stop every process of the server in its tracks; its connections stay open."""
+        first = psutil.Process(self.pid)
+        first.suspend()
+        while first.status() != psutil.STATUS_STOPPED:  # before, it may still start another process
+            time.sleep(0.001)
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Freeze the server for the length of a block."""
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
+
+    def kill(self) -> None:
+        """End every process of the server as a crash would."""
+        self._dismiss_guard()
+        self.freeze()
+        children = self._signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait(DEADLINE)
+        while any(map(runs, children)):
+            time.sleep(0.001)
+
+    def stop(self) -> None:
+        """End the server and remove its folder."""
+        if self._process is not None and self._process.poll() is None:
+            self._dismiss_guard()
+            self.thaw()
+            self._process.send_signal(self.last_signal)
+            self._process.wait(DEADLINE)
+        self._dismiss_guard()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _signal(self, number: signal.Signals) -> list[psutil.Process]:
+        """Signal the server's first process and those that it started, which are returned."""
+        first = psutil.Process(self.pid)
+        children: list[psutil.Process] = first.children(recursive=True)
+        for process in (first, *children):
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+        return children
+
+    def _owner(self) -> pwd.struct_passwd:
+        """Give the user that the server runs as: this one, unless it is root."""
+        if os.getuid() != 0:
+            return pwd.getpwuid(os.getuid())
+        users = {user.pw_name: user for user in pwd.getpwall()}
+        return next(users[name] for name in (*self.owners, "nobody") if name in users)
+
+    def _as_owner(self) -> dict[str, Any]:
+        """Give the arguments that make `subprocess` run a program as the owner."""
+        if os.getuid() != 0:
+            return {}
+        owner = self._owner()
+        return {"user": owner.pw_uid, "group": owner.pw_gid, "extra_groups": []}
+
+    def _owned(self, folder: Path) -> None:
+        """Give a folder to the owner."""
+        owner = self._owner()
+        os.chown(folder, owner.pw_uid, owner.pw_gid)
+
+    def _template(self) -> Path:
+        """Give an empty data folder to copy, which is made once for a version of the server."""
+        command = self._create_command(Path("data"))
+        facts = [version(self._start_command()[0]), self._owner().pw_name, *command]
+        kept = KEPT / hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
+        if not kept.exists():
+            self._make_template(kept)
+        return kept
+
+    def _make_template(self, kept: Path) -> None:
+        # Made where the owner may write, which the checkout need not be.
+        with tempfile.TemporaryDirectory(prefix="fastdedup-sql-") as name:
+            self._owned(Path(name))
+            made = Path(name, "data")
+            done = subprocess.run(
+                self._create_command(made),
+                cwd=name,
+                capture_output=True,
+                text=True,
+                check=False,
+                **self._as_owner(),
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            KEPT.mkdir(parents=True, exist_ok=True)
+            mine = KEPT / f"{kept.name}-{os.getpid()}"
+            copy(made, mine)
+        try:
+            mine.rename(kept)
+        except OSError:  # another worker was quicker
+            shutil.rmtree(mine)
+
+    def _dismiss_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
+
+    def _wait_until_up(self) -> None:
+        ends = time.monotonic() + DEADLINE
+        while not self._serves():
+            assert self._process is not None
+            assert self._process.poll() is None, self.log
+            assert time.monotonic() < ends, f"the server did not come up:\n{self.log}"
+            time.sleep(0.005)
+
+    def _serves(self) -> bool:
+        return listens(self.socket)
+
+
+def listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def copy(folder: Path, to: Path) -> None:
+    """Copy a folder with the owners of its files, which `shutil` does not keep."""
+    subprocess.run(["cp", "-a", str(folder), str(to)], check=True)
+
+
+@cache
+def version(program: str) -> str:
+    return subprocess.check_output([program, "--version"], text=True)
+
+
+def found(variable: str, script: str) -> Path:
+    """Give the path that an environment variable names, else the one that a script finds."""
+    return Path(os.environ.get(variable) or ask(script)).resolve()
+
+
+@cache
+def ask(script: str) -> str:
+    return subprocess.check_output([ROOT / ".ci" / script], text=True).strip()
