@@ -121,6 +121,7 @@ class PostgresServer(DatabaseServer):
 
     def _create_command(self, data: Path) -> list[str]:
         options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
+        options += [] if self.durable else ["--wal-segsize=1"]  # megabytes, each of which a start would copy
         return [str(self._program("initdb")), *options, f"--pgdata={data}"]
 
     def _start_command(self) -> list[str]:

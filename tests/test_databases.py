@@ -115,6 +115,15 @@ def test_committed_rows_outlive_a_killed_server(kind: type[DatabaseServer]) -> N
             assert run(ours, "SELECT id FROM kept") == [(1,)]
 
 
+@pytest.mark.parametrize("kind", [PostgresServer, MariaServer])
+def test_a_server_that_does_not_start_leaves_nothing(kind: type[DatabaseServer]) -> None:
+    server = kind("--no-such-option=1")
+    with pytest.raises(AssertionError, match=r"no.such.option"):
+        server.start()
+    assert not psutil.pid_exists(server.pid)
+    assert not server.folder.exists()
+
+
 async def test_a_frozen_server_answers_once_thawed(server: DatabaseServer) -> None:
     with closing(connect(server.fresh())) as connection:
         with server.frozen():
