@@ -66,7 +66,7 @@ class DatabaseServer(ABC):
 
     @abstractmethod
     def drop(self, database: Any) -> None:
-        """Remove a database that `fresh` made, whoever is connected to it."""
+        """Remove a database that `fresh` made. MariaDB waits for transactions in it; PostgreSQL ends them."""
 
     @abstractmethod
     def _create_command(self, data: Path) -> list[str]:
