@@ -1,10 +1,12 @@
 """The sidecar's rows of the benchmark: what is read from other programs, and what is made of it."""
 
 import asyncio
+from pathlib import Path
+from typing import ClassVar, cast
 
 import pytest
 
-from bench.load import Load, paced, won_in
+from bench.load import Load, http, paced, won_in
 from bench.pairs import ABOVE, Pair, held_against
 from bench.sidecar import HOP, RESP, h2load_rate, redis_benchmark_rate
 from fastdedup.bench import ClaimedTwiceError
@@ -86,6 +88,39 @@ def test_the_p99_that_the_hop_adds_is_stated() -> None:
     _, second = held_against(pair, [{"rate": 9, "p99_ms": 1.0}], [{"rate": 9, "p99_ms": 1.5}])
     assert second.figures == {"rate": 9, "p99_ms": 1.5, "p99_added_us": 500}
     assert second.ratios == {ABOVE: 1.5}
+
+
+class Slow(asyncio.Protocol):
+    """A server's connection; the requests of several connections are answered one after the other."""
+
+    connections: ClassVar[list[asyncio.Transport]] = []
+    asked = answered = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.connections.append(self.transport)
+
+    def data_received(self, data: bytes) -> None:
+        Slow.asked += 1
+        asyncio.get_running_loop().call_later(0.01 * (Slow.asked % 4), self.answer)
+
+    def answer(self) -> None:
+        Slow.answered += 1
+        self.transport.write(b'HTTP/1.1 201 Created\r\ncontent-length: 22\r\n\r\n"outcome":"acquired",0')
+
+
+async def test_a_turn_ends_with_no_request_under_way(tmp_path: Path) -> None:
+    """The next turn empties Redis: a request that still ran then found its claim gone, and filled the log."""
+    where = str(tmp_path / "server.sock")
+    server = await asyncio.get_running_loop().create_unix_server(Slow, where)
+    try:
+        found = await http(Load("http", where, seconds=0.1, callers=8))
+        assert Slow.asked == Slow.answered > 8
+        assert 0 < found["claims"] < Slow.answered
+    finally:
+        server.close()
+        for connection in Slow.connections:
+            connection.abort()
 
 
 async def test_a_steady_rate_asks_for_each_key_once() -> None:
