@@ -28,6 +28,8 @@ _PATIENCE = 0.25
 """Seconds that a connection may be silent before another one takes its place: many clients may connect at once."""
 _LOBBY = 64
 """Refused connections that may wait for their first bytes at once, to be told in their own language."""
+_QUIET = 60.0
+"""Seconds between two lines in the log that tell of refusals."""
 _LOOKS = tuple(b"GET /%b" % path for path in (b"healthz", b"readyz", b"metrics"))
 """Requests that are answered even over a refused connection."""
 
@@ -46,11 +48,16 @@ class Admission:
     Args:
         limits: those of the sidecar.
         clock: returns the time in seconds, from any moment on.
+        room: how many connections the system's limit of open files allows; None: as many as `limits`.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, limits: Limits, clock: Callable[[], float] = monotonic, *, room: int | None = None
+    ) -> None:
         self._clock = clock
-        self._most = limits.connections
+        scarce = room is not None and room < limits.connections
+        self._most = room if scarce and room is not None else limits.connections
+        self._name = "open files: ulimit -n" if scarce else "limits.connections"
         self._most_of_uid = limits.connections_per_uid
         self._operators = {0, os.getuid()}
         # Mutable: the open connections of each user, None where the user is unknown; all of them; those that have
@@ -59,6 +66,9 @@ class Admission:
         self._open = 0
         self._silent: dict[Silent, tuple[int | None, float]] = {}
         self._lobby: dict[Silent, None] = {}
+        # Mutable: the refusals that were not told of yet, and when the next line may tell of them.
+        self._untold = 0
+        self._next_line = 0.0
 
     def admit(self, connection: Silent, uid: int | None) -> str:
         """Admit a connection, and return the empty text; or return why it is refused."""
@@ -93,6 +103,15 @@ class Admission:
             del self._lobby[oldest]
             oldest.cut()
 
+    def untold(self) -> int:
+        """Count a refusal; return how many to log now: 0 within a minute of the last line."""
+        self._untold += 1
+        if self._clock() < self._next_line:
+            return 0
+        self._next_line = self._clock() + _QUIET
+        count, self._untold = self._untold, 0
+        return count
+
     def _left(self, uid: int | None) -> None:
         self._open -= 1
         self._of_uid[uid] -= 1
@@ -109,7 +128,7 @@ class Admission:
         others = _OTHERS if uid != self._crowd() and (operator or self._of_uid[uid] < _FEW) else 0
         if self._open < self._most + others + operator:
             return ""
-        return f"{self._open} connections are open, the limit (limits.connections)"
+        return f"{self._open} connections are open, the limit ({self._name})"
 
     def _crowd(self) -> int | None:
         """Return the user with the most connections."""

@@ -31,6 +31,7 @@ from .logs import EventLog, facts, log, set_up
 from .metrics import Exposition, journal_lines
 from .metrics_port import metrics_port
 from .mistakes import Mistakes
+from .open_files import make_room
 from .reload import Merged
 from .service_server import ServiceServer
 from .sockets import Listening, allow_list, listening, others
@@ -62,11 +63,12 @@ def run(
     """
     undo = set_up(config.log_level, config.log_format)
     try:
+        room = make_room(config.limits.connections)
         with (
             listening(config, take_over=take_over) as sockets,
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
         ):
-            return runner.run(Sidecar(config, sockets, on_listening, read_again).main())
+            return runner.run(Sidecar(config, sockets, on_listening, read_again, room).main())
     finally:
         undo()
 
@@ -80,8 +82,10 @@ class Sidecar:
         sockets: Listening,
         on_listening: Callable[[str], None],
         read_again: Callable[[], Config] | None = None,
+        room: int | None = None,
     ) -> None:
         self._config = config  # mutable: SIGHUP changes it
+        self._room = room
         self._read_again = read_again
         self._listeners = listeners = sockets.all
         self._successors = sockets.successors
@@ -136,7 +140,9 @@ class Sidecar:
         await namespaces.root.open()
         if self._successors:
             await self._check_store(namespaces)
-        server = self._server = make_server(self._config, namespaces, self._ready, self._listeners)
+        server = self._server = make_server(
+            self._config, namespaces, self._ready, self._listeners, self._room
+        )
         if self._told:
             server.should_exit = True
         gc.collect()
@@ -266,9 +272,13 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
 
 
 def make_server(
-    config: Config, namespaces: Namespaces, on_started: Callable[[], None], listeners: list[BoundSocket]
+    config: Config,
+    namespaces: Namespaces,
+    on_started: Callable[[], None],
+    listeners: list[BoundSocket],
+    room: int | None = None,
 ) -> ServiceServer:
-    """Return the server of these namespaces, for both wires."""
+    """Return the server of these namespaces, for both wires. `room`: the connections that the system allows."""
     app, allowed = HttpApp(namespaces), allow_list(config)
     server = ServiceServer(
         namespaces,
@@ -279,6 +289,7 @@ def make_server(
         on_started=on_started,
         listeners=listeners,
         others=others(config, namespaces, listeners),
+        room=room,
     )
     namespaces.counters.connections = lambda: server.connections
     return server

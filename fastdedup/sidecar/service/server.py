@@ -25,6 +25,7 @@ from ..resp.commands import commands_of
 from ..resp.connection import RespConnection
 from .admission import Admission, is_a_look, refusal_text
 from .listener import Peer, peer_of
+from .logs import facts
 
 log = logging.getLogger("fastdedup.sidecar")
 
@@ -83,7 +84,7 @@ class Sniffer(asyncio.Protocol):
         self._refusal = server.admission.admit(self, None if who is None else who.uid)
         wait = asyncio.get_running_loop().call_later
         if self._refusal:
-            server.refused(self._refusal)
+            server.crowded_out(self._refusal)
             server.admission.linger(self)
             self._timer = wait(_LINGER, self._refuse, b"")
         else:
@@ -132,8 +133,11 @@ class Sniffer(asyncio.Protocol):
         return 0
 
     def cut(self) -> None:
-        """Close at once."""
-        self._transport.abort()
+        """Close at once; a refused client is told so first, whatever its language."""
+        if self._refusal:
+            self._refuse(b"")
+        else:
+            self._transport.abort()
 
     def _refuse(self, data: bytes) -> None:
         """Tell the client why it is refused, and close."""
@@ -157,6 +161,7 @@ class SidecarServer(uvicorn.Server):
         grace: seconds for the requests under way when the server stops.
         stores: serve `sidecar://` stores too, which may write any record.
         others: the further sockets, by the name that they are bound to.
+        room: how many connections the system's limit of open files allows; None: as many as the limits.
     """
 
     def __init__(
@@ -168,6 +173,7 @@ class SidecarServer(uvicorn.Server):
         grace: float = 10.0,
         stores: bool = False,
         others: Mapping[str, ServedSocket] | None = None,
+        room: int | None = None,
     ) -> None:
         config = uvicorn.Config(
             cast(Any, app),  # it is never called by uvicorn, whose protocol is not used
@@ -187,7 +193,7 @@ class SidecarServer(uvicorn.Server):
         # Mutable, as SIGHUP changes them: the main socket, and the others.
         self.main = ServedSocket(namespaces, app, allowed=allowed, stores=stores)
         self.others = dict(others or {})
-        self.admission = Admission(namespaces.limits)
+        self.admission = Admission(namespaces.limits, room=room)
         namespaces.memory.connections = self.connections
 
     @property
@@ -213,6 +219,13 @@ class SidecarServer(uvicorn.Server):
         """Count a connection that is refused, and log why."""
         self.namespaces.counters.connections_refused += 1
         log.warning("refused a connection: %s", why)
+
+    def crowded_out(self, why: str) -> None:
+        """Count a connection that finds no place; log why once a minute, with the number of them."""
+        self.namespaces.counters.connections_refused += 1
+        untold = self.admission.untold()
+        if untold:
+            log.warning("refused a connection: %s", why, extra=facts(refused=untold))
 
     def _make_protocol(self, **_: Any) -> Sniffer:
         return Sniffer(self)

@@ -40,8 +40,11 @@ class ServiceServer(SidecarServer):
         on_started: Callable[[], None],
         listeners: Sequence[BoundSocket] = (),
         others: Mapping[str, ServedSocket] | None = None,
+        room: int | None = None,
     ) -> None:
-        super().__init__(namespaces, app, allowed=allowed, grace=grace, stores=stores, others=others)
+        super().__init__(
+            namespaces, app, allowed=allowed, grace=grace, stores=stores, others=others, room=room
+        )
         self._on_started = on_started
         self._listeners = listeners
 
