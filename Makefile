@@ -16,7 +16,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test test-servers lint types format bench bench-check compiled chaos clean
+.PHONY: help demo demo-web test test-clients test-servers lint types format bench bench-check compiled chaos clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -30,10 +30,16 @@ demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS=
 # The servers, the browser and the compiler come first: without them the tests cannot pass. pytest comes last: its last line is the
 # verdict. worksteal keeps neighbours together, so each worker starts fewer of the servers that a file shares. With
 # PYTEST_ARGS only some tests run; then the coverage is below the required one.
-test: redis-server chromium nginx postgresql mariadb compiler lint types ## lint, type check and test, with at least 95 % branch coverage
+test: redis-server chromium nginx postgresql mariadb compiler languages lint types ## lint, type check and test, with at least 95 % branch coverage
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
 	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" \
 	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
+
+# Go and Java are 200 MB to download, so `make test` runs the other three.
+test-clients: $(DEV) redis-server ## test the clients in Node, Go, PHP, Ruby and Java of docs/languages.md; installs all five
+	@.ci/languages.sh php ruby go java
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CLIENT_LANGUAGES="node go php ruby java" \
+	  $(BIN)/pytest tests/sidecar/test_languages.py $(PYTEST_ARGS)
 
 # What depends on the server: its scripts, its Cluster, its Sentinel, its WAIT. Not TLS, which some builds do not have.
 SERVER_TESTS = --ignore tests/contract/test_transports.py --ignore tests/regression/test_another_hosts_certificate.py \
@@ -86,7 +92,7 @@ clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: redis-server libfaketime chromium nginx postgresql mariadb compiler
+.PHONY: redis-server libfaketime chromium nginx postgresql mariadb compiler languages
 redis-server:
 	@.ci/redis-server.sh >/dev/null
 
@@ -107,6 +113,9 @@ mariadb:
 
 compiler: $(VENV)
 	@PYTHON=$(BIN)/python .ci/compiler.sh >/dev/null
+
+languages:
+	@.ci/languages.sh php ruby
 
 $(VENV):
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "fastdedup needs Python 3.11 or later; name one with: make PYTHON=python3.12 ...")'

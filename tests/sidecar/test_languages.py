@@ -1,0 +1,201 @@
+"""The clients of docs/languages.md, as they stand there, on another socket: a program of each runs its `once`.
+
+`make test` runs those of `CHEAP`; `make test-clients` names all five in CLIENT_LANGUAGES and installs their tools. Where
+a language is named and its tool is missing, its tests fail.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from ..servers import DEADLINE, RedisServer
+from .running import Sidecar
+
+PAGE = (Path(__file__).parents[2] / "docs" / "languages.md").read_text()
+PROGRAMS = Path(__file__).parent / "languages"
+SOCKET = "/run/fastdedup/fastdedup.sock"
+RESULT = {"for": "Zoë", "fresh": True}
+NODE = str(Path(sys.prefix) / "bin" / "node")
+
+
+@dataclass(frozen=True)
+class Language:
+    """How a client is built and run. `block`: the name of its code blocks in the page."""
+
+    block: str
+    client: str
+    program: str
+    run: tuple[str, ...]
+    build: tuple[str, ...] = ()
+
+
+LANGUAGES = {
+    "node": Language("js", "once.mjs", "main.mjs", (NODE, "main.mjs")),
+    "php": Language("php", "once.php", "main.php", ("php", "main.php")),
+    "ruby": Language("ruby", "once.rb", "main.rb", ("ruby", "main.rb")),
+    "go": Language(
+        "go", "once.go", "main.go", ("./main",), ("go", "build", "-o", "main", "main.go", "once.go")
+    ),
+    "java": Language("java", "Once.java", "Main.java", ("java", "Main"), ("javac", "Main.java", "Once.java")),
+}
+CHEAP = "node php ruby"
+CHOSEN = os.environ.get("CLIENT_LANGUAGES", CHEAP).split()
+
+
+class Client:
+    """A client that is built in a folder of its own, with a socket that `connect` puts there."""
+
+    def __init__(self, language: Language) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fd-"))
+        self._language = language
+        code = re.findall(rf"```{language.block}\n(.*?)```", PAGE, flags=re.S)
+        assert len(code) == 1
+        assert SOCKET in code[0]
+        assert "5000" in code[0], "it waits for another owner; here not for that long"
+        text = code[0].replace(SOCKET, str(self.folder / "socket")).replace("5000", "200")
+        (self.folder / language.client).write_text(text)
+        shutil.copy(PROGRAMS / language.program, self.folder)
+        if language.build:
+            done = self._call(language.build)
+            assert done.returncode == 0, done.stderr
+
+    def connect(self, socket: Path) -> None:
+        link = self.folder / "socket"
+        link.unlink(missing_ok=True)
+        link.symlink_to(socket)
+
+    def once(self, key: str, command: str = "echo ran >> effects") -> subprocess.CompletedProcess[str]:
+        return self._call((*self._language.run, key, command))
+
+    def result(self, key: str, command: str = "echo ran >> effects") -> object:
+        done = self.once(key, command)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    @property
+    def effects(self) -> int:
+        """How often the work has run."""
+        file = self.folder / "effects"
+        return len(file.read_text().split()) if file.exists() else 0
+
+    def _call(self, command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            command, cwd=self.folder, capture_output=True, text=True, timeout=3 * DEADLINE, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def clients() -> Iterator[dict[str, Client]]:
+    """The clients of all chosen languages, by language."""
+    made = {name: Client(LANGUAGES[name]) for name in CHOSEN}
+    yield made
+    for each in made.values():
+        shutil.rmtree(each.folder)
+
+
+@pytest.fixture(scope="module")
+def sidecar(redis_server: RedisServer) -> Iterator[Sidecar]:
+    with Sidecar("--url", redis_server.url, "--ttl", "60") as sidecar:
+        yield sidecar
+
+
+@pytest.fixture(scope="module")
+def outage() -> Iterator[Sidecar]:
+    """A sidecar whose Redis is down."""
+    server = RedisServer().start()
+    with Sidecar("--url", server.url, "--timeout", "0.1") as sidecar:
+        server.kill()
+        yield sidecar
+    server.stop()
+
+
+@pytest.fixture(params=CHOSEN)
+def client(request: pytest.FixtureRequest, clients: dict[str, Client], sidecar: Sidecar) -> Client:
+    """A client of each language, connected to the sidecar; it has had no effect so far."""
+    client = clients[request.param]
+    client.connect(sidecar.path)
+    (client.folder / "effects").unlink(missing_ok=True)
+    return client
+
+
+@pytest.fixture
+def key(request: pytest.FixtureRequest) -> str:
+    return f"order:{request.node.name}"
+
+
+def test_a_duplicate_gets_the_first_one_s_result(client: Client, key: str) -> None:
+    assert client.result(key) == RESULT
+    assert client.result(key) == RESULT
+    assert client.effects == 1
+
+
+def test_work_that_fails_frees_the_key(client: Client, key: str) -> None:
+    failed = client.once(key, "echo ran >> effects; exit 3")
+    assert failed.returncode != 0
+    assert client.result(key) == RESULT
+    assert client.effects == 2
+
+
+def test_nothing_runs_while_another_owner_works(client: Client, key: str, sidecar: Sidecar) -> None:
+    with sidecar.client() as other:
+        assert other.execute_command("FD.CLAIM", key)[0] == b"acquired"
+    busy = client.once(key)
+    assert busy.returncode != 0
+    assert re.search("Another owner is at work|in_progress", busy.stderr + busy.stdout)
+    assert client.effects == 0
+
+
+def test_nothing_runs_while_redis_is_down(client: Client, key: str, outage: Sidecar) -> None:
+    client.connect(outage.path)
+    refused = client.once(key)
+    assert refused.returncode != 0
+    assert re.search("The store does not answer|UNAVAILABLE", refused.stderr + refused.stdout)
+    assert client.effects == 0
+
+
+def test_nothing_runs_without_a_sidecar(client: Client, key: str) -> None:
+    client.connect(client.folder / "nobody")
+    assert client.once(key).returncode != 0
+    assert client.effects == 0
+
+
+def test_a_claim_that_was_lost_is_an_error(client: Client, key: str, sidecar: Sidecar) -> None:
+    """Its result is not stored, so nobody is told that it was."""
+    lost = client.once(key, f"echo ran >> effects; redis-cli -s {sidecar.path} FD.FORGET '{key}'")
+    assert lost.returncode != 0
+    assert re.search("The claim is not, or no longer|CLAIMLOST", lost.stderr + lost.stdout)
+    assert client.effects == 1
+
+
+def test_a_failure_for_good_is_an_error(client: Client, key: str, sidecar: Sidecar) -> None:
+    with sidecar.client() as other:
+        owner = other.execute_command("FD.CLAIM", key)[1]
+        other.execute_command("FD.FAIL", key, owner, '"card refused"')
+    failed = client.once(key)
+    assert failed.returncode != 0
+    assert "not run: failed" in failed.stderr + failed.stdout
+    assert client.effects == 0
+
+
+def test_every_language_reads_the_results_of_the_others(clients: dict[str, Client], sidecar: Sidecar) -> None:
+    for first in clients:
+        clients[first].connect(sidecar.path)
+        for client in clients.values():
+            client.connect(sidecar.path)
+            assert client.result(f"by {first}") == RESULT
+
+
+def test_all_five_languages_are_on_the_page() -> None:
+    blocks = re.findall(r"^```(\w+)$", PAGE, flags=re.M)
+    assert sorted(blocks) == sorted(each.block for each in LANGUAGES.values())
