@@ -9,6 +9,7 @@ from dataclasses import replace
 from bench.cluster import cluster, cluster_steps
 from bench.frozen import frozen, frozen_steps
 from bench.growth import growth, growth_steps, soak, soak_steps
+from bench.held import held, held_steps
 from bench.memory import memory, memory_steps
 from bench.peers import EVERYONE, FULL_CYCLE, LIBRARIES, ONE_CALL_EACH, REDIS_BENCHMARK
 from bench.processes import processes, processes_steps
@@ -69,6 +70,7 @@ JOBS = (
     Job("cluster", cluster, cluster_steps, needs_private=True),  # starts nodes of its own
     Job("frozen", frozen, frozen_steps, needs_private=True),  # freezes a node
     Job("sidecar", sidecar, sidecar_steps, needs_private=True),  # counts the keys that its claims leave
+    Job("held", held, held_steps, needs_private=True),  # its keys would pile up
     Job("web", web, web_steps, needs_private=True),  # other programs' keys have no namespace
     Job("growth", growth, growth_steps, needs_private=True),
     Job("soak", soak, soak_steps, needs_private=True),

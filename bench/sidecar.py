@@ -76,18 +76,36 @@ def _servers(run: Run) -> Iterator[Places]:
     with tempfile.TemporaryDirectory(prefix="fastdedup-bench-") as folder:
         redis = Path(urlsplit(run.plan.url).path)
         places = Places(redis, Path(folder) / "fastdedup.sock", Path(folder) / "constant.sock")
-        serve = ["fastdedup", "serve", "--url", run.plan.url, "--socket", str(places.sidecar)]
-        serve += ["--namespace", run.plan.namespace, "--lease", str(LEASE_MS / 1000), "--ttl", "60"]
-        serve += ["--timeout", "5", "--grace", "1", "--log-level", "warning"]
-        bare = ["uvicorn", "bench.constant:app", "--uds", str(places.constant), "--loop", "uvloop"]
+        bare = [
+            sys.executable,
+            "-m",
+            "uvicorn",
+            "bench.constant:app",
+            "--uds",
+            str(places.constant),
+            "--loop",
+            "uvloop",
+        ]
         bare += ["--http", "httptools", "--ws", "none", "--lifespan", "off", "--log-level", "warning"]
         bare += ["--no-access-log", "--no-server-header", "--no-proxy-headers"]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("FASTDEDUP_")}
+        clean = clean_environment()
         with (
-            listening([sys.executable, "-m", *serve], places.sidecar, clean),
-            listening([sys.executable, "-m", *bare], places.constant, clean),
+            listening(serve(run, places.sidecar), places.sidecar, clean),
+            listening(bare, places.constant, clean),
         ):
             yield places
+
+
+def serve(run: Run, where: Path, *more: str) -> list[str]:
+    """Return the command that starts a sidecar over the run's Redis."""
+    command = [sys.executable, "-m", "fastdedup", "serve", "--url", run.plan.url, "--socket", str(where)]
+    command += ["--namespace", run.plan.namespace, "--lease", str(LEASE_MS / 1000), "--ttl", "60"]
+    return [*command, "--timeout", "5", "--grace", "1", "--log-level", "warning", *more]
+
+
+def clean_environment() -> dict[str, str]:
+    """Return the environment without settings of a sidecar."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("FASTDEDUP_")}
 
 
 class _Bench:

@@ -8,6 +8,7 @@ from typing import Any
 from bench.cluster import CLIENT, SERVER, three
 from bench.frozen import HEALTHY
 from bench.growth import FEW_KEYS
+from bench.held import ROWS as HELD
 from bench.pairs import ABOVE
 from bench.peers import IDEMPOTENCY_KIT, IN_LISTS, POWERTOOLS, REDIS_BENCHMARK
 from bench.processes import ONE, SAME, TWO
@@ -106,6 +107,10 @@ def _healthy_p99(report: Report) -> float:
     return _ratio("frozen", ABOVE, HEALTHY[1])(report)
 
 
+def _held_p99(report: Report) -> float:
+    return _ratio("held", ABOVE, HELD[1])(report)
+
+
 def _p99_added(report: Report) -> float:
     return _figure("sidecar", "p99_added_us", HOP[1])(report) / 1000
 
@@ -153,6 +158,7 @@ TARGETS = (
     Target("15", "Cluster, rate, 1000 callers, ratio to 1 Redis", _cluster(1000, ABOVE), 0.8),
     Target("15", "… 64 callers", _cluster(64, ABOVE), 0.8),
     Target("16", "p99 of healthy nodes, another is frozen, ratio to before", _healthy_p99, 1.5, **AT_MOST),
+    Target("17", "sidecar, p99 of 100 active of 10,000 connections, ratio to 100", _held_p99, 2, **AT_MOST),
 )  # fmt: skip
 
 
@@ -173,6 +179,7 @@ PLAYED = {
     "14": ("fresh-1000",),
     "15": ("cluster",),
     "16": ("frozen",),
+    "17": ("held",),
 }
 """The scenarios of each target: without a played scenario the target has no verdict."""
 

@@ -3,7 +3,6 @@
 Each row stands below the row that it is compared with. Every request has a fresh key; all rows use Unix sockets.
 """
 
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from bench.load import Load
 from bench.pairs import GENERATOR, Figures, MakePair, Pair, generate, play_pairs
 from bench.run import Run
 from bench.server import listening
+from bench.sidecar import clean_environment
 from fastdedup.bench import Table
 
 CONNECTIONS = 64
@@ -84,5 +84,9 @@ def _command(place: Path) -> list[str]:
 
 
 def _environment(run: Run, gate: str) -> dict[str, str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("FASTDEDUP_")}
-    return {**clean, "BENCH_GATE": gate, "BENCH_URL": run.plan.url, "BENCH_NAMESPACE": run.plan.namespace}
+    return {
+        **clean_environment(),
+        "BENCH_GATE": gate,
+        "BENCH_URL": run.plan.url,
+        "BENCH_NAMESPACE": run.plan.namespace,
+    }

@@ -113,7 +113,10 @@ def test_a_limit_that_allows_next_to_nothing_is_refused(redis_server: RedisServe
     sidecar = Sidecar("--url", redis_server.url)
     sidecar.start(preexec_fn=partial(resource.setrlimit, resource.RLIMIT_NOFILE, (64, 64)))
     assert sidecar.process is not None
-    assert sidecar.process.wait(DEADLINE) == 1
+    try:
+        assert sidecar.process.wait(DEADLINE) == 1
+    finally:
+        sidecar.process.kill()
     assert "the system lets this process open 64 files (ulimit -n, systemd: LimitNOFILE=)" in sidecar.log
 
 

@@ -1,7 +1,7 @@
 """The clients of docs/languages.md, as they stand there, on another socket: a program of each runs its `once`.
 
-`make test` runs those of `CHEAP`; `make test-clients` names all five in CLIENT_LANGUAGES and installs their tools. Where
-a language is named and its tool is missing, its tests fail.
+`make test` runs those of `CHEAP`; `make test-clients` names all five in CLIENT_LANGUAGES and installs their tools.
+Where a language is named and its tool is missing, its tests fail.
 """
 
 from __future__ import annotations
