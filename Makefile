@@ -71,7 +71,8 @@ bench-check: $(BUILT)/.stamp redis-server ## measure, print each target with pas
 	@$(MEASURE) check $(ARGS)
 
 # PYTHONPATH puts the compiled package before the checkout's, which Python would otherwise import.
-MEASURE = PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" PYTHONSAFEPATH=1 PYTHONPATH="$(BUILT):$(CURDIR)" \
+MEASURE = PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" POSTGRESQL="$$(.ci/postgresql.sh)" \
+	  MARIADB="$$(.ci/mariadb.sh)" PYTHONSAFEPATH=1 PYTHONPATH="$(BUILT):$(CURDIR)" \
 	  $(BIN)/python -m bench
 
 compiled: $(BUILT)/.stamp ## compile the package into build/compiled, as FASTDEDUP_COMPILE=1 pip install does

@@ -10,6 +10,7 @@ from bench.cluster import cluster, cluster_steps
 from bench.frozen import frozen, frozen_steps
 from bench.growth import growth, growth_steps, soak, soak_steps
 from bench.held import held, held_steps
+from bench.inbox import inbox, inbox_purge, inbox_purge_steps, inbox_steps, inbox_storm, inbox_storm_steps
 from bench.memory import memory, memory_steps
 from bench.peers import EVERYONE, FULL_CYCLE, LIBRARIES, ONE_CALL_EACH, REDIS_BENCHMARK
 from bench.processes import processes, processes_steps
@@ -72,6 +73,9 @@ JOBS = (
     Job("sidecar", sidecar, sidecar_steps, needs_private=True),  # counts the keys that its claims leave
     Job("held", held, held_steps, needs_private=True),  # its keys would pile up
     Job("web", web, web_steps, needs_private=True),  # other programs' keys have no namespace
+    Job("inbox", inbox, inbox_steps, needs_private=True),  # these three start databases of their own
+    Job("inbox-storm", inbox_storm, inbox_storm_steps, needs_private=True),
+    Job("inbox-purge", inbox_purge, inbox_purge_steps, needs_private=True),
     Job("growth", growth, growth_steps, needs_private=True),
     Job("soak", soak, soak_steps, needs_private=True),
 )

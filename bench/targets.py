@@ -9,6 +9,7 @@ from bench.cluster import CLIENT, SERVER, three
 from bench.frozen import HEALTHY
 from bench.growth import FEW_KEYS
 from bench.held import ROWS as HELD
+from bench.inbox import FOLDED, MARIADB, MARIADB_PURGE, POSTGRES, PURGE, RESULT, SQLITE, STORM
 from bench.pairs import ABOVE
 from bench.peers import IDEMPOTENCY_KIT, IN_LISTS, POWERTOOLS, REDIS_BENCHMARK
 from bench.processes import ONE, SAME, TWO
@@ -111,6 +112,22 @@ def _held_p99(report: Report) -> float:
     return _ratio("held", ABOVE, HELD[1])(report)
 
 
+def _inbox(names: tuple[str, str]) -> Callable[[Report], float]:
+    return _ratio("inbox", ABOVE, names[1])
+
+
+def _inbox_storm(base: str) -> Callable[[Report], float]:
+    return _ratio("inbox-storm", base, STORM[1])
+
+
+def _storm_figure(name: str) -> Callable[[Report], float]:
+    return _figure("inbox-storm", name, STORM[1])
+
+
+def _purged(name: str, names: tuple[str, str]) -> Callable[[Report], float]:
+    return _figure("inbox-purge", name, names[1])
+
+
 def _p99_added(report: Report) -> float:
     return _figure("sidecar", "p99_added_us", HOP[1])(report) / 1000
 
@@ -159,6 +176,18 @@ TARGETS = (
     Target("15", "… 64 callers", _cluster(64, ABOVE), 0.8),
     Target("16", "p99 of healthy nodes, another is frozen, ratio to before", _healthy_p99, 1.5, **AT_MOST),
     Target("17", "sidecar, p99 of 100 active of 10,000 connections, ratio to 100", _held_p99, 2, **AT_MOST),
+    Target("18", "inbox, ratio to a bare transaction, PostgreSQL", _inbox(POSTGRES), 0.75),
+    Target("18", "… with a result", _inbox(RESULT), 0.65),
+    Target("18", "… folded into the first statement", _inbox(FOLDED), 0.85),
+    Target("18", "… MariaDB", _inbox(MARIADB), 0.7),
+    Target("18", "… SQLite", _inbox(SQLITE), 0.9),
+    Target("18", "bytes an id in PostgreSQL", _figure("inbox", "bytes_an_id", POSTGRES[1]), 115, **AT_MOST),
+    Target("19", "storm of ten-fold duplicates, gate and inbox, ratio to the inbox", _inbox_storm(ABOVE), 3),
+    Target("19", "… p99 of a bystander", _inbox_storm(f"{STORM[0]} bystander"), 0.15, **AT_MOST),
+    Target("19", "… transactions a message", _storm_figure("transactions_a_message"), 1, **AT_MOST),
+    Target("20", "purge in PostgreSQL, rows a second", _purged("purged_rate", PURGE), 100_000),
+    Target("20", "… p99 beside it, ratio to none", _ratio("inbox-purge", ABOVE, PURGE[1]), 3, **AT_MOST),
+    Target("20", "purge in MariaDB, the longest batch, ms", _purged("batch_ms", MARIADB_PURGE), 50, **AT_MOST),
 )  # fmt: skip
 
 
@@ -180,6 +209,9 @@ PLAYED = {
     "15": ("cluster",),
     "16": ("frozen",),
     "17": ("held",),
+    "18": ("inbox",),
+    "19": ("inbox-storm",),
+    "20": ("inbox-purge",),
 }
 """The scenarios of each target: without a played scenario the target has no verdict."""
 
