@@ -38,8 +38,9 @@ _BY_STATE = {
     "25006": DatabaseFault.READ_ONLY,
     "25P02": DatabaseFault.ABORTED,
 }
-_LOST_STATES = ("08", "57P0", "58", "F0", "XX")
+_LOST_STATES = ("08", "40003", "57P0", "58", "F0", "XX")
 """The beginnings of the SQLSTATEs that leave open what has happened."""
+_MYSQL_DRIVERS = ("pymysql", "MySQLdb", "mysql.connector", "asyncmy", "aiomysql")
 # MySQL's and MariaDB's, by number.
 _BY_NUMBER = {
     1213: DatabaseFault.RETRY,
@@ -51,8 +52,11 @@ _BY_NUMBER = {
     1290: DatabaseFault.READ_ONLY,
     1792: DatabaseFault.READ_ONLY,
     1836: DatabaseFault.READ_ONLY,
+    3101: DatabaseFault.RETRY,  # group replication has refused the COMMIT
 }
-_LOST_NUMBERS = {1053, 1152, 1158, 1159, 1160, 1161, 1184, 1927}
+# The server stops, the connection was lost or killed, or the COMMIT was interrupted. From 2000 to 2999 they are the
+# client's own: the connection is gone.
+_LOST_NUMBERS = {1053, 1152, 1158, 1159, 1160, 1161, 1180, 1184, 1317, 1927, 3169, 4031, *range(2000, 3000)}
 # SQLite's, by the first byte of its result code.
 _BY_CODE = {
     5: DatabaseFault.RETRY,
@@ -65,6 +69,9 @@ _BY_CODE = {
 def fault_of(error: BaseException) -> DatabaseFault:
     """Return what an error means. SQLAlchemy and Django wrap the driver's error: the innermost counts."""
     for each in _layers(error):
+        # First, because PyMySQL's errors have a SQLSTATE as well, which is HY000 for most of them.
+        if type(each).__module__.startswith(_MYSQL_DRIVERS):
+            return _mysql(each)
         state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
         if isinstance(state, str):
             if state.startswith(_LOST_STATES):
@@ -72,8 +79,6 @@ def fault_of(error: BaseException) -> DatabaseFault:
             return _BY_STATE.get(state, DatabaseFault.REFUSED)
         if hasattr(each, "sqlite_errorcode"):
             return _sqlite(each)
-        if type(each).__module__.startswith(("pymysql", "MySQLdb", "mysql.connector", "asyncmy")):
-            return _mysql(each)
     return DatabaseFault.UNKNOWN
 
 
@@ -139,8 +144,8 @@ def _layers(error: BaseException) -> Iterator[BaseException]:
 
 def _mysql(error: BaseException) -> DatabaseFault:
     number = error.args[0] if error.args else None
-    if not isinstance(number, int) or not 1000 <= number < 2000 or number in _LOST_NUMBERS:
-        return DatabaseFault.UNKNOWN  # from 2000 on they are the client's own: the connection is gone
+    if not isinstance(number, int) or number < 1000 or number in _LOST_NUMBERS:
+        return DatabaseFault.UNKNOWN
     return _BY_NUMBER.get(number, DatabaseFault.REFUSED)
 
 

@@ -117,7 +117,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
-        """Return the results of these ids, as far as they have one, as they are committed just now."""
+        """Return the result of each of these ids, b"" for no result. Leaves out an id without a row."""
 
     @abstractmethod
     def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
@@ -153,6 +153,11 @@ def misfits(found: dict[str, str], wanted: dict[str, tuple[str, ...]]) -> list[s
         elif found[name] not in kinds:
             faults.append(f"its column {name} is {found[name]}, not {' or '.join(kinds)}")
     return faults
+
+
+def text_of(value: Any) -> str:
+    """Return a catalog's text: some drivers, and some settings of them, give it as bytes."""
+    return bytes(value).decode() if isinstance(value, bytes | bytearray | memoryview) else str(value)
 
 
 def ages_of(rows: Sequence[Sequence[Any]], stretch: float) -> tuple[tuple[float, int], ...]:

@@ -2,15 +2,17 @@
 
 `INSERT IGNORE` and its row count: `ON DUPLICATE KEY UPDATE` gives another count where the client asks for found rows,
 as SQLAlchemy does. A result is read with a lock, because a plain SELECT under REPEATABLE READ does not see what was
-committed since the transaction began.
+committed since the transaction began. Bytes are sent as hexadecimal text, because not every driver escapes bytes as
+the character set of each connection needs it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...errors import RetryTransaction
 from ..faults import LockedError
-from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits
+from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits, text_of
 
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "id": ("binary(16)",),
@@ -45,13 +47,15 @@ class MySQL(Dialect):
         )
         if not columns.rows:
             return [MISSING]
-        faults = misfits({str(name): _text(kind) for name, kind in columns.rows}, _COLUMNS)
+        faults = misfits({text_of(name): text_of(kind).lower() for name, kind in columns.rows}, _COLUMNS)
         engine = yield Statement(f"SELECT engine FROM information_schema.tables WHERE {where}", names)
-        if _text(engine.rows[0][0]) != "innodb":
-            faults.append(f"its engine is {engine.rows[0][0]}, which has no transactions, not InnoDB")
+        kind = text_of(engine.rows[0][0])
+        if kind.lower() != "innodb":
+            faults.append(f"its engine is {kind}, not InnoDB, so it may have no transactions")
         indexes = yield Statement(
             "SELECT index_name FROM information_schema.statistics "
-            f"WHERE {where} AND non_unique = 0 GROUP BY index_name HAVING COUNT(*) = 1 AND MAX(column_name) = 'id'",
+            f"WHERE {where} AND non_unique = 0 GROUP BY index_name "
+            "HAVING COUNT(*) = 1 AND MAX(column_name) = 'id' AND MAX(sub_part) IS NULL",
             names,
         )
         if not faults and not indexes.rows:
@@ -63,7 +67,7 @@ class MySQL(Dialect):
         new = set()
         for each in ids:
             done = yield Statement(
-                f"INSERT IGNORE INTO {self.table} (id, at) VALUES (?, UTC_TIMESTAMP(3))", (each,)
+                f"INSERT IGNORE INTO {self.table} (id, at) VALUES (UNHEX(?), UTC_TIMESTAMP(3))", (each.hex(),)
             )
             if done.count:
                 new.add(each)
@@ -71,18 +75,24 @@ class MySQL(Dialect):
 
     def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
         """See `Dialect`. MariaDB does not wait at all; MySQL's shortest wait is one second."""
-        found = yield Statement("SELECT @@innodb_lock_wait_timeout, VERSION()")
-        before, version = int(found.rows[0][0]), str(found.rows[0][1])
-        shortest = 0 if "MariaDB" in version else 1
+        found = yield Statement("SELECT @@innodb_lock_wait_timeout, VERSION(), @@innodb_rollback_on_timeout")
+        before, version, ends = found.rows[0]
+        shortest = 0 if "MariaDB" in text_of(version) else 1
         yield Statement(f"SET SESSION innodb_lock_wait_timeout = {shortest}")
-        locked = None
+        new, fault = None, None
         try:
             new = yield from self.insert([row_id])
-        except LockedError as error:
-            locked = error
-        yield Statement(f"SET SESSION innodb_lock_wait_timeout = {before:d}")
-        if locked is not None:
-            raise locked
+        except Exception as error:  # noqa: BLE001 -- it is raised below
+            fault = error
+        yield Statement(f"SET SESSION innodb_lock_wait_timeout = {int(before)}")
+        if isinstance(fault, LockedError) and int(ends):
+            raise RetryTransaction(
+                "a twin is in flight, and innodb_rollback_on_timeout=ON has rolled this transaction back: run the "
+                "whole of it again"
+            ) from fault
+        if new is None:
+            assert fault is not None
+            raise fault
         return row_id in new
 
     def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
@@ -90,22 +100,27 @@ class MySQL(Dialect):
         results = {}
         for each in ids:
             found = yield Statement(
-                f"SELECT result FROM {self.table} WHERE id = ? LOCK IN SHARE MODE", (each,)
+                f"SELECT result FROM {self.table} WHERE id = UNHEX(?) LOCK IN SHARE MODE", (each.hex(),)
             )
-            if found.rows and found.rows[0][0] is not None:
-                results[each] = bytes(found.rows[0][0])
+            if found.rows:
+                results[each] = bytes(found.rows[0][0] or b"")
         return results
 
     def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
-        """See `Dialect`. Looks first, as the count of an update that changes nothing may be 0."""
-        there = yield Statement(f"SELECT 1 FROM {self.table} WHERE id = ? FOR UPDATE", (row_id,))
-        yield Statement(f"UPDATE {self.table} SET result = ? WHERE id = ?", (payload, row_id))
-        return bool(there.rows)
+        """See `Dialect`. The row has no result yet, so the update changes it, and counts under FOUND_ROWS or not."""
+        done = yield Statement(
+            f"UPDATE {self.table} SET result = UNHEX(?) WHERE id = UNHEX(?)", (payload.hex(), row_id.hex())
+        )
+        return bool(done.count)
 
     def purge(self, keep: float, size: int) -> Flow[int | None]:
-        """See `Dialect`. The lock is the connection's, so it is given back within the batch."""
-        lock = f"fastdedup:{self.table_name}"[:64]
-        leader = yield Statement("SELECT GET_LOCK(?, 0)", (lock,))
+        """See `Dialect`. The lock is the connection's, so it is given back within the batch.
+
+        Its name is the whole server's, so it holds that of the database.
+        """
+        name = "CONCAT('fastdedup:', MD5(CONCAT(COALESCE(?, DATABASE()), '.', ?)))"
+        names = (self.table_name.schema, self.table_name.table)
+        leader = yield Statement(f"SELECT GET_LOCK({name}, 0)", names)
         if leader.rows[0][0] != 1:
             return None
         deleted, fault = 0, None
@@ -118,7 +133,7 @@ class MySQL(Dialect):
             deleted = done.count
         except Exception as error:  # noqa: BLE001 -- it is raised below
             fault = error
-        yield Statement("SELECT RELEASE_LOCK(?)", (lock,))
+        yield Statement(f"SELECT RELEASE_LOCK({name})", names)
         if fault is not None:
             raise fault
         return deleted
@@ -142,9 +157,3 @@ class MySQL(Dialect):
             oldest=None if oldest.rows[0][0] is None else float(oldest.rows[0][0]),
             ages=ages_of(ages.rows, stretch),
         )
-
-
-def _text(value: object) -> str:
-    """Return a catalog's text: some drivers give it as bytes."""
-    text = value.decode() if isinstance(value, bytes) else str(value)
-    return text.lower()

@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
-from zlib import crc32
 
 from ..faults import LockedError
-from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits
+from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits, text_of
 
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "id": ("uuid",),
     "at": ("timestamp with time zone",),
     "result": ("bytea",),
 }
+_LOCKS = 0x0FA57DED << 32
+"""The advisory lock of a table is this, plus the table's number."""
 
 
 class PostgreSQL(Dialect):
@@ -45,12 +46,12 @@ class PostgreSQL(Dialect):
         )
         if not columns.rows:
             return [MISSING]
-        faults = misfits({str(name): str(kind) for name, kind in columns.rows}, _COLUMNS)
+        faults = misfits({text_of(name): text_of(kind) for name, kind in columns.rows}, _COLUMNS)
         if not faults:
             unique = yield Statement(
                 "SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attname = 'id' "
-                "WHERE indrelid = to_regclass(CAST(? AS text)) AND indisunique AND indpred IS NULL "
-                "AND indnkeyatts = 1 AND indkey[0] = attnum",
+                "WHERE indrelid = to_regclass(CAST(? AS text)) AND indisunique AND indisvalid AND indimmediate "
+                "AND indpred IS NULL AND indnkeyatts = 1 AND indkey[0] = attnum",
                 (self.table,),
             )
             if not unique.rows:
@@ -59,10 +60,10 @@ class PostgreSQL(Dialect):
 
     def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
         """See `Dialect`. One statement for all, in the order of the ids."""
-        places = ", ".join(["(?, now())"] * len(ids))
+        rows = "VALUES (?, now())" if len(ids) == 1 else "SELECT unnest(CAST(? AS uuid[])), now()"
         done = yield Statement(
-            f"INSERT INTO {self.table} (id, at) VALUES {places} ON CONFLICT (id) DO NOTHING RETURNING id",
-            tuple(UUID(bytes=each) for each in ids),
+            f"INSERT INTO {self.table} (id, at) {rows} ON CONFLICT (id) DO NOTHING RETURNING id",
+            (_parameter(ids),),
         )
         return {_id(row[0]) for row in done.rows}
 
@@ -74,20 +75,22 @@ class PostgreSQL(Dialect):
             yield Statement("SET LOCAL lock_timeout = '1ms'")
             new = yield from self.insert([row_id])
         except LockedError:
+            locked = True
+        else:
+            locked = False
+        if locked:
             yield Statement("ROLLBACK TO SAVEPOINT fastdedup_inbox")  # takes the setting back as well
-            raise
+            yield Statement("RELEASE SAVEPOINT fastdedup_inbox")
+            raise LockedError("a twin is in flight")
         yield Statement("SELECT set_config('lock_timeout', CAST(? AS text), true)", (before,))
         yield Statement("RELEASE SAVEPOINT fastdedup_inbox")
         return row_id in new
 
     def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
         """See `Dialect`. A statement of its own: the one that inserts does not see what its twin has committed."""
-        places = ", ".join("?" * len(ids))
-        found = yield Statement(
-            f"SELECT id, result FROM {self.table} WHERE id IN ({places}) AND result IS NOT NULL",
-            tuple(UUID(bytes=each) for each in ids),
-        )
-        return {_id(row[0]): bytes(row[1]) for row in found.rows}
+        those = "= ?" if len(ids) == 1 else "= ANY(CAST(? AS uuid[]))"
+        found = yield Statement(f"SELECT id, result FROM {self.table} WHERE id {those}", (_parameter(ids),))
+        return {_id(row[0]): bytes(row[1] or b"") for row in found.rows}
 
     def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
         """See `Dialect`."""
@@ -99,8 +102,9 @@ class PostgreSQL(Dialect):
     def purge(self, keep: float, size: int) -> Flow[int | None]:
         """See `Dialect`. By `ctid`, which needs no second look into the index of the ids."""
         leader = yield Statement(
-            "SELECT pg_try_advisory_xact_lock(CAST(? AS int), CAST(? AS int))",
-            (0x0FA57DED, _signed(crc32(str(self.table_name).encode()))),
+            "SELECT pg_try_advisory_xact_lock(CAST(? AS bigint) + "
+            "CAST(CAST(to_regclass(CAST(? AS text)) AS oid) AS bigint))",
+            (_LOCKS, self.table),
         )
         if not leader.rows[0][0]:
             return None
@@ -139,5 +143,6 @@ def _id(value: Any) -> bytes:
     return value.bytes if isinstance(value, UUID) else UUID(str(value)).bytes
 
 
-def _signed(number: int) -> int:
-    return number - (1 << 32) if number >= 1 << 31 else number
+def _parameter(ids: Sequence[bytes]) -> Any:
+    """Return ids as one parameter, so that the number of different statements does not grow with that of the ids."""
+    return UUID(bytes=ids[0]) if len(ids) == 1 else [UUID(bytes=each) for each in ids]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits
+from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits, text_of
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 """Milliseconds since 1970."""
@@ -36,7 +36,7 @@ class SQLite(Dialect):
         )
         if not columns.rows:
             return [MISSING]
-        faults = misfits({str(name): str(kind) for name, kind in columns.rows}, _COLUMNS)
+        faults = misfits({text_of(name): text_of(kind) for name, kind in columns.rows}, _COLUMNS)
         unique = yield Statement(
             'SELECT 1 FROM pragma_index_list(?, ?) AS found WHERE found."unique" '
             "AND NOT found.partial AND (SELECT group_concat(name) FROM pragma_index_info(found.name, ?)) = 'id'",
@@ -62,10 +62,8 @@ class SQLite(Dialect):
     def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
         """See `Dialect`."""
         places = ", ".join("?" * len(ids))
-        found = yield Statement(
-            f"SELECT id, result FROM {self.table} WHERE id IN ({places}) AND result IS NOT NULL", tuple(ids)
-        )
-        return {bytes(row[0]): bytes(row[1]) for row in found.rows}
+        found = yield Statement(f"SELECT id, result FROM {self.table} WHERE id IN ({places})", tuple(ids))
+        return {bytes(row[0]): bytes(row[1] or b"") for row in found.rows}
 
     def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
         """See `Dialect`."""

@@ -11,6 +11,13 @@ from ..dialects.base import Rows, Statement
 from .base import Driver, no_transaction, placed
 
 
+class QuietCursor(aiomysql.Cursor):  # type: ignore[misc]
+    """Does not ask for the warning that `INSERT IGNORE` leaves for each duplicate, to make a Python warning of it."""
+
+    async def _show_warnings(self, _: Any) -> None:
+        return
+
+
 class AiomysqlDriver(Driver):
     """A connection. One that does not commit by itself, as is the default, begins with its first statement."""
 
@@ -30,7 +37,7 @@ class AiomysqlDriver(Driver):
 
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
-        async with self._connection.cursor(aiomysql.Cursor) as cursor:
+        async with self._connection.cursor(QuietCursor) as cursor:
             await cursor.execute(placed(statement.sql, "%s"), statement.parameters)
             return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
 

@@ -1,0 +1,108 @@
+"""One database of each kind for all tests of a worker, with an inbox and a business table in it."""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pymysql
+
+from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sql.rules import TABLE
+
+from ..databases import MariaDatabase, PostgresDatabase
+
+WORK = {
+    "postgresql": "CREATE TABLE work (note text);",
+    "mysql": "CREATE TABLE work (note VARCHAR(200)) ENGINE=InnoDB;",
+    "sqlite": "CREATE TABLE work (note TEXT);",
+}
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class SQLiteDatabase:
+    """A file of SQLite's."""
+
+    file: Path
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """SQLAlchemy's URL for each driver."""
+        return {driver: f"sqlite+{driver}:///{self.file}" for driver in ("pysqlite", "aiosqlite")}
+
+    @property
+    def django(self) -> dict[str, Any]:
+        """The database's settings in Django's `DATABASES`."""
+        options = {"transaction_mode": "IMMEDIATE"}
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(self.file), "OPTIONS": options}
+
+
+Database = PostgresDatabase | MariaDatabase | SQLiteDatabase
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A database with the tables, and a connection of an observer's, which commits each statement by itself."""
+
+    kind: str
+    database: Any
+    observe: Callable[[], Any]
+    admin: Callable[[], Any] | None = None
+
+    def sql(self, *statements: str) -> list[Any]:
+        """Run statements beside the tests' transactions; give the rows of the last one."""
+        with closing(self.observe()) as connection:
+            cursor = connection.cursor()
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def run(self, script: str) -> None:
+        """Run the statements of a script, each ended by a semicolon."""
+        self.sql(*filter(str.strip, script.split(";")))
+
+    def create(self, table: str, schema: str | None = None) -> None:
+        """Create an inbox's table, as `fastdedup inbox ddl` tells to."""
+        self.run(dialect_of(self.kind, TableName(table, schema)).ddl())
+
+    def fresh_table(self) -> str:
+        """Give a name that no table has."""
+        return f"inbox{next(_numbers)}"
+
+    def waiting(self) -> int:
+        """Give the number of transactions that wait for a lock."""
+        if self.kind == "postgresql":
+            return int(
+                self.sql(
+                    "SELECT count(*) FROM pg_stat_activity "
+                    "WHERE wait_event_type = 'Lock' AND datname = current_database()"
+                )[0][0]
+            )
+        # What is asked of innodb_trx within 0.1 s gets the answer before; the status is as of now.
+        assert self.admin is not None
+        with closing(self.admin()) as connection, connection.cursor() as cursor:
+            cursor.execute("SHOW STATUS LIKE 'Innodb_row_lock_current_waits'")
+            return int(cursor.fetchone()[1])
+
+
+def place_of(kind: str, database: Database, admin: Callable[[], Any] | None = None) -> Place:
+    """Make the tables in an empty database. `admin`: connects as the server's superuser."""
+    place = Place(kind, database, lambda: observer(database), admin)
+    place.create(TABLE)
+    place.run(WORK[kind])
+    return place
+
+
+def observer(database: Database) -> Any:
+    if isinstance(database, PostgresDatabase):
+        return psycopg.connect(**database.psycopg, autocommit=True)
+    if isinstance(database, MariaDatabase):
+        return pymysql.connect(**database.pymysql, autocommit=True)
+    return sqlite3.connect(database.file, isolation_level=None)

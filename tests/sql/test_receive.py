@@ -1,0 +1,147 @@
+"""What `receive`, `complete` and `replay` promise, on every way into a database."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from fastdedup import InProgressError, Outcome, UsageError
+
+from .conftest import Opener
+
+
+async def test_a_key_is_first_once(way: Opener, key: str) -> None:
+    async with way() as party:
+        inbox = party.inbox()
+        async with party.transaction():
+            assert (await party.receive(inbox, key)).first
+            await party.work(key)
+        async with party.transaction():
+            again = await party.receive(inbox, key)
+            assert (again.first, again.outcome, again.result) == (False, Outcome.SUCCEEDED, None)
+            assert again.replay() is None
+        assert party.place.sql(f"SELECT note FROM work WHERE note = '{key}'") == [(key,)]
+
+
+async def test_a_rolled_back_key_is_first_again(way: Opener, key: str) -> None:
+    async with way() as party:
+        inbox = party.inbox()
+        await party.start()
+        await party.receive(inbox, key)
+        await party.work(key)
+        await party.rollback()
+        assert party.place.sql(f"SELECT note FROM work WHERE note = '{key}'") == []
+        async with party.transaction():
+            assert (await party.receive(inbox, key)).first
+
+
+async def test_a_duplicate_replays_the_first_result(way: Opener, key: str) -> None:
+    async with way() as party:
+        inbox = party.inbox()
+        async with party.transaction():
+            receipt = await party.receive(inbox, key)
+            await party.call(receipt.complete, {"invoice": 7, "name": "Zoë?"})
+            assert receipt.result == {"invoice": 7, "name": "Zoë?"}
+        async with party.transaction():
+            assert (await party.receive(inbox, key)).replay() == {"invoice": 7, "name": "Zoë?"}
+
+
+async def test_a_receipt_is_completed_once(way: Opener, key: str) -> None:
+    async with way() as party:
+        inbox = party.inbox()
+        async with party.transaction():
+            first = await party.receive(inbox, key)
+            second = await party.receive(inbox, key)
+            await party.call(first.complete, 1)
+            with pytest.raises(UsageError, match="is completed already"):
+                await party.call(first.complete, 2)
+            with pytest.raises(UsageError, match="is a duplicate"):
+                await party.call(second.complete, 3)
+        async with party.transaction():
+            assert (await party.receive(inbox, key)).result == 1
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+async def test_no_receipt_is_completed_after_its_transaction(way: Opener, key: str, end: str) -> None:
+    async with way() as party:
+        await party.start()
+        receipt = await party.receive(party.inbox(), key)
+        await getattr(party, end)()
+        with pytest.raises(UsageError, match="has ended"):
+            await party.call(receipt.complete, 1)
+
+
+async def test_many_keys_are_received_in_their_order(way: Opener, key: str) -> None:
+    async with way() as party:
+        inbox = party.inbox()
+        async with party.transaction():
+            known = await party.receive(inbox, f"{key} known")
+            await party.call(known.complete, "kept")
+        async with party.transaction():
+            keys = [f"{key} {name}" for name in ("b", "known", "a", "b")]
+            found = await party.call(inbox.receive_many, party.raw, keys)
+            assert [each.key for each in found] == keys
+            assert [each.first for each in found] == [True, False, True, False]
+            assert found[1].result == "kept"
+            await party.call(found[0].complete, "new")
+        async with party.transaction():
+            assert (await party.receive(inbox, keys[0])).result == "new"
+
+
+async def test_a_twin_waits_for_the_commit(way: Opener, key: str, wait_until: Any) -> None:
+    async with way() as ours, way() as other:
+        inbox = ours.inbox()
+        await ours.start()
+        receipt = await ours.receive(inbox, key)
+        twin = asyncio.create_task(begin_and_receive(other, other.inbox(), key))
+        await in_flight(ours, wait_until)
+        assert not twin.done()
+        await ours.call(receipt.complete, "ours")
+        await ours.commit()
+        assert (await twin).replay() == "ours"
+        await other.commit()
+
+
+async def test_a_twin_is_first_after_a_rollback(way: Opener, key: str, wait_until: Any) -> None:
+    async with way() as ours, way() as other:
+        await ours.start()
+        await ours.receive(ours.inbox(), key)
+        twin = asyncio.create_task(begin_and_receive(other, other.inbox(), key))
+        await in_flight(ours, wait_until)
+        await ours.rollback()
+        assert (await twin).first
+        await other.rollback()
+
+
+async def begin_and_receive(party: Any, inbox: Any, key: str) -> Any:
+    await party.start()
+    return await party.receive(inbox, key)
+
+
+async def in_flight(party: Any, wait_until: Any) -> None:
+    """Wait until a twin waits; SQLite, which has one writer, does not tell of it."""
+    if party.place.kind != "sqlite":
+        await wait_until(lambda: party.place.waiting() == 1, description="the twin waits")
+
+
+async def test_a_twin_in_flight_can_be_skipped(way: Opener, key: str) -> None:
+    async with way() as ours, way() as other:
+        if ours.place.kind == "sqlite":
+            pytest.skip("SQLite has one writer, so no twin is in flight")
+        await ours.start()
+        await ours.receive(ours.inbox(), key)
+        inbox = other.inbox()
+        async with other.transaction():
+            twin = await other.receive(inbox, key, busy="skip")
+            assert (twin.first, twin.outcome) == (False, Outcome.IN_PROGRESS)
+            with pytest.raises(InProgressError) as caught:
+                twin.replay()
+            assert caught.value.retry_after > 0
+            assert (await other.receive(inbox, f"{key} other", busy="skip")).first
+            await other.work(key)
+        await ours.rollback()
+        assert other.place.sql(f"SELECT note FROM work WHERE note = '{key}'") == [(key,)]
+        async with other.transaction():
+            assert not (await other.receive(inbox, f"{key} other", busy="skip")).first
