@@ -101,6 +101,7 @@ class Inbox:
         """
         if isinstance(keys, str | bytes):
             raise UsageError("receive_many() takes a list of keys, not one text")
+        keys = list(keys)
         driver = async_driver(transaction)
         found = await run(driver, self._rules.receive(driver.dialect, keys, busy), self.table)
         return [Receipt(self._rules, driver, key, each) for key, each in zip(keys, found, strict=True)]
@@ -177,7 +178,7 @@ class Inbox:
         """
         async with self._beginning(begin)() as transaction:
             driver = async_driver(transaction)
-            flow = self._rules.dialect(driver.dialect).figures(Ticker.seconds(stretch))
+            flow = self._rules.figures(driver.dialect, Ticker.seconds(stretch))
             return await run(driver, flow, self.table)
 
     async def _purge(self, ticker: Ticker, begin: Begin) -> int:

@@ -31,7 +31,7 @@ class Ticker:
 
     def flow(self, dialect: str) -> Flow[int | None]:
         """Return the next batch."""
-        return self._rules.dialect(dialect).purge(self._rules.keep, self._batch)
+        return self._rules.purge(dialect, self._batch)
 
     def deleted(self, rows: int | None) -> None:
         """Take in what a batch has deleted; None: another process purges."""

@@ -11,12 +11,12 @@ from weakref import WeakValueDictionary
 
 from ..checks import Seconds, check_count, check_seconds
 from ..codec import Codec, JSONCodec, decode, encode
-from ..errors import ConfigError, UsageError
+from ..errors import ConfigError, RetryTransaction, UsageError
 from ..keys import check_namespace
 from ..model import Outcome
 from ..protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from .dialects import Dialect, TableName, dialect_of
-from .dialects.base import MISSING, Flow
+from .dialects.base import MISSING, Figures, Flow
 from .faults import LockedError, no_table
 
 TABLE: Final = "fastdedup_inbox"
@@ -91,15 +91,17 @@ class InboxRules:
             raise ConfigError(f'busy= must be "wait" or "skip", got {busy!r}')
         ids = [self.id_of(key) for key in keys]
         sql = self.dialect(dialect)
-        if dialect not in self._checked:
-            yield from self._check(sql)
-            self._checked.add(dialect)
+        yield from self._check(sql)
         different = sorted(set(ids))  # in one order, or two calls wait for each other
         new, locked = yield from (self._skip if busy == "skip" else self._wait)(sql, different)
         known = [each for each in different if each not in new and each not in locked]
         results: dict[bytes, bytes] = {}
         for part in parts(known):
             results |= yield from sql.results(part)
+        if len(results) < len(known):  # never a duplicate without its row
+            raise RetryTransaction(
+                f"a row of {self.table_name} was deleted just now, by a purge: run the whole transaction again"
+            )
         return [self._found(each, new, locked, results) for each in ids]
 
     def complete(self, dialect: str, row_id: bytes, result: Any) -> Flow[bytes]:
@@ -119,7 +121,22 @@ class InboxRules:
         """Return the result that a duplicate finds; None where the first kept none."""
         return decode(self.codec, found.payload, key)
 
+    def purge(self, dialect: str, size: int) -> Flow[int | None]:
+        """Delete up to `size` rows that are older than `keep`; see `Dialect.purge`."""
+        sql = self.dialect(dialect)
+        yield from self._check(sql)
+        return (yield from sql.purge(self.keep, size))
+
+    def figures(self, dialect: str, stretch: float) -> Flow[Figures]:
+        """Return the table's figures; see `Dialect.figures`."""
+        sql = self.dialect(dialect)
+        yield from self._check(sql)
+        return (yield from sql.figures(stretch))
+
     def _check(self, sql: Dialect) -> Flow[None]:
+        """Look at the table at its first use."""
+        if sql.name in self._checked:
+            return
         faults = yield from sql.faults_of_the_table()
         if faults == [MISSING]:
             raise no_table(self.table_name)
@@ -128,6 +145,7 @@ class InboxRules:
                 f"the table {self.table_name} is no inbox: {', and '.join(faults)}. "
                 f"`fastdedup inbox ddl --dialect {sql.name}` prints the SQL of one; name it with table="
             )
+        self._checked.add(sql.name)
 
     def _wait(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], set[bytes]]]:
         new: set[bytes] = set()

@@ -96,6 +96,7 @@ class Inbox:
         """Remember many keys; see `fastdedup.sql.Inbox.receive_many`."""
         if isinstance(keys, str | bytes):
             raise UsageError("receive_many() takes a list of keys, not one text")
+        keys = list(keys)
         driver = sync_driver(transaction)
         found = run_now(driver, self._rules.receive(driver.dialect, keys, busy), self.table)
         return [Receipt(self._rules, driver, key, each) for key, each in zip(keys, found, strict=True)]
@@ -154,9 +155,8 @@ class Inbox:
         """Return the table's figures; see `fastdedup.sql.Inbox.stats`."""
         with self._beginning(begin)() as transaction:
             driver = sync_driver(transaction)
-            return run_now(
-                driver, self._rules.dialect(driver.dialect).figures(Ticker.seconds(stretch)), self.table
-            )
+            flow = self._rules.figures(driver.dialect, Ticker.seconds(stretch))
+            return run_now(driver, flow, self.table)
 
     def _purge(self, ticker: Ticker, begin: Begin) -> None:
         while ticker.goes_on:

@@ -9,7 +9,7 @@ import aiosqlite
 from ...errors import UsageError
 from ..dialects.base import Rows, Statement
 from .base import Driver
-from .sqlite3 import check
+from .sqlite3 import check, is_begun
 
 
 class AiosqliteDriver(Driver):
@@ -24,7 +24,7 @@ class AiosqliteDriver(Driver):
 
     def is_open(self) -> bool:
         """See `Driver`."""
-        return bool(self._connection.in_transaction)
+        return is_begun(self._connection)
 
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""

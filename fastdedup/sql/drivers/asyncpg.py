@@ -19,14 +19,20 @@ class AsyncpgDriver(Driver):
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        if connection.is_closed():
+        if not self._is_usable():
             raise UsageError("this connection is closed: give the inbox one that is in a transaction")
         if not connection.is_in_transaction():
             raise no_transaction("async with connection.transaction():")
 
     def is_open(self) -> bool:
         """See `Driver`."""
-        return not self._connection.is_closed() and bool(self._connection.is_in_transaction())
+        return self._is_usable() and bool(self._connection.is_in_transaction())
+
+    def _is_usable(self) -> bool:
+        try:
+            return not self._connection.is_closed()
+        except asyncpg.InterfaceError:  # it was given back to its pool
+            return False
 
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`. asyncpg gives rows by one call, and the count of changed rows by another."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from functools import cache
+from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 from ...errors import UsageError
@@ -87,7 +87,7 @@ def no_transaction(how: str) -> UsageError:
     )
 
 
-@cache
+@lru_cache(256)  # texts with the places of up to a thousand keys are large
 def placed(sql: str, style: str) -> str:
     """Return SQL with a driver's own places in place of each `?`: `style` is "%s", or "$" for numbered ones."""
     parts = sql.split("?")

@@ -1,4 +1,4 @@
-"""Django: a connection such as `django.db.connection`, inside `transaction.atomic()`."""
+"""Django: a connection such as `django.db.connection`, inside `transaction.atomic()`, or without autocommit."""
 
 from __future__ import annotations
 
@@ -17,21 +17,31 @@ class DjangoDriver(Driver):
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        self._block = _outermost(connection)
         self.dialect = connection.vendor
-        if not connection.in_atomic_block:
+        if not self.is_open():
             raise no_transaction("with transaction.atomic():")
         if connection.needs_rollback:
             raise aborted()
 
     def is_open(self) -> bool:
         """See `Driver`."""
-        return bool(self._connection.in_atomic_block)
+        connection = self._connection
+        if not connection.in_atomic_block:
+            return not connection.get_autocommit()
+        return _outermost(connection) is self._block
 
     def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
         with self._connection.cursor() as cursor:
             cursor.execute(placed(statement.sql, "%s"), statement.parameters)
             return of_cursor(cursor)
+
+
+def _outermost(connection: Any) -> Any:
+    """Return the atomic block that commits; None outside, and in a Django that does not tell."""
+    blocks = getattr(connection, "atomic_blocks", None)
+    return blocks[0] if blocks else None
 
 
 def driver(transaction: Any) -> Driver:

@@ -14,7 +14,10 @@ from .base import Driver, no_transaction, of_cursor, placed
 
 
 class PsycopgDriver(Driver):
-    """What both drivers share. A connection that does not commit by itself begins with its first statement."""
+    """What both drivers share. A connection that does not commit by itself begins with its first statement.
+
+    The cursor is psycopg's own: the connection's may take other places than `%s`, or give other rows than tuples.
+    """
 
     dialect = "postgresql"
 
@@ -29,7 +32,7 @@ class PsycopgDriver(Driver):
         """See `Driver`."""
         return (
             not self._connection.closed
-            and self._connection.info.transaction_status is TransactionStatus.INTRANS
+            and self._connection.info.transaction_status is not TransactionStatus.IDLE
         )
 
 
@@ -40,7 +43,7 @@ class SyncDriver(PsycopgDriver):
 
     def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
-        with self._connection.cursor(row_factory=tuple_row) as cursor:
+        with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
             cursor.execute(placed(statement.sql, "%s"), statement.parameters)
             return of_cursor(cursor)
 
@@ -52,7 +55,7 @@ class AsyncDriver(PsycopgDriver):
 
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
-        async with self._connection.cursor(row_factory=tuple_row) as cursor:
+        async with psycopg.AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
             await cursor.execute(placed(statement.sql, "%s"), statement.parameters)
             return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from itertools import count
 from typing import Any
 
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.exc import InvalidRequestError, PendingRollbackError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session, scoped_session
 
 from ...errors import UsageError
 from ..dialects.base import Rows, Statement
+from ..faults import aborted
 from .base import Driver, no_transaction
 from .sqlite3 import check
 
@@ -72,9 +73,20 @@ class SyncDriver(SqlAlchemyDriver):
     def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
         if self._root is None:
-            inner = self._inner
-            self._began(inner.connection() if isinstance(inner, Session) else inner)
-        return self._rows(self._transaction.execute(_prepared(statement.sql), _named(statement)))
+            self._began(self._begin())
+        try:
+            return self._rows(self._transaction.execute(_prepared(statement.sql), _named(statement)))
+        except PendingRollbackError as error:
+            raise aborted() from error
+
+    def _begin(self) -> Connection:
+        """Begin where there is no transaction yet, as SQLAlchemy does itself with the first statement."""
+        inner = self._inner
+        if isinstance(inner, Session):
+            return inner.connection()
+        if not inner.in_transaction():
+            inner.begin()
+        return inner  # type: ignore[no-any-return]
 
 
 class AsyncDriver(SqlAlchemyDriver):
@@ -85,10 +97,20 @@ class AsyncDriver(SqlAlchemyDriver):
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
         if self._root is None:
-            outer = self._transaction
-            connection = await outer.connection() if isinstance(outer, AsyncSession) else outer
-            self._began(connection.sync_connection)
-        return self._rows(await self._transaction.execute(_prepared(statement.sql), _named(statement)))
+            self._began(await self._begin())
+        try:
+            return self._rows(await self._transaction.execute(_prepared(statement.sql), _named(statement)))
+        except PendingRollbackError as error:
+            raise aborted() from error
+
+    async def _begin(self) -> Any:
+        """Begin where there is no transaction yet, as SQLAlchemy does itself with the first statement."""
+        outer = self._transaction
+        if isinstance(outer, AsyncSession):
+            return (await outer.connection()).sync_connection
+        if not outer.in_transaction():
+            await outer.begin()
+        return outer.sync_connection
 
 
 def _dialect(inner: Any) -> str:
@@ -118,7 +140,7 @@ def _commits_each_statement(connection: Connection) -> bool:
         return False
 
 
-@cache
+@lru_cache(256)
 def _prepared(sql: str) -> Any:
     numbers = count()
     return text("".join(f":p{next(numbers)}" if char == "?" else char for char in sql))

@@ -25,6 +25,14 @@ def check(connection: Any) -> None:
         raise no_transaction('connection.execute("BEGIN IMMEDIATE")')
 
 
+def is_begun(connection: Any) -> bool:
+    """True where a connection is in a transaction; False also where it is closed."""
+    try:
+        return bool(connection.in_transaction)
+    except (ValueError, sqlite3.ProgrammingError):
+        return False
+
+
 class Sqlite3Driver(Driver):
     """A connection."""
 
@@ -37,7 +45,7 @@ class Sqlite3Driver(Driver):
 
     def is_open(self) -> bool:
         """See `Driver`."""
-        return bool(self._connection.in_transaction)
+        return is_begun(self._connection)
 
     def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
