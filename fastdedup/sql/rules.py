@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from hashlib import blake2b
 from threading import Lock
@@ -34,6 +34,10 @@ class Found:
 
     outcome: Outcome
     payload: bytes = b""
+
+
+_FIRST: Final = Found(Outcome.ACQUIRED)
+_NONE: Final[frozenset[bytes]] = frozenset()
 
 
 class InboxRules:
@@ -92,10 +96,14 @@ class InboxRules:
         ids = [self.id_of(key) for key in keys]
         sql = self.dialect(dialect)
         yield from self._check(sql)
-        different = sorted(set(ids))  # in one order, or two calls wait for each other
+        different = (
+            ids if len(ids) == 1 else sorted(set(ids))
+        )  # in one order, or two calls wait for each other
         new, locked = yield from (self._skip if busy == "skip" else self._wait)(sql, different)
-        known = [each for each in different if each not in new and each not in locked]
+        if len(new) == len(ids):
+            return [_FIRST] * len(ids)
         results: dict[bytes, bytes] = {}
+        known = [each for each in different if each not in new and each not in locked]
         for part in parts(known):
             results |= yield from sql.results(part)
         if len(results) < len(known):  # never a duplicate without its row
@@ -147,13 +155,15 @@ class InboxRules:
             )
         self._checked.add(sql.name)
 
-    def _wait(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], set[bytes]]]:
+    def _wait(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], Set[bytes]]]:
+        if len(ids) <= MAX_KEYS:
+            return (yield from sql.insert(ids)), _NONE
         new: set[bytes] = set()
         for part in parts(ids):
             new |= yield from sql.insert(part)
-        return new, set()
+        return new, _NONE
 
-    def _skip(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], set[bytes]]]:
+    def _skip(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], Set[bytes]]]:
         new, locked = set(), set()
         for each in ids:
             try:
@@ -164,13 +174,13 @@ class InboxRules:
         return new, locked
 
     def _found(
-        self, row_id: bytes, new: set[bytes], locked: set[bytes], results: dict[bytes, bytes]
+        self, row_id: bytes, new: set[bytes], locked: Set[bytes], results: dict[bytes, bytes]
     ) -> Found:
         if row_id in locked:
             return Found(Outcome.IN_PROGRESS)
         if row_id in new:
             new.discard(row_id)  # a second place in the list is a duplicate
-            return Found(Outcome.ACQUIRED)
+            return _FIRST
         return Found(Outcome.SUCCEEDED, results.get(row_id, b""))
 
 

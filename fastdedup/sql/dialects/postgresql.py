@@ -11,13 +11,16 @@ from typing import Any
 from uuid import UUID
 
 from ..faults import LockedError
-from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits, text_of
+from .base import MISSING, Dialect, Figures, Flow, Statement, TableName, ages_of, misfits, text_of
 
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "id": ("uuid",),
     "at": ("timestamp with time zone",),
     "result": ("bytea",),
 }
+_SECOND = "date_trunc('second', now()) + interval '1 second'"
+"""The next full second: never too early for a purge. Rows of one second share their place in the index of `at`, which
+saves 12 of an id's 126 bytes."""
 _LOCKS = 0x0FA57DED << 32
 """The advisory lock of a table is this, plus the table's number."""
 
@@ -26,6 +29,12 @@ class PostgreSQL(Dialect):
     """`ON CONFLICT DO NOTHING` waits for a twin in flight, and never fails."""
 
     name = "postgresql"
+
+    def __init__(self, table_name: TableName) -> None:
+        super().__init__(table_name)
+        insert = f"INSERT INTO {self.table} (id, at) {{}} ON CONFLICT (id) DO NOTHING RETURNING id"
+        self._insert_one = insert.format(f"VALUES (?, {_SECOND})")
+        self._insert_many = insert.format(f"SELECT unnest(CAST(? AS uuid[])), {_SECOND}")
 
     def ddl(self) -> str:
         """See `Dialect`. The name of an index takes no schema."""
@@ -60,11 +69,7 @@ class PostgreSQL(Dialect):
 
     def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
         """See `Dialect`. One statement for all, in the order of the ids."""
-        rows = "VALUES (?, now())" if len(ids) == 1 else "SELECT unnest(CAST(? AS uuid[])), now()"
-        done = yield Statement(
-            f"INSERT INTO {self.table} (id, at) {rows} ON CONFLICT (id) DO NOTHING RETURNING id",
-            (_parameter(ids),),
-        )
+        done = yield Statement(self._insert_one if len(ids) == 1 else self._insert_many, (_parameter(ids),))
         return {_id(row[0]) for row in done.rows}
 
     def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
@@ -103,7 +108,8 @@ class PostgreSQL(Dialect):
         """See `Dialect`. By `ctid`, which needs no second look into the index of the ids."""
         leader = yield Statement(
             "SELECT pg_try_advisory_xact_lock(CAST(? AS bigint) + "
-            "CAST(CAST(to_regclass(CAST(? AS text)) AS oid) AS bigint))",
+            "CAST(CAST(to_regclass(CAST(? AS text)) AS oid) AS bigint)), "
+            "set_config('synchronous_commit', 'off', true)",  # a batch that a crash loses is deleted the next time
             (_LOCKS, self.table),
         )
         if not leader.rows[0][0]:
@@ -123,7 +129,7 @@ class PostgreSQL(Dialect):
             (self.table,),
         )
         oldest = yield Statement(
-            f"SELECT CAST(extract(epoch FROM now() - min(at)) AS double precision) FROM {self.table}"
+            f"SELECT CAST(greatest(0, extract(epoch FROM now() - min(at))) AS double precision) FROM {self.table}"
         )
         ages = yield Statement(
             "SELECT floor(extract(epoch FROM now() - at) / CAST(? AS double precision)) AS stretch, count(*) "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
@@ -30,14 +31,19 @@ def driver_of(transaction: Any) -> Driver:
     Raises:
         UsageError: it is no session, no connection of a driver that is known here, or it is in no transaction.
     """
-    for kind in type(transaction).__mro__:
-        module = _MODULES.get(kind.__module__.partition(".")[0])
+    kind: Any = type(transaction)
+    return _maker(kind)(transaction)
+
+
+@lru_cache(maxsize=64)
+def _maker(kind: Any) -> Callable[[Any], Driver]:
+    for base in kind.__mro__:
+        module = _MODULES.get(base.__module__.partition(".")[0])
         if module is not None:
-            make: Callable[[Any], Driver] = import_module(f".{module}", __name__).driver
-            return make(transaction)
+            return import_module(f".{module}", __name__).driver  # type: ignore[no-any-return]
     raise UsageError(
-        f"an inbox needs the caller's own transaction, got {type(transaction).__name__}: give it a session or "
-        "connection of SQLAlchemy, or a connection of asyncpg, psycopg, sqlite3, aiosqlite, PyMySQL, aiomysql, Django"
+        f"an inbox needs the caller's own transaction, got {kind.__name__}: give it a session or connection of "
+        "SQLAlchemy, or a connection of asyncpg, psycopg, sqlite3, aiosqlite, PyMySQL, aiomysql or Django"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import asyncpg
@@ -19,10 +20,15 @@ class AsyncpgDriver(Driver):
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
+        try:
+            begun = connection.is_in_transaction()
+        except asyncpg.InterfaceError:  # it was given back to its pool
+            begun = False
+        if begun:
+            return
         if not self._is_usable():
             raise UsageError("this connection is closed: give the inbox one that is in a transaction")
-        if not connection.is_in_transaction():
-            raise no_transaction("async with connection.transaction():")
+        raise no_transaction("async with connection.transaction():")
 
     def is_open(self) -> bool:
         """See `Driver`."""
@@ -36,13 +42,19 @@ class AsyncpgDriver(Driver):
 
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`. asyncpg gives rows by one call, and the count of changed rows by another."""
-        sql = placed(statement.sql, "$")
-        if sql.startswith("SELECT") or sql.endswith(("RETURNING 1", "RETURNING id")):
+        sql, has_rows = _prepared(statement.sql)
+        if has_rows:
             rows = await self._connection.fetch(sql, *statement.parameters)
             return Rows(rows, len(rows))
         status = await self._connection.execute(sql, *statement.parameters)
         number = status.rpartition(" ")[2]
         return Rows((), int(number) if number.isdecimal() else 0)
+
+
+@cache
+def _prepared(sql: str) -> tuple[str, bool]:
+    """Return a statement for asyncpg, and whether it gives rows."""
+    return placed(sql, "$"), sql.startswith("SELECT") or sql.endswith(("RETURNING 1", "RETURNING id"))
 
 
 def driver(transaction: Any) -> Driver:
