@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from statistics import quantiles
@@ -41,6 +41,8 @@ KEEP = timedelta(days=7)
 POSTGRES = ("PostgreSQL, bare transaction", "PostgreSQL, with the inbox")
 RESULT = ("PostgreSQL, bare", "PostgreSQL, with the inbox and a result")
 FOLDED = ("PostgreSQL, bare, again", "PostgreSQL, folded into the first statement")
+BY_HAND = ("PostgreSQL, bare, beside a table by hand", "PostgreSQL, with a table by hand")
+PEER = ("PostgreSQL, bare, beside fastidempotent", "PostgreSQL, with fastidempotent")
 MARIADB = ("MariaDB, bare transaction", "MariaDB, with the inbox")
 SQLITE = ("SQLite, bare transaction", "SQLite, with the inbox")
 STORM = ("storm, inbox alone", "storm, gate and inbox")
@@ -61,6 +63,12 @@ INVOICES = {
 }
 Work = Callable[[str], Awaitable[None]]
 BARE = "INSERT INTO invoice (message, amount) VALUES ($1, 7)"
+TABLE_BY_HAND = (
+    "CREATE TABLE by_hand (message_id varchar(64) PRIMARY KEY, consumer varchar(64) NOT NULL, "
+    "status varchar(16) NOT NULL, created_at timestamptz NOT NULL DEFAULT now()); "
+    "CREATE INDEX ON by_hand (created_at)"
+)
+MARK = "message_id, consumer, status) VALUES ($1, 'billing', 'done') ON CONFLICT (message_id) DO NOTHING RETURNING 1"
 FOLD = (
     f"WITH first AS (INSERT INTO {TABLE} (id) VALUES ($1) ON CONFLICT (id) DO NOTHING RETURNING 1) "
     "INSERT INTO invoice (message, amount) SELECT $2::text, 7 FROM first RETURNING 1"
@@ -111,6 +119,8 @@ def _transactions(stack: AsyncExitStack, seconds: float) -> list[tuple[tuple[str
         (POSTGRES, partial(_postgres, stack, seconds, POSTGRES, "receive")),
         (RESULT, partial(_postgres, stack, seconds, RESULT, "complete")),
         (FOLDED, partial(_postgres, stack, seconds, FOLDED, "fold")),
+        (BY_HAND, partial(_postgres, stack, seconds, BY_HAND, "by_hand")),
+        (PEER, partial(_fastidempotent, stack, seconds)),
         (MARIADB, partial(_mariadb, stack, seconds)),
         (SQLITE, partial(_sqlite, stack, seconds)),
     ]
@@ -133,6 +143,7 @@ class Postgres:
 
     pool: Any
     box: Inbox
+    url: str
 
     async def bare(self, message: str) -> None:
         async with self.begin() as connection:
@@ -150,6 +161,11 @@ class Postgres:
                 await connection.execute(BARE, message)
                 await receipt.complete({"invoice": message})
 
+    async def by_hand(self, message: str) -> None:
+        async with self.begin() as connection:
+            if await connection.fetch(f"INSERT INTO by_hand ({MARK}", message):
+                await connection.execute(BARE, message)
+
     async def fold(self, message: str) -> None:
         async with self.begin() as connection:
             await connection.fetch(FOLD, uuid.uuid4(), message)
@@ -159,21 +175,23 @@ class Postgres:
         async with self.pool.acquire() as connection, connection.transaction():
             yield connection
 
-    async def bytes_an_id(self) -> float:
+    async def bytes_an_id(self, table: str) -> float:
         async with self.begin() as connection:
-            size = await connection.fetchval("SELECT pg_total_relation_size($1::text::regclass)", TABLE)
-            return float(size / max(1, await connection.fetchval(f"SELECT count(*) FROM {TABLE}")))
+            size = await connection.fetchval("SELECT pg_total_relation_size($1::text::regclass)", table)
+            return float(size / max(1, await connection.fetchval(f"SELECT count(*) FROM {table}")))
 
 
 async def _open_postgres(stack: AsyncExitStack, connections: int) -> Postgres:
     import asyncpg  # type: ignore[import-untyped] # ships no types
 
     server = stack.enter_context(PostgresServer(durable=True))
-    pool = await asyncpg.create_pool(**server.fresh().asyncpg, min_size=connections, max_size=connections)
+    database = server.fresh()
+    pool = await asyncpg.create_pool(**database.asyncpg, min_size=connections, max_size=connections)
     stack.push_async_callback(pool.close)
     async with pool.acquire() as connection:
         await connection.execute(dialect_of("postgresql", TableName(TABLE)).ddl() + INVOICES["postgresql"])
-    return Postgres(pool, Inbox("bench", keep=KEEP))
+        await connection.execute(TABLE_BY_HAND)
+    return Postgres(pool, Inbox("bench", keep=KEEP), database.urls["asyncpg"])
 
 
 async def _postgres(stack: AsyncExitStack, seconds: float, names: tuple[str, str], way: str) -> Pair:
@@ -181,10 +199,36 @@ async def _postgres(stack: AsyncExitStack, seconds: float, names: tuple[str, str
 
     async def second() -> Figures:
         figures = await _callers(getattr(database, way), seconds, CONNECTIONS)
-        return {**figures, "bytes_an_id": await database.bytes_an_id()}
+        table = "by_hand" if way == "by_hand" else TABLE
+        return {**figures, "bytes_an_id": await database.bytes_an_id(table)}
 
     first = partial(_callers, database.bare, seconds, CONNECTIONS)
     return Pair(names, (first, second), "asyncpg", also={"cpu_us": f"{names[0]} CPU"})
+
+
+async def _fastidempotent(stack: AsyncExitStack, seconds: float) -> Pair:
+    """Its key and the work commit in three transactions, so a crash between them loses the work, or doubles it."""
+    from fastidempotent.backends.postgres import PostgresBackend
+    from fastidempotent.models import IdempotencyRecord, IdempotencyStatus
+
+    database = await _open_postgres(stack, CONNECTIONS)
+    backend = PostgresBackend(database.url, pool_size=CONNECTIONS)
+    await stack.enter_async_context(backend)
+
+    async def handle(message: str) -> None:
+        if await backend.acquire_lock(message, 60):
+            await database.bare(message)
+            now = datetime.now(UTC)
+            done = {"status": IdempotencyStatus.COMPLETE, "status_code": 200, "response_body": b"{}"}
+            await backend.set(
+                IdempotencyRecord(key=message, fingerprint="", created_at=now, expires_at=now + KEEP, **done)
+            )
+
+    turns = (
+        partial(_callers, database.bare, seconds, CONNECTIONS),
+        partial(_callers, handle, seconds, CONNECTIONS),
+    )
+    return Pair(PEER, turns, "SQLAlchemy and asyncpg")
 
 
 async def _postgres_purge(stack: AsyncExitStack) -> Pair:

@@ -9,7 +9,7 @@ from bench.cluster import CLIENT, SERVER, three
 from bench.frozen import HEALTHY
 from bench.growth import FEW_KEYS
 from bench.held import ROWS as HELD
-from bench.inbox import FOLDED, MARIADB, MARIADB_PURGE, POSTGRES, PURGE, RESULT, SQLITE, STORM
+from bench.inbox import BY_HAND, FOLDED, MARIADB, MARIADB_PURGE, POSTGRES, PURGE, RESULT, SQLITE, STORM
 from bench.pairs import ABOVE
 from bench.peers import IDEMPOTENCY_KIT, IN_LISTS, POWERTOOLS, REDIS_BENCHMARK
 from bench.processes import ONE, SAME, TWO
@@ -182,6 +182,7 @@ TARGETS = (
     Target("18", "… MariaDB", _inbox(MARIADB), 0.7),
     Target("18", "… SQLite", _inbox(SQLITE), 0.9),
     Target("18", "bytes an id in PostgreSQL", _figure("inbox", "bytes_an_id", POSTGRES[1]), 115, **AT_MOST),
+    Target("18", "… of a table by hand, with text keys", _figure("inbox", "bytes_an_id", BY_HAND[1])),
     Target("19", "storm of ten-fold duplicates, gate and inbox, ratio to the inbox", _inbox_storm(ABOVE), 3),
     Target("19", "… p99 of a bystander", _inbox_storm(f"{STORM[0]} bystander"), 0.15, **AT_MOST),
     Target("19", "… transactions a message", _storm_figure("transactions_a_message"), 1, **AT_MOST),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 import asyncpg
@@ -51,7 +51,7 @@ class AsyncpgDriver(Driver):
         return Rows((), int(number) if number.isdecimal() else 0)
 
 
-@cache
+@lru_cache(256)
 def _prepared(sql: str) -> tuple[str, bool]:
     """Return a statement for asyncpg, and whether it gives rows."""
     return placed(sql, "$"), sql.startswith("SELECT") or sql.endswith(("RETURNING 1", "RETURNING id"))
