@@ -34,7 +34,7 @@ class MySQL(Dialect):
             "    id BINARY(16) NOT NULL PRIMARY KEY,\n"
             "    at DATETIME(3) NOT NULL,\n"
             "    result MEDIUMBLOB,\n"
-            "    KEY (at)\n"
+            f"    KEY `{self.table_name.table}_at` (at)\n"
             ") ENGINE=InnoDB;\n"
         )
 
