@@ -25,6 +25,7 @@ from rich.text import Text
 from fastdedup import Dedup, DedupError, ForeignRecordError, Record
 from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
 from fastdedup.bench import Table as Played
+from fastdedup.cli.inbox import COMMANDS as INBOX
 from fastdedup.cli.shop import web_options
 from fastdedup.cli.sidecar import COMMANDS as SIDECAR
 from fastdedup.cli.sidecar import sidecar_sale, sidecar_wanted
@@ -56,7 +57,7 @@ def cli() -> None:
     """Are you the first? A dedup gateway on Redis, and its records."""
 
 
-for command in SIDECAR:
+for command in (*SIDECAR, *INBOX):
     cli.add_command(command)
 
 

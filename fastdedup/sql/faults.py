@@ -91,7 +91,7 @@ def translated(error: BaseException, table_name: object) -> DedupError | None:
     if fault is DatabaseFault.LOCKED:
         return LockedError(_again("a lock was not given in time"))
     if fault is DatabaseFault.RETRY:
-        return RetryTransaction(_again(_reason(error)))
+        return RetryTransaction(_again(words_of(error)))
     if fault is DatabaseFault.READ_ONLY:
         return UsageError(
             "the connection may only read, and an inbox must write: give it a connection to the primary, "
@@ -102,7 +102,9 @@ def translated(error: BaseException, table_name: object) -> DedupError | None:
     if fault is DatabaseFault.NO_TABLE:
         return no_table(table_name)
     if fault is DatabaseFault.MISFIT:
-        return ConfigError(f"the table {table_name} is no inbox: {_reason(error)}; see `fastdedup inbox ddl`")
+        return ConfigError(
+            f"the table {table_name} is no inbox: {words_of(error)}; see `fastdedup inbox ddl`"
+        )
     return None
 
 
@@ -125,7 +127,7 @@ def _again(reason: str) -> str:
     return f"the database has ended this transaction ({reason}): roll it back, and run the whole of it again"
 
 
-def _reason(error: BaseException) -> str:
+def words_of(error: BaseException) -> str:
     """Return the database's own words, without the statement and the parameters that SQLAlchemy puts beside them."""
     innermost = list(_layers(error))[-1]
     return " ".join(str(innermost).split())

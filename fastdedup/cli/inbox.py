@@ -1,0 +1,213 @@
+"""The inbox's commands: `fastdedup inbox ddl`, `purge` and `stats`. `cli.main` registers `COMMANDS`.
+
+SQLAlchemy is imported by `database.py`, where a connection is made: `ddl` needs neither it nor a database.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+
+import click
+import orjson
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from ..sql.dialects import DIALECTS, TableName, dialect_of
+from ..sql.dialects.base import Figures
+from ..sql.inbox import DAY
+from ..sql.purge import BATCH
+from ..sql.rules import TABLE
+from ..sync.sql import Inbox
+from .database import at_database
+
+Command = Callable[..., Any]
+Begin = Callable[[], AbstractContextManager[Any]]
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_LINES = 31
+"""Lines of the histogram at most: a month of days."""
+_WIDTH = 40
+"""Characters of the histogram's longest bar."""
+_NAME = "the command line"
+"""The inbox's name here. Purges and figures are of a whole table, whatever its inboxes' names are."""
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, not before
+    """A length of time: a number of seconds, or a number with a unit, as in 7d."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
+        """Return the time; a mistake ends the command."""
+        if isinstance(value, timedelta):
+            return value
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw]?)", str(value).strip(), re.ASCII)
+        if found is None:
+            self.fail(f"{value!r} is not a time: write it as 7d, 12h, 30m or 90s", param, ctx)
+        number, unit = found.groups()
+        return timedelta(seconds=float(number) * _UNITS[unit or "s"])
+
+
+def table_options(command: Command) -> Command:
+    """Add the options that name the table."""
+    schema = click.option("--schema", help="The schema that the table is in. [default: the connection's own]")
+    table = click.option("--table", default=TABLE, show_default=True, help="The table's name.")
+    return table(schema(command))
+
+
+def database_options(command: Command) -> Command:
+    """Add the options of the commands that connect to a database."""
+    url = click.option(
+        "--url",
+        envvar="FASTDEDUP_DATABASE_URL",
+        show_envvar=True,
+        required=True,
+        help="The database, as SQLAlchemy names it: postgresql+psycopg://user@host/shop. With a password in it, use "
+        "the variable: other users of this host can read the options of a command.",
+    )
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    return url(table_options(as_json(command)))
+
+
+@click.group()
+def inbox() -> None:
+    """Create, purge and look at an inbox's table in a SQL database."""
+
+
+@inbox.command()
+@click.option("--dialect", type=click.Choice(list(DIALECTS)), required=True, help="The database.")
+@table_options
+def ddl(dialect: str, table: str, schema: str | None) -> None:
+    """Print the SQL that creates an inbox's table."""
+    click.echo(dialect_of(dialect, TableName(table, schema)).ddl(), nl=False)
+
+
+@inbox.command()
+@click.option(
+    "--keep",
+    type=Duration(),
+    required=True,
+    help="How long rows are kept: 7d, 12h, 30m, or seconds. Use what your inboxes have as keep=, and at least what "
+    "the broker keeps messages.",
+)
+@click.option(
+    "--batch", type=click.IntRange(min=1), default=BATCH, show_default=True, help="Rows of one transaction."
+)
+@database_options
+def purge(url: str, keep: timedelta, batch: int, table: str, schema: str | None, as_json: bool) -> None:
+    """Delete the rows that are older than --keep, in batches.
+
+    Each batch is a transaction of its own: stop the command at any time, the next run goes on. One process at a time
+    purges a table; another one ends at once, with 0 rows.
+    """
+    of = Inbox(_NAME, keep=keep, table=table, schema=schema)
+    console = Console(stderr=True)  # because stdout is for the figures
+    quiet = as_json or not console.is_terminal
+    deleted = at_database(url, lambda begin: purged(of, begin, keep, batch, None if quiet else console))
+    if as_json:
+        _print_json({"table": str(of.table), "keep": keep.total_seconds(), "deleted": deleted})
+    else:
+        click.echo(
+            f"Deleted {deleted:,} rows of {of.table} that were older than {shown(keep.total_seconds())}."
+        )
+
+
+def purged(of: Inbox, begin: Begin, keep: timedelta, batch: int, console: Console | None) -> int:
+    """Purge; return how many rows were deleted. With a console, count them before, and show a bar."""
+    if console is None:
+        return of.purge(begin=begin, batch=batch)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("Counting", total=None)
+        ages = of.stats(begin=begin, stretch=keep).ages
+        old = sum(rows for age, rows in ages if age >= keep.total_seconds())
+        progress.update(task, description="Purging", total=old)
+        deleted = of.purge(begin=begin, batch=batch, on_batch=lambda rows: progress.advance(task, rows))
+        progress.update(task, total=max(deleted, 1), completed=max(deleted, 1))
+        return deleted
+
+
+@inbox.command()
+@click.option(
+    "--stretch",
+    type=Duration(),
+    default=timedelta(seconds=DAY),
+    show_default="1d",
+    help="How long each stretch of ages is.",
+)
+@database_options
+def stats(url: str, stretch: timedelta, table: str, schema: str | None, as_json: bool) -> None:
+    """Show a table's rows, its bytes on disk, its oldest row, and its rows by age. Reads the whole index."""
+    of = Inbox(_NAME, keep=DAY, table=table, schema=schema)
+    figures = at_database(url, lambda begin: of.stats(begin=begin, stretch=stretch))
+    if as_json:
+        _print_json(_facts(of, figures))
+        return
+    console = Console()
+    console.print(_figures_table(of, figures))
+    for line in histogram(figures, stretch.total_seconds()):
+        console.print(line, markup=False, highlight=False)
+
+
+def _facts(of: Inbox, figures: Figures) -> dict[str, Any]:
+    return {
+        "table": str(of.table),
+        "rows": figures.rows,
+        "bytes": figures.size,
+        "bytes_an_id": _bytes_an_id(figures),
+        "oldest": figures.oldest,
+        "ages": [{"from": age, "rows": rows} for age, rows in figures.ages],
+    }
+
+
+def _bytes_an_id(figures: Figures) -> float | None:
+    return round(figures.size / figures.rows, 1) if figures.rows else None
+
+
+def _figures_table(of: Inbox, figures: Figures) -> Table:
+    table = Table(title=f"Inbox {of.table}", box=ROUNDED, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    each = _bytes_an_id(figures)
+    table.add_row("rows", f"{figures.rows:,}")
+    table.add_row("bytes on disk, indexes included", f"{figures.size:,}")
+    table.add_row("bytes an id", "-" if each is None else f"{each:,.1f}")
+    table.add_row("oldest row", "-" if figures.oldest is None else f"{shown(figures.oldest)} old")
+    return table
+
+
+def histogram(figures: Figures, stretch: float) -> Iterator[str]:
+    """Yield a line for each stretch of ages, the youngest first; the last line has all that are older."""
+    by_number = {round(age / stretch): rows for age, rows in figures.ages}
+    last = min(max(by_number, default=-1), _LINES - 1)
+    counts = [by_number.get(number, 0) for number in range(last)]
+    counts += [figures.rows - sum(counts)] if by_number else []
+    most = max(counts, default=0)
+    for number, rows in enumerate(counts):
+        older = number == last and max(by_number) > last
+        label = f"from {shown(number * stretch)}" if older else f"to {shown((number + 1) * stretch)}"
+        yield f"{label:>12} {rows:>14,} {'█' * -(-rows * _WIDTH // most) if rows else ''}".rstrip()
+
+
+def shown(seconds: float) -> str:
+    """Return a time in the largest unit that it is whole in; where it is not whole seconds, to a tenth."""
+    units = [(unit, length) for unit, length in reversed(_UNITS.items()) if unit != "w"]
+    for unit, length in units:
+        if seconds >= length and seconds % length == 0:
+            return f"{seconds / length:.0f}{unit}"
+    for unit, length in units:
+        if seconds >= length:
+            return f"{seconds / length:.1f}{unit}"
+    return f"{seconds:.1g}s"
+
+
+def _print_json(facts: dict[str, Any]) -> None:
+    click.echo(orjson.dumps(facts).decode())
+
+
+COMMANDS = (inbox,)

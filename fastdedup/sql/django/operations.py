@@ -1,0 +1,41 @@
+"""The migration's operation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.db import router
+from django.db.migrations.operations.base import Operation
+
+from ..dialects import dialect_of
+from .settings import table_name
+
+
+class CreateInbox(Operation):
+    """Create the inbox's table, by the SQL of `fastdedup inbox ddl` for the database at hand. Backwards: drop it."""
+
+    reduces_to_sql = True
+    reversible = True
+
+    def state_forwards(self, app_label: str, state: Any) -> None:
+        """Change nothing: the table has no model."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Create the table.
+
+        Raises:
+            ConfigError: no inbox can be kept in such a database.
+        """
+        if router.allow_migrate(schema_editor.connection.alias, app_label):
+            ddl = dialect_of(schema_editor.connection.vendor, table_name()).ddl()
+            for statement in filter(str.strip, ddl.split(";\n")):
+                schema_editor.execute(statement, params=None)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Drop the table, with its rows."""
+        if router.allow_migrate(schema_editor.connection.alias, app_label):
+            schema_editor.execute(f"DROP TABLE {schema_editor.quote_name(table_name().table)}", params=None)
+
+    def describe(self) -> str:
+        """Return what `migrate --plan` shows."""
+        return f"Create the inbox's table {table_name()}"

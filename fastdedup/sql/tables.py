@@ -1,0 +1,68 @@
+"""An inbox's table for SQLAlchemy's metadata: `metadata.create_all()` and Alembic's autogenerate know it then."""
+
+from __future__ import annotations
+
+try:
+    import sqlalchemy as _sqlalchemy  # noqa: F401
+except ModuleNotFoundError as _error:
+    raise ImportError("fastdedup.sql.tables needs SQLAlchemy: pip install 'fastdedup[sql]'") from _error
+
+from sqlalchemy import BLOB, DDL, INTEGER, Column, Index, LargeBinary, MetaData, Table, event
+from sqlalchemy.dialects import mysql, postgresql
+from sqlalchemy.types import TypeEngine
+
+from .dialects.base import TableName
+from .rules import ID_BYTES, TABLE
+
+_MYSQL = "mysql", "mariadb"
+
+
+def inbox_table(metadata: MetaData, name: str = TABLE, schema: str | None = None) -> Table:
+    """Return an inbox's table, as a part of `metadata`: the one that `fastdedup inbox ddl` creates.
+
+    Args:
+        metadata: such as your declarative base's.
+        name: the table's name, as the inbox's `table=`.
+        schema: the schema that it is in; without one the metadata's own, or else the connection's.
+
+    Raises:
+        ConfigError: a name could be more than a name.
+    """
+    where = TableName(name, schema or metadata.schema)
+    table = Table(
+        where.table,
+        metadata,
+        Column("id", _id(), primary_key=True),
+        Column("at", _at(), nullable=False),
+        Column("result", _result()),
+        Index(f"{where.table}_at", "at"),
+        schema=where.schema,
+        sqlite_with_rowid=False,
+        mysql_engine="InnoDB",
+        mariadb_engine="InnoDB",
+    )
+    # Not the column's server_default: that would be every database's.
+    default = DDL("ALTER TABLE %(fullname)s ALTER COLUMN at SET DEFAULT now()")  # type: ignore[no-untyped-call]
+    event.listen(table, "after_create", default.execute_if(dialect="postgresql"))
+    return table
+
+
+def _id() -> TypeEngine[bytes]:
+    return (
+        LargeBinary(ID_BYTES)
+        .with_variant(postgresql.UUID(), "postgresql")
+        .with_variant(mysql.BINARY(ID_BYTES), *_MYSQL)
+        .with_variant(BLOB(), "sqlite")
+    )
+
+
+def _at() -> TypeEngine[int]:
+    return (
+        INTEGER()
+        .with_variant(postgresql.TIMESTAMP(timezone=True), "postgresql")
+        .with_variant(mysql.DATETIME(fsp=3), *_MYSQL)
+    )
+
+
+def _result() -> TypeEngine[bytes]:
+    return LargeBinary().with_variant(mysql.MEDIUMBLOB(), *_MYSQL)
