@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -66,15 +66,21 @@ def _parsed(text: str) -> URL:
         raise click.ClickException(
             f"this needs {error.name}: pip install 'fastdedup[sql]', and your database's driver"
         ) from None
-    try:
+    url = None
+    with suppress(Exception):  # also a ValueError, whose text has a part of the URL
         url = make_url(text)
-    except Exception:  # noqa: BLE001 -- also a ValueError, with a part of the URL
+    if url is None or _is_cut(url):
         raise click.ClickException(
             f"--url is not a database URL of SQLAlchemy, such as {_EXAMPLES}. "
             "In a password write @ as %40, / as %2F and : as %3A"
-        ) from None
+        )
     _check(url)
     return url
+
+
+def _is_cut(url: URL) -> bool:
+    """True where an @ or / in the password ended it, so that the host's name has a part of it."""
+    return "@" in (url.host or "") or ("@" in (url.database or "") and url.get_backend_name() != "sqlite")
 
 
 def _check(url: URL) -> None:
@@ -102,8 +108,7 @@ def _engine(url: URL) -> Engine:
         return create_engine(url, poolclass=pool.NullPool)
     except ModuleNotFoundError as error:
         raise click.ClickException(
-            f"the driver {error.name} is not installed: pip install {error.name}, or name the driver that you have, "
-            f"as in {_EXAMPLES}"
+            f"the driver {error.name} is not installed: install it, or name the driver that you have, as in {_EXAMPLES}"
         ) from None
 
 

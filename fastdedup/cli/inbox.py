@@ -33,7 +33,7 @@ _LINES = 31
 """Lines of the histogram at most: a month of days."""
 _WIDTH = 40
 """Characters of the histogram's longest bar."""
-_NAME = "the command line"
+_NAME = "command-line"
 """The inbox's name here. Purges and figures are of a whole table, whatever its inboxes' names are."""
 
 
