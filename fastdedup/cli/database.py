@@ -108,7 +108,7 @@ def _engine(url: URL) -> Engine:
         return create_engine(url, poolclass=pool.NullPool)
     except ModuleNotFoundError as error:
         raise click.ClickException(
-            f"the driver {error.name} is not installed: install it, or name the driver that you have, as in {_EXAMPLES}"
+            f"the driver {error.name} is not installed: install it, or name one that you have, as in {_EXAMPLES}"
         ) from None
 
 

@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from ..checks import MAX_SECONDS, check_seconds
 from ..sql.dialects import DIALECTS, TableName, dialect_of
 from ..sql.dialects.base import Figures
 from ..sql.inbox import DAY
-from ..sql.purge import BATCH
-from ..sql.rules import TABLE
-from ..sync.sql import Inbox
+from ..sql.purge import BATCH, Ticker
+from ..sql.rules import TABLE, TableRules
+from ..sync.sql import figures_of, purge_table
 from .database import at_database
 
 Command = Callable[..., Any]
@@ -33,8 +34,6 @@ _LINES = 31
 """Lines of the histogram at most: a month of days."""
 _WIDTH = 40
 """Characters of the histogram's longest bar."""
-_NAME = "command-line"
-"""The inbox's name here. Purges and figures are of a whole table, whatever its inboxes' names are."""
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, not before
@@ -105,31 +104,31 @@ def purge(url: str, keep: timedelta, batch: int, table: str, schema: str | None,
     Each batch is a transaction of its own: stop the command at any time, the next run goes on. One process at a time
     purges a table; another one ends at once, with 0 rows.
     """
-    of = Inbox(_NAME, keep=keep, table=table, schema=schema)
+    rules = TableRules(TableName(table, schema), check_seconds(keep, "--keep"))
     console = Console(stderr=True)  # because stdout is for the figures
     quiet = as_json or not console.is_terminal
-    deleted = at_database(url, lambda begin: purged(of, begin, keep, batch, None if quiet else console))
+    deleted = at_database(url, lambda begin: purged(rules, begin, batch, None if quiet else console))
     if as_json:
-        _print_json({"table": str(of.table), "keep": keep.total_seconds(), "deleted": deleted})
+        _print_json({"table": str(rules.table_name), "keep": rules.keep, "deleted": deleted})
     else:
         click.echo(
-            f"Deleted {deleted:,} rows of {of.table} that were older than {shown(keep.total_seconds())}."
+            f"Deleted {deleted:,} rows of {rules.table_name} that were older than {shown(rules.keep)}."
         )
 
 
-def purged(of: Inbox, begin: Begin, keep: timedelta, batch: int, console: Console | None) -> int:
+def purged(rules: TableRules, begin: Begin, batch: int, console: Console | None) -> int:
     """Purge; return how many rows were deleted. With a console, count them before, and show a bar."""
-    if console is None:
-        return of.purge(begin=begin, batch=batch)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=console is None) as progress:
         task = progress.add_task("Counting", total=None)
-        ages = of.stats(begin=begin, stretch=keep).ages
-        old = sum(rows for age, rows in ages if age >= keep.total_seconds())
-        progress.update(task, description="Purging", total=old)
-        deleted = of.purge(begin=begin, batch=batch, on_batch=lambda rows: progress.advance(task, rows))
-        progress.update(task, total=max(deleted, 1), completed=max(deleted, 1))
-        return deleted
+        if console is not None:
+            ages = figures_of(rules, begin, rules.keep).ages
+            progress.update(task, total=sum(rows for age, rows in ages if age))
+        progress.update(task, description="Purging")
+        ticker = Ticker(rules, batch, lambda rows: progress.advance(task, rows))
+        purge_table(ticker, begin)
+        progress.update(task, total=ticker.total)  # others may have deleted some, or some have grown old
+    return ticker.total
 
 
 @inbox.command()
@@ -143,20 +142,20 @@ def purged(of: Inbox, begin: Begin, keep: timedelta, batch: int, console: Consol
 @database_options
 def stats(url: str, stretch: timedelta, table: str, schema: str | None, as_json: bool) -> None:
     """Show a table's rows, its bytes on disk, its oldest row, and its rows by age. Reads the whole index."""
-    of = Inbox(_NAME, keep=DAY, table=table, schema=schema)
-    figures = at_database(url, lambda begin: of.stats(begin=begin, stretch=stretch))
+    rules = TableRules(TableName(table, schema), keep=MAX_SECONDS)
+    figures = at_database(url, lambda begin: figures_of(rules, begin, stretch))
     if as_json:
-        _print_json(_facts(of, figures))
+        _print_json(_facts(rules.table_name, figures))
         return
     console = Console()
-    console.print(_figures_table(of, figures))
+    console.print(_figures_table(rules.table_name, figures))
     for line in histogram(figures, stretch.total_seconds()):
         console.print(line, markup=False, highlight=False)
 
 
-def _facts(of: Inbox, figures: Figures) -> dict[str, Any]:
+def _facts(name: TableName, figures: Figures) -> dict[str, Any]:
     return {
-        "table": str(of.table),
+        "table": str(name),
         "rows": figures.rows,
         "bytes": figures.size,
         "bytes_an_id": _bytes_an_id(figures),
@@ -169,8 +168,8 @@ def _bytes_an_id(figures: Figures) -> float | None:
     return round(figures.size / figures.rows, 1) if figures.rows else None
 
 
-def _figures_table(of: Inbox, figures: Figures) -> Table:
-    table = Table(title=f"Inbox {of.table}", box=ROUNDED, show_header=False)
+def _figures_table(name: TableName, figures: Figures) -> Table:
+    table = Table(title=f"Inbox {name}", box=ROUNDED, show_header=False)
     table.add_column()
     table.add_column(justify="right")
     each = _bytes_an_id(figures)

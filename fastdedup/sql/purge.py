@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from ..checks import Seconds, check_seconds
-from .dialects.base import Flow
-from .rules import InboxRules
+from .dialects.base import Flow, TableName
+from .rules import TableRules
 
 BATCH: Final = 1000
 """Rows of one transaction by default: a batch takes a few milliseconds, and holds up nobody for longer."""
@@ -16,7 +16,7 @@ BATCH: Final = 1000
 class Ticker:
     """One purge: how far it has come."""
 
-    def __init__(self, rules: InboxRules, batch: int, on_batch: Callable[[int], None] | None) -> None:
+    def __init__(self, rules: TableRules, batch: int, on_batch: Callable[[int], None] | None) -> None:
         self._rules = rules
         self._batch = batch
         self._on_batch = on_batch
@@ -25,9 +25,14 @@ class Ticker:
         self.goes_on = True
 
     @property
+    def table_name(self) -> TableName:
+        """The table."""
+        return self._rules.table_name
+
+    @property
     def lock_key(self) -> str:
         """The key of the lock that says who purges."""
-        return f"fastdedup-inbox-purge:{self._rules.table_name}"
+        return f"fastdedup-inbox-purge:{self.table_name}"
 
     def flow(self, dialect: str) -> Flow[int | None]:
         """Return the next batch."""

@@ -40,7 +40,61 @@ _FIRST: Final = Found(Outcome.ACQUIRED)
 _NONE: Final[frozenset[bytes]] = frozenset()
 
 
-class InboxRules:
+class TableRules:
+    """What can be done to a table whichever inboxes it has.
+
+    Args:
+        table_name: the table.
+        keep: seconds after which a purge deletes a row.
+    """
+
+    def __init__(self, table_name: TableName, keep: float) -> None:
+        self.table_name = table_name
+        self.keep = keep
+        # Mutable: the dialects in use, and the names of those whose table was looked at.
+        self._dialects: dict[str, Dialect] = {}
+        self._checked: set[str] = set()
+
+    def dialect(self, name: str) -> Dialect:
+        """Return the dialect of a database, for this table."""
+        if name not in self._dialects:
+            self._dialects[name] = dialect_of(name, self.table_name)
+        return self._dialects[name]
+
+    def checked(self, dialect: str) -> Flow[Dialect]:
+        """Return the dialect of a database, once its table was found to be an inbox.
+
+        Raises:
+            ConfigError: the table is not there, or is another kind of table.
+        """
+        sql = self.dialect(dialect)
+        if dialect not in self._checked:
+            yield from self._check(sql)
+            self._checked.add(dialect)
+        return sql
+
+    def purge(self, dialect: str, size: int) -> Flow[int | None]:
+        """Delete up to `size` rows that are too old; return how many, or None where another process purges."""
+        sql = yield from self.checked(dialect)  # any table with a column `at` would lose its rows
+        return (yield from sql.purge(self.keep, size))
+
+    def figures(self, dialect: str, stretch: float) -> Flow[Figures]:
+        """Return the table's figures; `stretch`: seconds of each stretch of ages."""
+        sql = yield from self.checked(dialect)
+        return (yield from sql.figures(stretch))
+
+    def _check(self, sql: Dialect) -> Flow[None]:
+        faults = yield from sql.faults_of_the_table()
+        if faults == [MISSING]:
+            raise no_table(self.table_name)
+        if faults:
+            raise ConfigError(
+                f"the table {self.table_name} is no inbox: {', and '.join(faults)}. "
+                f"`fastdedup inbox ddl --dialect {sql.name}` prints the SQL of one; name it with table="
+            )
+
+
+class InboxRules(TableRules):
     """The settings of one inbox, checked once, and its flows of statements. Arguments and errors as for `Inbox`."""
 
     def __init__(
@@ -54,14 +108,10 @@ class InboxRules:
         max_result: int,
     ) -> None:
         self.name = check_namespace(name)
-        self.keep = check_seconds(keep, "keep")
-        self.table_name = TableName(table, schema)
+        super().__init__(TableName(table, schema), check_seconds(keep, "keep"))
         self.codec: Codec = JSONCodec() if codec is None else codec
         self.max_result = check_count(max_result, "max_result")
         self._keys = Keyspace(name, Kind.CLAIM, readable=MAX_KEY_BYTES)
-        # Mutable: the dialects in use, and the names of those whose table was looked at.
-        self._dialects: dict[str, Dialect] = {}
-        self._checked: set[str] = set()
         _register(self)
 
     def id_of(self, key: Any) -> bytes:
@@ -81,12 +131,6 @@ class InboxRules:
         text = f"{self.name}={key}"
         return text if len(text.encode()) <= MAX_KEY_BYTES else f"{self.name}#{row_id.hex()}"
 
-    def dialect(self, name: str) -> Dialect:
-        """Return the dialect of a database, for this inbox's table."""
-        if name not in self._dialects:
-            self._dialects[name] = dialect_of(name, self.table_name)
-        return self._dialects[name]
-
     # Flows
 
     def receive(self, dialect: str, keys: Sequence[str], busy: Busy) -> Flow[list[Found]]:
@@ -94,8 +138,7 @@ class InboxRules:
         if busy not in ("wait", "skip"):
             raise ConfigError(f'busy= must be "wait" or "skip", got {busy!r}')
         ids = [self.id_of(key) for key in keys]
-        sql = self.dialect(dialect)
-        yield from self._check(sql)
+        sql = yield from self.checked(dialect)
         different = (
             ids if len(ids) == 1 else sorted(set(ids))
         )  # in one order, or two calls wait for each other
@@ -128,32 +171,6 @@ class InboxRules:
     def result(self, found: Found, key: str) -> Any:
         """Return the result that a duplicate finds; None where the first kept none."""
         return decode(self.codec, found.payload, key)
-
-    def purge(self, dialect: str, size: int) -> Flow[int | None]:
-        """Delete up to `size` rows that are older than `keep`; see `Dialect.purge`."""
-        sql = self.dialect(dialect)
-        yield from self._check(sql)
-        return (yield from sql.purge(self.keep, size))
-
-    def figures(self, dialect: str, stretch: float) -> Flow[Figures]:
-        """Return the table's figures; see `Dialect.figures`."""
-        sql = self.dialect(dialect)
-        yield from self._check(sql)
-        return (yield from sql.figures(stretch))
-
-    def _check(self, sql: Dialect) -> Flow[None]:
-        """Look at the table at its first use."""
-        if sql.name in self._checked:
-            return
-        faults = yield from sql.faults_of_the_table()
-        if faults == [MISSING]:
-            raise no_table(self.table_name)
-        if faults:
-            raise ConfigError(
-                f"the table {self.table_name} is no inbox: {', and '.join(faults)}. "
-                f"`fastdedup inbox ddl --dialect {sql.name}` prints the SQL of one; name it with table="
-            )
-        self._checked.add(sql.name)
 
     def _wait(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], Set[bytes]]]:
         if len(ids) <= MAX_KEYS:

@@ -30,7 +30,7 @@ from ..sql.inbox import DAY
 from ..sql.once import ATTEMPTS, MENDING, OnceRules, bypassed, is_committed_perhaps
 from ..sql.purge import BATCH, Ticker
 from ..sql.receipt import AnyReceipt
-from ..sql.rules import MAX_RESULT, TABLE, Busy, InboxRules
+from ..sql.rules import MAX_RESULT, TABLE, Busy, InboxRules, TableRules
 from .claim import Claim
 from .gateway import Dedup
 
@@ -145,24 +145,15 @@ class Inbox:
         ticker = Ticker(self._rules, check_count(batch, "batch"), on_batch)
         beginning = self._beginning(begin)
         if leader is None:
-            self._purge(ticker, beginning)
+            purge_table(ticker, beginning)
         else:
             with suppress(InProgressError), leader.lock(ticker.lock_key, renew=True):
-                self._purge(ticker, beginning)
+                purge_table(ticker, beginning)
         return ticker.total
 
     def stats(self, *, begin: Begin | None = None, stretch: Seconds = DAY) -> Figures:
         """Return the table's figures; see `fastdedup.sql.Inbox.stats`."""
-        with self._beginning(begin)() as transaction:
-            driver = sync_driver(transaction)
-            flow = self._rules.figures(driver.dialect, Ticker.seconds(stretch))
-            return run_now(driver, flow, self.table)
-
-    def _purge(self, ticker: Ticker, begin: Begin) -> None:
-        while ticker.goes_on:
-            with begin() as transaction:
-                driver = sync_driver(transaction)
-                ticker.deleted(run_now(driver, ticker.flow(driver.dialect), self.table))
+        return figures_of(self._rules, self._beginning(begin), stretch)
 
     def _beginning(self, begin: Begin | None) -> Begin:
         begin = begin or self._begin
@@ -171,6 +162,21 @@ class Inbox:
                 "this needs a transaction of its own: give it, or the inbox, begin=, such as begin=Session.begin"
             )
         return begin
+
+
+def purge_table(ticker: Ticker, begin: Begin) -> None:
+    """Delete the rows that are too old, a transaction for each batch."""
+    while ticker.goes_on:
+        with begin() as transaction:
+            driver = sync_driver(transaction)
+            ticker.deleted(run_now(driver, ticker.flow(driver.dialect), ticker.table_name))
+
+
+def figures_of(rules: TableRules, begin: Begin, stretch: Seconds) -> Figures:
+    """Return a table's figures; see `Inbox.stats`."""
+    with begin() as transaction:
+        driver = sync_driver(transaction)
+        return run_now(driver, rules.figures(driver.dialect, Ticker.seconds(stretch)), rules.table_name)
 
 
 class Once:
