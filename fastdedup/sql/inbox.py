@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -162,6 +163,10 @@ class Inbox:
             leader: a `Dedup` whose lock says who purges; without one the database's own lock does.
             batch: rows of one transaction at most.
             on_batch: called with the number of rows that each batch deleted.
+
+        Raises:
+            RetryTransaction: the database has ended several batches, one after another. What was deleted before stays
+                deleted.
         """
         ticker = Ticker(self._rules, check_count(batch, "batch"), on_batch)
         if leader is None:
@@ -183,9 +188,16 @@ class Inbox:
 
     async def _purge(self, ticker: Ticker, begin: Begin) -> int:
         while ticker.goes_on:
-            async with begin() as transaction:
-                driver = async_driver(transaction)
-                ticker.deleted(await run(driver, ticker.flow(driver.dialect), self.table))
+            try:
+                async with begin() as transaction:
+                    driver = async_driver(transaction)
+                    rows = await run(driver, ticker.flow(driver.dialect), self.table)
+            except Exception as error:  # noqa: BLE001 -- pause() raises it where it shall not be run again
+                pause = ticker.pause(error)
+            else:
+                ticker.deleted(rows)
+                continue
+            await asyncio.sleep(pause)
         return ticker.total
 
     def _beginning(self, begin: Begin | None) -> Begin:

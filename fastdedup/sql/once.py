@@ -61,7 +61,7 @@ class OnceRules:
         self.attempts = check_count(attempts, "attempts")
 
     def pause(self, attempt: int, error: Exception) -> float:
-        """Return the seconds until the transaction is run again: a random part of a growing pause.
+        """Return the seconds until the transaction is run again.
 
         Raises:
             RetryTransaction: that was the last attempt.
@@ -71,7 +71,12 @@ class OnceRules:
                 f"the database has ended {attempt} transactions of this call, one after another: deliver it again "
                 "later, or raise attempts="
             ) from error
-        return random.random() * min(_LONGEST_PAUSE, _PAUSE * 2.0**attempt)
+        return pause_after(attempt)
+
+
+def pause_after(attempt: int) -> float:
+    """Return the seconds until a transaction is run again: a random part of a pause that grows with each attempt."""
+    return random.random() * min(_LONGEST_PAUSE, _PAUSE * 2.0**attempt)
 
 
 def is_committed_perhaps(error: BaseException) -> bool:

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Final
 
 from ..checks import Seconds, check_seconds
+from ..errors import RetryTransaction
 from .dialects.base import Flow, TableName
+from .drivers.base import is_retryable
+from .once import ATTEMPTS, pause_after
 from .rules import TableRules
 
 BATCH: Final = 1000
@@ -20,9 +23,10 @@ class Ticker:
         self._rules = rules
         self._batch = batch
         self._on_batch = on_batch
-        # Mutable: the rows deleted, and is there more to do.
+        # Mutable: the rows deleted, is there more to do, and how many batches in a row the database has ended.
         self.total = 0
         self.goes_on = True
+        self._ended = 0
 
     @property
     def table_name(self) -> TableName:
@@ -38,8 +42,21 @@ class Ticker:
         """Return the next batch."""
         return self._rules.purge(dialect, self._batch)
 
+    def pause(self, error: Exception) -> float:
+        """Return the seconds until a batch is run again, which the database has ended for another transaction's sake.
+
+        Raises:
+            the error itself: it is another one, or has come in too many batches, one after another.
+        """
+        self._ended += 1
+        retryable = isinstance(error, RetryTransaction) or is_retryable(error)
+        if not retryable or self._ended >= ATTEMPTS:
+            raise error
+        return pause_after(self._ended)
+
     def deleted(self, rows: int | None) -> None:
-        """Take in what a batch has deleted; None: another process purges."""
+        """Take in what a committed batch has deleted; None: another process purges."""
+        self._ended = 0
         self.goes_on = rows is not None and rows >= self._batch
         if rows:
             self.total += rows

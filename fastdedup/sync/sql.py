@@ -167,9 +167,16 @@ class Inbox:
 def purge_table(ticker: Ticker, begin: Begin) -> None:
     """Delete the rows that are too old, a transaction for each batch."""
     while ticker.goes_on:
-        with begin() as transaction:
-            driver = sync_driver(transaction)
-            ticker.deleted(run_now(driver, ticker.flow(driver.dialect), ticker.table_name))
+        try:
+            with begin() as transaction:
+                driver = sync_driver(transaction)
+                rows = run_now(driver, ticker.flow(driver.dialect), ticker.table_name)
+        except Exception as error:  # noqa: BLE001 -- pause() raises it where it shall not be run again
+            pause = ticker.pause(error)
+        else:
+            ticker.deleted(rows)
+            continue
+        time.sleep(pause)
 
 
 def figures_of(rules: TableRules, begin: Begin, stretch: Seconds) -> Figures:
