@@ -1,6 +1,6 @@
-"""A Django project with the inbox's app, which migrates forth and back; prints what it found as JSON.
+"""A Django project with the inbox's app, which migrates each of its databases forth and back; prints JSON.
 
-A process of its own, because Django can be configured only once: `python -m tests.sql.django_migrating SETTINGS`.
+A process of its own, because Django can be configured only once: `python -m tests.sql.django_migrating DATABASES`.
 """
 
 from __future__ import annotations
@@ -23,38 +23,66 @@ def output(*command: str, **options: Any) -> str:
     return out.getvalue()
 
 
-def found(table: str) -> dict[str, Any]:
+class Router:
+    """Keeps the app's tables out of one database, as a project's own router may."""
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool:
+        return db != "elsewhere"
+
+
+def tables(alias: str) -> list[str]:
+    from django.db import connections
+
+    return connections[alias].introspection.table_names()
+
+
+def found(alias: str, table: str) -> dict[str, Any]:
     """Migrate, use the inbox, and migrate back."""
-    from django.db import connection, transaction
+    from django.db import connections, transaction
 
     from fastdedup.sync.sql import Inbox
 
     @contextmanager
     def begin() -> Any:
-        with transaction.atomic():
-            yield connection
+        with transaction.atomic(using=alias):
+            yield connections[alias]
 
     inbox = Inbox("billing", keep=timedelta(days=7), table=table)
-    facts: dict[str, Any] = {"sql": output("sqlmigrate", "fastdedup_inbox", "0001")}
-    output("migrate", "fastdedup_inbox")
-    facts["tables"] = connection.introspection.table_names()
+    facts: dict[str, Any] = {"sql": output("sqlmigrate", "fastdedup_inbox", "0001", database=alias)}
+    output("migrate", "fastdedup_inbox", database=alias)
+    facts["tables"] = tables(alias)
     with begin() as inside:
         facts["first"] = [inbox.receive(inside, "message 1").first for _ in range(2)]
     facts["rows"] = inbox.stats(begin=begin).rows
     facts["purged"] = inbox.purge(begin=begin)
-    facts["changes"] = output("makemigrations", check_changes=True, dry_run=True)
-    facts["plan"] = output("migrate", "fastdedup_inbox", "zero", plan=True)
-    output("migrate", "fastdedup_inbox", "zero")
-    facts["tables_after"] = connection.introspection.table_names()
+    facts["plan"] = output("migrate", "fastdedup_inbox", "zero", plan=True, database=alias)
+    output("migrate", "fastdedup_inbox", "zero", database=alias)
+    facts["tables_after"] = tables(alias)
     return facts
 
 
-if __name__ == "__main__":
-    given = json.loads(sys.argv[1])
-    if given["DATABASES"]["default"]["ENGINE"].endswith("mysql"):
-        import pymysql
+def elsewhere() -> list[str]:
+    """Migrate forth and back where the router says no; give the tables in between."""
+    output("migrate", "fastdedup_inbox", database="elsewhere")
+    there = tables("elsewhere")
+    output("migrate", "fastdedup_inbox", "zero", database="elsewhere")
+    return there
 
-        pymysql.install_as_MySQLdb()
-    settings.configure(INSTALLED_APPS=["fastdedup.sql.django"], LOGGING_CONFIG=None, USE_TZ=True, **given)
+
+if __name__ == "__main__":
+    import pymysql
+
+    pymysql.install_as_MySQLdb()
+    databases = json.loads(sys.argv[1])
+    settings.configure(
+        DATABASES=databases,
+        DATABASE_ROUTERS=["tests.sql.django_migrating.Router"],
+        FASTDEDUP_INBOX_TABLE="handled",
+        INSTALLED_APPS=["fastdedup.sql.django"],
+        LOGGING_CONFIG=None,
+        USE_TZ=True,
+    )
     django.setup()
-    print(json.dumps(found(given.get("FASTDEDUP_INBOX_TABLE", "fastdedup_inbox"))))
+    facts: dict[str, Any] = {alias: found(alias, "handled") for alias in databases if alias != "elsewhere"}
+    changes = output("makemigrations", check_changes=True, dry_run=True)
+    print(json.dumps({**facts, "elsewhere": elsewhere(), "changes": changes}))

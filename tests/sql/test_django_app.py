@@ -20,48 +20,51 @@ from .fresh import SERVERS
 ROOT = Path(__file__).parents[2]
 
 
-def migrating(database: dict[str, Any], **given: Any) -> subprocess.CompletedProcess[str]:
-    facts = json.dumps({"DATABASES": {"default": database}, **given})
-    return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tests.sql.django_migrating", facts],
+@pytest.fixture(scope="module")
+def migrated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What a project with four databases found: one process, as Django takes its time to start."""
+    folder = tmp_path_factory.mktemp("django")
+    engine = "django.db.backends.sqlite3"
+    databases = {kind: request.getfixturevalue(server).fresh().django for kind, server in SERVERS.items()}
+    databases["default"] = {"ENGINE": engine, "NAME": str(folder / "inbox.db")}
+    databases["elsewhere"] = {"ENGINE": engine, "NAME": str(folder / "other.db")}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tests.sql.django_migrating", json.dumps(databases)],
         cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-
-
-def database_of(request: pytest.FixtureRequest, kind: str, folder: Path) -> dict[str, Any]:
-    if kind == "sqlite":
-        return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(folder / "inbox.db")}
-    settings: dict[str, Any] = request.getfixturevalue(SERVERS[kind]).fresh().django
-    return settings
-
-
-@pytest.mark.parametrize(
-    ("kind", "given"),
-    [("sqlite", {"FASTDEDUP_INBOX_TABLE": "handled"}), ("postgresql", {}), ("mysql", {})],
-)
-def test_migrate_creates_the_inbox_and_drops_it(
-    kind: str, given: dict[str, str], request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    done = migrating(database_of(request, kind, tmp_path), **given)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
-    facts = json.loads(done.stdout)
-    table = given.get("FASTDEDUP_INBOX_TABLE", "fastdedup_inbox")
-    assert dialect_of(kind, TableName(table)).ddl() in facts["sql"]
-    assert (facts["tables"].count(table), facts["tables_after"].count(table)) == (1, 0)
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+@pytest.mark.parametrize(("alias", "dialect"), [("default", "sqlite"), *((each, each) for each in SERVERS)])
+def test_migrate_creates_the_inbox_and_drops_it(alias: str, dialect: str, migrated: dict[str, Any]) -> None:
+    facts = migrated[alias]
+    assert dialect_of(dialect, TableName("handled")).ddl() in facts["sql"]
+    assert (facts["tables"].count("handled"), facts["tables_after"].count("handled")) == (1, 0)
     assert (facts["first"], facts["rows"], facts["purged"]) == ([True, False], 1, 0)
-    assert facts["changes"] == "No changes detected\n"
-    assert f"Undo Create the inbox's table {table}" in facts["plan"]
+    assert "Undo Create the inbox's table handled" in facts["plan"]
+
+
+def test_a_router_keeps_the_table_out_of_a_database(migrated: dict[str, Any]) -> None:
+    assert migrated["elsewhere"] == ["django_migrations"]
+
+
+def test_makemigrations_has_nothing_to_do(migrated: dict[str, Any]) -> None:
+    assert migrated["changes"] == "No changes detected\n"
 
 
 def test_a_setting_that_is_no_name_stops_django() -> None:
     from fastdedup.sql.django.apps import InboxConfig
+    from fastdedup.sql.django.settings import table_name
 
     config = InboxConfig.create("fastdedup.sql.django")
     config.ready()
+    assert table_name() == TableName("fastdedup_inbox")
     with (
         override_settings(FASTDEDUP_INBOX_TABLE="a; DROP TABLE b"),
         pytest.raises(ImproperlyConfigured, match=r"FASTDEDUP_INBOX_TABLE cannot be used: table="),
