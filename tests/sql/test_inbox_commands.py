@@ -134,6 +134,17 @@ def test_stats_of_an_empty_table(engine: Engine, url: str) -> None:
     assert (facts["rows"], facts["oldest"], facts["bytes_an_id"], facts["ages"]) == (0, None, None, [])
 
 
+def test_a_row_of_the_next_second_is_a_young_one(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """PostgreSQL's rows have the time of the next full second: they made a stretch of their own, before the first."""
+    urls = fresh_urls(request, "postgresql", tmp_path)
+    engine = engine_at(urls)
+    create_by_ddl(engine)
+    run_script(engine, "".join(INSERTS["postgresql"].format(days=days) for days in ("-0.00001", "0.1")))
+    facts = json.loads(run("stats", "--url", urls["psycopg"], "--json").stdout)
+    assert facts["ages"] == [{"from": 0.0, "rows": 2}]
+    assert facts["oldest"] > 0
+
+
 def test_a_long_histogram_ends_with_all_older_rows() -> None:
     figures = Figures(rows=1000, size=1, oldest=9e9, ages=tuple((day * 86400.0, 10) for day in range(100)))
     lines = list(histogram(figures, 86400.0))

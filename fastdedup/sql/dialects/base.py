@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -161,5 +162,8 @@ def text_of(value: Any) -> str:
 
 
 def ages_of(rows: Sequence[Sequence[Any]], stretch: float) -> tuple[tuple[float, int], ...]:
-    """Return the ages of a table's rows from (number of the stretch, rows)."""
-    return tuple(sorted((max(0, int(number)) * stretch, int(count)) for number, count in rows))
+    """Return the ages of a table's rows from (number of the stretch, rows). A row may be of the next second."""
+    ages: Counter[float] = Counter()
+    for number, count in rows:
+        ages[max(0, int(number)) * stretch] += int(count)
+    return tuple(sorted(ages.items()))
