@@ -37,7 +37,7 @@ _WIDTH = 40
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4, not before
-    """A length of time: a number of seconds, or a number with a unit, as in 7d."""
+    """A length of time, as 7d: its unit is asked for, because rows that are purged too early do not come back."""
 
     name = "time"
 
@@ -45,11 +45,11 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
         """Return the time; a mistake ends the command."""
         if isinstance(value, timedelta):
             return value
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw]?)", str(value).strip(), re.ASCII)
+        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?)([smhdw])", str(value).strip(), re.ASCII)
         if found is None:
             self.fail(f"{value!r} is not a time: write it as 7d, 12h, 30m or 90s", param, ctx)
         number, unit = found.groups()
-        return timedelta(seconds=float(number) * _UNITS[unit or "s"])
+        return timedelta(seconds=float(number) * _UNITS[unit])
 
 
 def table_options(command: Command) -> Command:
@@ -91,7 +91,7 @@ def ddl(dialect: str, table: str, schema: str | None) -> None:
     "--keep",
     type=Duration(),
     required=True,
-    help="How long rows are kept: 7d, 12h, 30m, or seconds. Use what your inboxes have as keep=, and at least what "
+    help="How long rows are kept: 7d, 12h, 30m or 90s. Use what your inboxes have as keep=, and at least what "
     "the broker keeps messages.",
 )
 @click.option(

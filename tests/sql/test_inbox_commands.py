@@ -102,7 +102,7 @@ def test_purge_says_what_it_deleted(url: str) -> None:
 
 def test_purge_reads_the_url_from_the_environment(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     result = CliRunner(env={"FASTDEDUP_DATABASE_URL": url}).invoke(
-        cli, ["inbox", "purge", "--keep", "604800", "--json"]
+        cli, ["inbox", "purge", "--keep", "604800s", "--json"]
     )
     assert json.loads(result.stdout) == {"table": "fastdedup_inbox", "keep": 604800.0, "deleted": 3}
 
