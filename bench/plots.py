@@ -1,4 +1,4 @@
-"""The plots, as SVG and PNG: rate against callers, latency, memory per record, growth with keys."""
+"""The plots, as SVG and PNG: rate against callers, latency, memory per record, growth with keys, the inbox's cost."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,6 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from bench.inbox import BY_HAND, PEER
+from bench.pairs import ABOVE
 from bench.peers import COREDIS, IDEMPOTENCY_KIT, POWERTOOLS, REDIS_PY, VALKEY_GLIDE
 from bench.report import Report
 from fastdedup.bench import OURS
@@ -93,6 +95,20 @@ def _growth(axes: Axes, report: Report) -> bool:
     return bool(curves)
 
 
+def _inbox(axes: Axes, report: Report) -> bool:
+    rows = [row for row in report.table("inbox").rows if ABOVE in row.ratios]
+    ratios = [row.ratios[ABOVE] for row in rows]
+    colours = [COLOURS[OURS] if row.contestant not in (BY_HAND[1], PEER[1]) else "#9aa0a6" for row in rows]
+    bars = axes.barh([row.contestant for row in rows], ratios, height=0.6, color=colours)
+    axes.bar_label(bars, fmt="%.2f", padding=4)
+    axes.axvline(1, color="#999999", linestyle=":")
+    axes.margins(x=0.1)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set(xlabel="transactions, ratio to bare ones", title="What the inbox costs, 64 connections")
+    return bool(rows)
+
+
 def _lines(axes: Axes, curves: Mapping[str, Sequence[tuple[float, float]]], **style: Any) -> None:
     for name, curve in curves.items():
         xs, ys = zip(*curve, strict=True)
@@ -102,4 +118,4 @@ def _lines(axes: Axes, curves: Mapping[str, Sequence[tuple[float, float]]], **st
         axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
 
 
-PLOTS = {"callers": _callers, "latency": _latency, "memory": _memory, "growth": _growth}
+PLOTS = {"callers": _callers, "latency": _latency, "memory": _memory, "growth": _growth, "inbox": _inbox}
