@@ -73,6 +73,16 @@ class Inbox:
         """The table."""
         return self._rules.table_name
 
+    def id_of(self, key: str) -> bytes:
+        """Return the 16 bytes that stand for a key in the table, for a statement of your own.
+
+        PostgreSQL's column takes them as a UUID: `UUID(bytes=inbox.id_of(key))`.
+
+        Raises:
+            InvalidKeyError: the key cannot be used.
+        """
+        return self._rules.id_of(key)
+
     async def receive(self, transaction: Any, key: str, *, busy: Busy = "wait") -> Receipt:
         """Remember a key in the caller's own transaction; say whether it is the first.
 

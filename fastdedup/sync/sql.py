@@ -84,6 +84,10 @@ class Inbox:
         """The table."""
         return self._rules.table_name
 
+    def id_of(self, key: str) -> bytes:
+        """Return the 16 bytes that stand for a key in the table; see `fastdedup.sql.Inbox.id_of`."""
+        return self._rules.id_of(key)
+
     def receive(self, transaction: Any, key: str, *, busy: Busy = "wait") -> Receipt:
         """Remember a key in the caller's own transaction; say whether it is the first.
 

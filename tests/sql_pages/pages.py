@@ -1,0 +1,46 @@
+"""The examples of a page in `docs/`: each block of code by its language, and the statements of a block of SQL."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+class Page:
+    """One page of `docs/`, divided at its headings."""
+
+    def __init__(self, name: str) -> None:
+        self.name = f"docs/{name}"
+        parts = re.split(r"^##+ (.+)\n", (DOCS / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        self._sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+
+    def blocks(self, section: str, language: str) -> list[str]:
+        return re.findall(rf"^```{language}\n(.*?)^```", self._sections[section], re.DOTALL | re.MULTILINE)
+
+    def all_blocks(self, language: str) -> list[str]:
+        return [block for section in self._sections for block in self.blocks(section, language)]
+
+    def run(self, block: str, **names: Any) -> dict[str, Any]:
+        """Run a block of Python; give its names."""
+        names["__name__"] = "page"
+        exec(compile(block, self.name, "exec"), names)
+        return names
+
+
+def statements(block: str) -> list[str]:
+    """Divide a block of SQL; its comments are left out."""
+    return [each.strip() for each in re.sub(r"--.*", "", block).split(";") if each.strip()]
+
+
+def label(block: str) -> str:
+    """Give the words before the colon in a block's first comment, such as "wrong, MariaDB"."""
+    found = re.match(r"-- ([^:\n]+)", block)
+    return found[1] if found else ""
+
+
+def placed(statement: str) -> str:
+    """Write each `:name` as psycopg and PyMySQL do."""
+    return re.sub(r"(?<!:):([a-z]\w*)", r"%(\1)s", statement)

@@ -1,0 +1,316 @@
+"""docs/inbox.md: its Python and SQL run, on real servers and real drivers."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import aiomysql
+import asyncpg
+import psycopg
+import pymysql
+import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from fastdedup.sql import RetryTransaction
+from fastdedup.sql.dialects import TableName, dialect_of
+
+from ..databases import MariaDatabase, MariaServer, PostgresDatabase, PostgresServer
+from .pages import Page
+
+PAGE = Page("inbox.md")
+(ASYNC,) = PAGE.blocks("Receive", "python")
+SYNC, ASYNCPG, PSYCOPG, SQLITE3, PYMYSQL, AIOMYSQL, DJANGO = PAGE.blocks("The other drivers", "python")
+GATE, BEGIN = PAGE.blocks("Once, with a gate in front", "python")
+(SKIP,) = PAGE.blocks("A twin in flight: wait or skip", "python")
+(MANY,) = PAGE.blocks("Many messages in one transaction", "python")
+(ENGINES,) = PAGE.blocks("SQLite", "python")
+(FOLDED,) = PAGE.blocks("Folded into the first business statement", "sql")
+(FOLDED_HANDLER,) = PAGE.blocks("Folded into the first business statement", "python")
+
+ACCOUNT = "CREATE TABLE account (id integer PRIMARY KEY, balance integer NOT NULL CHECK (balance >= 0))"
+
+
+def message(name: str = "m-1", amount: int = 500) -> Any:
+    return SimpleNamespace(id=name, account=7, amount=amount)
+
+
+def schema(dialect: str) -> list[str]:
+    """The statements that make the inbox, and an account with 1,000."""
+    inbox = dialect_of(dialect, TableName("fastdedup_inbox")).ddl().split(";")
+    return [*filter(str.strip, inbox), ACCOUNT, "INSERT INTO account VALUES (7, 1000)"]
+
+
+@pytest.fixture
+def postgresql(postgres: PostgresServer) -> Iterator[PostgresDatabase]:
+    database = postgres.fresh()
+    with psycopg.connect(**database.psycopg) as connection:
+        for statement in schema("postgresql"):
+            connection.execute(statement)
+    yield database
+    postgres.drop(database)
+
+
+@pytest.fixture
+def maria(mariadb: MariaServer) -> Iterator[MariaDatabase]:
+    database = mariadb.fresh()
+    with closing(pymysql.connect(**database.pymysql)) as connection, connection.cursor() as cursor:
+        for statement in schema("mysql"):
+            cursor.execute(statement)
+        connection.commit()
+    yield database
+    mariadb.drop(database)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(";".join(schema("sqlite")))
+    return path
+
+
+@asynccontextmanager
+async def sessions(url: str, **options: Any) -> AsyncIterator[Any]:
+    """`Session` of the page, for a database."""
+    engine = create_async_engine(url, **options)
+    yield async_sessionmaker(engine)
+    await engine.dispose()
+
+
+async def check(handle: Any, balance: Any) -> None:
+    """A message acts once, its duplicate gets its result; work that fails takes the row away with it."""
+    assert [await handle(message()) for _ in range(2)] == [{"paid": 500}] * 2
+    assert await balance() == 500
+    with pytest.raises(Exception, match=r"(?i)check|constraint"):
+        await handle(message("m-2", 501))
+    assert await handle(message("m-2", 500)) == {"paid": 500}
+    assert await balance() == 0
+
+
+BALANCE = "SELECT balance FROM account WHERE id = 7"
+
+
+def balance_of(database: Any) -> Any:
+    async def balance() -> int:
+        connect: Any = {
+            PostgresDatabase: lambda: psycopg.connect(**database.psycopg),
+            MariaDatabase: lambda: pymysql.connect(**database.pymysql),
+        }.get(type(database), lambda: sqlite3.connect(database))
+        with closing(connect()) as connection, closing(connection.cursor()) as cursor:
+            cursor.execute(BALANCE)
+            return int(cursor.fetchone()[0])
+
+    return balance
+
+
+def in_thread(function: Any, *first: Any) -> Any:
+    """Call a synchronous handler as the asynchronous ones are called."""
+
+    async def call(each: Any) -> Any:
+        return function(*first, each)
+
+    return call
+
+
+async def test_sqlalchemy_async(postgresql: PostgresDatabase) -> None:
+    async with sessions(postgresql.urls["asyncpg"]) as session:
+        await check(PAGE.run(ASYNC, Session=session)["handle"], balance_of(postgresql))
+
+
+async def test_sqlalchemy_sync(maria: MariaDatabase) -> None:
+    engine = create_engine(maria.urls["pymysql"])
+    await check(in_thread(PAGE.run(SYNC, Session=sessionmaker(engine))["handle"]), balance_of(maria))
+    engine.dispose()
+
+
+async def test_bare_asyncpg(postgresql: PostgresDatabase) -> None:
+    async with asyncpg.create_pool(**postgresql.asyncpg, min_size=1) as pool:
+        handle = PAGE.run(ASYNCPG)["handle"]
+        await check(lambda each: handle(pool, each), balance_of(postgresql))
+
+
+async def test_bare_psycopg(postgresql: PostgresDatabase) -> None:
+    with psycopg.connect(**postgresql.psycopg) as connection:
+        await check(in_thread(PAGE.run(PSYCOPG)["handle"], connection), balance_of(postgresql))
+
+
+async def test_bare_sqlite3(sqlite: Path) -> None:
+    names = PAGE.run(SQLITE3)
+    with closing(names["connect"](sqlite)) as connection:
+        await check(in_thread(names["handle"], connection), balance_of(sqlite))
+
+
+async def test_bare_pymysql(maria: MariaDatabase) -> None:
+    with closing(pymysql.connect(**maria.pymysql)) as connection:
+        await check(in_thread(PAGE.run(PYMYSQL)["handle"], connection), balance_of(maria))
+
+
+async def test_bare_aiomysql(maria: MariaDatabase) -> None:
+    handle = PAGE.run(AIOMYSQL)["handle"]
+    async with aiomysql.create_pool(**maria.aiomysql, minsize=1) as pool:
+        await check(lambda each: handle(pool, each), balance_of(maria))
+
+
+PROJECT = """
+import asyncio, sys
+from types import ModuleType, SimpleNamespace
+import django
+from django.conf import settings
+
+settings.configure(DATABASES={{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}}}})
+django.setup()
+from django.db import models
+
+class Account(models.Model):
+    balance = models.IntegerField()
+    class Meta:
+        app_label, db_table = "billing", "account"
+
+sys.modules["billing"] = ModuleType("billing")
+sys.modules["billing.models"] = ModuleType("billing.models")
+sys.modules["billing.models"].Account = Account
+
+{page}
+
+message = SimpleNamespace(id="m-1", account=7, amount=500)
+assert handle(message) == handle(message) == {{"paid": 500}}
+too_much = SimpleNamespace(id="m-2", account=7, amount=501)
+try:
+    handle(too_much)
+except django.db.IntegrityError:
+    too_much.amount = 500
+assert asyncio.run(hook(None, too_much)).content == b'{{"paid": 500}}'
+assert asyncio.run(hook(None, too_much)).content == b'{{"paid": 500}}'
+"""
+
+
+def test_django(sqlite: Path) -> None:
+    """In a process of its own, because a process has one set of Django's settings."""
+    program = PROJECT.format(page=DJANGO)
+    command = [sys.executable, "-W", "error", "-c", program, str(sqlite)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert asyncio.run(balance_of(sqlite)()) == 0
+
+
+async def test_once_with_a_gate_in_front(postgresql: PostgresDatabase, redis_url: str) -> None:
+    block = GATE.replace("redis://localhost:6379/0", redis_url)
+    async with sessions(postgresql.urls["asyncpg"]) as session:
+        names = PAGE.run(block, Session=session)
+        async with names["dedup"]:
+            answers = await asyncio.gather(*(names["consume"](message()) for _ in range(5)))
+    assert answers == [{"paid": 500}] * 5
+    assert await balance_of(postgresql)() == 500
+
+
+async def test_a_beginning_of_ones_own_yields_the_transaction(postgresql: PostgresDatabase) -> None:
+    inbox = PAGE.run(ASYNCPG)["inbox"]
+    async with asyncpg.create_pool(**postgresql.asyncpg, min_size=1) as pool:
+        names = PAGE.run(BEGIN, pool=pool)
+
+        @inbox.once(key=lambda connection, name: name, begin=names["begin_asyncpg"])
+        async def work(connection: Any, name: str) -> Any:
+            return await connection.fetchval(BALANCE)
+
+        assert [await work("m-1"), await work("m-1")] == [1000, 1000]
+
+
+async def test_a_twin_in_flight_is_skipped(postgresql: PostgresDatabase) -> None:
+    async with sessions(postgresql.urls["asyncpg"]) as session:
+        names = PAGE.run(SKIP, Session=session, pay=lambda session, message: asyncio.sleep(0))
+        acked, delays = [], []
+
+        async def ack() -> None:
+            acked.append(True)
+
+        async def retry_in(delay: float) -> None:
+            delays.append(delay)
+
+        once = SimpleNamespace(id="m-1", ack=ack, retry_in=retry_in)
+        async with session.begin() as twin:
+            assert (await names["inbox"].receive(twin, "m-1")).first
+            await names["consume"](once)
+        await names["consume"](once)
+    assert (len(delays), acked) == (1, [True])
+
+
+async def test_many_messages_in_one_transaction(maria: MariaDatabase) -> None:
+    async with sessions(maria.urls["aiomysql"]) as session:
+        handle = PAGE.run(MANY, Session=session)["handle_batch"]
+        batch = [message("b", 100), message("a", 100), message("b", 100)]
+        assert (await handle(batch), await handle([*batch, message("c", 100)])) == (2, 1)
+    assert await balance_of(maria)() == 700
+
+
+async def test_sqlites_engines_take_the_write_lock_first(
+    sqlite: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(sqlite.parent)
+    names = PAGE.run(ENGINES.replace('"timeout": 5.0', '"timeout": 0.0'))
+    inbox = PAGE.run(SQLITE3)["inbox"]
+    with names["engine"].begin() as connection:
+        assert inbox.receive(connection, "m-1").first
+        with closing(sqlite3.connect(sqlite, timeout=0.0)) as other:
+            assert other.execute(BALANCE).fetchone() == (1000,)
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                other.execute("BEGIN IMMEDIATE")
+    async with names["engine_async"].begin() as connection:
+        assert not (await PAGE.run(ASYNC)["inbox"].receive(connection, "m-1")).first
+    names["engine"].dispose()
+    await names["engine_async"].dispose()
+
+
+def test_sqlite_refuses_who_reads_first_and_writes_later(sqlite: Path) -> None:
+    """What BEGIN IMMEDIATE is for: the wait that `timeout` allows does not happen."""
+    inbox = PAGE.run(SQLITE3)["inbox"]
+    with closing(sqlite3.connect(sqlite, isolation_level=None, timeout=60.0)) as late:
+        late.execute("PRAGMA journal_mode = WAL")
+        late.execute("BEGIN")
+        late.execute(BALANCE)
+        with closing(sqlite3.connect(sqlite)) as other, other:
+            other.execute("UPDATE account SET balance = 1")
+        with pytest.raises(RetryTransaction, match="locked"):
+            inbox.receive(late, "m-1")
+
+
+async def test_folded_into_one_statement(postgresql: PostgresDatabase) -> None:
+    handle = PAGE.run(FOLDED_HANDLER, FOLDED=FOLDED)["handle"]
+    async with asyncpg.create_pool(**postgresql.asyncpg, min_size=2) as pool:
+        assert sorted(await asyncio.gather(*(handle(pool, message()) for _ in range(5)))) == [False] * 4 + [
+            True
+        ]
+        assert await balance_of(postgresql)() == 500
+        nobody = SimpleNamespace(id="m-2", account=8, amount=1)
+        for _ in range(2):
+            with pytest.raises(LookupError):
+                await handle(pool, nobody)
+
+
+def test_each_block_of_the_page_has_a_test() -> None:
+    taken = [
+        ASYNC,
+        SYNC,
+        ASYNCPG,
+        PSYCOPG,
+        SQLITE3,
+        PYMYSQL,
+        AIOMYSQL,
+        DJANGO,
+        GATE,
+        BEGIN,
+        SKIP,
+        MANY,
+        ENGINES,
+    ]
+    assert sorted([*taken, FOLDED_HANDLER]) == sorted(PAGE.all_blocks("python"))
+    assert PAGE.all_blocks("sql") == [FOLDED]
