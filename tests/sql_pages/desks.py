@@ -1,0 +1,96 @@
+"""Connections to one database that run statements in an explicit order, also where one waits for another."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import Any
+
+import psycopg
+import pymysql
+
+from ..databases import MariaServer, PostgresServer
+from .pages import placed
+
+Rows = list[tuple[Any, ...]]
+Waiter = Callable[..., Awaitable[Any]]
+WAITS = {
+    PostgresServer: "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'",
+    MariaServer: "SELECT variable_value FROM information_schema.global_status "
+    "WHERE variable_name = 'INNODB_ROW_LOCK_CURRENT_WAITS'",
+}
+"""How many statements of the server wait for a lock."""
+AS_BEFORE = "SET SESSION innodb_snapshot_isolation = OFF"
+"""From 11.6 on MariaDB sets it, and ends some of the wrong ways with error 1020. MySQL does not have it."""
+
+
+class Desk:
+    """One connection, and the transaction that it is in. It notes how many rows its last statement has changed."""
+
+    def __init__(self, raw: Any, waits: Callable[[], int]) -> None:
+        self._raw = raw
+        self._waits = waits
+        self.changed = 0
+
+    def run(self, statement: str, **values: Any) -> Rows:
+        with self._raw.cursor() as cursor:
+            cursor.execute(placed(statement), values)
+            self.changed = cursor.rowcount
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def set_up(self, statements: list[str]) -> None:
+        """Run statements, and commit them."""
+        for each in statements:
+            self.run(each)
+        self.commit()
+
+    def one(self, statement: str, **values: Any) -> Any:
+        """Give the first value of the first row; None without a row."""
+        rows = self.run(statement, **values)
+        return rows[0][0] if rows else None
+
+    async def begin(self, wait_until: Waiter, statement: str, **values: Any) -> asyncio.Task[Rows]:
+        """Start a statement that waits for another transaction; return once it waits."""
+        before = self._waits()
+        task = asyncio.create_task(asyncio.to_thread(self.run, statement, **values))
+        await wait_until(lambda: self._waits() > before, description="the statement waits for a lock")
+        return task
+
+    def commit(self) -> None:
+        self._raw.commit()
+
+    def rollback(self) -> None:
+        self._raw.rollback()
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+class Desks:
+    """Gives connections to a fresh database, and closes them."""
+
+    def __init__(self, server: PostgresServer | MariaServer) -> None:
+        self._server = server
+        self._database: Any = server.fresh()
+        self._open: list[Desk] = []
+
+    def desk(self) -> Desk:
+        if isinstance(self._server, PostgresServer):
+            raw: Any = psycopg.connect(**self._database.psycopg)
+        else:
+            raw = pymysql.connect(**self._database.pymysql, init_command=AS_BEFORE)
+        self._open.append(Desk(raw, self._waits))
+        return self._open[-1]
+
+    def close(self) -> None:
+        for desk in self._open:
+            desk.close()
+        self._server.drop(self._database)
+
+    def _waits(self) -> int:
+        with closing(self._server.admin()) as admin, admin.cursor() as cursor:
+            cursor.execute(WAITS[type(self._server)])
+            row = cursor.fetchone()
+            assert row is not None
+            return int(row[0])
