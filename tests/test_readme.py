@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from fastdedup.sql.dialects import dialect_of
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -18,7 +22,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_each_snippet_runs(number: int, redis_url: str, tmp_path: Path) -> None:
     snippet = SNIPPETS[number]
-    assert "redis://localhost:6379/0" in snippet
+    assert ("redis://localhost:6379/0" in snippet) != ("Inbox(" in snippet)
     program = tmp_path / "snippet.py"
     program.write_text(snippet.replace("redis://localhost:6379/0", redis_url), encoding="utf-8")
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
@@ -35,6 +39,7 @@ def test_each_use_has_a_snippet() -> None:
         ".machine(",
         ".transition(",
         ".lock(",
+        ".receive(",
     ):
         assert use in text
 
@@ -43,6 +48,17 @@ def test_it_stays_short_and_names_the_two_commands() -> None:
     assert len(README.splitlines()) <= 150
     assert "make demo" in README
     assert "make test" in README
+
+
+def test_the_inbox_snippet_pays_once(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "readme"}
+    exec(compile(next(each for each in SNIPPETS if "Inbox(" in each), "README.md", "exec"), names)
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as connection:
+        connection.executescript(dialect_of("sqlite", names["inbox"].table).ddl())
+        connection.executescript("CREATE TABLE account (balance); INSERT INTO account VALUES (500)")
+        for _ in range(2):
+            names["on_payment"](connection, {"id": "m-1", "amount": 100})
+        assert connection.execute("SELECT balance FROM account").fetchall() == [(400,)]
 
 
 async def test_the_web_snippet_replays(redis_url: str) -> None:
