@@ -68,7 +68,7 @@ class Desk:
 
 
 class Desks:
-    """Gives connections to a fresh database, and closes them."""
+    """Gives connections to a database of its own. `empty` closes them, and removes their tables."""
 
     def __init__(self, server: PostgresServer | MariaServer) -> None:
         self._server = server
@@ -83,9 +83,15 @@ class Desks:
         self._open.append(Desk(raw, self._waits))
         return self._open[-1]
 
-    def close(self) -> None:
-        for desk in self._open:
-            desk.close()
+    def empty(self) -> None:
+        while self._open:
+            self._open.pop().close()
+        last = self.desk()
+        tables = "SELECT table_name FROM information_schema.tables WHERE table_schema IN ('public', :name)"
+        last.set_up([f"DROP TABLE {table}" for (table,) in last.run(tables, name=self._database.name)])
+        self._open.pop().close()
+
+    def drop(self) -> None:
         self._server.drop(self._database)
 
     def _waits(self) -> int:

@@ -50,25 +50,51 @@ def schema(dialect: str) -> list[str]:
     return [*filter(str.strip, inbox), ACCOUNT, "INSERT INTO account VALUES (7, 1000)"]
 
 
-@pytest.fixture
-def postgresql(postgres: PostgresServer) -> Iterator[PostgresDatabase]:
+RESET = (
+    "DELETE FROM fastdedup_inbox",
+    "UPDATE account SET balance = 1000",
+)
+
+
+@pytest.fixture(scope="module")
+def shop_in_postgres(postgres: PostgresServer) -> Iterator[PostgresDatabase]:
     database = postgres.fresh()
-    with psycopg.connect(**database.psycopg) as connection:
-        for statement in schema("postgresql"):
-            connection.execute(statement)
+    run_in_postgres(database, *schema("postgresql"))
     yield database
     postgres.drop(database)
 
 
-@pytest.fixture
-def maria(mariadb: MariaServer) -> Iterator[MariaDatabase]:
+@pytest.fixture(scope="module")
+def shop_in_mariadb(mariadb: MariaServer) -> Iterator[MariaDatabase]:
     database = mariadb.fresh()
-    with closing(pymysql.connect(**database.pymysql)) as connection, connection.cursor() as cursor:
-        for statement in schema("mysql"):
-            cursor.execute(statement)
-        connection.commit()
+    run_in_mariadb(database, *schema("mysql"))
     yield database
     mariadb.drop(database)
+
+
+@pytest.fixture
+def postgresql(shop_in_postgres: PostgresDatabase) -> PostgresDatabase:
+    run_in_postgres(shop_in_postgres, *RESET)
+    return shop_in_postgres
+
+
+@pytest.fixture
+def maria(shop_in_mariadb: MariaDatabase) -> MariaDatabase:
+    run_in_mariadb(shop_in_mariadb, *RESET)
+    return shop_in_mariadb
+
+
+def run_in_postgres(database: PostgresDatabase, *statements: str) -> None:
+    with psycopg.connect(**database.psycopg) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def run_in_mariadb(database: MariaDatabase, *statements: str) -> None:
+    with closing(pymysql.connect(**database.pymysql)) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        connection.commit()
 
 
 @pytest.fixture

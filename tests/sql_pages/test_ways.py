@@ -11,7 +11,6 @@ import pytest
 
 from fastdedup import business_key
 
-from ..databases import MariaServer, PostgresServer
 from .desks import Desk, Desks, Rows, Waiter
 from .pages import Page, label, statements
 
@@ -65,18 +64,31 @@ KEYS = ("Key", "key", "key ", "x" * 64 + "1", "x" * 64 + "2")
 DEADLOCK = 1213
 
 
-@pytest.fixture
-def server(request: pytest.FixtureRequest) -> PostgresServer | MariaServer:
-    """PostgreSQL; a test parametrised with "mariadb" gets that."""
-    found: PostgresServer | MariaServer = request.getfixturevalue(getattr(request, "param", "postgres"))
-    return found
+@pytest.fixture(scope="module")
+def databases(request: pytest.FixtureRequest) -> Iterator[dict[str, Desks]]:
+    """A database of this file's own in each server, made when it is first asked for."""
 
+    class Lazy(dict[str, Desks]):
+        def __missing__(self, server: str) -> Desks:
+            self[server] = Desks(request.getfixturevalue(server))
+            return self[server]
 
-@pytest.fixture
-def desks(server: PostgresServer | MariaServer) -> Iterator[Desks]:
-    made = Desks(server)
+    made = Lazy()
     yield made
-    made.close()
+    for each in made.values():
+        each.drop()
+
+
+@pytest.fixture
+def server(request: pytest.FixtureRequest) -> str:
+    """PostgreSQL, unless the test is parametrised with another one."""
+    return str(getattr(request, "param", "postgres"))
+
+
+@pytest.fixture
+def desks(server: str, databases: dict[str, Desks]) -> Iterator[Desks]:
+    yield databases[server]
+    databases[server].empty()
 
 
 @pytest.fixture
@@ -218,9 +230,9 @@ def test_a_lock_on_an_absent_row_locks_nothing(ann: Desk, bob: Desk) -> None:
 
 @both_servers
 async def test_three_who_insert_first_lock_one_after_another(
-    request: pytest.FixtureRequest, ann: Desk, bob: Desk, cat: Desk, wait_until: Waiter
+    server: str, ann: Desk, bob: Desk, cat: Desk, wait_until: Waiter
 ) -> None:
-    insert, lock = INSERT_AND_LOCK[request.node.callspec.params["server"]]
+    insert, lock = INSERT_AND_LOCK[server]
     ann.run(insert, id=2)
     late = [await desk.begin(wait_until, insert, id=2) for desk in (bob, cat)]
     assert ann.one(lock, id=2) == "pending"
