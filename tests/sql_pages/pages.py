@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
+_names: list[dict[str, Any]] = []
+
+
+def forget() -> None:
+    """Empty the namespaces in which blocks ran. Their functions and they hold each other, and the inboxes."""
+    while _names:
+        _names.pop().clear()
 
 
 class Page:
@@ -26,6 +33,7 @@ class Page:
     def run(self, block: str, **names: Any) -> dict[str, Any]:
         """Run a block of Python; give its names."""
         names["__name__"] = "page"
+        _names.append(names)
         exec(compile(block, self.name, "exec"), names)
         return names
 

@@ -322,6 +322,11 @@ async def test_folded_into_one_statement(postgresql: PostgresDatabase) -> None:
                 await handle(pool, nobody)
 
 
+def test_both_inboxes_give_a_key_the_same_id() -> None:
+    found = {PAGE.run(block)["inbox"].id_of("m-1") for block in (ASYNCPG, PSYCOPG)}
+    assert [len(each) for each in found] == [16]
+
+
 def test_each_block_of_the_page_has_a_test() -> None:
     taken = [
         ASYNC,
