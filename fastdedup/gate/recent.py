@@ -12,14 +12,13 @@ import asyncio
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
-from typing import Final
 from weakref import WeakSet
 
 from ..compiled import mypyc_attr
 
-MAX_ENTRIES: Final = 10_000
+MAX_ENTRIES = 10_000
 """Successes that the whole process keeps, over all gates."""
-MAX_BYTES: Final = 16 * 1024 * 1024
+MAX_BYTES = 16 * 1024 * 1024
 """Bytes of results that the whole process keeps, over all gates."""
 
 
