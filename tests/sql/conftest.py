@@ -47,6 +47,12 @@ def way(request: pytest.FixtureRequest) -> Opener:
     return opener(request, request.param)
 
 
+@pytest.fixture(params=[name for name, way in WAYS.items() if way.kind != "sqlite"])
+def server_way(request: pytest.FixtureRequest) -> Opener:
+    """Open a connection to a server, where two transactions write at the same time: every way, one test each."""
+    return opener(request, request.param)
+
+
 @pytest.fixture(params=ONE_EACH)
 def database(request: pytest.FixtureRequest) -> Opener:
     """Open a connection: one way into each kind of database."""

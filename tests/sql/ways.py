@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, ClassVar, Self
@@ -103,6 +103,12 @@ class Party(ABC):
             raise
         await self.commit()
 
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Any]:
+        """Begin a transaction as `Session.begin` does, for async parties: yields what an inbox is given."""
+        async with self.transaction():
+            yield self.raw
+
     async def work(self, note: str) -> None:
         """Do the business: one row."""
         await self.sql(f"INSERT INTO work (note) VALUES ('{note}')")
@@ -133,6 +139,17 @@ class SyncParty(Party):
     async def __aexit__(self, *_: object) -> None:
         await super().__aexit__()
         self._thread.shutdown()
+
+    @contextmanager
+    def begin_now(self) -> Iterator[Any]:
+        """Begin a transaction as `Session.begin` does, in the party's thread."""
+        self._start()
+        try:
+            yield self.raw
+        except BaseException:
+            self._rollback()
+            raise
+        self._commit()
 
 
 # SQLAlchemy
@@ -329,7 +346,8 @@ class PyMySQLParty(SyncParty):
         self.raw = pymysql.connect(**self.place.database.pymysql, **self.options)
 
     def _close(self) -> None:
-        self.raw.close()
+        if self.raw.open:
+            self.raw.close()
 
     def _start(self) -> None:
         self.raw.begin()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 from psycopg.rows import tuple_row
 
 from ...errors import UsageError
@@ -35,6 +35,10 @@ class PsycopgDriver(Driver):
             and self._connection.info.transaction_status is not TransactionStatus.IDLE
         )
 
+    def _is_pipelined(self) -> bool:
+        """True where a statement's rows do not come before the pipeline is synchronised."""
+        return self._connection.pgconn.pipeline_status is not PipelineStatus.OFF
+
 
 class SyncDriver(PsycopgDriver):
     """A `Connection`."""
@@ -45,6 +49,9 @@ class SyncDriver(PsycopgDriver):
         """See `Driver`."""
         with psycopg.Cursor(self._connection, row_factory=tuple_row) as cursor:
             cursor.execute(placed(statement.sql, "%s"), statement.parameters)
+            if self._is_pipelined():
+                with self._connection.pipeline() as pipeline:
+                    pipeline.sync()
             return of_cursor(cursor)
 
 
@@ -57,6 +64,9 @@ class AsyncDriver(PsycopgDriver):
         """See `Driver`."""
         async with psycopg.AsyncCursor(self._connection, row_factory=tuple_row) as cursor:
             await cursor.execute(placed(statement.sql, "%s"), statement.parameters)
+            if self._is_pipelined():
+                async with self._connection.pipeline() as pipeline:
+                    await pipeline.sync()
             return Rows(await cursor.fetchall() if cursor.description else (), cursor.rowcount)
 
 

@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session, scoped_session
 from ...errors import UsageError
 from ..dialects.base import Rows, Statement
 from ..faults import aborted
+from . import sqlite3
 from .base import Driver, no_transaction
-from .sqlite3 import check
 
 _AUTOCOMMIT = "AUTOCOMMIT"
 
@@ -72,9 +72,9 @@ class SyncDriver(SqlAlchemyDriver):
 
     def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
-        if self._root is None:
-            self._began(self._begin())
         try:
+            if self._root is None:
+                self._began(self._begin())
             return self._rows(self._transaction.execute(_prepared(statement.sql), _named(statement)))
         except PendingRollbackError as error:
             raise aborted() from error
@@ -96,9 +96,9 @@ class AsyncDriver(SqlAlchemyDriver):
 
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
-        if self._root is None:
-            self._began(await self._begin())
         try:
+            if self._root is None:
+                self._began(await self._begin())
             return self._rows(await self._transaction.execute(_prepared(statement.sql), _named(statement)))
         except PendingRollbackError as error:
             raise aborted() from error
@@ -129,8 +129,7 @@ def _commits_each_statement(connection: Connection) -> bool:
     if connection.get_execution_options().get("isolation_level") == _AUTOCOMMIT:
         return True
     if connection.dialect.name == "sqlite":  # often without an isolation_level, and begun by an event
-        check(connection.connection.driver_connection)
-        return False
+        return sqlite3.commits_each_statement(connection.connection.driver_connection)
     detect = getattr(connection.dialect, "detect_autocommit_setting", None)
     if detect is None:  # before SQLAlchemy 2.0.44
         return getattr(connection.dialect, "_on_connect_isolation_level", None) == _AUTOCOMMIT

@@ -10,8 +10,8 @@ from ..dialects.base import Rows, Statement
 from .base import Driver, no_transaction, of_cursor
 
 
-def check(connection: Any) -> None:
-    """Raise UsageError where a connection commits each statement by itself, or is closed.
+def commits_each_statement(connection: Any) -> bool:
+    """True where a connection commits each statement by itself. Raises UsageError where it is closed.
 
     One with an `isolation_level`, as it is by default, begins with its first change.
     """
@@ -21,7 +21,12 @@ def check(connection: Any) -> None:
         raise UsageError("this connection is closed: give the inbox one that is in a transaction") from None
     own = getattr(connection, "autocommit", -1)  # Python 3.12: True, False, or as before
     commits = own is True or (own is not False and connection.isolation_level is None)
-    if commits and not begun:
+    return bool(commits and not begun)
+
+
+def check(connection: Any) -> None:
+    """Raise UsageError where a connection commits each statement by itself, or is closed."""
+    if commits_each_statement(connection):
         raise no_transaction('connection.execute("BEGIN IMMEDIATE")')
 
 

@@ -1,0 +1,243 @@
+"""What is given as the transaction, and cannot be used: each says what to do instead."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from typing import Any
+
+import aiomysql
+import asyncpg
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import DatabaseError, connections, transaction
+from sqlalchemy import create_engine, text
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from fastdedup import UsageError
+from fastdedup.sql import Inbox
+from fastdedup.sync.sql import Inbox as SyncInbox
+
+from .conftest import Opener
+from .places import Place
+from .ways import WAYS, WEEK, SyncParty, alias_of
+
+Of = Callable[[str], Opener]
+ALCHEMY = [name for name in WAYS if "session" in name or "connection" in name]
+COMMIT_EACH: list[tuple[str, dict[str, Any], str]] = [
+    ("asyncpg", {}, "connection.transaction()"),
+    ("psycopg", {"autocommit": True}, "connection.transaction()"),
+    ("psycopg async", {"autocommit": True}, "connection.transaction()"),
+    ("sqlite3", {}, "BEGIN IMMEDIATE"),
+    ("aiosqlite", {}, "BEGIN IMMEDIATE"),
+    ("pymysql", {"autocommit": True}, "connection.begin()"),
+    ("aiomysql", {"autocommit": True}, "connection.begin()"),
+    ("django postgresql", {}, "transaction.atomic()"),
+    ("django sqlite", {}, "transaction.atomic()"),
+    *((name, {"isolation_level": "AUTOCOMMIT"}, "engine.begin()") for name in ALCHEMY),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "how"), COMMIT_EACH, ids=[each[0] for each in COMMIT_EACH])
+async def test_a_connection_that_commits_each_statement_is_refused(
+    of: Of, key: str, name: str, options: dict[str, Any], how: str
+) -> None:
+    async with of(name)(**options) as party:
+        with pytest.raises(UsageError, match="is in no transaction") as caught:
+            await party.receive(party.inbox(), key)
+        assert how in str(caught.value)
+    async with of(name)() as party, party.transaction():
+        assert (await party.receive(party.inbox(), key)).first
+
+
+@pytest.mark.parametrize("name", ["pymysql", "aiomysql"])
+async def test_a_transaction_begun_by_hand_counts(of: Of, key: str, name: str) -> None:
+    async with of(name)(autocommit=True) as party:
+        await party.start()
+        assert (await party.receive(party.inbox(), key)).first
+        await party.rollback()
+        async with party.transaction():
+            assert (await party.receive(party.inbox(), key)).first
+
+
+def test_a_transaction_of_psycopg_with_autocommit_counts(of: Of, postgres_place: Place, key: str) -> None:
+    inbox = SyncInbox("tests", keep=WEEK)
+    with closing(postgres_place.observe()) as connection:
+        with connection.transaction():
+            assert inbox.receive(connection, key).first
+        with connection.transaction():
+            assert not inbox.receive(connection, key).first
+
+
+def test_sqlite3_begins_with_the_insert_by_default(sqlite_place: Place, key: str) -> None:
+    inbox = SyncInbox("tests", keep=WEEK)
+    with closing(sqlite3.connect(sqlite_place.database.file)) as connection:
+        inbox.receive(connection, key).complete(1)
+        connection.rollback()
+        assert inbox.receive(connection, key).first
+
+
+async def test_a_pool_or_factory_is_no_transaction(
+    postgres_place: Place, mariadb_place: Place, key: str
+) -> None:
+    urls = postgres_place.database.urls
+    engine, later = create_engine(urls["psycopg"]), create_async_engine(urls["asyncpg"])
+    pool = await asyncpg.create_pool(**postgres_place.database.asyncpg, min_size=0)
+    other_pool = await aiomysql.create_pool(**mariadb_place.database.aiomysql, minsize=0)
+    wrong = [engine, sessionmaker(engine), Session, pool, other_pool, None, "postgresql://", Inbox]
+    for given in wrong:
+        with pytest.raises(UsageError, match="an inbox needs"):
+            await Inbox("tests", keep=WEEK).receive(given, key)
+        with pytest.raises(UsageError, match="an inbox needs"):
+            SyncInbox("tests", keep=WEEK).receive(given, key)
+    for given in (later, async_sessionmaker(later)):
+        with pytest.raises(UsageError, match="an inbox needs the caller's own transaction, got SQLAlchemy's"):
+            await Inbox("tests", keep=WEEK).receive(given, key)
+    await pool.close()
+    other_pool.close()
+
+
+async def test_sync_and_async_transactions_are_not_mixed_up(way: Opener, key: str) -> None:
+    async with way() as party, party.transaction():
+        if isinstance(party, SyncParty):
+            other: Any = Inbox("tests", keep=WEEK)
+            with pytest.raises(UsageError, match=r"is synchronous: use Inbox of fastdedup\.sync\.sql"):
+                await other.receive(party.raw, key)
+        else:
+            other = SyncInbox("tests", keep=WEEK)
+            with pytest.raises(UsageError, match=r"is async: use Inbox of fastdedup\.sql"):
+                other.receive(party.raw, key)
+
+
+# A session that was closed begins anew, and Django connects anew.
+CLOSABLE = [name for name in WAYS if "session" not in name and "django" not in name]
+
+
+@pytest.mark.parametrize("name", CLOSABLE)
+async def test_a_closed_connection_is_told(of: Of, key: str, name: str) -> None:
+    async with of(name)() as party:
+        await party.start()
+        receipt = await party.receive(party.inbox(), key)
+        await party.call(party._close)
+        with pytest.raises(UsageError, match="is closed"):
+            await party.receive(party.inbox(), key)
+        with pytest.raises(UsageError, match="has ended"):
+            await party.call(receipt.complete, 1)
+
+
+async def test_a_connection_given_back_to_its_pool_is_closed(postgres_place: Place, key: str) -> None:
+    inbox = Inbox("tests", keep=WEEK)
+    async with asyncpg.create_pool(**postgres_place.database.asyncpg, min_size=0) as pool:
+        async with pool.acquire() as connection, connection.transaction():
+            receipt = await inbox.receive(connection, key)
+        with pytest.raises(UsageError, match="is closed"):
+            await inbox.receive(connection, key)
+        with pytest.raises(UsageError, match="has ended"):
+            await receipt.complete(1)
+
+
+READ_ONLY = {
+    "postgresql": "SET TRANSACTION READ ONLY",
+    "mysql": "START TRANSACTION READ ONLY",
+    "sqlite": "PRAGMA query_only = ON",
+}
+
+
+async def test_a_read_only_transaction_is_told(way: Opener, key: str) -> None:
+    async with way() as party:
+        await party.start()
+        await party.sql(READ_ONLY[party.place.kind])
+        with pytest.raises(UsageError, match="may only read"):
+            await party.receive(party.inbox(), key)
+        await party.rollback()
+
+
+@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.kind == "postgresql"])
+async def test_a_failed_transaction_is_told(of: Of, key: str, name: str) -> None:
+    async with of(name)() as party:
+        await party.start()
+        receipt = await party.receive(party.inbox(), key)
+        with suppress(Exception):
+            await party.sql("SELECT 1 / 0")
+        for attempt in (
+            party.receive(party.inbox(), key),
+            party.call(receipt.complete, 1),
+        ):
+            with pytest.raises(UsageError, match="can only be rolled back"):
+                await attempt
+        await party.rollback()
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Work(Base):
+    __tablename__ = "work_by_number"
+    number: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_a_session_whose_flush_failed_is_told(postgres_place: Place, key: str) -> None:
+    engine = create_engine(postgres_place.database.urls["psycopg"])
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add_all([Work(number=1)])
+        session.flush()
+        session.execute(text("SAVEPOINT here"))
+        session.expunge_all()
+        session.add(Work(number=1))
+        with pytest.raises(IntegrityError):
+            session.flush()
+        with pytest.raises(UsageError, match="can only be rolled back"):
+            SyncInbox("tests", keep=WEEK).receive(session, key)
+    engine.dispose()
+
+
+def test_a_block_of_django_that_must_roll_back_is_told(sqlite_place: Place, key: str) -> None:
+    alias = alias_of(sqlite_place)
+    connection = connections[alias]
+    with transaction.atomic(using=alias):
+        with suppress(DatabaseError), transaction.atomic(using=alias, savepoint=False):
+            raise DatabaseError
+        with pytest.raises(UsageError, match="can only be rolled back"):
+            SyncInbox("tests", keep=WEEK).receive(connection, key)
+    connection.close()
+
+
+def test_a_transaction_of_django_without_autocommit_counts(sqlite_place: Place, key: str) -> None:
+    connection = connections[alias_of(sqlite_place)]
+    inbox = SyncInbox("tests", keep=WEEK)
+    connection.set_autocommit(False)
+    inbox.receive(connection, key).complete(1)
+    connection.rollback()
+    assert inbox.receive(connection, key).first
+    connection.rollback()
+    connection.close()
+
+
+def test_another_block_of_django_completes_no_receipt(sqlite_place: Place, key: str) -> None:
+    alias = alias_of(sqlite_place)
+    with transaction.atomic(using=alias):
+        receipt = SyncInbox("tests", keep=WEEK).receive(connections[alias], key)
+    with transaction.atomic(using=alias), pytest.raises(UsageError, match="has ended"):
+        receipt.complete(1)
+    connections[alias].close()
+
+
+async def test_an_async_view_of_django_receives(sqlite_place: Place, key: str) -> None:
+    alias = alias_of(sqlite_place)
+    inbox = SyncInbox("tests", keep=WEEK)
+
+    def handle() -> Any:
+        with transaction.atomic(using=alias):
+            receipt = inbox.receive(connections[alias], key)
+            if receipt.first:
+                receipt.complete("done")
+            return receipt.first, receipt.result
+
+    assert await sync_to_async(handle)() == (True, "done")
+    assert await sync_to_async(handle)() == (False, "done")
+    await sync_to_async(lambda: connections[alias].close())()
