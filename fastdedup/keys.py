@@ -19,11 +19,11 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9_.:/-]{1,64}")
 _DIGEST_BYTES = 16
 
 
-def check_namespace(namespace: str) -> str:
-    """Return the namespace, or raise ConfigError naming the rule."""
+def check_namespace(namespace: str, what: str = "a namespace") -> str:
+    """Return the namespace, or raise ConfigError naming the rule. `what`: the name of such a text."""
     if not isinstance(namespace, str) or not _NAMESPACE.fullmatch(namespace):
         raise ConfigError(
-            f"a namespace must have 1 to 64 characters of A-Z a-z 0-9 _ . : / -, got {_described(namespace)}"
+            f"{what} must have 1 to 64 characters of A-Z a-z 0-9 _ . : / -, got {_described(namespace)}"
         )
     return namespace
 

@@ -107,7 +107,7 @@ class InboxRules(TableRules):
         codec: Codec | None,
         max_result: int,
     ) -> None:
-        self.name = check_namespace(name)
+        self.name = check_namespace(name, "an inbox's name")
         super().__init__(TableName(table, schema), check_seconds(keep, "keep"))
         self.codec: Codec = JSONCodec() if codec is None else codec
         self.max_result = check_count(max_result, "max_result")

@@ -1,0 +1,256 @@
+"""`once` without a gate: one transaction a call, run again where the database ended it, a bounded number of times."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import asynccontextmanager, closing
+from typing import Any
+
+import pytest
+
+from fastdedup import ConfigError, InProgressError, UsageError
+from fastdedup.sql import RetryTransaction
+from fastdedup.sql import once as once_module
+from fastdedup.sync import sql as sync_module
+
+from .conftest import Opener
+from .ways import Party, SyncParty
+
+Of = Callable[[str], Opener]
+BOTH = ["asyncpg", "psycopg", "async session aiomysql", "pymysql", "aiosqlite", "django sqlite"]
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The pauses that `once` makes, which take no time."""
+    made: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        made.append(seconds)
+
+    monkeypatch.setattr(once_module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(sync_module.time, "sleep", made.append)
+    return made
+
+
+class Handler:
+    """A consumer's function under `once`, on a party's connection: it does its work, and then what it is told to."""
+
+    def __init__(self, party: Party, *, then: Callable[[int], Any] = lambda run: run, **options: Any) -> None:
+        self.party = party
+        self.then = then
+        self.runs = 0
+        begin: Any = party.begin
+        if isinstance(party, SyncParty):
+            begin = party.begin_now
+        decorate = party.inbox(begin=begin).once(lambda transaction, key: key, **options)
+        self._decorated = decorate(self._now if isinstance(party, SyncParty) else self._later)
+
+    async def __call__(self, key: str) -> Any:
+        return await self.party.call(self._decorated, key)
+
+    def _now(self, transaction: Any, key: str) -> Any:
+        assert transaction is self.party.raw
+        self.runs += 1
+        self.party._sql(f"INSERT INTO work (note) VALUES ('{key}')")
+        return self.then(self.runs)
+
+    async def _later(self, transaction: Any, key: str) -> Any:
+        assert transaction is self.party.raw
+        self.runs += 1
+        await self.party.work(key)
+        return self.then(self.runs)
+
+
+def done(party: Party, key: str) -> int:
+    """How often the work of a key was committed."""
+    return int(party.place.sql(f"SELECT count(*) FROM work WHERE note = '{key}'")[0][0])
+
+
+@pytest.mark.parametrize("name", BOTH)
+async def test_the_work_is_done_once_and_its_result_replayed(of: Of, key: str, name: str) -> None:
+    async with of(name)() as party:
+        handler = Handler(party, then=lambda run: {"run": run})
+        assert [await handler(key), await handler(key)] == [{"run": 1}] * 2
+        assert (handler.runs, done(party, key)) == (1, 1)
+
+
+@pytest.mark.parametrize("name", BOTH)
+async def test_an_error_of_the_function_rolls_back(of: Of, key: str, name: str) -> None:
+    async with of(name)() as party:
+        handler = Handler(party, then=lambda run: 1 / (run - 1))
+        with pytest.raises(ZeroDivisionError):
+            await handler(key)
+        assert done(party, key) == 0
+        assert await handler(key) == 1.0
+        assert (handler.runs, done(party, key)) == (2, 1)
+
+
+def ended(runs: int) -> Callable[[int], int]:
+    """End as many runs as the database would."""
+
+    def then(run: int) -> int:
+        if run <= runs:
+            raise RetryTransaction("ended")
+        return run
+
+    return then
+
+
+@pytest.mark.parametrize("name", ["asyncpg", "pymysql"])
+async def test_an_ended_transaction_is_run_again(of: Of, key: str, name: str, pauses: list[float]) -> None:
+    async with of(name)() as party:
+        handler = Handler(party, then=ended(4))
+        assert await handler(key) == 5
+        assert (handler.runs, done(party, key), len(pauses)) == (5, 1, 4)
+        assert all(0 <= pause <= 0.01 * 2**number for number, pause in enumerate(pauses, 1))
+
+
+@pytest.mark.parametrize("name", ["asyncpg", "pymysql"])
+async def test_the_last_attempts_error_is_raised(of: Of, key: str, name: str, pauses: list[float]) -> None:
+    async with of(name)() as party:
+        handler = Handler(party, then=ended(3), attempts=3)
+        with pytest.raises(RetryTransaction, match="ended 3 transactions of this call"):
+            await handler(key)
+        assert (handler.runs, done(party, key), len(pauses)) == (3, 0, 2)
+
+
+def test_pauses_differ_and_grow(monkeypatch: pytest.MonkeyPatch, of: Of) -> None:
+    rules = once_module.OnceRules(None, str, None, 0, "wait", 100)  # type: ignore[arg-type]
+    longest = [max(rules.pause(attempt, RetryTransaction()) for _ in range(200)) for attempt in (1, 3, 5, 50)]
+    assert longest == sorted(longest)
+    assert longest[-1] <= 1.0
+    assert len({rules.pause(5, RetryTransaction()) for _ in range(20)}) > 10
+
+
+FAILURES = {
+    "postgresql": "DO $$ BEGIN RAISE EXCEPTION 'body' USING ERRCODE = '40001'; END $$",
+    "mysql": "SIGNAL SQLSTATE '45000' SET MYSQL_ERRNO = 1213, MESSAGE_TEXT = 'body'",
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["asyncpg", "psycopg", "aiomysql", "session pymysql", "async session asyncpg"]
+)
+async def test_the_functions_own_conflict_is_run_again(
+    of: Of, key: str, name: str, pauses: list[float]
+) -> None:
+    """Not what the inbox asked the database ends, but what the function asked."""
+    async with of(name)() as party:
+        failure = FAILURES[party.place.kind]
+        if isinstance(party, SyncParty):
+            handler = Handler(party, then=lambda run: party._sql(failure) if run == 1 else run)
+            assert await handler(key) == 2
+        else:
+            runs = []
+
+            async def work(transaction: Any, key: str) -> int:
+                runs.append(await party.work(key))
+                if len(runs) == 1:
+                    await party.sql(failure)
+                return len(runs)
+
+            decorated = party.inbox(begin=party.begin).once(lambda transaction, key: key)(work)
+            assert await decorated(key) == 2
+        assert (done(party, key), len(pauses)) == (1, 1)
+
+
+async def test_a_busy_begin_of_sqlite_is_run_again(of: Of, key: str, pauses: list[float]) -> None:
+    async with of("sqlite3")(timeout=0) as party:
+        handler = Handler(party, attempts=2)
+        with closing(sqlite3.connect(party.place.database.file, isolation_level=None)) as writer:
+            writer.execute("BEGIN IMMEDIATE")
+            with pytest.raises(RetryTransaction):
+                await handler(key)
+            writer.rollback()
+        assert (handler.runs, len(pauses)) == (0, 1)
+        assert await handler(key) == 1
+
+
+async def test_a_conflict_in_the_commit_is_run_again(of: Of, key: str, pauses: list[float]) -> None:
+    """SERIALIZABLE: the database finds out at the COMMIT that two transactions read what the other one wrote."""
+    async with (
+        of("asyncpg")(isolation="serializable") as ours,
+        of("asyncpg")(isolation="serializable") as other,
+    ):
+
+        async def work(transaction: Any, key: str) -> int:
+            await ours.sql("SELECT count(*) FROM work")
+            await ours.work(key)
+            if not pauses:
+                async with other.transaction():
+                    await other.sql("SELECT count(*) FROM work")
+                    await other.work("crosses")
+            return len(pauses)
+
+        decorated = ours.inbox(begin=ours.begin).once(lambda transaction, key: key)(work)
+        assert await decorated(key) == 1
+        assert (done(ours, key), len(pauses)) == (1, 1)
+
+
+@pytest.mark.parametrize("name", ["asyncpg", "pymysql"])
+async def test_a_twin_that_is_skipped_is_in_progress(of: Of, key: str, name: str) -> None:
+    async with of(name)() as party, of(name)() as other:
+        handler = Handler(party, busy="skip")
+        async with other.transaction():
+            await other.receive(other.inbox(), key)
+            with pytest.raises(InProgressError):
+                await handler(key)
+        assert await handler(key) is None
+        assert handler.runs == 0
+
+
+async def test_a_cancelled_call_rolls_back(of: Of, key: str) -> None:
+    async with of("asyncpg")() as party:
+        begun = asyncio.Event()
+
+        async def work(transaction: Any, key: str) -> None:
+            await party.work(key)
+            begun.set()
+            await asyncio.Event().wait()
+
+        decorated = party.inbox(begin=party.begin).once(lambda transaction, key: key)(work)
+        call = asyncio.create_task(decorated(key))
+        await begun.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert done(party, key) == 0
+        assert await Handler(party)(key) == 1
+
+
+async def later(transaction: Any) -> None: ...
+def now(transaction: Any) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["asyncpg", "psycopg"])
+def test_what_once_cannot_use_is_refused(of: Of, name: str) -> None:
+    inbox = of(name)().inbox()
+    wrong: list[Callable[[], Any]] = [
+        lambda: inbox.once(str),
+        lambda: inbox.once("key", begin=now),
+        lambda: inbox.once(later, begin=now),
+        lambda: inbox.once(str, begin=now, attempts=0),
+        lambda: inbox.once(str, begin=now, wait=-1),
+        lambda: inbox.once(str, begin=now, gate="redis://"),
+        lambda: inbox.once(str, begin=now)(now if name == "asyncpg" else later),
+    ]
+    for attempt in wrong:
+        with pytest.raises(ConfigError):
+            attempt()
+
+
+async def test_once_needs_a_transaction_that_begins(of: Of, key: str) -> None:
+    """A `begin` that yields a connection without a transaction, as `pool.acquire` does."""
+    async with of("asyncpg")() as party:
+
+        @asynccontextmanager
+        async def acquire() -> Any:
+            yield party.raw
+
+        async def work(transaction: Any, key: str) -> None: ...
+
+        with pytest.raises(UsageError, match=r"connection\.transaction"):
+            await party.inbox().once(lambda transaction, key: key, begin=acquire)(work)(key)

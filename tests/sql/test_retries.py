@@ -1,0 +1,166 @@
+"""What a database ends for another transaction's sake is one error, `RetryTransaction`."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from fastdedup import Outcome
+from fastdedup.sql import RetryTransaction
+from fastdedup.sql.dialects.base import Rows, TableName
+from fastdedup.sql.dialects.mysql import MySQL
+from fastdedup.sql.faults import LockedError
+from fastdedup.sync.sql import Inbox as SyncInbox
+
+from .conftest import Opener
+from .places import Place
+from .ways import WAYS, WEEK, Party, engine_of
+
+Of = Callable[[str], Opener]
+ON_POSTGRES = [name for name, way in WAYS.items() if way.kind == "postgresql"]
+ON_MARIADB = [name for name, way in WAYS.items() if way.kind == "mysql"]
+
+
+async def commit(party: Party, key: str, result: Any = None) -> None:
+    """Receive and complete a key in a transaction of its own."""
+    async with party.transaction():
+        receipt = await party.receive(party.inbox(), key)
+        await party.call(receipt.complete, result)
+
+
+@pytest.mark.parametrize("name", ON_POSTGRES)
+async def test_a_twin_after_the_snapshot_asks_for_a_retry(of: Of, key: str, name: str) -> None:
+    level = "SERIALIZABLE" if "session" in name else "REPEATABLE READ"
+    async with of(name)() as party, of(name)() as other:
+        await party.start()
+        await party.sql(f"SET TRANSACTION ISOLATION LEVEL {level}")
+        await party.sql("SELECT 1 FROM work")
+        await commit(other, key, "theirs")
+        with pytest.raises(RetryTransaction):
+            await party.receive(party.inbox(), key)
+        await party.rollback()
+        async with party.transaction():
+            assert (await party.receive(party.inbox(), key)).replay() == "theirs"
+
+
+@pytest.mark.parametrize("name", ON_MARIADB)
+async def test_repeatable_read_sees_the_twins_result(of: Of, key: str, name: str) -> None:
+    async with of(name)() as party, of(name)() as other:
+        await party.start()
+        await party.sql("SELECT note FROM work LIMIT 1")
+        await commit(other, key, "theirs")
+        assert (await party.receive(party.inbox(), key)).replay() == "theirs"
+        await party.commit()
+
+
+@pytest.mark.parametrize("busy", ["wait", "skip"])
+async def test_snapshot_isolation_asks_for_a_retry(of: Of, key: str, busy: str) -> None:
+    async with of("aiomysql")() as party, of("aiomysql")() as other:
+        await party.sql("SET SESSION innodb_snapshot_isolation = ON")
+        await party.sql("SET SESSION innodb_lock_wait_timeout = 7")
+        await party.start()
+        await party.sql("SELECT note FROM work LIMIT 1")
+        await commit(other, key)
+        with pytest.raises(RetryTransaction):
+            await party.receive(party.inbox(), key, busy=busy)
+        await party.rollback()
+        assert await party.sql("SELECT @@innodb_lock_wait_timeout") == [(7,)]
+
+
+@pytest.mark.parametrize("name", ["asyncpg", "psycopg", "pymysql", "aiomysql", "session psycopg"])
+async def test_a_deadlock_asks_one_of_both_for_a_retry(of: Of, key: str, name: str, wait_until: Any) -> None:
+    async with of(name)() as ours, of(name)() as other:
+        for party, own in ((ours, "a"), (other, "b")):
+            await party.start()
+            if party.place.kind == "postgresql":
+                await party.sql("SET LOCAL deadlock_timeout = '20ms'")
+            await party.receive(party.inbox(), f"{key} {own}")
+        first = asyncio.create_task(crossed(ours, f"{key} b"))
+        await wait_until(lambda: ours.place.waiting() == 1, description="the first waits")
+        found = [await crossed(other, f"{key} a"), await first]
+        assert set(found) == {Outcome.ACQUIRED, RetryTransaction}
+
+
+async def crossed(party: Party, key: str) -> Any:
+    """Receive what the other party holds; roll back, so that the other one goes on."""
+    try:
+        return (await party.receive(party.inbox(), key)).outcome
+    except RetryTransaction:
+        return RetryTransaction
+    finally:
+        await party.rollback()
+
+
+LOCKED = {"postgresql": "SET LOCAL lock_timeout = '1ms'", "mysql": "SET SESSION innodb_lock_wait_timeout = 0"}
+
+
+async def test_a_lock_not_given_in_time_asks_for_a_retry(server_way: Opener, key: str) -> None:
+    async with server_way() as ours, server_way() as other:
+        await ours.start()
+        await ours.receive(ours.inbox(), key)
+        await other.start()
+        await other.sql(LOCKED[other.place.kind])
+        with pytest.raises(RetryTransaction, match="a lock was not given in time"):
+            await other.receive(other.inbox(), key)
+        await other.rollback()
+        await ours.rollback()
+
+
+@pytest.mark.parametrize(("ends", "error"), [(0, LockedError), (1, RetryTransaction)])
+def test_a_timeout_that_rolls_all_back_skips_no_twin(ends: int, error: type[Exception]) -> None:
+    """innodb_rollback_on_timeout is set where the server starts, so the flow is asked without one."""
+    flow = MySQL(TableName("inbox")).insert_unless_busy(b"i" * 16)
+    assert "rollback_on_timeout" in next(flow).sql
+    assert flow.send(Rows([(50, "10.11-MariaDB", ends)], 1)).sql.endswith("= 0")
+    assert "INSERT" in flow.send(Rows([], 0)).sql
+    assert flow.throw(LockedError("locked")).sql.endswith("= 50")
+    with pytest.raises(RetryTransaction) as caught:
+        flow.send(Rows([], 0))
+    assert type(caught.value) is error
+
+
+def test_a_busy_sqlite_asks_for_a_retry(sqlite_place: Place, key: str) -> None:
+    file = sqlite_place.database.file
+    inbox = SyncInbox("tests", keep=WEEK)
+    engine = engine_of(sqlite_place.database.urls["pysqlite"])
+    with closing(sqlite3.connect(file, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        with closing(sqlite3.connect(file, timeout=0)) as bare, pytest.raises(RetryTransaction):
+            inbox.receive(bare, key)
+        with Session(engine) as session:
+            session.execute(text("PRAGMA busy_timeout = 0"))
+            with pytest.raises(RetryTransaction):
+                inbox.receive(session, key)
+        writer.rollback()
+
+
+def test_a_stale_snapshot_of_sqlite_asks_for_a_retry(sqlite_place: Place, key: str) -> None:
+    file = sqlite_place.database.file
+    inbox = SyncInbox("tests", keep=WEEK)
+    with closing(sqlite3.connect(file, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM work").fetchall()
+        sqlite_place.sql(f"INSERT INTO work VALUES ('{key}')")
+        with pytest.raises(RetryTransaction):
+            inbox.receive(reader, key)
+
+
+@pytest.mark.parametrize("name", ["asyncpg", "aiomysql", "aiosqlite"])
+async def test_opposite_orders_of_keys_do_not_deadlock(of: Of, key: str, name: str) -> None:
+    keys = [f"{key} {number}" for number in range(20)]
+    async with of(name)() as ours, of(name)() as other:
+        for _ in range(5):
+            await asyncio.gather(many(ours, keys), many(other, keys[::-1]))
+
+
+async def many(party: Party, keys: list[str]) -> None:
+    await party.start()
+    await party.call(party.inbox().receive_many, party.raw, keys)
+    await party.rollback()
