@@ -191,9 +191,10 @@ class Inbox:
 
         `stretch`: seconds of each stretch of ages.
         """
+        seconds = Ticker.seconds(stretch)
         async with self._beginning(begin)() as transaction:
             driver = async_driver(transaction)
-            flow = self._rules.figures(driver.dialect, Ticker.seconds(stretch))
+            flow = self._rules.figures(driver.dialect, seconds)
             return await run(driver, flow, self.table)
 
     async def _purge(self, ticker: Ticker, begin: Begin) -> int:

@@ -138,6 +138,8 @@ class InboxRules(TableRules):
         if busy not in ("wait", "skip"):
             raise ConfigError(f'busy= must be "wait" or "skip", got {busy!r}')
         ids = [self.id_of(key) for key in keys]
+        if not ids:
+            return []
         sql = yield from self.checked(dialect)
         different = (
             ids if len(ids) == 1 else sorted(set(ids))

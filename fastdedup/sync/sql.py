@@ -185,9 +185,10 @@ def purge_table(ticker: Ticker, begin: Begin) -> None:
 
 def figures_of(rules: TableRules, begin: Begin, stretch: Seconds) -> Figures:
     """Return a table's figures; see `Inbox.stats`."""
+    seconds = Ticker.seconds(stretch)
     with begin() as transaction:
         driver = sync_driver(transaction)
-        return run_now(driver, rules.figures(driver.dialect, Ticker.seconds(stretch)), rules.table_name)
+        return run_now(driver, rules.figures(driver.dialect, seconds), rules.table_name)
 
 
 class Once:

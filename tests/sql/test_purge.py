@@ -191,7 +191,9 @@ async def test_stats_tell_rows_bytes_and_ages(of: Of, name: str) -> None:
         found = await party.call(inbox.stats, stretch=HOUR)
         assert (found.rows, found.ages) == (7, ((0.0, 3), (HOUR * 48, 4)))
         assert found.size > 0
-        assert HOUR * 48.5 <= found.oldest < HOUR * 49
+        assert (
+            HOUR * 48.5 - 1 <= found.oldest < HOUR * 49
+        )  # PostgreSQL's rows have the time of the next second
 
 
 async def test_purge_and_stats_need_to_begin(of: Of) -> None:

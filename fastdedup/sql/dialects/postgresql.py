@@ -129,7 +129,7 @@ class PostgreSQL(Dialect):
             (self.table,),
         )
         oldest = yield Statement(
-            f"SELECT CAST(greatest(0, extract(epoch FROM now() - min(at))) AS double precision) FROM {self.table}"
+            f"SELECT CAST(extract(epoch FROM now() - min(at)) AS double precision) FROM {self.table}"
         )
         ages = yield Statement(
             "SELECT floor(extract(epoch FROM now() - at) / CAST(? AS double precision)) AS stretch, count(*) "
@@ -139,7 +139,7 @@ class PostgreSQL(Dialect):
         return Figures(
             rows=sum(int(row[1]) for row in ages.rows),
             size=int(size.rows[0][0]),
-            oldest=oldest.rows[0][0],
+            oldest=None if oldest.rows[0][0] is None else max(0.0, oldest.rows[0][0]),
             ages=ages_of(ages.rows, stretch),
         )
 

@@ -21,7 +21,7 @@ class AsyncpgDriver(Driver):
     def __init__(self, connection: Any) -> None:
         self._connection = connection
         try:
-            begun = connection.is_in_transaction()
+            begun = connection.is_in_transaction() and not connection.is_closed()
         except asyncpg.InterfaceError:  # it was given back to its pool
             begun = False
         if begun:
