@@ -17,13 +17,14 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from fastdedup import UsageError
+from fastdedup import ConfigError, UsageError
 from fastdedup.sql import Inbox
+from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sync.sql import Inbox as SyncInbox
 
 from .conftest import Opener
 from .places import Place
-from .ways import WAYS, WEEK, SyncParty, alias_of
+from .ways import WAYS, WEEK, SyncParty, alias_of, engine_of
 
 Of = Callable[[str], Opener]
 ALCHEMY = [name for name in WAYS if "session" in name or "connection" in name]
@@ -194,6 +195,41 @@ def test_a_session_whose_flush_failed_is_told(postgres_place: Place, key: str) -
         with pytest.raises(UsageError, match="can only be rolled back"):
             SyncInbox("tests", keep=WEEK).receive(session, key)
     engine.dispose()
+
+
+def test_a_transaction_ended_within_its_block_is_told(sqlite_place: Place, key: str) -> None:
+    inbox = SyncInbox("tests", keep=WEEK)
+    with Session(engine_of(sqlite_place.database.urls["pysqlite"])) as session, session.begin():
+        receipt = inbox.receive(session, key)
+        session.rollback()
+        with pytest.raises(UsageError, match="has ended"):
+            receipt.complete(1)
+        with pytest.raises(UsageError, match="takes no statement in this transaction"):
+            inbox.receive(session, key)
+
+
+def test_a_session_of_several_engines_is_told(sqlite_place: Place, key: str) -> None:
+    engine = engine_of(sqlite_place.database.urls["pysqlite"])
+    inbox = SyncInbox("tests", keep=WEEK)
+    with Session(binds={Work: engine}) as session, session.begin():
+        with pytest.raises(UsageError, match="give the inbox a connection"):
+            inbox.receive(session, key)
+        assert inbox.receive(session.connection(bind_arguments={"mapper": Work}), key).first
+
+
+def test_a_database_that_no_inbox_serves_is_told() -> None:
+    with pytest.raises(ConfigError, match="needs PostgreSQL, MySQL, MariaDB or SQLite, got 'oracle'"):
+        dialect_of("oracle", TableName("inbox"))
+
+
+async def test_what_a_driver_has_besides_connections_is_told(of: Of, key: str) -> None:
+    for name in ("sqlite3", "aiosqlite", "psycopg", "pymysql"):
+        async with of(name)() as party:
+            cursor = await party.call(party.raw.cursor) if name != "pymysql" else party.raw.cursor()
+            with pytest.raises(UsageError, match="needs a connection in a transaction, got"):
+                await party.call(party.inbox().receive, cursor, key)
+    with pytest.raises(UsageError, match=r"from django\.db import connection"):
+        SyncInbox("tests", keep=WEEK).receive(transaction.Atomic(None, True, False), key)
 
 
 def test_a_block_of_django_that_must_roll_back_is_told(sqlite_place: Place, key: str) -> None:

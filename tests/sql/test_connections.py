@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +12,15 @@ import pymysql
 import pytest
 from psycopg.rows import dict_row
 from sqlalchemy import create_engine, event
+from sqlalchemy.ext.asyncio import async_scoped_session, async_sessionmaker
+from sqlalchemy.orm import scoped_session, sessionmaker
 
+from fastdedup.sql import Inbox
 from fastdedup.sync.sql import Inbox as SyncInbox
 
 from .conftest import Opener
 from .places import Place
-from .ways import WEEK, Party
+from .ways import WEEK, Party, async_engine_of, engine_of
 
 Of = Callable[[str], Opener]
 
@@ -114,6 +118,18 @@ def test_an_engine_that_begins_by_an_event_serves(sqlite_place: Place, key: str)
         connection.rollback()
         assert inbox.receive(connection, key).first
     engine.dispose()
+
+
+async def test_a_scoped_session_serves(postgres_place: Place, key: str) -> None:
+    urls = postgres_place.database.urls
+    session = scoped_session(sessionmaker(engine_of(urls["psycopg"])))
+    with session.begin():
+        SyncInbox("tests", keep=WEEK).receive(session, key).complete(1)
+    later = async_scoped_session(async_sessionmaker(async_engine_of(urls["asyncpg"])), asyncio.current_task)
+    async with later.begin():
+        assert (await Inbox("tests", keep=WEEK).receive(later, key)).result == 1
+    session.remove()
+    await later.remove()
 
 
 async def test_a_nested_transaction_of_sqlalchemy_serves(of: Of, key: str) -> None:

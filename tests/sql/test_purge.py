@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from fastdedup import ConfigError, Dedup
+from fastdedup.sql import RetryTransaction
 from fastdedup.sync import Dedup as SyncDedup
 
 from .conftest import Opener
@@ -108,6 +109,18 @@ async def test_the_database_lets_one_purge_of_a_table_at_a_time(of: Of, name: st
         assert await inbox_of(other, table).purge() == 0
         await holder.rollback()
         assert await first == 5
+
+
+async def test_a_purge_that_failed_leaves_no_lock(of: Of) -> None:
+    async with of("aiomysql")() as holder, of("aiomysql")() as ours, of("aiomysql")() as other:
+        table = ours.place.fresh_table()
+        await fill(ours, table, {HOUR * 2: 5})
+        await ours.sql("SET SESSION innodb_lock_wait_timeout = 0")
+        async with holder.transaction():
+            await holder.sql(f"SELECT id FROM {table} FOR UPDATE")
+            with pytest.raises(RetryTransaction):
+                await inbox_of(ours, table).purge()
+        assert await inbox_of(other, table).purge() == 5
 
 
 @pytest.mark.parametrize("name", ON_SERVERS)

@@ -126,6 +126,15 @@ async def in_flight(party: Any, wait_until: Any) -> None:
         await wait_until(lambda: party.place.waiting() == 1, description="the twin waits")
 
 
+async def test_without_a_twin_skip_receives_as_usual(database: Opener, key: str) -> None:
+    async with database() as party:
+        inbox = party.inbox()
+        async with party.transaction():
+            await party.call((await party.receive(inbox, key, busy="skip")).complete, 1)
+        async with party.transaction():
+            assert (await party.receive(inbox, key, busy="skip")).replay() == 1
+
+
 async def test_a_twin_in_flight_can_be_skipped(server_way: Opener, key: str) -> None:
     async with server_way() as ours, server_way() as other:
         await ours.start()

@@ -98,6 +98,18 @@ async def crossed(party: Party, key: str) -> Any:
         await party.rollback()
 
 
+async def test_no_key_is_a_duplicate_without_its_row(of: Of, key: str) -> None:
+    """INSERT IGNORE ignores more than duplicates: here the table has no partition for the row."""
+    async with of("aiomysql")() as party:
+        table = party.place.fresh_table()
+        party.place.create(table)
+        place = "PARTITION BY RANGE COLUMNS(id) (PARTITION p VALUES LESS THAN (X'00000001'))"
+        party.place.sql(f"ALTER TABLE {table} {place}")
+        async with party.transaction():
+            with pytest.raises(RetryTransaction, match="run the whole transaction again"):
+                await party.receive(party.inbox(table=table), key)
+
+
 LOCKED = {"postgresql": "SET LOCAL lock_timeout = '1ms'", "mysql": "SET SESSION innodb_lock_wait_timeout = 0"}
 
 

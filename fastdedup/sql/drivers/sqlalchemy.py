@@ -76,8 +76,8 @@ class SyncDriver(SqlAlchemyDriver):
             if self._root is None:
                 self._began(self._begin())
             return self._rows(self._transaction.execute(_prepared(statement.sql), _named(statement)))
-        except PendingRollbackError as error:
-            raise aborted() from error
+        except InvalidRequestError as error:
+            raise _unusable(error) from error
 
     def _begin(self) -> Connection:
         """Begin where there is no transaction yet, as SQLAlchemy does itself with the first statement."""
@@ -100,8 +100,8 @@ class AsyncDriver(SqlAlchemyDriver):
             if self._root is None:
                 self._began(await self._begin())
             return self._rows(await self._transaction.execute(_prepared(statement.sql), _named(statement)))
-        except PendingRollbackError as error:
-            raise aborted() from error
+        except InvalidRequestError as error:
+            raise _unusable(error) from error
 
     async def _begin(self) -> Any:
         """Begin where there is no transaction yet, as SQLAlchemy does itself with the first statement."""
@@ -111,6 +111,13 @@ class AsyncDriver(SqlAlchemyDriver):
         if not outer.in_transaction():
             await outer.begin()
         return outer.sync_connection
+
+
+def _unusable(error: InvalidRequestError) -> UsageError:
+    """Return the error for a session or connection that takes no statement now."""
+    if isinstance(error, PendingRollbackError):
+        return aborted()
+    return UsageError(f"SQLAlchemy takes no statement in this transaction: {error}")
 
 
 def _dialect(inner: Any) -> str:
