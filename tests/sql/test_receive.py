@@ -10,6 +10,7 @@ import pytest
 from fastdedup import InProgressError, Outcome, UsageError
 
 from .conftest import Opener
+from .ways import WAYS
 
 
 async def test_a_key_is_first_once(way: Opener, key: str) -> None:
@@ -71,6 +72,24 @@ async def test_no_receipt_is_completed_after_its_transaction(way: Opener, key: s
         await getattr(party, end)()
         with pytest.raises(UsageError, match="has ended"):
             await party.call(receipt.complete, 1)
+
+
+# The other drivers do not tell one transaction of a connection from the next one.
+THAT_TELL = [
+    "asyncpg",
+    *(name for name in WAYS if name.startswith(("session", "conn", "async s", "async c", "django"))),
+]
+
+
+@pytest.mark.parametrize("name", THAT_TELL)
+async def test_no_receipt_is_completed_in_the_next_transaction(of: Any, key: str, name: str) -> None:
+    async with of(name)() as party:
+        async with party.transaction():
+            receipt = await party.receive(party.inbox(), key)
+        async with party.transaction():
+            await party.work(key)
+            with pytest.raises(UsageError, match="has ended"):
+                await party.call(receipt.complete, 1)
 
 
 async def test_many_keys_are_received_in_their_order(way: Opener, key: str) -> None:

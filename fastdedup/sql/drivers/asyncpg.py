@@ -25,6 +25,7 @@ class AsyncpgDriver(Driver):
         except asyncpg.InterfaceError:  # it was given back to its pool
             begun = False
         if begun:
+            self._outermost = _outermost(connection)
             return
         if not self._is_usable():
             raise UsageError("this connection is closed: give the inbox one that is in a transaction")
@@ -32,7 +33,12 @@ class AsyncpgDriver(Driver):
 
     def is_open(self) -> bool:
         """See `Driver`."""
-        return self._is_usable() and bool(self._connection.is_in_transaction())
+        connection = self._connection
+        return (
+            self._is_usable()
+            and bool(connection.is_in_transaction())
+            and _outermost(connection) is self._outermost
+        )
 
     def _is_usable(self) -> bool:
         try:
@@ -49,6 +55,11 @@ class AsyncpgDriver(Driver):
         status = await self._connection.execute(sql, *statement.parameters)
         number = status.rpartition(" ")[2]
         return Rows((), int(number) if number.isdecimal() else 0)
+
+
+def _outermost(connection: Any) -> Any:
+    """Return the transaction that commits; None where BEGIN was sent by hand, or where asyncpg does not tell."""
+    return getattr(connection, "_top_xact", None)
 
 
 @lru_cache(256)
