@@ -111,7 +111,28 @@ async def test_the_database_lets_one_purge_of_a_table_at_a_time(of: Of, name: st
         assert await first == 5
 
 
-async def test_a_purge_that_failed_leaves_no_lock(of: Of) -> None:
+async def test_a_purge_of_partitions_deletes_no_younger_row(of: Of) -> None:
+    """Rows of different partitions have the same ctid."""
+    async with of("asyncpg")() as party:
+        place, table = party.place, party.place.fresh_table()
+        place.sql(
+            f"CREATE TABLE {table} (id uuid PRIMARY KEY, at timestamptz, result bytea) PARTITION BY HASH (id)",
+            *(
+                f"CREATE TABLE {table}_{part} PARTITION OF {table} FOR VALUES WITH (MODULUS 2, REMAINDER {part})"
+                for part in range(2)
+            ),
+        )
+        inbox = inbox_of(party, table)
+        async with party.transaction():
+            await inbox.receive_many(party.raw, [str(number) for number in range(50)])
+        place.sql(f"UPDATE {table}_0 SET at = at - interval '2 hours'")
+        old = left(place, f"{table}_0")
+        assert await inbox.purge(batch=10) == old
+        assert (left(place, table), old > 10) == (50 - old, True)
+
+
+async def test_a_purge_that_failed_leaves_no_lock(of: Of, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdedup.sql.purge.pause_after", lambda ended: 0.0)
     async with of("aiomysql")() as holder, of("aiomysql")() as ours, of("aiomysql")() as other:
         table = ours.place.fresh_table()
         await fill(ours, table, {HOUR * 2: 5})
