@@ -10,7 +10,7 @@ import pytest
 from fastdedup import InProgressError, Outcome, UsageError
 
 from .conftest import Opener
-from .ways import WAYS
+from .ways import WAYS, AsyncParty
 
 
 async def test_a_key_is_first_once(way: Opener, key: str) -> None:
@@ -72,6 +72,28 @@ async def test_no_receipt_is_completed_after_its_transaction(way: Opener, key: s
         await getattr(party, end)()
         with pytest.raises(UsageError, match="has ended"):
             await party.call(receipt.complete, 1)
+
+
+ON_SERVERS = [
+    name for name, way in WAYS.items() if issubclass(way.party, AsyncParty) and way.kind != "sqlite"
+]
+
+
+@pytest.mark.parametrize("name", ON_SERVERS)
+async def test_a_cancelled_wait_leaves_no_row(of: Any, key: str, name: str, wait_until: Any) -> None:
+    async with of(name)() as ours:
+        await ours.start()
+        await ours.receive(ours.inbox(), key)
+        async with of(name)() as other:
+            await other.start()
+            twin = asyncio.create_task(other.receive(other.inbox(), key))
+            await in_flight(ours, wait_until)
+            twin.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await twin
+        await ours.rollback()
+        async with ours.transaction():
+            assert (await ours.receive(ours.inbox(), key)).first
 
 
 # The other drivers do not tell one transaction of a connection from the next one.
