@@ -13,7 +13,6 @@ import pytest
 from fastdedup import ConfigError, InProgressError, UsageError
 from fastdedup.sql import RetryTransaction
 from fastdedup.sql import once as once_module
-from fastdedup.sync import sql as sync_module
 
 from .conftest import Opener
 from .ways import Party, SyncParty
@@ -24,14 +23,15 @@ BOTH = ["asyncpg", "psycopg", "async session aiomysql", "pymysql", "aiosqlite", 
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The pauses that `once` makes, which take no time."""
+    """The pauses that `once` would make; it makes none."""
     made: list[float] = []
+    pause = once_module.OnceRules.pause
 
-    async def sleep(seconds: float) -> None:
-        made.append(seconds)
+    def none(rules: Any, attempt: int, error: Exception) -> float:
+        made.append(pause(rules, attempt, error))
+        return 0.0
 
-    monkeypatch.setattr(once_module.asyncio, "sleep", sleep)
-    monkeypatch.setattr(sync_module.time, "sleep", made.append)
+    monkeypatch.setattr(once_module.OnceRules, "pause", none)
     return made
 
 
