@@ -72,8 +72,8 @@ def fault_of(error: BaseException) -> DatabaseFault:
         # First, because PyMySQL's errors have a SQLSTATE as well, which is HY000 for most of them.
         if type(each).__module__.startswith(_MYSQL_DRIVERS):
             return _mysql(each)
-        state = getattr(each, "sqlstate", None) or getattr(each, "pgcode", None)
-        if isinstance(state, str):
+        state = _state(each)
+        if state is not None:
             if state.startswith(_LOST_STATES):
                 return DatabaseFault.UNKNOWN
             return _BY_STATE.get(state, DatabaseFault.REFUSED)
@@ -142,6 +142,14 @@ def _layers(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(each))
         inner = getattr(each, "orig", None)
         each = inner if isinstance(inner, BaseException) else each.__cause__
+
+
+def _state(error: BaseException) -> str | None:
+    """Return PostgreSQL's SQLSTATE: an attribute of the error, or, by pg8000, a field of the server's message."""
+    state = getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+    if state is None and error.args and isinstance(error.args[0], dict):
+        state = error.args[0].get("C")
+    return state if isinstance(state, str) else None
 
 
 def _mysql(error: BaseException) -> DatabaseFault:

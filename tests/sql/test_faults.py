@@ -70,6 +70,7 @@ ERRORS = [
     *((of_psycopg(state), fault) for state, fault in OF_STATES.items()),
     *((pymysql.err.OperationalError(number, "said so"), fault) for number, fault in OF_NUMBERS.items()),
     *((of_sqlite(code), fault) for code, fault in OF_CODES.items()),
+    (Exception({"S": "ERROR", "C": "55P03", "M": "said so"}), DatabaseFault.LOCKED),  # as pg8000 has it
     (psycopg.OperationalError("the connection is lost"), DatabaseFault.UNKNOWN),
     (pymysql.err.InterfaceError(0, ""), DatabaseFault.UNKNOWN),
     (ConnectionResetError(), DatabaseFault.UNKNOWN),
