@@ -20,39 +20,32 @@ class AsyncpgDriver(Driver):
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
-        try:
-            begun = connection.is_in_transaction() and not connection.is_closed()
-        except asyncpg.InterfaceError:  # it was given back to its pool
-            begun = False
-        if begun:
-            self._outermost = _outermost(connection)
-            return
-        if not self._is_usable():
+        # A pool's proxy costs a microsecond for each call, so the connection inside is asked; None once it was given
+        # back to the pool.
+        self._inner = inner = getattr(connection, "_con", connection)
+        if inner is None or inner.is_closed():
             raise UsageError("this connection is closed: give the inbox one that is in a transaction")
-        raise no_transaction("async with connection.transaction():")
+        if not inner.is_in_transaction():
+            raise no_transaction("async with connection.transaction():")
+        self._outermost = _outermost(inner)
 
     def is_open(self) -> bool:
         """See `Driver`."""
-        connection = self._connection
+        inner = self._inner
         return (
-            self._is_usable()
-            and bool(connection.is_in_transaction())
-            and _outermost(connection) is self._outermost
+            getattr(self._connection, "_con", inner) is inner
+            and not inner.is_closed()
+            and bool(inner.is_in_transaction())
+            and _outermost(inner) is self._outermost
         )
-
-    def _is_usable(self) -> bool:
-        try:
-            return not self._connection.is_closed()
-        except asyncpg.InterfaceError:  # it was given back to its pool
-            return False
 
     async def execute(self, statement: Statement) -> Rows:
         """See `Driver`. asyncpg gives rows by one call, and the count of changed rows by another."""
         sql, has_rows = _prepared(statement.sql)
         if has_rows:
-            rows = await self._connection.fetch(sql, *statement.parameters)
+            rows = await self._inner.fetch(sql, *statement.parameters)
             return Rows(rows, len(rows))
-        status = await self._connection.execute(sql, *statement.parameters)
+        status = await self._inner.execute(sql, *statement.parameters)
         number = status.rpartition(" ")[2]
         return Rows((), int(number) if number.isdecimal() else 0)
 
@@ -70,7 +63,7 @@ def _prepared(sql: str) -> tuple[str, bool]:
 
 def driver(transaction: Any) -> Driver:
     """Return the driver for a connection."""
-    if not isinstance(transaction, asyncpg.Connection | asyncpg.pool.PoolConnectionProxy):
+    if not isinstance(transaction, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy)):
         raise UsageError(
             f"an inbox needs a connection in a transaction, got asyncpg's {type(transaction).__name__}: "
             "async with pool.acquire() as connection, connection.transaction():"
