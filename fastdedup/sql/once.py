@@ -16,7 +16,8 @@ import functools
 import inspect
 import random
 from collections.abc import Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager
+from time import monotonic
 from typing import Any, Final, TypeVar
 
 from ..checks import Seconds, check_count, check_seconds
@@ -38,8 +39,10 @@ ATTEMPTS: Final = 5
 """Transactions of one call by default."""
 _PAUSE = 0.01
 _LONGEST_PAUSE = 1.0
-MENDING = 1.0
+MENDING: Final = 1.0
 """Seconds for the gate to learn of what was committed: the row stands, so its caller does not wait longer."""
+LOOK: Final = 1.0
+"""Seconds of each look of a caller that waits at the gate: so late at most it finds that the gate does not answer."""
 
 
 class OnceRules:
@@ -148,16 +151,21 @@ class Once:
         try:
             result = await self._transact(key)
         except CommitUnknown as unknown:
+            if claim is not None:
+                claim._unbind()
             error = unknown.error
         except BaseException:
             if claim is not None:
-                await asyncio.shield(_free(claim))
+                await _to_its_end(claim, free(claim))
             raise
         else:
             if claim is not None:
-                await asyncio.shield(_mend(claim, result))
+                await _to_its_end(claim, mend(claim, result))
             return result
-        raise error  # the claim is not settled: its lease ends, and the next delivery asks the inbox
+        try:
+            raise error  # the claim is not settled: its lease ends, and the next delivery asks the inbox
+        finally:
+            del error  # it refers to this frame
 
     async def _claim(self, key: str) -> Claim | None:
         """Claim at the gate; None where there is none, or it does not answer."""
@@ -167,10 +175,11 @@ class Once:
             return None
         name = rules.inbox.gate_key(key)
         try:
-            # Without a wait first: where the store is away, a wait would hold the message up, and the inbox decides.
             claim: Claim = await gate.claim(name, renew=True)
-            if rules.wait and claim.retry_after is not None and not claim.acquired:
-                claim = await gate.claim(name, renew=True, wait=rules.wait)
+            ends = monotonic() + rules.wait
+            # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
+            while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
+                claim = await gate.claim(name, renew=True, wait=min(left, LOOK))
         except UnavailableError as error:
             bypassed(gate, rules.inbox, error)
             return None
@@ -207,16 +216,24 @@ class Once:
         return receipt.result
 
 
-async def _mend(claim: Claim, result: Any) -> None:
+async def mend(claim: Claim, result: Any) -> None:
     """Tell the gate what the transaction has committed. Whatever fails here, the row answers."""
     try:
         await claim.complete(result, within=MENDING)
     except (ClaimLostError, UnavailableError):
-        return
+        claim._unbind()
     except DedupError:  # it cannot be stored there, so the gate lets duplicates through to the row
-        await _free(claim)
+        await free(claim)
 
 
-async def _free(claim: Claim) -> None:
-    with suppress(DedupError):
+async def free(claim: Claim) -> None:
+    """Let the next delivery be the first. Where that fails, the lease ends by itself."""
+    try:
         await claim.release()
+    except DedupError:
+        claim._unbind()
+
+
+async def _to_its_end(claim: Claim, settling: Coroutine[Any, Any, None]) -> None:
+    """Settle, also where the caller is cancelled meanwhile."""
+    await asyncio.shield(claim._namespace.connection.keep(settling))

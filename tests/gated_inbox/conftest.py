@@ -1,0 +1,35 @@
+"""The servers of these tests, which kill them: one of each for a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from ..databases import MariaServer, PostgresServer
+from ..servers import RedisServer
+from .shop import Place, new_key, open_place
+
+
+@pytest.fixture(scope="session")
+def mortal_postgres() -> Iterator[Place]:
+    with open_place(PostgresServer) as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+def mortal_mariadb() -> Iterator[Place]:
+    with open_place(MariaServer) as place:
+        yield place
+
+
+@pytest.fixture(scope="session")
+def mortal_redis() -> Iterator[RedisServer]:
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def key() -> str:
+    return new_key()

@@ -1,0 +1,225 @@
+"""A consumer of messages over a real database and a real Redis: its inbox, its gate, and what its work left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import psycopg
+import pymysql
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+
+from fastdedup import Dedup, InProgressError, Record
+from fastdedup.events import Event
+from fastdedup.sql import Inbox
+from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sql.rules import TABLE
+
+from ..databases import MariaServer, PostgresServer
+from ..servers import RedisServer
+from .commits import CommitProxy, commit_proxy
+
+WEEK = 7 * 86_400.0
+LEASE = 0.4
+"""Seconds, where a test waits for the end of a lease."""
+_numbers = itertools.count(1)
+
+
+def new_key() -> str:
+    """Give a key that no test has used."""
+    return f"message-{next(_numbers)}"
+
+
+class Place:
+    """A database with the inbox's table and a table of effects, and the proxy that consumers reach it by."""
+
+    def __init__(self, server: PostgresServer | MariaServer, proxy: CommitProxy) -> None:
+        self.server = server
+        self.proxy = proxy
+        self.database = server.fresh()
+        is_postgres = isinstance(server, PostgresServer)
+        engine = "" if is_postgres else " ENGINE=InnoDB"
+        self.sql(
+            *filter(
+                str.strip,
+                dialect_of("postgresql" if is_postgres else "mysql", TableName(TABLE)).ddl().split(";"),
+            )
+        )
+        self.sql(f"CREATE TABLE work (note VARCHAR(200)){engine}")
+
+    def connect(self) -> Any:
+        """Connect to the server itself, with autocommit."""
+        if isinstance(self.server, PostgresServer):
+            return psycopg.connect(**self.database.psycopg, autocommit=True)
+        return pymysql.connect(**self.database.pymysql, autocommit=True)
+
+    def sql(self, *statements: str) -> list[Any]:
+        """Run statements; give the rows of the last one."""
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall()) if cursor.description else []
+
+    def effects(self, key: str) -> int:
+        """Give the number of times that a message's work was committed."""
+        return int(self.sql(f"SELECT count(*) FROM work WHERE note = '{key}'")[0][0])
+
+    def waiting(self) -> int:
+        """Give the number of transactions that wait for a lock."""
+        if isinstance(self.server, PostgresServer):
+            return int(self.sql("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")[0][0])
+        waits = "SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+        with closing(self.server.admin()) as admin, admin.cursor() as cursor:
+            cursor.execute(waits)
+            return int(cursor.fetchone()[0])
+
+
+@contextmanager
+def open_place(kind: type[PostgresServer | MariaServer]) -> Iterator[Place]:
+    """Start a database server that may be killed, behind a proxy."""
+    with kind() as server, tempfile.TemporaryDirectory(prefix="fastdedup-commits-") as folder:
+        with commit_proxy(server.socket, Path(folder, server.socket.name)) as proxy:
+            yield Place(server, proxy)
+
+
+@contextmanager
+def broken(redis: RedisServer, how: str) -> Iterator[None]:
+    """Have Redis killed, or frozen, for the length of a block."""
+    if how == "frozen":
+        with redis.frozen():
+            yield
+        return
+    redis.kill()
+    try:
+        yield
+    finally:
+        redis.start()
+
+
+def flush(redis: RedisServer) -> None:
+    """Let Redis forget everything, as a failover to an empty replica does."""
+    with redis.client() as client:
+        client.flushall()
+
+
+# Async
+
+Body = Callable[[Any, str], Awaitable[Any]]
+
+
+async def nothing(transaction: Any, key: str) -> None:
+    """A body's own part that does nothing."""
+
+
+class Shop:
+    """An async consumer. Each of `ways` gives a `begin`; `act` is what its body does after its effect."""
+
+    def __init__(self, place: Place, gate: Dedup, begin: Callable[[], Any], **options: Any) -> None:
+        self.place = place
+        self.gate = gate
+        self.begin = begin
+        self.inbox = Inbox(options.pop("name", "shop"), keep=WEEK)
+        self.events: list[Event] = []
+        self.runs = 0
+        self.act: Body = nothing
+        once = self.inbox.once(key=lambda transaction, key: key, begin=begin, **{"gate": gate, **options})
+        self.handle = once(self._work)
+
+    async def _work(self, transaction: Any, key: str) -> Any:
+        self.runs += 1
+        await do_work(transaction, key)
+        return await self.act(transaction, key)
+
+    def gate_key(self, key: str) -> str:
+        return self.inbox._rules.gate_key(key)
+
+    async def record(self, key: str) -> Record | None:
+        """Give what the gate holds of a message."""
+        return await self.gate.get(self.gate_key(key))
+
+
+def answer(result: Any) -> Body:
+    """Give a body that returns this."""
+
+    async def act(transaction: Any, key: str) -> Any:
+        return result
+
+    return act
+
+
+def held() -> tuple[asyncio.Event, Body]:
+    """Give a body that waits until the event is set, and returns its key."""
+    go_on = asyncio.Event()
+
+    async def act(transaction: Any, key: str) -> str:
+        await go_on.wait()
+        return key
+
+    return go_on, act
+
+
+async def redelivered(shop: Shop, key: str) -> list[Any]:
+    """Deliver a message again: its result in a list, or nothing while its gate is still held."""
+    try:
+        return [await shop.handle(key)]
+    except InProgressError:
+        return []
+
+
+async def do_work(transaction: Any, key: str) -> None:
+    """Leave an effect behind."""
+    if isinstance(transaction, AsyncSession):
+        await transaction.execute(text("INSERT INTO work VALUES (:note)"), {"note": key})
+    else:
+        await transaction.execute("INSERT INTO work VALUES ($1)", key)
+
+
+@asynccontextmanager
+async def asyncpg_begin(folder: Path, place: Place) -> AsyncIterator[Callable[[], Any]]:
+    """Give a `begin` over a pool of asyncpg's."""
+    options = {**place.database.asyncpg, "host": str(folder)}
+    async with asyncpg.create_pool(**options, min_size=0, max_size=4) as pool:
+
+        @asynccontextmanager
+        async def begin() -> AsyncIterator[Any]:
+            async with pool.acquire() as connection, connection.transaction():
+                yield connection
+
+        yield begin
+
+
+@asynccontextmanager
+async def sqlalchemy_begin(folder: Path, place: Place) -> AsyncIterator[Callable[[], Any]]:
+    """Give SQLAlchemy's `Session.begin` over asyncpg."""
+    url = place.database.urls["asyncpg"].partition("?")[0]
+    engine = create_async_engine(f"{url}?host={folder}")
+    try:
+        yield async_sessionmaker(engine).begin
+    finally:
+        await engine.dispose()
+
+
+WAYS = {"asyncpg": asyncpg_begin, "sqlalchemy": sqlalchemy_begin}
+
+
+@asynccontextmanager
+async def open_shop(
+    place: Place, redis: RedisServer | str, way: str = "asyncpg", **options: Any
+) -> AsyncIterator[Shop]:
+    """Open a consumer. `gate`: arguments of its Dedup; the other options go to `once`."""
+    url = redis if isinstance(redis, str) else redis.url
+    events: list[Event] = []
+    gate = Dedup(url, namespace=f"t{next(_numbers)}", on_event=events.append, **options.pop("gate", {}))
+    async with AsyncExitStack() as stack:
+        begin = await stack.enter_async_context(WAYS[way](place.proxy.folder, place))
+        await stack.enter_async_context(gate)
+        shop = Shop(place, gate, begin, **options)
+        shop.events = events
+        yield shop
