@@ -151,8 +151,6 @@ class Once:
         try:
             result = await self._transact(key)
         except CommitUnknown as unknown:
-            if claim is not None:
-                claim._unbind()
             error = unknown.error
         except BaseException:
             if claim is not None:
@@ -162,8 +160,10 @@ class Once:
             if claim is not None:
                 await _to_its_end(claim, mend(claim, result))
             return result
+        if claim is not None:
+            claim._unbind()  # not settled: its lease ends, and the next delivery asks the inbox
         try:
-            raise error  # the claim is not settled: its lease ends, and the next delivery asks the inbox
+            raise error
         finally:
             del error  # it refers to this frame
 

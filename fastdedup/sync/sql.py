@@ -8,14 +8,14 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
 from ..checks import Seconds, check_count
+from ..claim import Claim as AsyncClaim
 from ..codec import Codec
 from ..errors import (
-    ClaimLostError,
     ConfigError,
     DedupError,
     InProgressError,
@@ -27,7 +27,17 @@ from ..sql.dialects.base import Figures, TableName
 from ..sql.drivers import Driver, driver_of
 from ..sql.drivers.base import is_retryable, run_now
 from ..sql.inbox import DAY
-from ..sql.once import ATTEMPTS, MENDING, OnceRules, bypassed, is_committed_perhaps
+from ..sql.once import (
+    ATTEMPTS,
+    LOOK,
+    MENDING,
+    CommitUnknown,
+    OnceRules,
+    bypassed,
+    free,
+    is_committed_perhaps,
+    mend,
+)
 from ..sql.purge import BATCH, Ticker
 from ..sql.receipt import AnyReceipt
 from ..sql.rules import MAX_RESULT, TABLE, Busy, InboxRules, TableRules
@@ -199,8 +209,6 @@ class Once:
         self._rules = rules
         self._begin = begin
         self._work = work
-        # Mutable: does the transaction commit just now.
-        self._commits = False
 
     def run(self, key: str) -> Any:
         """Claim at the gate, decide in the transaction, tell the gate."""
@@ -209,14 +217,19 @@ class Once:
             return claim.replay()
         try:
             result = self._transact(key)
-        except BaseException as error:
-            # Where the COMMIT's reply was lost the claim is not settled: its lease ends, and the inbox is asked.
-            if claim is not None and not (self._commits and is_committed_perhaps(error)):
-                _free(claim)
+        except CommitUnknown as unknown:
+            error = unknown.error
+        except BaseException:
+            _settle(claim, free)
             raise
-        if claim is not None:
-            _mend(claim, result)
-        return result
+        else:
+            _settle(claim, lambda inner: mend(inner, result))
+            return result
+        _settle(claim, _let_be)
+        try:
+            raise error
+        finally:
+            del error  # it refers to this frame
 
     def _claim(self, key: str) -> Claim | None:
         rules, gate = self._rules, self._rules.gate
@@ -225,8 +238,9 @@ class Once:
         name = rules.inbox.gate_key(key)
         try:
             claim = gate.claim(name, renew=True)
-            if rules.wait and claim.retry_after is not None and not claim.acquired:
-                claim = gate.claim(name, renew=True, wait=rules.wait)
+            ends = time.monotonic() + rules.wait
+            while claim.retry_after is not None and (left := ends - time.monotonic()) > 0.0:
+                claim = gate.claim(name, renew=True, wait=min(left, LOOK))
         except UnavailableError as error:
             bypassed(gate._dedup.latest, rules.inbox, error)
             return None
@@ -245,30 +259,32 @@ class Once:
             time.sleep(pause)
 
     def _attempt(self, key: str) -> Any:
-        self._commits = False
-        with self._begin() as transaction:
-            receipt = self._inbox.receive(transaction, key, busy=self._rules.busy)
-            if not receipt.first:
-                return receipt.replay()
-            result = self._work(transaction)
-            if result is not None:
-                receipt.complete(result)
-            self._commits = True
+        commits = False
+        try:
+            with self._begin() as transaction:
+                receipt = self._inbox.receive(transaction, key, busy=self._rules.busy)
+                if not receipt.first:
+                    return receipt.replay()
+                result = self._work(transaction)
+                if result is not None:
+                    receipt.complete(result)
+                commits = True
+        except BaseException as error:
+            if commits and is_committed_perhaps(error):
+                raise CommitUnknown(error) from None
+            raise
         return receipt.result
 
 
-def _mend(claim: Claim, result: Any) -> None:
-    try:
-        claim.settle_within(MENDING, lambda inner: inner.complete(result, within=MENDING))
-    except (ClaimLostError, UnavailableError):
-        return
-    except DedupError:
-        _free(claim)
+def _settle(claim: Claim | None, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]) -> None:
+    """Tell the gate, for `MENDING` seconds at most: what is left then goes on in the background."""
+    if claim is not None:
+        with suppress(DedupError):  # the background thread has ended: the lease ends by itself
+            claim.settle_within(MENDING, settle)
 
 
-def _free(claim: Claim) -> None:
-    with suppress(DedupError):
-        claim.release()
+async def _let_be(claim: AsyncClaim) -> None:
+    claim._unbind()
 
 
 def sync_driver(transaction: Any) -> Driver:

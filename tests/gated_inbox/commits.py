@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-COMMIT = b"COMMIT"
+COMMIT = re.compile(rb"(?<!AUTO)COMMIT")
 Act = Callable[[], object]
 
 
@@ -80,7 +81,7 @@ class Pipe:
 
     def pass_requests(self) -> None:
         for data in chunks(self._client):
-            fate, act = self._proxy.take_fate() if COMMIT in data else ("", None)
+            fate, act = self._proxy.take_fate() if COMMIT.search(data) else ("", None)
             if fate == "cut" and act is not None:
                 act()
                 break
