@@ -38,7 +38,7 @@ _BY_STATE = {
     "25006": DatabaseFault.READ_ONLY,
     "25P02": DatabaseFault.ABORTED,
 }
-_LOST_STATES = ("08", "40003", "57P0", "58", "F0", "XX")
+_LOST_STATES = ("08", "40003", "53", "57P0", "58", "F0", "XX")
 """The beginnings of the SQLSTATEs that leave open what has happened."""
 _MYSQL_DRIVERS = ("pymysql", "MySQLdb", "mysql.connector", "asyncmy", "aiomysql")
 # MySQL's and MariaDB's, by number.

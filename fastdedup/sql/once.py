@@ -2,7 +2,7 @@
 
 What happens where something fails, by the place of the failure:
 
-    the gate does not answer       the inbox decides alone (`GateBypassed`)
+    the gate does not answer       the inbox decides alone (`GateBypassed`); also where its answer cannot be read
     the work, or the transaction   rolled back; the gate's claim is released, so that a later delivery is first
     the COMMIT                     unknown: the gate's claim is neither completed nor released. Its lease ends, and
                                    the next delivery asks the inbox
@@ -22,9 +22,18 @@ from typing import Any, Final, TypeVar
 
 from ..checks import Seconds, check_count, check_seconds
 from ..claim import Claim
-from ..errors import ClaimLostError, ConfigError, DedupError, RetryTransaction, UnavailableError
+from ..errors import (
+    ClaimLostError,
+    ConfigError,
+    DedupError,
+    ForeignRecordError,
+    ResultError,
+    RetryTransaction,
+    UnavailableError,
+)
 from ..events import GateBypassed, emit
 from ..gateway import Dedup
+from ..model import Outcome
 from .drivers.base import is_retryable
 from .faults import DatabaseFault, fault_of
 from .receipt import Receipt
@@ -62,6 +71,21 @@ class OnceRules:
         self.wait = check_seconds(wait, "wait", least=0.0)
         self.busy = busy
         self.attempts = check_count(attempts, "attempts")
+        # Mutable: was it seen that `begin` commits.
+        self.proven = False
+
+    def prove(self, outcome: Outcome) -> None:
+        """Take in how a key stands that was committed.
+
+        Raises:
+            ConfigError: it is not there.
+        """
+        if outcome is Outcome.ACQUIRED:
+            raise ConfigError(
+                "begin= does not commit, so the work was rolled back: give it what commits as its block ends, such "
+                "as Session.begin, not Session; engine.begin, not engine.connect"
+            )
+        self.proven = outcome is Outcome.SUCCEEDED
 
     def pause(self, attempt: int, error: Exception) -> float:
         """Return the seconds until the transaction is run again.
@@ -87,10 +111,20 @@ def is_committed_perhaps(error: BaseException) -> bool:
     return fault_of(error) is DatabaseFault.UNKNOWN
 
 
-def bypassed(gate: Dedup, rules: InboxRules, error: UnavailableError) -> None:
-    """Tell that the gate does not answer."""
+UNHEARD: Final = (UnavailableError, ForeignRecordError, ResultError)
+"""The gate does not answer, or holds what cannot be read: the inbox decides alone."""
+
+
+def bypassed(gate: Dedup, rules: InboxRules, error: DedupError) -> None:
+    """Tell that the gate does not answer, or not so that it can be read."""
     namespace = gate._namespace
     emit(namespace.connection.on_event, GateBypassed(namespace.settings.namespace, rules.name, str(error)))
+
+
+def not_a_gate(given: object, wanted: str) -> ConfigError:
+    """Return the error for a `gate` of another kind."""
+    kind = type(given)
+    return ConfigError(f"once(gate=…) must be {wanted}, got {kind.__module__}.{kind.__qualname__}")
 
 
 class CommitUnknown(Exception):
@@ -106,7 +140,7 @@ def once(
 ) -> Callable[[Callable[..., Coroutine[Any, Any, T]]], Callable[..., Coroutine[Any, Any, T]]]:
     """Return the decorator; see `Inbox.once`."""
     if rules.gate is not None and not isinstance(rules.gate, Dedup):
-        raise ConfigError(f"once(gate=…) must be a Dedup, got {type(rules.gate).__name__}")
+        raise not_a_gate(rules.gate, "a fastdedup.Dedup")
 
     def decorate(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T]]:
         if not inspect.iscoroutinefunction(function):
@@ -145,9 +179,17 @@ class Once:
 
     async def run(self, key: str) -> Any:
         """Claim at the gate, decide in the transaction, tell the gate."""
-        claim = await self._claim(key)
-        if claim is not None and not claim.acquired:
-            return claim.replay()
+        try:
+            claim = await self._claim(key)
+            if claim is not None and not claim.acquired:
+                return claim.replay()
+        except UNHEARD as unheard:
+            bypassed(self._rules.gate, self._rules.inbox, unheard)
+            claim = None
+        return await self._decide(key, claim)
+
+    async def _decide(self, key: str, claim: Claim | None) -> Any:
+        """Run the transaction, then tell the gate what came of it, where a claim is held there."""
         try:
             result = await self._transact(key)
         except CommitUnknown as unknown:
@@ -168,21 +210,17 @@ class Once:
             del error  # it refers to this frame
 
     async def _claim(self, key: str) -> Claim | None:
-        """Claim at the gate; None where there is none, or it does not answer."""
+        """Claim at the gate; None where there is none."""
         gate: Dedup | None = self._rules.gate
         rules = self._rules
         if gate is None:
             return None
         name = rules.inbox.gate_key(key)
-        try:
-            claim: Claim = await gate.claim(name, renew=True)
-            ends = monotonic() + rules.wait
-            # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
-            while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
-                claim = await gate.claim(name, renew=True, wait=min(left, LOOK))
-        except UnavailableError as error:
-            bypassed(gate, rules.inbox, error)
-            return None
+        claim: Claim = await gate.claim(name, renew=True)
+        ends = monotonic() + rules.wait
+        # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
+        while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
+            claim = await gate.claim(name, renew=True, wait=min(left, LOOK))
         return claim
 
     async def _transact(self, key: str) -> Any:
@@ -206,14 +244,26 @@ class Once:
                 if not receipt.first:
                     return receipt.replay()
                 result = await self._work(transaction)
-                if result is not None:
-                    await receipt.complete(result)
+                # Where the work has caught an error that ended the transaction, its COMMIT would do nothing.
+                await (receipt._confirm() if result is None else receipt.complete(result))
                 commits = True
         except BaseException as error:
             if commits and is_committed_perhaps(error):
                 raise CommitUnknown(error) from None
             raise
+        if not self._rules.proven:
+            await self._prove(key)
         return receipt.result
+
+    async def _prove(self, key: str) -> None:
+        """See at the first use that `begin` commits: otherwise the gate would drop work that was never done."""
+        try:
+            async with self._begin() as transaction:
+                self._rules.prove((await self._receive(transaction, key, busy="skip")).outcome)
+        except ConfigError:
+            raise
+        except Exception:  # noqa: BLE001 -- the work is committed, so its caller hears of no other error
+            return
 
 
 async def mend(claim: Claim, result: Any) -> None:

@@ -97,3 +97,8 @@ class Receipt(AnyReceipt):
         rules, driver = self._rules, self._driver
         flow = rules.complete(driver.dialect, rules.id_of(self.key), result)
         self._keep(await run(driver, flow, rules.table_name))
+
+    async def _confirm(self) -> None:
+        """Look whether the row is still there: see `InboxRules.confirm`."""
+        rules, driver = self._rules, self._driver
+        await run(driver, rules.confirm(driver.dialect, rules.id_of(self.key)), rules.table_name)

@@ -126,10 +126,15 @@ class InboxRules(TableRules):
         return blake2b(self._keys.wire(key), digest_size=ID_BYTES).digest()
 
     def gate_key(self, key: str) -> str:
-        """Return the key by which a gate knows a message of this inbox: another inbox handles the same message."""
+        """Return the key by which a gate knows a message of this inbox.
+
+        Another inbox handles the same message by itself, and so does one of the same name in another table.
+        """
         row_id = self.id_of(key)
-        text = f"{self.name}={key}"
-        return text if len(text.encode()) <= MAX_KEY_BYTES else f"{self.name}#{row_id.hex()}"
+        # "(", "=" and "#" stand in no inbox's name, so the keys of two inboxes are never equal.
+        name = self.name if self.table_name == TableName(TABLE) else f"{self.name}({self.table_name})"
+        text = f"{name}={key}"
+        return text if len(text.encode()) <= MAX_KEY_BYTES else f"{name}#{row_id.hex()}"
 
     # Flows
 
@@ -165,10 +170,17 @@ class InboxRules(TableRules):
         """
         payload = encode(self.codec, result, self.max_result)
         if not (yield from self.dialect(dialect).complete(row_id, payload)):
-            raise UsageError(
-                "the inbox's row is not there: its transaction, or the savepoint it was received in, was rolled back"
-            )
+            raise rolled_back()
         return payload
+
+    def confirm(self, dialect: str, row_id: bytes) -> Flow[None]:
+        """Look whether the row of a key that was received as first is still there.
+
+        Raises:
+            UsageError: its transaction, or its savepoint, was rolled back; or a statement has failed in it.
+        """
+        if not (yield from self.dialect(dialect).is_there(row_id)):
+            raise rolled_back()
 
     def result(self, found: Found, key: str) -> Any:
         """Return the result that a duplicate finds; None where the first kept none."""
@@ -201,6 +213,13 @@ class InboxRules(TableRules):
             new.discard(row_id)  # a second place in the list is a duplicate
             return _FIRST
         return Found(Outcome.SUCCEEDED, results.get(row_id, b""))
+
+
+def rolled_back() -> UsageError:
+    """Return the error for a row that was inserted, and is gone."""
+    return UsageError(
+        "the inbox's row is not there: its transaction, or the savepoint it was received in, was rolled back"
+    )
 
 
 def parts(ids: Sequence[bytes]) -> list[Sequence[bytes]]:

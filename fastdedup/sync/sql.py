@@ -20,7 +20,6 @@ from ..errors import (
     DedupError,
     InProgressError,
     RetryTransaction,
-    UnavailableError,
     UsageError,
 )
 from ..sql.dialects.base import Figures, TableName
@@ -31,12 +30,14 @@ from ..sql.once import (
     ATTEMPTS,
     LOOK,
     MENDING,
+    UNHEARD,
     CommitUnknown,
     OnceRules,
     bypassed,
     free,
     is_committed_perhaps,
     mend,
+    not_a_gate,
 )
 from ..sql.purge import BATCH, Ticker
 from ..sql.receipt import AnyReceipt
@@ -60,6 +61,11 @@ class Receipt(AnyReceipt):
         rules, driver = self._rules, self._driver
         flow = rules.complete(driver.dialect, rules.id_of(self.key), result)
         self._keep(run_now(driver, flow, rules.table_name))
+
+    def _confirm(self) -> None:
+        """Look whether the row is still there: see `InboxRules.confirm`."""
+        rules, driver = self._rules, self._driver
+        run_now(driver, rules.confirm(driver.dialect, rules.id_of(self.key)), rules.table_name)
 
 
 class Inbox:
@@ -128,7 +134,7 @@ class Inbox:
         """Decorate `def work(transaction, …)` to be done once for each key; see `fastdedup.sql.Inbox.once`."""
         beginning = self._beginning(begin)
         if gate is not None and not isinstance(gate, Dedup):
-            raise ConfigError(f"once(gate=…) must be a fastdedup.sync.Dedup, got {type(gate).__name__}")
+            raise not_a_gate(gate, "a fastdedup.sync.Dedup")
         rules = OnceRules(self._rules, key, gate, wait, busy, attempts)
 
         def decorate(function: Callable[..., T]) -> Callable[..., T]:
@@ -212,9 +218,16 @@ class Once:
 
     def run(self, key: str) -> Any:
         """Claim at the gate, decide in the transaction, tell the gate."""
-        claim = self._claim(key)
-        if claim is not None and not claim.acquired:
-            return claim.replay()
+        try:
+            claim = self._claim(key)
+            if claim is not None and not claim.acquired:
+                return claim.replay()
+        except UNHEARD as unheard:
+            bypassed(self._rules.gate._dedup.latest, self._rules.inbox, unheard)
+            claim = None
+        return self._decide(key, claim)
+
+    def _decide(self, key: str, claim: Claim | None) -> Any:
         try:
             result = self._transact(key)
         except CommitUnknown as unknown:
@@ -236,15 +249,11 @@ class Once:
         if gate is None:
             return None
         name = rules.inbox.gate_key(key)
-        try:
-            claim = gate.claim(name, renew=True)
-            ends = time.monotonic() + rules.wait
-            while claim.retry_after is not None and (left := ends - time.monotonic()) > 0.0:
-                claim = gate.claim(name, renew=True, wait=min(left, LOOK))
-        except UnavailableError as error:
-            bypassed(gate._dedup.latest, rules.inbox, error)
-            return None
-        return claim  # type: ignore[no-any-return]
+        claim: Claim = gate.claim(name, renew=True)
+        ends = time.monotonic() + rules.wait
+        while claim.retry_after is not None and (left := ends - time.monotonic()) > 0.0:
+            claim = gate.claim(name, renew=True, wait=min(left, LOOK))
+        return claim
 
     def _transact(self, key: str) -> Any:
         attempt = 0
@@ -266,14 +275,27 @@ class Once:
                 if not receipt.first:
                     return receipt.replay()
                 result = self._work(transaction)
-                if result is not None:
+                if result is None:
+                    receipt._confirm()
+                else:
                     receipt.complete(result)
                 commits = True
         except BaseException as error:
             if commits and is_committed_perhaps(error):
                 raise CommitUnknown(error) from None
             raise
+        if not self._rules.proven:
+            self._prove(key)
         return receipt.result
+
+    def _prove(self, key: str) -> None:
+        try:
+            with self._begin() as transaction:
+                self._rules.prove(self._inbox.receive(transaction, key, busy="skip").outcome)
+        except ConfigError:
+            raise
+        except Exception:  # noqa: BLE001 -- the work is committed, so its caller hears of no other error
+            return
 
 
 def _settle(claim: Claim | None, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]) -> None:

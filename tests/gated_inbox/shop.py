@@ -221,7 +221,8 @@ async def open_shop(
     events: list[Event] = []
     gate = Dedup(url, namespace=f"t{next(_numbers)}", on_event=events.append, **options.pop("gate", {}))
     async with AsyncExitStack() as stack:
-        begin = await stack.enter_async_context(WAYS[way](place.proxy.folder, place))
+        begin = options.pop("begin", None)
+        begin = begin or await stack.enter_async_context(WAYS[way](place.proxy.folder, place))
         await stack.enter_async_context(gate)
         shop = Shop(place, gate, begin, **options)
         shop.events = events

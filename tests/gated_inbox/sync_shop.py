@@ -31,7 +31,7 @@ class SyncShop:
     def __init__(self, place: Place, gate: Dedup, **options: Any) -> None:
         self.place = place
         self.gate = gate
-        self.begin = begin_of(place)
+        self.begin = options.pop("begin", None) or begin_of(place)
         self.inbox = Inbox(options.pop("name", "shop"), keep=WEEK)
         self.events: list[GateEvent] = []
         self.runs = 0

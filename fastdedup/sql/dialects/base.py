@@ -125,6 +125,10 @@ class Dialect(ABC):
         """Keep a result; return whether the row is there."""
 
     @abstractmethod
+    def is_there(self, row_id: bytes) -> Flow[bool]:
+        """Look whether this transaction sees a row."""
+
+    @abstractmethod
     def purge(self, keep: float, size: int) -> Flow[int | None]:
         """Delete up to `size` rows that are older than `keep` seconds; return how many.
 

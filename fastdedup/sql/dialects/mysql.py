@@ -113,6 +113,11 @@ class MySQL(Dialect):
         )
         return bool(done.count)
 
+    def is_there(self, row_id: bytes) -> Flow[bool]:
+        """See `Dialect`."""
+        found = yield Statement(f"SELECT 1 FROM {self.table} WHERE id = ?", (row_id,))
+        return bool(found.rows)
+
     def purge(self, keep: float, size: int) -> Flow[int | None]:
         """See `Dialect`. The lock is the connection's, so it is given back within the batch.
 

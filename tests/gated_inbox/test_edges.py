@@ -1,0 +1,339 @@
+"""What gate and inbox do at the edges: errors of the work, other inboxes, a gate that is unusual or misused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import asyncpg
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+
+from fastdedup import ConfigError, FailedError, UsageError
+from fastdedup.events import GateBypassed
+from fastdedup.model import State
+from fastdedup.sql import Inbox, RetryTransaction
+from fastdedup.sync.sql import Inbox as SyncInbox
+
+from ..servers import RedisServer
+from .shop import WAYS, WEEK, Place, answer, flush, open_shop
+from .sync_shop import open_sync_shop
+
+Waiter = Callable[..., Awaitable[Any]]
+
+
+# The work fails
+
+
+async def test_an_error_of_the_work_frees_the_gate(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+
+        async def fail(transaction: Any, key: str) -> None:
+            raise LookupError(key)
+
+        shop.act = fail
+        with pytest.raises(LookupError):
+            await shop.handle(key)
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+        shop.act = answer(7)
+        assert await shop.handle(key) == 7
+        assert shop.place.effects(key) == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_work_that_hides_a_failed_statement_is_not_done(
+    way: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """PostgreSQL answers the COMMIT of such a transaction with ROLLBACK, which drivers take for a success."""
+    async with open_shop(mortal_postgres, mortal_redis, way) as shop:
+
+        async def hide(transaction: Any, key: str) -> None:
+            with suppress(Exception):
+                await transaction.execute("SELECT nothing" if way == "asyncpg" else text("SELECT nothing"))
+
+        shop.act = hide
+        with pytest.raises(UsageError, match="a statement before has failed"):
+            await shop.handle(key)
+        assert shop.place.effects(key) == 0
+        shop.act = answer(None)
+        assert await shop.handle(key) is None
+        assert shop.place.effects(key) == 1
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+def test_synchronous_work_that_hides_a_failed_statement_is_not_done(
+    kind: str, request: pytest.FixtureRequest, mortal_redis: RedisServer, key: str
+) -> None:
+    """MariaDB rolls the whole transaction back where two of them wait for each other."""
+    place = request.getfixturevalue(f"mortal_{kind}")
+    with open_sync_shop(place, mortal_redis) as shop:
+
+        def hide(transaction: Any, key: str) -> None:
+            with suppress(Exception):
+                transaction.cursor().execute("SELECT nothing" if kind == "postgres" else "ROLLBACK")
+
+        shop.act = hide
+        with pytest.raises(UsageError, match=r"a statement before has failed|was rolled back"):
+            shop.handle(key)
+        assert place.effects(key) == 0
+        shop.act = lambda transaction, key: None
+        assert shop.handle(key) is None
+        assert place.effects(key) == 1
+
+
+# A `begin` that does not commit
+
+
+async def test_a_begin_that_does_not_commit_is_told(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    engine = create_async_engine(mortal_postgres.database.urls["asyncpg"])
+    async with open_shop(mortal_postgres, mortal_redis, begin=async_sessionmaker(engine)) as shop:
+        with pytest.raises(ConfigError, match="begin= does not commit"):
+            await shop.handle(key)
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+        assert shop.place.effects(key) == 0
+    await engine.dispose()
+
+
+def test_a_synchronous_begin_that_does_not_commit_is_told(
+    mortal_mariadb: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    import pymysql
+
+    def begin() -> Any:
+        return pymysql.connect(**mortal_mariadb.database.pymysql)
+
+    with open_sync_shop(mortal_mariadb, mortal_redis, begin=begin) as shop:
+        with pytest.raises(ConfigError, match="begin= does not commit"):
+            shop.handle(key)
+        assert shop.record(key).state is State.RELEASED  # type: ignore[union-attr]
+        assert mortal_mariadb.effects(key) == 0
+
+
+async def test_what_was_committed_stands_where_the_look_fails(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+        begins = 0
+        begin = shop.begin
+
+        @asynccontextmanager
+        async def once_only() -> AsyncIterator[Any]:
+            nonlocal begins
+            begins += 1
+            if begins == 2:
+                raise ConnectionError("no connection for a look")
+            async with begin() as transaction:
+                yield transaction
+
+        once = shop.inbox.once(key=lambda transaction, key: key, begin=once_only, gate=shop.gate)
+        handle = once(shop._work)
+        assert [await handle(key), await handle(key)] == [None, None]
+        assert (begins, shop.place.effects(key)) == (2, 1)
+        await handle(f"{key}, another")
+        await handle(f"{key}, the third")
+        assert begins == 5  # it looks again at the next first message, and once it has seen the row no more
+
+
+# What the gate cannot keep, or read
+
+
+async def test_a_result_too_large_for_the_gate_comes_from_the_row(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis, gate={"max_result": 100}) as shop:
+        shop.act = answer("x" * 1000)
+        assert [await shop.handle(key) for _ in range(3)] == ["x" * 1000] * 3
+        assert shop.runs == shop.place.effects(key) == 1
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+
+
+def test_a_result_too_large_for_a_synchronous_gate_comes_from_the_row(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    with open_sync_shop(mortal_postgres, mortal_redis, gate={"max_result": 100}) as shop:
+        shop.act = lambda transaction, key: "x" * 1000
+        assert [shop.handle(key) for _ in range(3)] == ["x" * 1000] * 3
+        assert shop.runs == 1
+        assert shop.record(key).state is State.RELEASED  # type: ignore[union-attr]
+
+
+class Unreadable:
+    """A codec that reads nothing: what the gate holds was written by another one."""
+
+    def dumps(self, value: Any) -> bytes:
+        return b"?"
+
+    def loads(self, data: bytes) -> Any:
+        raise ValueError("not mine")
+
+
+async def test_the_row_answers_where_the_gates_result_cannot_be_read(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis, gate={"codec": Unreadable()}) as shop:
+        shop.act = answer(7)
+        assert [await shop.handle(key), await shop.handle(key)] == [7, 7]
+        assert shop.runs == 1
+        assert "loads() of Unreadable" in bypasses(shop.events)[0].reason
+
+
+async def test_a_foreign_value_at_the_gate_holds_no_message_up(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+        await shop.handle(key)
+        with mortal_redis.client() as client:
+            (wire,) = client.keys(f"{shop.gate.settings.namespace}:*")
+            client.set(wire, "another program's", px=60_000)
+        assert await shop.handle(key) is None
+        assert shop.runs == 1
+        assert "did not write" in bypasses(shop.events)[0].reason
+
+
+def test_a_foreign_value_at_a_synchronous_gate_holds_no_message_up(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    with open_sync_shop(mortal_postgres, mortal_redis) as shop:
+        shop.handle(key)
+        with mortal_redis.client() as client:
+            (wire,) = client.keys(f"{shop.gate.settings.namespace}:*")
+            client.set(wire, "another program's", px=60_000)
+        assert shop.handle(key) == key
+        assert shop.runs == 1
+        assert "did not write" in bypasses(shop.events)[0].reason
+
+
+async def test_a_failure_at_the_gate_is_raised(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """`once` records none; somebody who fails a message by hand stops its redelivery so."""
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+        await (await shop.gate.claim(shop.gate_key(key))).fail("by hand")
+        with pytest.raises(FailedError, match="by hand"):
+            await shop.handle(key)
+        assert shop.runs == 0
+
+
+# Which gate, which inbox
+
+
+async def test_two_inboxes_at_one_gate_each_do_their_work(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """Of two names, and of one name in two tables."""
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+        shop.place.sql("CREATE TABLE IF NOT EXISTS other_inbox (LIKE fastdedup_inbox INCLUDING ALL)")
+        inboxes = shop.inbox, Inbox("mail", keep=WEEK), Inbox("shop", keep=WEEK, table="other_inbox")
+        for inbox in inboxes:
+            once = inbox.once(key=lambda transaction, key: key, begin=shop.begin, gate=shop.gate)
+            handle = once(shop._work)
+            await handle(key)
+            await handle(key)
+        assert shop.runs == shop.place.effects(key) == 3
+
+
+async def test_the_longest_key_passes_the_gate(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+        longest = key.ljust(1024, "x")
+        with pytest.raises(asyncpg.StringDataRightTruncationError):  # of the effect's own column
+            await shop.handle(longest)
+        assert (await shop.record(longest)).state is State.RELEASED  # type: ignore[union-attr]
+
+
+async def test_a_scoped_gate_serves_an_inbox(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+        scoped = shop.gate.scoped("orders", lease=5.0)
+        handle = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin, gate=scoped)(shop._work)
+        await handle(key)
+        flush(mortal_redis)
+        await handle(key)
+        assert shop.runs == 1
+        assert (await scoped.get(shop.gate_key(key))).state is State.SUCCEEDED  # type: ignore[union-attr]
+        assert await shop.record(key) is None
+
+
+async def test_a_gate_that_is_not_open_is_told(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+        await shop.gate.aclose()
+        with pytest.raises(UsageError, match="this Dedup is closed"):
+            await shop.handle(key)
+        assert shop.runs == 0
+    with open_sync_shop(mortal_postgres, mortal_redis) as plain:
+        plain.gate.close()
+        with pytest.raises(UsageError, match="this Dedup is closed"):
+            plain.handle(key)
+        assert plain.runs == 0
+
+
+def test_a_gate_of_the_other_kind_is_refused(mortal_postgres: Place, mortal_redis: RedisServer) -> None:
+    with open_sync_shop(mortal_postgres, mortal_redis) as shop:
+        plain: Any = shop.gate
+        with pytest.raises(ConfigError, match=r"must be a fastdedup\.Dedup, got fastdedup\.sync\."):
+            Inbox("shop", keep=WEEK).once(key=str, begin=shop.begin, gate=plain)
+        with pytest.raises(ConfigError, match=r"must be a fastdedup\.sync\.Dedup, got fastdedup\.gateway"):
+            SyncInbox("shop", keep=WEEK).once(key=str, begin=shop.begin, gate=plain._dedup.latest)
+
+
+# Retries
+
+
+@pytest.mark.parametrize("where", ["body", "commit"])
+async def test_a_serialization_failure_runs_the_transaction_again(
+    where: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis, attempts=3) as shop:
+
+        async def refuse(transaction: Any, key: str) -> str:
+            if shop.runs < 3:
+                refusal = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"
+                await transaction.execute(refusal if where == "body" else DEFER_REFUSAL)
+            return key
+
+        shop.act = refuse
+        assert await shop.handle(key) == key
+        assert (shop.runs, shop.place.effects(key)) == (3, 1)
+        assert (await shop.record(key)).result == key  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("where", ["body", "commit"])
+async def test_retries_are_bounded_and_free_the_gate(
+    where: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis, attempts=2) as shop:
+
+        async def refuse(transaction: Any, key: str) -> None:
+            refusal = "DO $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$"
+            await transaction.execute(refusal if where == "body" else DEFER_REFUSAL)
+
+        shop.act = refuse
+        with pytest.raises(RetryTransaction, match="ended 2 transactions"):
+            await shop.handle(key)
+        assert (shop.runs, shop.place.effects(key)) == (2, 0)
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+
+
+DEFER_REFUSAL = """
+    CREATE TEMPORARY TABLE refusals (n int) ON COMMIT DROP;
+    CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+    BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '40001'; END $$;
+    CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON refusals DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse();
+    INSERT INTO refusals VALUES (1)
+"""
+"""Have PostgreSQL end this transaction by 40001 at its COMMIT."""
+
+
+def bypasses(events: list[Any]) -> list[GateBypassed]:
+    return [event for event in events if isinstance(event, GateBypassed)]
