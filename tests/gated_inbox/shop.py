@@ -219,7 +219,8 @@ async def open_shop(
     """Open a consumer. `gate`: arguments of its Dedup; the other options go to `once`."""
     url = redis if isinstance(redis, str) else redis.url
     events: list[Event] = []
-    gate = Dedup(url, namespace=f"t{next(_numbers)}", on_event=events.append, **options.pop("gate", {}))
+    settings = {"namespace": f"t{next(_numbers)}", **options.pop("gate", {})}
+    gate = Dedup(url, on_event=events.append, **settings)
     async with AsyncExitStack() as stack:
         begin = options.pop("begin", None)
         begin = begin or await stack.enter_async_context(WAYS[way](place.proxy.folder, place))

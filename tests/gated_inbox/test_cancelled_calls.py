@@ -1,0 +1,234 @@
+"""A call that is cancelled, at each place where it waits: it ends, and the next delivery does what is left to do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from fastdedup.model import State
+from fastdedup.sql import RetryTransaction
+from fastdedup.sql import once as once_module
+
+from ..servers import RedisServer
+from .shop import LEASE, WAYS, Place, Shop, answer, broken, held, open_shop, redelivered
+
+Waiter = Callable[..., Awaitable[Any]]
+SOON = 5.0
+"""Seconds in which a cancelled call has ended."""
+
+
+@pytest.fixture
+def complaints() -> Iterator[list[Any]]:
+    """What an event loop complains of, such as an exception of a task that nobody has retrieved."""
+    heard: list[Any] = []
+    yield heard
+    assert not heard
+
+
+async def cancelled(task: asyncio.Task[Any]) -> None:
+    """Cancel a task; see that it ends soon, as one that was cancelled."""
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(task, SOON)
+
+
+def listen(complaints: list[Any]) -> None:
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+
+
+async def settles(shop: Shop, key: str, wait_until: Waiter) -> None:
+    """See that the next delivery is answered, and that the work was committed once."""
+    assert await wait_until(lambda: redelivered(shop, key), description="the gate is free") == [key]
+    assert shop.place.effects(key) == 1
+
+
+async def test_at_the_claim(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter, complaints: list[Any]
+) -> None:
+    """Redis may have made the claim: it is taken back, long before its lease ends."""
+    listen(complaints)
+    async with open_shop(mortal_postgres, mortal_redis, gate={"timeout": 5.0}) as shop:
+        shop.act = answer(key)
+        with broken(mortal_redis, "frozen"):
+            task = asyncio.create_task(shop.handle(key))
+            await wait_until(lambda: shop.gate.in_flight, description="the claim is sent")
+            await cancelled(task)
+        assert shop.runs == 0
+        await settles(shop, key, wait_until)
+
+
+async def test_waiting_at_the_gate(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter, complaints: list[Any]
+) -> None:
+    listen(complaints)
+    async with open_shop(mortal_postgres, mortal_redis, wait=30.0) as shop:
+        go_on, shop.act = held()
+        first = asyncio.create_task(shop.handle(key))
+        await wait_until(lambda: shop.runs, description="the first is at work")
+        second = asyncio.create_task(shop.handle(key))
+        await wait_until(
+            lambda: shop.gate._namespace.connection.wakeups._count, description="the second waits"
+        )
+        await cancelled(second)
+        go_on.set()
+        assert await first == key
+        assert (shop.runs, shop.place.effects(key)) == (1, 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_waiting_for_a_twins_row(
+    way: str,
+    mortal_postgres: Place,
+    mortal_redis: RedisServer,
+    key: str,
+    wait_until: Waiter,
+    complaints: list[Any],
+) -> None:
+    listen(complaints)
+    async with open_shop(mortal_postgres, mortal_redis, way) as shop:
+        twin = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin)(shop._work)
+        go_on, shop.act = held()
+        first = asyncio.create_task(twin(key))  # without the gate
+        await wait_until(lambda: shop.runs, description="the first is at work")
+        second = asyncio.create_task(shop.handle(key))
+        await wait_until(shop.place.waiting, description="the second waits for the first's row")
+        await cancelled(second)
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+        go_on.set()
+        assert await first == key
+        assert await shop.handle(key) == key
+        assert (shop.runs, shop.place.effects(key)) == (1, 1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_in_the_work(
+    way: str,
+    mortal_postgres: Place,
+    mortal_redis: RedisServer,
+    key: str,
+    wait_until: Waiter,
+    complaints: list[Any],
+) -> None:
+    listen(complaints)
+    async with open_shop(mortal_postgres, mortal_redis, way) as shop:
+        _, shop.act = held()
+        task = asyncio.create_task(shop.handle(key))
+        await wait_until(lambda: shop.runs, description="it is at work")
+        await cancelled(task)
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+        shop.act = answer(key)
+        await settles(shop, key, wait_until)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_at_the_commit(
+    way: str,
+    mortal_postgres: Place,
+    mortal_redis: RedisServer,
+    key: str,
+    wait_until: Waiter,
+    complaints: list[Any],
+) -> None:
+    """It was committed, and nobody was told: the claim is left alone, and after its lease the row answers."""
+    listen(complaints)
+    async with open_shop(mortal_postgres, mortal_redis, way, gate={"lease": LEASE}) as shop:
+        shop.act = answer(key)
+        go_on = threading.Event()
+        shop.place.proxy.lose(lambda: go_on.wait(SOON))
+        task = asyncio.create_task(shop.handle(key))
+        await wait_until(lambda: shop.place.effects(key), description="it is committed")
+        task.cancel()
+        with suppress(TimeoutError):  # some drivers wait until the connection is gone
+            async with asyncio.timeout(0.1):
+                await asyncio.wait([task])
+        go_on.set()
+        with pytest.raises(
+            (asyncio.CancelledError, DBAPIError)
+        ):  # SQLAlchemy waits for the COMMIT, and tells of it
+            await asyncio.wait_for(task, SOON)
+        assert (await shop.record(key)).state is State.PROCESSING  # type: ignore[union-attr]
+        await settles(shop, key, wait_until)
+        assert shop.runs == 1
+
+
+@pytest.mark.parametrize("settling", ["complete", "release"])
+async def test_while_the_gate_is_told(
+    settling: str,
+    mortal_postgres: Place,
+    mortal_redis: RedisServer,
+    key: str,
+    wait_until: Waiter,
+    complaints: list[Any],
+) -> None:
+    """Telling the gate goes on, and is done once Redis answers."""
+    listen(complaints)
+    async with open_shop(mortal_postgres, mortal_redis, gate={"timeout": 5.0}) as shop:
+
+        async def act(transaction: Any, key: str) -> str:
+            mortal_redis.freeze()
+            if settling == "release":
+                raise LookupError(key)
+            return key
+
+        shop.act = act
+        try:
+            task = asyncio.create_task(shop.handle(key))
+            await wait_until(lambda: shop.runs and shop.gate.in_flight, description="the gate is being told")
+            await cancelled(task)
+        finally:
+            mortal_redis.thaw()
+        wanted = State.SUCCEEDED if settling == "complete" else State.RELEASED
+        await wait_until(lambda: is_in(shop, key, wanted), description=f"the gate has it {wanted}")
+        shop.act = answer(key)
+        await settles(shop, key, wait_until)
+
+
+async def test_between_two_attempts(
+    mortal_postgres: Place,
+    mortal_redis: RedisServer,
+    key: str,
+    wait_until: Waiter,
+    complaints: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    listen(complaints)
+    pauses: list[float] = []
+    monkeypatch.setattr(once_module.OnceRules, "pause", lambda *_: pauses.append(SOON) or 2 * SOON)
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+
+        async def act(transaction: Any, key: str) -> None:
+            raise RetryTransaction("again")
+
+        shop.act = act
+        task = asyncio.create_task(shop.handle(key))
+        await wait_until(lambda: pauses, description="it pauses")
+        await cancelled(task)
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+        shop.act = answer(key)
+        await settles(shop, key, wait_until)
+
+
+async def test_a_gate_that_is_closed_under_the_work(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter, complaints: list[Any]
+) -> None:
+    """The work is committed, and its caller gets the result."""
+    listen(complaints)
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+        go_on, shop.act = held()
+        task = asyncio.create_task(shop.handle(key))
+        await wait_until(lambda: shop.runs, description="it is at work")
+        await shop.gate.aclose()
+        go_on.set()
+        assert await task == key
+        assert shop.place.effects(key) == 1
+
+
+async def is_in(shop: Shop, key: str, state: State) -> bool:
+    record = await shop.record(key)
+    return record is not None and record.state is state
