@@ -54,6 +54,10 @@ class BackgroundDedup:
         """Do what `run` does, awaited in any event loop."""
         return await self._thread.arun(self._opened_first(make), seconds, discard)
 
+    def tell(self, callback: Callable[[], object]) -> None:
+        """Do what `LoopThread.tell` does."""
+        self._thread.tell(callback)
+
     def _opened_first(self, make: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
         if self._is_open:
             return make

@@ -106,6 +106,10 @@ class LoopThread:
                 del work
         return work.result
 
+    def tell(self, callback: Callable[[], object]) -> None:
+        """Call something in the thread soon, and do not wait for that. It must not raise."""
+        self._tell(callback)
+
     def on_end(self, close: Callable[[], Awaitable[None]]) -> None:
         """Close this when the interpreter ends."""
         self._closers.add(close)
@@ -154,7 +158,7 @@ class LoopThread:
             self._told = True  # before telling the loop: it sees a second writer's work as well
             self._tell(self._begin)
 
-    def _tell(self, callback: Callable[[], None]) -> None:
+    def _tell(self, callback: Callable[[], object]) -> None:
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:  # the loop is closed: the caller sees that the thread has ended

@@ -223,9 +223,15 @@ class Once:
             if claim is not None and not claim.acquired:
                 return claim.replay()
         except UNHEARD as unheard:
-            bypassed(self._rules.gate._dedup.latest, self._rules.inbox, unheard)
+            self._bypass(unheard)
             claim = None
         return self._decide(key, claim)
+
+    def _bypass(self, error: DedupError) -> None:
+        """Tell of it in the gate's thread, where all its events are told."""
+        with suppress(UsageError):  # the gate is closed by now
+            background, dedup = self._rules.gate._dedup.get()
+            background.tell(functools.partial(bypassed, dedup, self._rules.inbox, error))
 
     def _decide(self, key: str, claim: Claim | None) -> Any:
         try:

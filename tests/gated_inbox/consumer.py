@@ -22,7 +22,7 @@ from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 
-from .shop import LEASE, WEEK
+from .times import LEASE, WEEK
 
 POINTS = ("claimed", "working", "committed")
 FOREVER = 60.0

@@ -25,10 +25,8 @@ from fastdedup.sql.rules import TABLE
 from ..databases import MariaServer, PostgresServer
 from ..servers import RedisServer
 from .commits import CommitProxy, commit_proxy
+from .times import WEEK
 
-WEEK = 7 * 86_400.0
-LEASE = 0.4
-"""Seconds, where a test waits for the end of a lease."""
 _numbers = itertools.count(1)
 
 

@@ -16,7 +16,8 @@ from fastdedup.sql import RetryTransaction
 from fastdedup.sql import once as once_module
 
 from ..servers import RedisServer
-from .shop import LEASE, WAYS, Place, Shop, answer, broken, held, open_shop, redelivered
+from .shop import WAYS, Place, Shop, answer, broken, held, open_shop, redelivered
+from .times import LEASE
 
 Waiter = Callable[..., Awaitable[Any]]
 SOON = 5.0

@@ -16,7 +16,8 @@ from fastdedup.model import State
 from fastdedup.sql import once
 
 from ..servers import RedisServer
-from .shop import LEASE, WAYS, Place, Shop, answer, broken, flush, held, open_shop, redelivered
+from .shop import WAYS, Place, Shop, answer, broken, flush, held, open_shop, redelivered
+from .times import LEASE
 
 LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 """What asyncpg raises where the connection is lost."""

@@ -11,7 +11,8 @@ import pytest
 
 from ..servers import RedisServer
 from .consumer import POINTS
-from .shop import LEASE, Place, new_key, open_shop, redelivered
+from .shop import Place, new_key, open_shop, redelivered
+from .times import LEASE
 
 Waiter = Callable[..., Awaitable[Any]]
 KILLS = 10

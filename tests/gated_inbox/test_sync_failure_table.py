@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from threading import current_thread
 from typing import Any
 
 import psycopg
@@ -14,13 +15,13 @@ import pymysql
 import pytest
 
 from fastdedup import InProgressError
-from fastdedup.events import GateBypassed
 from fastdedup.model import State
 from fastdedup.sync import sql as sync_sql
 
 from ..servers import RedisServer
-from .shop import LEASE, Place, broken, flush
-from .sync_shop import Call, held, open_sync_shop
+from .shop import Place, broken, flush
+from .sync_shop import Call, bypasses, held, open_sync_shop
+from .times import LEASE
 
 LOST = (psycopg.OperationalError, pymysql.OperationalError, pymysql.InterfaceError)
 Waiter = Callable[..., Awaitable[Any]]
@@ -44,7 +45,24 @@ def test_without_redis_the_inbox_decides_at_once(
             assert [shop.handle(key), shop.handle(key)] == [{"invoice": 7}] * 2
             assert time.monotonic() - began < PROMPT
         assert shop.runs == place.effects(key) == 1
-        assert [event.inbox for event in shop.events if isinstance(event, GateBypassed)] == ["shop", "shop"]
+        assert [event.inbox for event in bypasses(shop)] == ["shop", "shop"]
+
+
+def test_the_event_of_a_bypass_comes_from_the_gates_thread(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    """As all its events do: a callback is never called by two threads at once."""
+    threads: set[str] = set()
+
+    def hear(event: object) -> None:
+        threads.add(f"{type(event).__name__} in {current_thread().name}")
+
+    with open_sync_shop(mortal_postgres, mortal_redis, gate={"on_event": hear}) as shop:
+        with broken(mortal_redis, "killed"):
+            shop.handle(key)
+        bypasses(shop)
+    assert "GateBypassed in fastdedup-sync" in threads
+    assert not {each for each in threads if not each.endswith(" in fastdedup-sync")}
 
 
 async def test_a_waiter_at_the_gate_goes_on_without_redis(
