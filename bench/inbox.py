@@ -373,6 +373,8 @@ async def _storm(stack: AsyncExitStack, run: Run) -> Pair:
         database.box.once(key=lambda connection, message: message, begin=begin, gate=each, wait=60.0)(work)
         for each in (None, gate)
     ]
+    for way in ways:
+        await way(secrets.token_hex(8))  # the first message is looked up in a second transaction
 
     async def turn(handle: Callable[[str], Awaitable[str]]) -> Figures:
         nonlocal begun

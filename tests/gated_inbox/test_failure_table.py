@@ -22,6 +22,7 @@ from .times import LEASE
 LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 """What asyncpg raises where the connection is lost."""
 Waiter = Callable[..., Awaitable[Any]]
+BRIEF = {"timeout": 0.1}
 PROMPT = 2.0
 """Seconds: far below the 30 that these tests would wait at the gate."""
 
@@ -33,7 +34,7 @@ PROMPT = 2.0
 async def test_without_redis_the_inbox_decides_at_once(
     how: str, mortal_postgres: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    async with open_shop(mortal_postgres, mortal_redis, wait=30.0) as shop:
+    async with open_shop(mortal_postgres, mortal_redis, wait=30.0, gate=BRIEF) as shop:
         shop.act = answer({"invoice": 7})
         with broken(mortal_redis, how):
             began = time.monotonic()

@@ -25,6 +25,7 @@ from .times import LEASE
 
 LOST = (psycopg.OperationalError, pymysql.OperationalError, pymysql.InterfaceError)
 Waiter = Callable[..., Awaitable[Any]]
+BRIEF = {"timeout": 0.1}
 PROMPT = 2.0
 
 
@@ -38,7 +39,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 def test_without_redis_the_inbox_decides_at_once(
     how: str, place: Place, mortal_redis: RedisServer, key: str
 ) -> None:
-    with open_sync_shop(place, mortal_redis, wait=30.0) as shop:
+    with open_sync_shop(place, mortal_redis, wait=30.0, gate=BRIEF) as shop:
         shop.act = lambda transaction, key: {"invoice": 7}
         with broken(mortal_redis, how):
             began = time.monotonic()
