@@ -99,6 +99,6 @@ class Receipt(AnyReceipt):
         self._keep(await run(driver, flow, rules.table_name))
 
     async def _confirm(self) -> None:
-        """Look whether the row is still there: see `InboxRules.confirm`."""
+        """Look whether the row can be committed: see `InboxRules.confirm`."""
         rules, driver = self._rules, self._driver
         await run(driver, rules.confirm(driver.dialect, rules.id_of(self.key)), rules.table_name)

@@ -174,7 +174,7 @@ class InboxRules(TableRules):
         return payload
 
     def confirm(self, dialect: str, row_id: bytes) -> Flow[None]:
-        """Look whether the row of a key that was received as first is still there.
+        """Look whether the row of a key that was received as first can be committed.
 
         Raises:
             UsageError: its transaction, or its savepoint, was rolled back; or a statement has failed in it.

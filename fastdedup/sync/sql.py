@@ -63,7 +63,7 @@ class Receipt(AnyReceipt):
         self._keep(run_now(driver, flow, rules.table_name))
 
     def _confirm(self) -> None:
-        """Look whether the row is still there: see `InboxRules.confirm`."""
+        """Look whether the row can be committed: see `InboxRules.confirm`."""
         rules, driver = self._rules, self._driver
         run_now(driver, rules.confirm(driver.dialect, rules.id_of(self.key)), rules.table_name)
 

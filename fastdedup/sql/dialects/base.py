@@ -126,7 +126,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def is_there(self, row_id: bytes) -> Flow[bool]:
-        """Look whether this transaction sees a row."""
+        """Look whether a row that this transaction has inserted can still be committed with it.
+
+        Where a statement has failed in the transaction, and the database has ended it for that, the look fails.
+        """
 
     @abstractmethod
     def purge(self, keep: float, size: int) -> Flow[int | None]:

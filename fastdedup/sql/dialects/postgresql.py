@@ -105,9 +105,9 @@ class PostgreSQL(Dialect):
         return bool(done.rows)
 
     def is_there(self, row_id: bytes) -> Flow[bool]:
-        """See `Dialect`."""
-        found = yield Statement(f"SELECT 1 FROM {self.table} WHERE id = ?", (UUID(bytes=row_id),))
-        return bool(found.rows)
+        """See `Dialect`. Any statement tells; this one is cheap, as asyncpg sends it without preparing it."""
+        yield Statement("VALUES (1)")
+        return True
 
     def purge(self, keep: float, size: int) -> Flow[int | None]:
         """See `Dialect`. By `ctid`, which needs no second look into the index of the ids.
