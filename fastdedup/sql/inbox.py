@@ -133,7 +133,8 @@ class Inbox:
         database ends for another one's sake is run again, after a pause.
 
         Args:
-            key: returns the key; called as the function is, with None in the transaction's place.
+            key: returns the key; called as the function is, with None in the transaction's place. A method gets the
+                transaction behind `self`.
             begin: begins a transaction, as `Session.begin` does.
             gate: a `Dedup` that answers duplicates before they reach the database. Where it does not answer, the
                 inbox decides alone, and the event `GateBypassed` tells of it.

@@ -146,11 +146,15 @@ def once(
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function!r} is not async: use once() of fastdedup.sync.sql.Inbox")
 
+        before = arguments_before(function)
+
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> T:
-            result: T = await Once(
-                receive, rules, begin, functools.partial(_call, function, args, kwargs)
-            ).run(rules.key(None, *args, **kwargs))
+            def work(transaction: Any) -> Coroutine[Any, Any, T]:
+                return function(*args[:before], transaction, *args[before:], **kwargs)
+
+            key = rules.key(*args[:before], None, *args[before:], **kwargs)
+            result: T = await Once(receive, rules, begin, work).run(key)
             return result
 
         return wrapper
@@ -158,8 +162,9 @@ def once(
     return decorate
 
 
-def _call(function: Callable[..., T], args: Any, kwargs: Any, transaction: Any) -> T:
-    return function(transaction, *args, **kwargs)
+def arguments_before(function: Callable[..., Any]) -> int:
+    """Return how many arguments stand before the transaction: a method's `self`, or none."""
+    return 1 if next(iter(inspect.signature(function).parameters), "") == "self" else 0
 
 
 class Once:

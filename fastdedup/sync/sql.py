@@ -33,6 +33,7 @@ from ..sql.once import (
     UNHEARD,
     CommitUnknown,
     OnceRules,
+    arguments_before,
     bypassed,
     free,
     is_committed_perhaps,
@@ -141,12 +142,15 @@ class Inbox:
             if inspect.iscoroutinefunction(function):
                 raise ConfigError(f"{function!r} is async: use once() of fastdedup.sql.Inbox")
 
+            before = arguments_before(function)
+
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> T:
                 def work(transaction: Any) -> T:
-                    return function(transaction, *args, **kwargs)
+                    return function(*args[:before], transaction, *args[before:], **kwargs)
 
-                result: T = Once(self, rules, beginning, work).run(rules.key(None, *args, **kwargs))
+                key = rules.key(*args[:before], None, *args[before:], **kwargs)
+                result: T = Once(self, rules, beginning, work).run(key)
                 return result
 
             return wrapper

@@ -78,6 +78,26 @@ async def test_the_work_is_done_once_and_its_result_replayed(of: Of, key: str, n
 
 
 @pytest.mark.parametrize("name", BOTH)
+async def test_a_method_gets_the_transaction_behind_self(of: Of, key: str, name: str) -> None:
+    async with of(name)() as party:
+        begin: Any = party.begin_now if isinstance(party, SyncParty) else party.begin
+        once = party.inbox(begin=begin).once(lambda self, transaction, key: self.prefix + key)
+
+        class Consumer:
+            prefix = "p:"
+
+            async def later(self, transaction: Any, key: str) -> list[Any]:
+                return self.now(transaction, key)
+
+            def now(self, transaction: Any, key: str) -> list[Any]:
+                return [self.prefix, transaction is party.raw, key]
+
+        pay = once(Consumer.now if isinstance(party, SyncParty) else Consumer.later)
+        for _ in range(2):
+            assert await party.call(pay, Consumer(), key) == ["p:", True, key]
+
+
+@pytest.mark.parametrize("name", BOTH)
 async def test_an_error_of_the_function_rolls_back(of: Of, key: str, name: str) -> None:
     async with of(name)() as party:
         handler = Handler(party, then=lambda run: 1 / (run - 1))
