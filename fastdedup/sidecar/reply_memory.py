@@ -20,8 +20,6 @@ from .limits import LimitError
 
 LARGE: Final = 4096
 """The bytes from which a reply is large: only large replies are counted before they are built."""
-STEP: Final = 65_536
-"""The bytes that an HTTP connection writes before it calls `ReplyMemory.grew`."""
 _PATIENCE = 1.0
 """Seconds without a read after which a client loses its connection to another client's reply."""
 

@@ -15,8 +15,8 @@ from ...model import Outcome
 from ...protocol.operations import ClaimOp, Verdict
 from ...tasks import wait_then_stop
 from ...web.problems import ProblemType
-from ..counters import Counters
 from ..namespaces import Namespaces
+from ..reply_memory import LARGE
 from ..verbs import Asked
 from . import problems
 from .gate import PATH
@@ -48,6 +48,7 @@ class HttpApp:
     def __init__(self, namespaces: Namespaces, routes: Sequence[HttpRoute] = ROUTES) -> None:
         limits = namespaces.limits
         self._namespaces = namespaces
+        self.counters = namespaces.counters
         self._most = limits.frame
         self._routes: dict[str, dict[str, tuple[HttpRoute, Callable[[bytes], Any] | None]]] = {}
         for route in routes:
@@ -71,11 +72,21 @@ class HttpApp:
         except Gone:
             return
         await connection.drain()
+        self.hand(connection, answer, bodiless=request.method == "HEAD")
+
+    def hand(self, connection: HttpProtocol, answer: HttpAnswer, *, bodiless: bool = False) -> None:
+        """Give a connection the answer to its request, or a refusal where a large result has no room in memory."""
         headers, body = _text(answer)
+        # A request whose answer has a large result has changed nothing, so it may be refused.
+        if (
+            len(body) > LARGE
+            and type(answer.facts) is dict
+            and not self._namespaces.memory.has_room(len(body))
+        ):
+            answer = problem(self._namespaces.memory.full(), self._namespaces.counters)
+            headers, body = _text(answer)
         head = _head(answer.status, headers)
-        connection.respond(
-            head, b"" if request.method == "HEAD" else body, answer.held, close=CLOSE in headers
-        )
+        connection.respond(head, b"" if bodiless else body, answer.held, close=CLOSE in headers)
 
     async def _answer(self, request: HttpRequest, client: HttpClient) -> HttpAnswer:
         try:
@@ -129,30 +140,31 @@ class HttpApp:
             namespaces = self._namespaces
             dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
             op = claim_op(dedup, ask)
-            Quick(dedup, op, connection, namespaces.counters, since, self._acquired).begin()
+            Quick(dedup, op, connection, self, since, self._acquired).begin()
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
-            _hand(connection, problem(fault, self._namespaces.counters))
+            self.hand(connection, problem(fault, self._namespaces.counters))
         return True
 
 
 class Quick(Asked):
     """A claim without a task, which is answered as soon as its verdict comes."""
 
-    __slots__ = ("_acquired", "_connection", "_counters", "_since")
+    __slots__ = ("_acquired", "_app", "_connection", "_counters", "_since")
 
     def __init__(
         self,
         dedup: Dedup,
         op: ClaimOp,
         connection: HttpProtocol,
-        counters: Counters,
+        app: HttpApp,
         since: float,
         acquired: AcquiredText,
     ) -> None:
         super().__init__(dedup, op)
         self._acquired = acquired
+        self._app = app
         self._connection = connection
-        self._counters = counters
+        self._counters = app.counters
         self._since = since
 
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
@@ -162,21 +174,16 @@ class Quick(Asked):
             head, body = self._acquired.text(verdict, op.owner)
             self._connection.respond(head, body, ((dedup, op.wire, op.owner),))
         else:
-            _hand(self._connection, told(dedup, op, verdict))
+            self._app.hand(self._connection, told(dedup, op, verdict))
 
     def failed(self, fault: Exception) -> None:
         """Answer with the problem."""
         count_failure(self._counters, self._dedup, fault, self._since)
-        _hand(self._connection, problem(fault, self._counters))
+        self._app.hand(self._connection, problem(fault, self._counters))
 
     def done(self) -> bool:
         """True once nobody waits, also where the client hung up; the engine then releases the claim."""
         return self._op is None or self._connection.gone
-
-
-def _hand(connection: HttpProtocol, answer: HttpAnswer) -> None:
-    headers, body = _text(answer)
-    connection.respond(_head(answer.status, headers), body, answer.held, close=CLOSE in headers)
 
 
 def _head(status: int, headers: Headers) -> bytes:

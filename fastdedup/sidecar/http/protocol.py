@@ -22,7 +22,7 @@ import orjson
 from ...events import log
 from ...web.problems import ProblemType
 from ..limits import Limits
-from ..reply_memory import STEP, ReplyMemory
+from ..reply_memory import ReplyMemory
 from . import problems
 from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest
 from .verbs import Held
@@ -74,14 +74,15 @@ class HttpProtocol(asyncio.Protocol):
         self.parser: Any = httptools.HttpRequestParser(self)
         # Requests behind one that asks to close are parsed, and never answered: they are no fault of the first one.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        # Mutable, of the connection: its transport and flow; has the client hung up; since when it has not read, or
-        # 0.0; the bytes of answers since `memory` was told; callbacks for its end; the claims that the answer on its
-        # way gives.
+        # Mutable, of the connection: its transport and flow; has the client hung up; since when the transport keeps
+        # bytes that the client has not read, or 0.0; the bytes that were written since then, and the most of them in
+        # one write; callbacks for its end; the claims that the answer on its way gives.
         self.transport: asyncio.Transport
         self.flow: Flow
         self.gone = False
         self.stalled_at = 0.0
-        self._written = 0
+        self._kept_unread = 0
+        self._largest = 0
         self.on_gone: list[Callable[[], None]] = []
         self.handing_over: Sequence[Held] = ()
         # Mutable, of the request that arrives: itself; is it whole; the bytes that the parser may hold; is it too
@@ -109,7 +110,7 @@ class HttpProtocol(asyncio.Protocol):
         """Begin (asyncio calls this)."""
         # uvloop's transports do not inherit from asyncio's.
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=self._limits.unread)
+        self.transport.set_write_buffer_limits(high=0)  # so `stalled_at` tells whether it keeps any bytes
         self._state.connections.add(self)
         self.flow = Flow(self.transport)
         self._used = self.loop.time()
@@ -185,16 +186,17 @@ class HttpProtocol(asyncio.Protocol):
         self._slow = self.loop.call_later(self._limits.request_timeout, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on, as the client reads again (asyncio calls this)."""
+        """Go on, as the client has read all answers (asyncio calls this)."""
         self._read_again()
+        self._kept_unread = self._largest = 0
         self.stalled_at = 0.0
         self.flow.resume_writing()
 
     # The memory's calls
 
     def unread(self) -> int:
-        """Return the bytes of answers that were written, and that the client has not read."""
-        return self.transport.get_write_buffer_size()
+        """Return the bytes that the transport keeps: an answer is kept whole until its last byte is sent."""
+        return min(self._kept_unread, self.transport.get_write_buffer_size() + self._largest)
 
     def cut(self) -> None:
         """Close at once."""
@@ -355,15 +357,19 @@ class HttpProtocol(asyncio.Protocol):
         request = cast(HttpRequest, self._running)
         end = _END if request.keep_alive and not close else _CLOSE
         request.answered = True
-        self._written += len(body)
-        if self._written > STEP:
-            self._memory.grew(self._written)
-            self._written = 0
-        self.transport.write(b"".join((head, _date(self._state.default_headers), end, body)))
+        self._send(b"".join((head, _date(self._state.default_headers), end, body)))
         request.tell()
         if end is _CLOSE:
             self.transport.close()
         self._next()
+
+    def _send(self, data: bytes) -> None:
+        self.transport.write(data)
+        if self.stalled_at:
+            size = len(data)
+            self._kept_unread += size
+            self._largest = max(self._largest, size)
+            self._memory.grew(size)
 
     def _take_back(self) -> None:
         for dedup, wire, owner in self.handing_over:
