@@ -103,8 +103,6 @@ class BatchRequest:
         """Return the answers, in the order of the requests."""
         try:
             self._places = [self._begin(ask) for ask in self._asks]
-            self._pending = len(self._places)
-            self._access.pending += self._pending
             if self._slow:
                 await asyncio.gather(*[self._one(ask, place) for ask, place in self._slow])
             if self.left:
@@ -180,6 +178,8 @@ class BatchRequest:
         try:
             if self._has_rules:
                 self._access.admit("claim" if type(ask) is str else ask.op)
+                self._pending += 1
+                self._access.pending += 1
             if type(ask) is str:  # the key of a claim without options, see `read`
                 dedup = self._namespaces.root
                 namespace = dedup._namespace
