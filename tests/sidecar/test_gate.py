@@ -337,3 +337,14 @@ def test_the_gates_answers_are_counted(serve: Serve) -> None:
         for name in ("acquired", "in_progress", "key-missing")
     }
     assert counted == {"acquired": 1, "in_progress": 1, "key-missing": 1}
+
+
+def test_the_body_says_when_to_ask_again_in_seconds(http: httpx.Client) -> None:
+    """It has the name and the unit of the other answers; 403 once had a `retry_after_ms` that was always null."""
+    http.get(f"{GATE}?{BY}&lease=5000", headers=ANN)
+    stopped = http.get(f"{GATE}?{BY}", headers=ANN).json()
+    assert 0 < stopped["retry_after"] <= 5
+    passed_before = http.get(f"{GATE}?{BY}&once=5000&deny=own", headers=ANN).json()
+    assert passed_before["outcome"] == "succeeded"
+    assert passed_before["retry_after"] is None
+    assert not any("retry_after_ms" in answer for answer in (stopped, passed_before))

@@ -133,7 +133,7 @@ def _judged(
         return _passed(facts | {"key": wanted.key, "namespace": name}, answer.held)
     if outcome == "in_progress" and ask.once is not None:  # nobody settles these: the first one has passed
         facts = problems.PASSED_BEFORE.facts(**_claim_facts(facts) | {"outcome": "succeeded"})
-        return _stopped(ask, problems.PASSED_BEFORE.status, "succeeded", facts | {"retry_after_ms": None})
+        return _stopped(ask, problems.PASSED_BEFORE.status, "succeeded", facts | {"retry_after": None})
     if outcome in ("succeeded", "failed"):
         facts = problems.PASSED_BEFORE.facts(**facts)
         return _stopped(ask, problems.PASSED_BEFORE.status, outcome, facts)
@@ -226,7 +226,7 @@ def _stopped(
 ) -> HttpAnswer:
     """Return the answer for a request that may not go on; a fault of the store has its own status in any case."""
     if ask.deny == "403" and status < 500:
-        known = {name: facts.get(name) for name in ("result", "error", "retry_after_ms")}
+        known = {name: facts.get(name) for name in ("result", "error", "retry_after")}
         detail = facts.get("detail", facts["title"])
         answer = HttpAnswer(403, problems.STOPPED.facts(detail, outcome=outcome, **known), retry_ms)
     else:

@@ -233,7 +233,7 @@ class GateAnswer(AnswerModel):
     lease: int | None = Field(None, description="Milliseconds.")
     result: None = None
     error: None = None
-    retry_after_ms: None = None
+    retry_after: None = None
     degraded: bool | None = None
 
 
