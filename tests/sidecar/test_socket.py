@@ -126,7 +126,7 @@ def test_a_second_sidecar_is_told_and_the_first_serves_on() -> None:
             check=False,
         )
         assert done.returncode == 1
-        assert "already: stop it, or choose another --socket" in done.stderr
+        assert "already: replace it by --take-over, stop it, or choose another --socket" in done.stderr
         with sidecar.client() as ask:
             assert ask.ping()
 

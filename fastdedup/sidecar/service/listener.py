@@ -249,4 +249,6 @@ def _held(file: Path) -> ConfigError:
 
 
 def _taken(path: Path) -> ConfigError:
-    return ConfigError(f"a sidecar serves {path} already: stop it, or choose another --socket")
+    return ConfigError(
+        f"a sidecar serves {path} already: replace it by --take-over, stop it, or choose another --socket"
+    )
