@@ -239,9 +239,10 @@ class Rule:
                 "the function given as fingerprint= returned None; return a value to digest, such as request.body"
             )
         mark = fingerprint(value)
-        if self.fingerprint is request_fingerprint or "{" not in self.path:
+        if self.fingerprint is request_fingerprint:
             return mark
-        # A route has one record for each key: only the fingerprint tells which path the key was sent to.
+        # A route has one record for each key: only the fingerprint tells which path the key was sent to. Mounts and
+        # Django's patterns give one route many paths without a name in braces.
         path = bare_path(request.path).encode("utf-8", "surrogatepass")
         return Fingerprint(blake2b(mark + path, digest_size=16, person=b"path").digest())
 
