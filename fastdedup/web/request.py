@@ -91,16 +91,21 @@ def by_header(name: str) -> Callable[[Request], str | None]:
     """Tell callers apart by a header such as X-Api-Key; its digest is kept, as it may be a secret.
 
     Take a header that a retry has as well: after an access token was refreshed, the retry would be another caller's,
-    and run again. A request with a key but without this header is answered 400, `principal-required`.
+    and run again. A request with a key but without this header, or with two of it, is answered 400,
+    `principal-required`: of two, the application might take the other one.
     """
     if not isinstance(name, str) or not name.isascii() or not name:
         raise ConfigError(f"by_header() takes the name of a header, got {name!r}")
     if "_" in name:  # servers drop such headers, or confuse them with those with hyphens
         raise ConfigError(f"by_header() takes a header's name as it is sent, with hyphens, got {name!r}")
 
+    wanted = name.lower().encode()
+
     def principal(request: Request) -> str | None:
-        value = request.header(name)
-        return blake2b(value.encode(), digest_size=16).hexdigest() if value else None
+        values = [value.decode("latin-1") for each, value in request.headers if each == wanted]
+        if len(values) != 1 or not values[0]:
+            return None
+        return blake2b(values[0].encode(), digest_size=16).hexdigest()
 
     return principal
 
