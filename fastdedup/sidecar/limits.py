@@ -33,6 +33,8 @@ class Limits:
     """Bytes of large results in one answer to a batch, and in the replies of one connection that wait."""
     replies_in_all: int = 64 * 1024 * 1024
     """Bytes of replies of all clients that wait or lie unread; clients that do not read are hung up on."""
+    requests_in_all: int = 64 * 1024 * 1024
+    """Bytes of requests of all clients that have come in part, or wait; clients with the most are hung up on."""
     ephemeral: int = 10_000
     """EPHEMERAL claims that one connection holds; a further one is refused."""
     ephemeral_in_all: int = 100_000

@@ -14,6 +14,7 @@ from .counters import Counters
 from .ephemeral import EphemeralClaims
 from .limits import Limits
 from .reply_memory import ReplyMemory
+from .request_memory import RequestMemory
 
 
 class RawCodec:
@@ -58,7 +59,8 @@ class Namespaces:
         self.root = root
         self.limits = limits or Limits()
         self.counters = counters or Counters()
-        self.memory = ReplyMemory(self.limits.replies_in_all)
+        requests = RequestMemory(self.limits.requests_in_all)
+        self.memory = ReplyMemory(self.limits.replies_in_all, requests)
         self.ephemeral = EphemeralClaims(self.limits)
         self.counters.is_known = self.is_known
         self.access = Access()

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 
 from ..events import log
 from .limits import LimitError
+from .request_memory import RequestMemory
 
 LARGE: Final = 4096
 """The bytes from which a reply is large: only large replies are counted before they are built."""
@@ -47,10 +48,12 @@ class ReplyMemory:
 
     Args:
         most: the bytes that all replies together may take.
+        requests: the memory of the same connections' requests; without it one of the same size.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, requests: RequestMemory | None = None) -> None:
         self._most = most
+        self.requests = RequestMemory(most) if requests is None else requests
         self.connections: Collection[Any] = ()
         """The server's connections, each a `Reader`."""
         # Mutable: the bytes of replies that wait; of replies that lie unread, or more, as it is counted when it grows

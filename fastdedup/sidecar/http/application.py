@@ -230,9 +230,13 @@ class HttpClient:
         request = self._request
         check_headers(request.headers, most)
         body = request.take()
-        while not request.whole and len(body) <= most:
-            await self._connection.wait_for(request)
-            body += request.take()
+        try:
+            while not request.whole and len(body) <= most:
+                self._connection.body_taken = len(body)
+                await self._connection.wait_for(request)
+                body += request.take()
+        finally:
+            self._connection.body_taken = 0
         if len(body) > most:
             raise _too_large(most)
         return body

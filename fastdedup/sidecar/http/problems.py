@@ -127,6 +127,12 @@ BUSY = ProblemType(
     "Too many connections",
     "The sidecar has as many connections as it may have. Close those that you do not use; connect again later.",
 )
+REQUESTS = ProblemType(
+    "too-many-requests",
+    503,
+    "Requests take too much memory",
+    "Too many bytes of requests wait, and most of them are yours. Connect again, and send fewer at once.",
+)
 UNAVAILABLE = web.UNAVAILABLE.worded(
     "The store does not answer",
     "Whether the operation took effect is unknown. Ask again after Retry-After seconds, with the same owner.",

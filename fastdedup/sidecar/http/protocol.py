@@ -23,6 +23,7 @@ from ...events import log
 from ...web.problems import ProblemType
 from ..limits import Limits
 from ..reply_memory import ReplyMemory
+from ..request_memory import PLACE, RequestShare
 from . import problems
 from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest
 from .verbs import Held
@@ -33,6 +34,8 @@ HEAD_BYTES = 32 * 1024
 """The bytes that a request's line and headers may take, and a chunked body's framing."""
 
 _QUICK_URL = QUICK_PATH.encode()
+_PIECE = 16 * 1024
+"""Bytes that are parsed at once: 256 KiB of the shortest requests would take 40 MB."""
 _END = b"\r\n"
 _CLOSE = b"connection: close\r\n\r\n"
 
@@ -85,6 +88,10 @@ class HttpProtocol(asyncio.Protocol):
         self._largest = 0
         self.on_gone: list[Callable[[], None]] = []
         self.handing_over: Sequence[Held] = ()
+        # Mutable: the bytes of the running request's body that the application has taken, and waits for the rest; the
+        # bytes of all requests that have come in part, or wait.
+        self.body_taken = 0
+        self._share = RequestShare(memory.requests, self._shed)
         # Mutable, of the request that arrives: itself; is it whole; the bytes that the parser may hold; is it too
         # large; is data being parsed, and shall a request begin after that.
         self._arriving: HttpRequest
@@ -133,15 +140,38 @@ class HttpProtocol(asyncio.Protocol):
             self._starting = False
             self._begin(cast(HttpRequest, self._running))
         self._bound_the_rest()
+        if self._kept or self.pipeline or self.body_taken or self._share.size:
+            self._weigh()
 
     def _parse(self, data: bytes) -> None:
-        rest: Any = data
-        while rest:
+        if len(data) <= _PIECE:
+            self._parse_piece(data)
+            return
+        view = memoryview(data)
+        for start in range(0, len(data), _PIECE):
+            self._parse_piece(view[start : start + _PIECE])
+            self._weigh()
+
+    def _parse_piece(self, rest: Any) -> None:
+        while rest and self._farewell is None:
             try:
                 self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:  # refused: what follows is HTTP as before
                 rest = memoryview(rest)[upgrade.args[0] :]
+
+    def _weigh(self) -> None:
+        """Count what this client's requests take."""
+        latest = self._latest
+        arriving = 0 if latest is None or latest.answered else len(latest.body)
+        waiting = sum([len(each.body) + 4 * PLACE for each in self.pipeline])
+        self._share.weigh(self._kept + self.body_taken + arriving + waiting)
+
+    def _shed(self) -> None:
+        """Let go of the requests that are not being answered, and close."""
+        self.pipeline.clear()
+        if self._farewell is None:
+            self._end(problems.REQUESTS)
 
     def _bound_the_rest(self) -> None:
         """Limit the size of what the parser holds, and the time that the rest of the request has."""
@@ -168,6 +198,8 @@ class HttpProtocol(asyncio.Protocol):
         self._state.connections.discard(self)
         for forget in self.on_gone:
             forget()
+        self.pipeline.clear()
+        self._share.weigh(0)
         self._idle.cancel()
         self._relax()
         self._read_again()
@@ -305,6 +337,8 @@ class HttpProtocol(asyncio.Protocol):
             self._say(self._farewell)
         else:
             self._used = self.loop.time()
+            if self._share.size:
+                self._weigh()
 
     # The server's call
 

@@ -21,10 +21,14 @@ from ..ephemeral import Holdings
 from ..namespaces import Namespaces
 from ..releases import Holding
 from ..reply_memory import LARGE
+from ..request_memory import PLACE, RequestShare
 from .errors import error_reply
 from .frames import FrameError, Frames, error
 from .large import LargeReplies, LargeReply
 
+_TOO_MUCH = error(
+    "UNAVAILABLE", "1000 requests take too much memory (limits.requests_in_all): send fewer at once"
+)
 _SHUTTING_DOWN = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
 
 
@@ -87,6 +91,8 @@ class RespConnection(asyncio.Protocol):
         self._memory = namespaces.memory
         self.large = LargeReplies(namespaces.memory, limits.replies)
         self._waiting = self.large.waiting
+        # Mutable: the bytes of commands that have come in part, or wait for their replies.
+        self._share = RequestShare(namespaces.memory.requests, self._shed)
         # Mutable: operations under way beyond one for each command (FD.RUN has many); callbacks for the client's end.
         self.extra = 0
         self.on_gone: list[Callable[[], None]] = []
@@ -137,6 +143,8 @@ class RespConnection(asyncio.Protocol):
         if len(self._slots) + self.extra > self._limits.in_flight or self._taken > self._room:
             self._pause_for_slots()
         self._used = True
+        if self._frames.unfinished or self._taken > LARGE or self._share.size:
+            self._weigh()
         if self._frames.unfinished is not self._hurried:
             self._watch()
 
@@ -159,6 +167,7 @@ class RespConnection(asyncio.Protocol):
         for task in self._tasks:
             task.cancel()
         self.large.clear()
+        self._share.weigh(0)
         self._access.pending -= self._pending
         if self._stopping:
             self.holdings.leave()
@@ -341,6 +350,8 @@ class RespConnection(asyncio.Protocol):
             self.count_pending()
         if not slots:
             self._taken = 0
+            if self._share.size:
+                self._weigh()
             if self._draining and not self.gone:
                 self._transport.close()
                 return
@@ -395,6 +406,19 @@ class RespConnection(asyncio.Protocol):
             except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
                 place.reply = error_reply(fault)
         return place.reply is not None
+
+    def _weigh(self) -> None:
+        """Count what this client's commands take."""
+        replies = sum([len(slot.reply) for slot in self._slots if slot.reply is not None])
+        self._share.weigh(self._frames.size + len(self._slots) * PLACE + replies)
+
+    def _shed(self) -> None:
+        """Hang up: at once where replies are due, as an error would be taken for one of them."""
+        self._frames.give_up()
+        if self._slots:
+            self.cut()
+        elif not self.gone:
+            self._hang_up(_TOO_MUCH)
 
     def count_pending(self) -> None:
         """Count this connection's unanswered commands anew, where its socket has a quota of these."""

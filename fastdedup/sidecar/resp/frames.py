@@ -65,6 +65,16 @@ class Frames:
         """True while a command has begun to arrive and has not ended."""
         return self._need > 0 and not self._broken
 
+    @property
+    def size(self) -> int:
+        """The bytes of a command that has not ended."""
+        return len(self._held) + self._passed
+
+    def give_up(self) -> None:
+        """Let go of a command that has not ended; what follows is not read any more."""
+        self._broken, self._need, self._parts, self._passed = True, 1, [], 0
+        self._held.clear()
+
     def feed(self, data: bytes) -> list[list[bytes]]:
         """Return the commands that are whole now; an empty list once it has raised.
 
