@@ -173,7 +173,7 @@ def _canonical(body: bytes) -> bytes:
         RecursionError: it is too deep.
     """
     value = json.loads(
-        body,
+        body.decode(),  # strictly: bytes with a BOM, or in UTF-16, would be taken as well, which no JSON is
         object_pairs_hook=_object,
         parse_int=str.encode,  # bytes are the smallest that _number() is asked for: there may be a million
         parse_float=str.encode,
