@@ -25,7 +25,7 @@ from ..limits import Limits
 from ..reply_memory import ReplyMemory
 from ..request_memory import PLACE, RequestShare
 from . import problems
-from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest
+from .request import HIGH_WATER, STATUS_LINE, Flow, Gone, HttpRequest, dated
 from .verbs import Held
 
 QUICK_PATH = "/v1/claims"
@@ -391,7 +391,7 @@ class HttpProtocol(asyncio.Protocol):
         request = cast(HttpRequest, self._running)
         end = _END if request.keep_alive and not close else _CLOSE
         request.answered = True
-        self._send(b"".join((head, _date(self._state.default_headers), end, body)))
+        self._send(b"".join((head, dated(self._state.default_headers), end, body)))
         request.tell()
         if end is _CLOSE:
             self.transport.close()
@@ -473,17 +473,6 @@ class HttpProtocol(asyncio.Protocol):
         """Abort after some seconds: closing waits until the client has read the rest."""
         self._relax()
         self._timer = self.loop.call_later(self._limits.request_timeout, self.transport.abort)
-
-
-_dated: tuple[Any, bytes] = (None, b"")
-
-
-def _date(headers: list[tuple[bytes, bytes]]) -> bytes:
-    """Return the server's own headers as text. It makes a new list each second, so the latest text is kept."""
-    global _dated
-    if _dated[0] is not headers:
-        _dated = headers, b"".join(b"%b: %b\r\n" % header for header in headers)
-    return _dated[1]
 
 
 def _size(request: HttpRequest) -> int:

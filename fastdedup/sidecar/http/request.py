@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from typing import Any
 from urllib.parse import unquote
 
 import httptools
@@ -144,3 +145,14 @@ class HttpRequest:
         """Return what must be sent before the client sends the body: often nothing."""
         expected, self.expects_continue = self.expects_continue, False
         return _CONTINUE if expected else b""
+
+
+_dated: tuple[Any, bytes] = (None, b"")
+
+
+def dated(headers: list[tuple[bytes, bytes]]) -> bytes:
+    """Return the server's own headers as text. It makes a new list each second, so the latest text is kept."""
+    global _dated
+    if _dated[0] is not headers:
+        _dated = headers, b"".join(b"%b: %b\r\n" % header for header in headers)
+    return _dated[1]

@@ -8,7 +8,6 @@ are built when they are written, see `large.py`.
 from __future__ import annotations
 
 import asyncio
-import select
 from collections import deque
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -24,6 +23,7 @@ from ..reply_memory import LARGE
 from ..request_memory import PLACE, RequestShare
 from .errors import error_reply
 from .frames import FrameError, Frames, error
+from .hangup import hung_up
 from .large import LargeReplies, LargeReply
 
 _TOO_MUCH = error(
@@ -492,13 +492,3 @@ class RespConnection(asyncio.Protocol):
             self._watch()
         else:
             self._transport.abort()
-
-
-def hung_up(transport: asyncio.Transport) -> bool:
-    """Return True where the other side does not read any more either (poll's POLLHUP, on Unix sockets)."""
-    sock = transport.get_extra_info("socket")
-    if sock is None or sock.fileno() < 0:
-        return False
-    look = select.poll()
-    look.register(sock.fileno(), 0)
-    return any(events & select.POLLHUP for _, events in look.poll(0))
