@@ -142,7 +142,7 @@ def test_every_mistake_is_named_at_once_with_its_line_in_order(write: Any) -> No
     assert "did you mean local?" in told["namespaces.sms.on_unavailable.policy"]
     assert "from 0.001 to ten years, got -1" in told["namespaces.sms.lease"]
     assert "number" in told["timeout"]
-    assert "integer" in told["namespaces.mail.max_result"]
+    assert "whole number" in told["namespaces.mail.max_result"]
     assert "many" not in "".join(found), "text may be a secret: it is not shown"
     assert "secret" not in "".join(found)
 
@@ -183,6 +183,12 @@ def test_a_mistake_of_the_environment_or_a_flag_is_called_by_its_name(
         ("lease = true", "must be a number"),
         ("allow_uids = [true]", "must be a number"),
         ("allow_gids = ['no-such-group']", "no such group"),
+        ('lease = "soon"', "must be a number, such as 30.0"),
+        ('[limits]\nconnections = "many"', "must be a whole number, such as 1000"),
+        (
+            '[[sockets]]\npath = "/run/a.sock"\nnamespaces = "a"',
+            'must be a list in brackets, such as ["payments"]',
+        ),
         ("limits = 3", "dictionary"),
         ("namespaces = 3", "dictionary"),
         ('password_file = "/no/such/file"', "password_file: there is no such file"),

@@ -102,13 +102,21 @@ def in_order(lines: Sequence[str]) -> list[str]:
     return sorted(lines, key=line)
 
 
+_WORDS = {
+    "tuple_type": 'must be a list in brackets, such as ["payments"]',
+    "float_parsing": "must be a number, such as 30.0",
+    "int_parsing": "must be a whole number, such as 1000",
+}
+"""What pydantic says in the words of Python, in those of TOML."""
+
+
 def _what(error: ErrorDetails, path: Sequence[str], model: type[BaseModel]) -> str:
     if error["type"] == "extra_forbidden":
         return "unknown key" + _meant(path[-1], _known(model, path[:-1]))
     if error["type"] == "literal_error":
         expected = str(error.get("ctx", {}).get("expected", ""))
         return f"must be {expected}" + _meant(str(error["input"]), re.findall(r"'([^']*)'", expected))
-    message = error["msg"].removeprefix("Value error, ")
+    message = _WORDS.get(error["type"], error["msg"].removeprefix("Value error, "))
     value = error["input"]
     if error["type"] == "value_error" or isinstance(value, bool) or not isinstance(value, int | float):
         return message  # text is not shown, because it may be a password from a wrong variable
