@@ -105,10 +105,31 @@ def _utf8(text: str) -> bytes:
     raise ConfigError(f"fingerprint() needs text that UTF-8 can encode: {reason}")
 
 
+def _dumps(value: Any) -> bytes:
+    option = orjson.OPT_SORT_KEYS | orjson.OPT_UTC_Z
+    try:
+        return orjson.dumps(value, option=option)
+    except TypeError as error:
+        fault = error
+    try:
+        return orjson.dumps(_with_large_numbers(value), option=option)
+    except (TypeError, ValueError, RecursionError):
+        raise fault from None
+
+
+def _with_large_numbers(value: Any) -> Any:
+    """Return a value with its whole numbers beyond 64 bits as JSON, which orjson does not write by itself."""
+    if isinstance(value, dict):
+        return {key: _with_large_numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_large_numbers(item) for item in value]
+    return orjson.Fragment(str(value)) if type(value) is int and abs(value) >= 1 << 63 else value
+
+
 def _canonical(value: Any) -> bytes:
     """Return JSON with sorted keys. orjson turns NaN into null, which would equate two requests: refuse it."""
     try:
-        encoded = orjson.dumps(value, option=orjson.OPT_SORT_KEYS | orjson.OPT_UTC_Z)
+        encoded = _dumps(value)
     except TypeError as error:
         raise ConfigError(
             f"fingerprint() needs bytes, text or a value that JSON can hold: {error}; "
