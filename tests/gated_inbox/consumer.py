@@ -6,6 +6,7 @@ It prints the name of each point that it has reached, and waits there. The messa
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -28,6 +29,11 @@ POINTS = ("claimed", "working", "committed")
 FOREVER = 60.0
 
 
+def tell(key: str) -> None:
+    """Print a line in one write: print() writes the line's end by itself, and other threads may write between."""
+    os.write(sys.stdout.fileno(), f"{key}\n".encode())
+
+
 def key_of(transaction: Any, key: str) -> str:
     return key
 
@@ -37,7 +43,7 @@ async def handle(url: str, namespace: str, connect: Callable[[], Any], prefix: s
 
     async def stop_at(point: str, key: str) -> None:
         if key == f"{prefix}-{point}":
-            print(key, flush=True)
+            tell(key)
             await asyncio.sleep(FOREVER)
 
     @asynccontextmanager
@@ -68,7 +74,7 @@ def handle_in_threads(url: str, namespace: str, connect: Callable[[], Any], pref
 
     def stop_at(point: str, key: str) -> None:
         if key == f"{prefix}-{point}":
-            print(key, flush=True)
+            tell(key)
             time.sleep(FOREVER)
 
     @contextmanager
