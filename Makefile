@@ -1,7 +1,8 @@
 # The two main commands: `make demo` and `make test`. Each sets up everything that it needs; the next run is quick.
 
 PYTHON  ?= python3
-WORKERS ?= $(shell getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+# One more than there are cores: tests wait for servers a tenth of their time.
+WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2) + 1)
 
 BIN   := .venv/bin
 VENV  := .venv/.stamp-venv
@@ -16,10 +17,10 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test test-clients test-servers lint types format bench bench-check compiled chaos clean
+.PHONY: help demo demo-web test test-clients test-compiled test-servers lint types format bench bench-check compiled chaos clean
 
 help: ## show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
 demo: $(CLI) ## run the flash sale and the payments; REDIS_URL=redis://… runs it on a real Redis, ARGS='--buyers 500' passes options
 	@$(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(ARGS)
@@ -30,7 +31,7 @@ demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS=
 # The servers, the browser and the compiler come first: without them the tests cannot pass. pytest comes last: its last line is the
 # verdict. worksteal keeps neighbours together, so each worker starts fewer of the servers that a file shares. With
 # PYTEST_ARGS only some tests run; then the coverage is below the required one.
-test: redis-server chromium nginx postgresql mariadb compiler languages lint types ## lint, type check and test, with at least 95 % branch coverage
+test: redis-server chromium nginx postgresql mariadb compiler languages lint $(DEV) ## lint, type check and test, with at least 95 % branch coverage
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
 	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" \
 	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
@@ -40,6 +41,9 @@ test-clients: $(DEV) redis-server ## test the clients in Node, Go, PHP, Ruby and
 	@.ci/languages.sh php ruby go java
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CLIENT_LANGUAGES="node go php ruby java" \
 	  $(BIN)/pytest tests/sidecar/test_languages.py $(PYTEST_ARGS)
+
+test-compiled: $(DEV) redis-server compiler ## test the compiled package with more tests than make test does
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" COMPILED_TESTS=all $(BIN)/pytest tests/test_compiled.py $(PYTEST_ARGS)
 
 # What depends on the server: its scripts, its Cluster, its Sentinel, its WAIT. Not TLS, which some builds do not have.
 SERVER_TESTS = --ignore tests/contract/test_transports.py --ignore tests/regression/test_another_hosts_certificate.py \
