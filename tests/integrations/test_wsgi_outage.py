@@ -14,9 +14,9 @@ import pytest
 from fastdedup import LocalLRU, UnavailableError
 from fastdedup.integrations import wsgi
 from fastdedup.integrations.wsgi import by_header, claim_of
+from fastdedup.keys import Fingerprint
 from fastdedup.model import BreakerState
 from fastdedup.sync import Claim, Dedup
-from fastdedup.web.request import Request, request_fingerprint
 from fastdedup.web.response import Response, ResponseCodec
 
 from ..servers import RedisServer
@@ -228,11 +228,6 @@ class Thief:
 
     def __init__(self, dedup: Dedup) -> None:
         self._records = dedup.scoped("http", codec=ResponseCodec())
-        self._marks: list[bytes] = []
-
-    def fingerprint(self, request: Request) -> bytes:
-        self._marks.append(request_fingerprint(request))
-        return self._marks[-1]
 
     def take(self, call: Call) -> Claim:
         """Return the claim of the request that is robbed; the other one's response is stored."""
@@ -240,7 +235,9 @@ class Thief:
         assert claim is not None
         assert not claim.lost
         assert self._records.forget(claim.key)
-        other = self._records.claim(claim.key, fingerprint=self._marks[-1])
+        mark = claim.asynchronous._call.fingerprint
+        assert mark is not None
+        other = self._records.claim(claim.key, fingerprint=Fingerprint(mark))
         assert other.acquired
         other.complete(Response(201, [(b"content-type", b"text/plain")], b"another's"))
         return claim
@@ -250,7 +247,7 @@ def robbed(kind: str, url: str, reply: Any, **settings: Any) -> Iterator[Shop]:
     """A shop whose handler loses its lease, and says `reply(claim)`."""
     with Dedup(url, namespace="t", timeout=5.0) as dedup:
         thief = Thief(dedup)
-        settings = {"fingerprint": thief.fingerprint, "principal": by_header("x-api-key"), **settings}
+        settings = {"principal": by_header("x-api-key"), **settings}
         shop = Shop(kind, dedup, **settings)
         shop.handler = lambda call: reply(thief.take(call))
         yield shop
