@@ -8,22 +8,22 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..checks import Seconds, check_count
-from ..codec import Codec
 from ..errors import ConfigError, InProgressError, UsageError
 from ..gateway import Dedup
-from .dialects.base import Figures, TableName
+from .any_inbox import AnyInbox
+from .dialects.base import Figures
 from .drivers import Driver, driver_of
 from .drivers.base import run
 from .once import ATTEMPTS, Begin, OnceRules, once
 from .purge import BATCH, Ticker
 from .receipt import Receipt
-from .rules import MAX_RESULT, TABLE, Busy, InboxRules
+from .rules import Busy
 
 T = TypeVar("T")
 DAY = 86_400.0
 
 
-class Inbox:
+class Inbox(AnyInbox[Begin]):
     """Remembers which messages a consumer has handled, in the database that it works on.
 
     Make it once, at module level; it has no connection of its own. The table is made beforehand: the command
@@ -43,45 +43,6 @@ class Inbox:
         ConfigError: a name could be more than a name; `keep` is no time; or another inbox of this name or this table
             keeps its rows for another time.
     """
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        keep: Seconds,
-        table: str = TABLE,
-        schema: str | None = None,
-        begin: Begin | None = None,
-        codec: Codec | None = None,
-        max_result: int = MAX_RESULT,
-    ) -> None:
-        self._rules = InboxRules(
-            name, keep=keep, table=table, schema=schema, codec=codec, max_result=max_result
-        )
-        self._begin = begin
-
-    def __repr__(self) -> str:
-        return f"<Inbox {self.name!r} in {self.table}>"
-
-    @property
-    def name(self) -> str:
-        """The consumer's name."""
-        return self._rules.name
-
-    @property
-    def table(self) -> TableName:
-        """The table."""
-        return self._rules.table_name
-
-    def id_of(self, key: str) -> bytes:
-        """Return the 16 bytes that stand for a key in the table, for a statement of your own.
-
-        PostgreSQL's column takes them as a UUID: `UUID(bytes=inbox.id_of(key))`.
-
-        Raises:
-            InvalidKeyError: the key cannot be used.
-        """
-        return self._rules.id_of(key)
 
     async def receive(self, transaction: Any, key: str, *, busy: Busy = "wait") -> Receipt:
         """Remember a key in the caller's own transaction; say whether it is the first.
@@ -211,14 +172,6 @@ class Inbox:
                 continue
             await asyncio.sleep(pause)
         return ticker.total
-
-    def _beginning(self, begin: Begin | None) -> Begin:
-        begin = begin or self._begin
-        if begin is None:
-            raise ConfigError(
-                "this needs a transaction of its own: give it, or the inbox, begin=, such as begin=Session.begin"
-            )
-        return begin
 
 
 def async_driver(transaction: Any) -> Driver:

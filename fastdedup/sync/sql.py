@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from ..checks import Seconds, check_count
 from ..claim import Claim as AsyncClaim
-from ..codec import Codec
 from ..errors import (
     ConfigError,
     DedupError,
@@ -22,7 +21,8 @@ from ..errors import (
     RetryTransaction,
     UsageError,
 )
-from ..sql.dialects.base import Figures, TableName
+from ..sql.any_inbox import AnyInbox
+from ..sql.dialects.base import Figures
 from ..sql.drivers import Driver, driver_of
 from ..sql.drivers.base import is_retryable, run_now
 from ..sql.inbox import DAY
@@ -42,7 +42,7 @@ from ..sql.once import (
 )
 from ..sql.purge import BATCH, Ticker
 from ..sql.receipt import AnyReceipt
-from ..sql.rules import MAX_RESULT, TABLE, Busy, InboxRules, TableRules
+from ..sql.rules import Busy, TableRules
 from .claim import Claim
 from .gateway import Dedup
 
@@ -69,41 +69,8 @@ class Receipt(AnyReceipt):
         run_now(driver, rules.confirm(driver.dialect, rules.id_of(self.key)), rules.table_name)
 
 
-class Inbox:
+class Inbox(AnyInbox[Begin]):
     """Remembers which messages a consumer has handled. Arguments and errors as for `fastdedup.sql.Inbox`."""
-
-    def __init__(
-        self,
-        name: str,
-        *,
-        keep: Seconds,
-        table: str = TABLE,
-        schema: str | None = None,
-        begin: Begin | None = None,
-        codec: Codec | None = None,
-        max_result: int = MAX_RESULT,
-    ) -> None:
-        self._rules = InboxRules(
-            name, keep=keep, table=table, schema=schema, codec=codec, max_result=max_result
-        )
-        self._begin = begin
-
-    def __repr__(self) -> str:
-        return f"<Inbox {self.name!r} in {self.table}>"
-
-    @property
-    def name(self) -> str:
-        """The consumer's name."""
-        return self._rules.name
-
-    @property
-    def table(self) -> TableName:
-        """The table."""
-        return self._rules.table_name
-
-    def id_of(self, key: str) -> bytes:
-        """Return the 16 bytes that stand for a key in the table; see `fastdedup.sql.Inbox.id_of`."""
-        return self._rules.id_of(key)
 
     def receive(self, transaction: Any, key: str, *, busy: Busy = "wait") -> Receipt:
         """Remember a key in the caller's own transaction; say whether it is the first.
@@ -178,14 +145,6 @@ class Inbox:
     def stats(self, *, begin: Begin | None = None, stretch: Seconds = DAY) -> Figures:
         """Return the table's figures; see `fastdedup.sql.Inbox.stats`."""
         return figures_of(self._rules, self._beginning(begin), stretch)
-
-    def _beginning(self, begin: Begin | None) -> Begin:
-        begin = begin or self._begin
-        if begin is None:
-            raise ConfigError(
-                "this needs a transaction of its own: give it, or the inbox, begin=, such as begin=Session.begin"
-            )
-        return begin
 
 
 def purge_table(ticker: Ticker, begin: Begin) -> None:

@@ -1,0 +1,65 @@
+"""What inboxes of async and of synchronous code share: their settings, and the ids of their keys."""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from ..checks import Seconds
+from ..codec import Codec
+from ..errors import ConfigError
+from .dialects.base import TableName
+from .rules import MAX_RESULT, TABLE, InboxRules
+
+B = TypeVar("B")
+"""What begins a transaction: of async, or of synchronous code."""
+
+
+class AnyInbox(Generic[B]):
+    """The settings of an inbox. Arguments and errors as for `Inbox`."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        keep: Seconds,
+        table: str = TABLE,
+        schema: str | None = None,
+        begin: B | None = None,
+        codec: Codec | None = None,
+        max_result: int = MAX_RESULT,
+    ) -> None:
+        self._rules = InboxRules(
+            name, keep=keep, table=table, schema=schema, codec=codec, max_result=max_result
+        )
+        self._begin = begin
+
+    def __repr__(self) -> str:
+        return f"<Inbox {self.name!r} in {self.table}>"
+
+    @property
+    def name(self) -> str:
+        """The consumer's name."""
+        return self._rules.name
+
+    @property
+    def table(self) -> TableName:
+        """The table."""
+        return self._rules.table_name
+
+    def id_of(self, key: str) -> bytes:
+        """Return the 16 bytes that stand for a key in the table, for a statement of your own.
+
+        PostgreSQL's column takes them as a UUID: `UUID(bytes=inbox.id_of(key))`.
+
+        Raises:
+            InvalidKeyError: the key cannot be used.
+        """
+        return self._rules.id_of(key)
+
+    def _beginning(self, begin: B | None) -> B:
+        begin = begin or self._begin
+        if begin is None:
+            raise ConfigError(
+                "this needs a transaction of its own: give it, or the inbox, begin=, such as begin=Session.begin"
+            )
+        return begin
