@@ -177,10 +177,8 @@ class Once:
         begin: Begin,
         work: Callable[[Any], Coroutine[Any, Any, Any]],
     ) -> None:
-        self._receive = receive
         self._rules = rules
-        self._begin = begin
-        self._work = work
+        self._transactions = Transactions(receive, rules, begin, work)
 
     async def run(self, key: str) -> Any:
         """Claim at the gate, decide in the transaction, tell the gate."""
@@ -196,16 +194,16 @@ class Once:
     async def _decide(self, key: str, claim: Claim | None) -> Any:
         """Run the transaction, then tell the gate what came of it, where a claim is held there."""
         try:
-            result = await self._transact(key)
+            result = await self._transactions.run(key)
         except CommitUnknown as unknown:
             error = unknown.error
         except BaseException:
             if claim is not None:
-                await _to_its_end(claim, free(claim))
+                await to_its_end(claim, free(claim))
             raise
         else:
             if claim is not None:
-                await _to_its_end(claim, mend(claim, result))
+                await to_its_end(claim, mend(claim, result))
             return result
         if claim is not None:
             claim._unbind()  # not settled: its lease ends, and the next delivery asks the inbox
@@ -228,7 +226,31 @@ class Once:
             claim = await gate.claim(name, renew=True, wait=min(left, LOOK))
         return claim
 
-    async def _transact(self, key: str) -> Any:
+
+class Transactions:
+    """The transactions of one call: run again where the database ends one for another one's sake."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        rules: OnceRules,
+        begin: Begin,
+        work: Callable[[Any], Coroutine[Any, Any, Any]],
+    ) -> None:
+        self._receive = receive
+        self._rules = rules
+        self._begin = begin
+        self._work = work
+
+    async def run(self, key: str) -> Any:
+        """Return the result of the work, or of the work that was first.
+
+        Raises:
+            CommitUnknown: the COMMIT's reply was lost.
+            RetryTransaction: the database has ended as many transactions as one call may have.
+            InProgressError: `busy="skip"` met a twin.
+            any other error, of the work or of the database: the transaction is rolled back.
+        """
         attempt = 0
         while True:
             attempt += 1
@@ -289,6 +311,6 @@ async def free(claim: Claim) -> None:
         claim._unbind()
 
 
-async def _to_its_end(claim: Claim, settling: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(claim: Claim, settling: Coroutine[Any, Any, None]) -> None:
     """Settle, also where the caller is cancelled meanwhile."""
     await asyncio.shield(claim._namespace.connection.keep(settling))
