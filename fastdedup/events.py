@@ -157,6 +157,41 @@ class GateBypassed:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ConsumerPaused:
+    """A consumer of messages waits for a store that does not answer: it holds what it has, and spends no attempt."""
+
+    consumer: str
+    """The consumer's name."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerResumed:
+    """The store answers a paused consumer again. It follows each `ConsumerPaused`."""
+
+    consumer: str
+    """The consumer's name."""
+    lasted: float
+    """How many seconds it was paused."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLettered:
+    """A message lies where dead letters lie: no attempt at it succeeded, or it could not be attempted."""
+
+    consumer: str
+    """The consumer's name."""
+    key: str | None
+    """The message's key; None where it has none."""
+    reason: str
+    """Why, by the names of `fastdedup.messages.Reason`."""
+    attempts: int
+    """How often the handler was begun for it."""
+    error: str
+    """The type of the last error."""
+
+
 Event = (
     Degraded
     | LeaseLost
@@ -171,6 +206,9 @@ Event = (
     | UndoOverflow
     | BatchedBySlot
     | GateBypassed
+    | ConsumerPaused
+    | ConsumerResumed
+    | DeadLettered
 )
 OnEvent = Callable[[Event], None]
 

@@ -28,6 +28,7 @@ FLOORS = (
     ("sidecar.service", "integrations"),
     ("sidecar.http", "sidecar.resp"),
     ("sidecar",),
+    ("messages",),
     ("web", "sync"),
     ("sql",),
     ("sql.drivers",),

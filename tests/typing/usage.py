@@ -36,6 +36,9 @@ from fastdedup.events import (
     BreakerOpened,
     ClockSkew,
     Conflict,
+    ConsumerPaused,
+    ConsumerResumed,
+    DeadLettered,
     Degraded,
     Event,
     GateBypassed,
@@ -75,18 +78,18 @@ class Brave:
 
 def on_event(event: Event) -> None:
     match event:
-        case Degraded() | BreakerOpened() | Unreplayed() | BatchedBySlot():
+        case Degraded() | BreakerOpened() | Unreplayed() | BatchedBySlot() | ConsumerPaused():
             assert_type(event.reason, str)
         case LeaseLost() | Conflict() | Shortfall():
             assert_type(event.key, str)
-        case BreakerClosed():
+        case BreakerClosed() | ConsumerResumed():
             assert_type(event.lasted, float)
         case PrimaryRestarted():
             assert_type(event.store, str)
         case ClockSkew():
             assert_type(event.offset_seconds, float)
         case _:
-            assert_type(event, Replayed | UndoOverflow | GateBypassed)
+            assert_type(event, Replayed | UndoOverflow | GateBypassed | DeadLettered)
 
 
 async def login() -> tuple[None, str]:

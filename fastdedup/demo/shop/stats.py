@@ -17,6 +17,9 @@ from ...events import (
     BreakerOpened,
     ClockSkew,
     Conflict,
+    ConsumerPaused,
+    ConsumerResumed,
+    DeadLettered,
     Degraded,
     Event,
     GateBypassed,
@@ -143,5 +146,5 @@ def _text_of(event: Event) -> str:
             return f"Not put into Redis: {reason}."
         case LeaseLost() | Shortfall() | UndoOverflow() | BatchedBySlot() | ClockSkew() | GateBypassed():
             return type(event).__name__
-        case Degraded():
+        case Degraded() | ConsumerPaused() | ConsumerResumed() | DeadLettered():
             return ""

@@ -1,0 +1,19 @@
+"""What a consumer does with a delivery, for every broker: its key, and what each outcome means for the message.
+
+Main path: `Deliveries.handle` → `MessageRules.key_of` → a claim at the gate → the handler → a `Decision`, which the
+integration carries out. No broker is known here.
+"""
+
+from .decisions import Action, Counts, Decision, Reason
+from .keys import body_digest
+from .rules import DeadLetterError, MessageRules
+
+__all__ = [
+    "Action",
+    "Counts",
+    "DeadLetterError",
+    "Decision",
+    "MessageRules",
+    "Reason",
+    "body_digest",
+]

@@ -1,0 +1,94 @@
+"""`Deliveries`: one consumer's way from a delivery to its decision, whichever the broker.
+
+What happens where something fails, by the place of the failure:
+
+    the gate does not answer       the message is held until it does; with an inbox, that decides alone
+    the database does not answer   the message is held until it does: no attempt is spent, nothing is delivered again
+    the handler                    released, and delivered again; after the last attempt a dead letter, and a failure
+    the COMMIT's reply             the message is held, and the inbox asked again: it tells
+    this process                   the lease ends, and the next delivery is one attempt more
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..errors import ConfigError, ForeignRecordError, InvalidKeyError
+from ..gateway import Dedup
+from ..sql.inbox import Inbox
+from ..sql.once import Begin
+from .decisions import Action, Counts, Decision
+from .delivery import Delivery, Handler, Lay
+from .gated import GatedWay
+from .holding import Pauses
+from .in_inbox import InboxWay
+from .rules import MessageRules
+
+
+class Deliveries:
+    """Decides on the deliveries of one consumer.
+
+    Args:
+        rules: the consumer's settings.
+        dedup: the gate; None where the inbox decides alone.
+        inbox: decides in the handler's own transaction.
+        begin: begins a transaction; by default the inbox's.
+
+    Raises:
+        ConfigError: there is neither gate nor inbox, one is of another kind, or nothing begins a transaction.
+    """
+
+    def __init__(
+        self, rules: MessageRules, dedup: Dedup | None, inbox: Inbox | None = None, begin: Begin | None = None
+    ) -> None:
+        if dedup is not None and not isinstance(dedup, Dedup):
+            raise ConfigError(f"dedup must be a fastdedup.Dedup, got {type(dedup).__name__}")
+        if inbox is not None and not isinstance(inbox, Inbox):
+            raise ConfigError(f"inbox must be a fastdedup.sql.Inbox, got {type(inbox).__name__}")
+        self.rules = rules
+        self.counts = Counts()
+        self._on_event = None if dedup is None else dedup._namespace.connection.on_event
+        self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
+        self._way: GatedWay | InboxWay
+        if inbox is not None:
+            self._way = InboxWay(rules, dedup, inbox, inbox._beginning(begin), self._pauses)
+        elif dedup is not None:
+            self._way = GatedWay(rules, dedup, self._pauses)
+        else:
+            raise ConfigError("a consumer needs a gate, an inbox, or both: dedup= and inbox= are None")
+
+    @property
+    def is_paused(self) -> bool:
+        """True while a message waits for a store that does not answer."""
+        return self._pauses.is_paused
+
+    async def handle(
+        self, message: Any, handler: Handler, lay: Lay, *, failed: int = 0, again: bool = False
+    ) -> Decision:
+        """Do the work of a delivery if it is the first; return what the broker shall be told.
+
+        Args:
+            message: the broker's message, as the rule for its key takes it.
+            handler: called with the message; with an inbox called with the transaction and the message.
+            lay: lays the message where dead letters lie; awaited before a decision DEAD_LETTER is returned.
+            failed: attempts at this message that its own headers tell of.
+            again: somebody has taken it from the dead letters: work on it though it has failed for good.
+
+        Raises:
+            ConfigError, UsageError: the gate or the inbox is set up wrongly, or is not open.
+            any error of `lay`: the message is not settled, so the broker shall deliver it again.
+        """
+        self.counts.delivered += 1
+        delivery = Delivery(
+            self.rules.consumer, "", None, message, handler, lay, failed, again, self._on_event
+        )
+        try:
+            delivery.key = self.rules.key_of(message)
+            delivery.mark = self.rules.mark_of(message)
+            decision = await self._way.decide(delivery)
+        except (InvalidKeyError, ForeignRecordError) as error:
+            decision = self.rules.without_key(error, delivery.key or None)
+        if decision.action is Action.DEAD_LETTER:
+            await delivery.bury(decision)
+        self.counts.count(decision)
+        return decision

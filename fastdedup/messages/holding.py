@@ -1,0 +1,92 @@
+"""Holding a message unacknowledged while a store does not answer: the consumer pauses, and loses nothing."""
+
+from __future__ import annotations
+
+import logging
+import random
+from time import monotonic
+from types import TracebackType
+from typing import Final
+
+import anyio
+
+from ..events import ConsumerPaused, ConsumerResumed, OnEvent, emit
+from .decisions import Counts
+
+_LEAST_PAUSE: Final = 0.2
+_MOST_PAUSE: Final = 0.7
+"""Seconds until a held message asks again: so late at most it finds that the store is back."""
+log = logging.getLogger("fastdedup.messages")
+
+
+class Pauses:
+    """The messages of one consumer that wait for a store. The consumer is paused while there is one."""
+
+    def __init__(self, consumer: str, counts: Counts, on_event: OnEvent | None) -> None:
+        self.counts = counts
+        self._consumer = consumer
+        self.on_event = on_event
+        # Mutable: how many messages wait, and since when there is one.
+        self._waiting = 0
+        self._since = 0.0
+
+    @property
+    def is_paused(self) -> bool:
+        """True while a message waits for a store that does not answer."""
+        return self._waiting > 0
+
+    def add(self, reason: str) -> None:
+        """Count a message that begins to wait."""
+        self._waiting += 1
+        if self._waiting == 1:
+            self._since = monotonic()
+            log.warning("consumer %r is paused: %s", self._consumer, reason)
+            emit(self.on_event, ConsumerPaused(self._consumer, reason))
+
+    def remove(self) -> None:
+        """Count a message that waits no more."""
+        self._waiting -= 1
+        if self._waiting == 0:
+            lasted = monotonic() - self._since
+            log.warning("consumer %r resumes after %.1f s", self._consumer, lasted)
+            emit(self.on_event, ConsumerResumed(self._consumer, lasted))
+
+
+class HeldMessage:
+    """One message's waiting: a context manager, which ends the waiting on every way out."""
+
+    __slots__ = ("_counted", "_pauses", "_waits")
+
+    def __init__(self, pauses: Pauses) -> None:
+        self._pauses = pauses
+        # Mutable: does it wait for a store; is it counted as held.
+        self._waits = False
+        self._counted = False
+
+    def __enter__(self) -> HeldMessage:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def count(self) -> None:
+        """Count the message as held, once."""
+        if not self._counted:
+            self._counted = True
+            self._pauses.counts.held += 1
+
+    async def pause(self, error: BaseException) -> None:
+        """Wait a moment for a store that does not answer."""
+        self.count()
+        if not self._waits:
+            self._waits = True
+            self._pauses.add(f"{type(error).__name__}: {error}")
+        await anyio.sleep(random.uniform(_LEAST_PAUSE, _MOST_PAUSE))
+
+    def end(self) -> None:
+        """The store answers."""
+        if self._waits:
+            self._waits = False
+            self._pauses.remove()

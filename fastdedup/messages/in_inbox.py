@@ -1,0 +1,133 @@
+"""The inbox decides on a delivery, in the handler's own transaction; a gate before it absorbs the storm."""
+
+from __future__ import annotations
+
+from time import monotonic
+from typing import Any, Final
+
+from ..claim import Claim
+from ..errors import ConfigError, InvalidKeyError, UsageError
+from ..gateway import Dedup
+from ..model import Outcome
+from ..sql.inbox import Inbox
+from ..sql.once import (
+    ATTEMPTS,
+    LOOK,
+    UNHEARD,
+    Begin,
+    CommitUnknown,
+    OnceRules,
+    Transactions,
+    bypassed,
+    free,
+    mend,
+    to_its_end,
+)
+from .decisions import Action, Decision, Reason
+from .delivery import Delivery
+from .gated import reopen, settle
+from .holding import HeldMessage, Pauses
+from .rules import MessageRules
+
+_MISTAKES: Final = (ConfigError, UsageError, TypeError, AttributeError, NameError)
+"""Before the work has begun these come from how the consumer was set up: no pause mends them."""
+
+
+class _Exhausted(Exception):
+    """Ends a transaction whose work shall not begin."""
+
+
+class InboxWay:
+    """Does the work in a transaction that the inbox's row belongs to."""
+
+    def __init__(
+        self, rules: MessageRules, dedup: Dedup | None, inbox: Inbox, begin: Begin, pauses: Pauses
+    ) -> None:
+        self._rules = rules
+        self._dedup = dedup
+        self._inbox = inbox
+        self._begin = begin
+        self._pauses = pauses
+        self._once = OnceRules(inbox._rules, rules.key_of, None, 0.0, "wait", ATTEMPTS)
+
+    async def decide(self, delivery: Delivery) -> Decision:
+        """Do the work if this delivery is the first; return what came of it."""
+        try:
+            claim = None if self._dedup is None else await self._claim(self._dedup, delivery)
+        except UNHEARD as unheard:
+            assert self._dedup is not None
+            bypassed(self._dedup, self._inbox._rules, unheard)
+            claim = None
+        if claim is not None and not claim.acquired:
+            return self._rules.of_duplicate(delivery.key, claim)
+        return await self._under(claim, delivery)
+
+    async def _under(self, claim: Claim | None, delivery: Delivery) -> Decision:
+        """Work under a claim, or without one; tell the gate, whatever comes of it."""
+        try:
+            decision = await self._transact(delivery, claim)
+            if decision.action is Action.DEAD_LETTER:
+                await delivery.bury(decision)
+        except BaseException:
+            if claim is not None:
+                await to_its_end(claim, free(claim))
+            raise
+        if claim is not None:
+            done = decision.action is Action.ACK
+            await to_its_end(claim, mend(claim, decision.result) if done else settle(claim, decision))
+        return decision
+
+    async def _claim(self, dedup: Dedup, delivery: Delivery) -> Claim:
+        key = self._inbox._rules.gate_key(delivery.key)
+
+        async def ask(wait: float) -> Claim:
+            claim: Claim = await dedup.claim(key, fingerprint=delivery.mark, renew=True, wait=wait)
+            return claim
+
+        claim = await ask(0.0)
+        if claim.outcome is Outcome.FAILED and delivery.again:
+            await reopen(dedup, key)
+            claim = await ask(0.0)
+        if claim.outcome is Outcome.IN_PROGRESS:
+            self._pauses.counts.held += 1
+        ends = monotonic() + self._rules.wait
+        # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
+        while claim.outcome is Outcome.IN_PROGRESS and (left := ends - monotonic()) > 0.0:
+            claim = await ask(min(left, LOOK))
+        return claim
+
+    async def _transact(self, delivery: Delivery, claim: Claim | None) -> Decision:
+        """Run the transaction. Holds the message while the database does not answer, or a COMMIT's reply was lost."""
+        attempt = max(delivery.failed + 1, 0 if claim is None else claim.attempt)
+        exhausted = self._rules.exhausted(delivery.key, attempt)
+        begun = False
+
+        async def work(transaction: Any) -> Any:
+            nonlocal begun
+            if exhausted is not None:
+                raise _Exhausted
+            begun = True
+            result = await delivery.handler(transaction, delivery.message)
+            return result if self._rules.keep_result else None
+
+        transactions = Transactions(self._inbox.receive, self._once, self._begin, work)
+        with HeldMessage(self._pauses) as hold:
+            while True:
+                begun = False
+                try:
+                    result = await transactions.run(delivery.key)
+                except CommitUnknown as unknown:
+                    error: BaseException = unknown.error
+                except _Exhausted:
+                    assert exhausted is not None
+                    return exhausted
+                except Exception as fault:
+                    if begun:
+                        return self._rules.of_error(delivery.key, attempt, fault)
+                    if isinstance(fault, (*_MISTAKES, InvalidKeyError)):
+                        raise
+                    error = fault
+                else:
+                    reason = Reason.FIRST if begun else Reason.DUPLICATE
+                    return Decision(Action.ACK, reason, delivery.key, attempt, result)
+                await hold.pause(error)

@@ -1,0 +1,131 @@
+"""What each outcome means for a message. No I/O: the table of docs/messages.md, as code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from ..checks import Seconds, check_count, check_seconds
+from ..errors import ConfigError, DedupError, InvalidKeyError, MismatchError
+from ..keys import fingerprint as digest_of
+from ..model import Outcome
+from .decisions import Action, Decision, Reason
+from .keys import KeyRule, check_rule, gate_key, key_of
+
+ATTEMPTS: Final = 5
+"""How often the handler is begun for a message, by default."""
+WAIT: Final = 5.0
+"""Seconds to hold a message while another delivery of it is at work, by default."""
+
+
+class DeadLetterError(Exception):
+    """Raise it in a handler: no further attempt mends this message, so it goes to the dead letters at once."""
+
+
+class ExhaustedError(DedupError):
+    """Every attempt at this message was begun, and none has ended: the consumers that had it died."""
+
+
+class MessageRules:
+    """One consumer's settings, checked once, and what they make of each outcome.
+
+    Args:
+        consumer: its name. Each consumer of a message does its own work, so the name is part of the gate's key.
+        key: a function of the broker's message that returns its key, or None.
+        wait: seconds to hold a message while another delivery of it is at work.
+        attempts: how often the handler is begun for a message, crashes included; then it is dead-lettered.
+        fingerprint: a function of the message; another message with the same key and another fingerprint is
+            dead-lettered.
+        keep_result: keep what the handler returns, for duplicates.
+
+    Raises:
+        ConfigError: a setting is wrong; the message names it.
+    """
+
+    def __init__(
+        self,
+        consumer: str,
+        key: KeyRule,
+        *,
+        wait: Seconds = WAIT,
+        attempts: int = ATTEMPTS,
+        fingerprint: Callable[[Any], Any] | None = None,
+        keep_result: bool = False,
+    ) -> None:
+        if not isinstance(consumer, str) or not consumer:
+            raise ConfigError("a consumer needs a name: one text for all processes that share its work")
+        self.consumer = consumer
+        self.wait = check_seconds(wait, "wait", least=0.0)
+        self.attempts = check_count(attempts, "attempts")
+        self.keep_result = keep_result
+        self._key = check_rule(key)
+        self._fingerprint = None if fingerprint is None else check_rule(fingerprint, "fingerprint")
+
+    def key_of(self, message: Any) -> str:
+        """Return a message's key.
+
+        Raises:
+            NoKeyError: it has none.
+        """
+        return key_of(self._key, message)
+
+    def gate_key(self, key: str) -> str:
+        """Return the key by which the gate knows a message of this consumer."""
+        return gate_key(self.consumer, key)
+
+    def mark_of(self, message: Any) -> Any:
+        """Return the message's fingerprint, or None where messages are not compared.
+
+        Raises:
+            InvalidKeyError: the function that makes it failed.
+        """
+        if self._fingerprint is None:
+            return None
+        try:
+            return digest_of(self._fingerprint(message))
+        except Exception as error:
+            raise InvalidKeyError(f"the rule for its fingerprint failed: {error}") from error
+
+    # What an outcome means
+
+    def without_key(self, error: Exception, key: str | None = None) -> Decision:
+        """Decide on a message that has no key, or one that cannot be used."""
+        return Decision(Action.DEAD_LETTER, Reason.NO_KEY, key, error=error)
+
+    def of_duplicate(self, key: str, claim: Any) -> Decision:
+        """Decide on a message whose key another delivery has, by its claim."""
+        match claim.outcome:
+            case Outcome.SUCCEEDED:
+                return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, claim.result)
+            case Outcome.FAILED:
+                return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt)
+            case Outcome.IN_PROGRESS:
+                return Decision(Action.RETRY, Reason.IN_PROGRESS, key)  # no attempt is spent
+            case _:
+                error = MismatchError(
+                    "another message had the same key: its publisher uses one id for two messages"
+                )
+                return Decision(Action.DEAD_LETTER, Reason.MISMATCH, key, claim.attempt, error=error)
+
+    def exhausted(self, key: str, attempt: int) -> Decision | None:
+        """Decide on a message before the handler is begun: None while an attempt is left."""
+        if attempt <= self.attempts:
+            return None
+        error = ExhaustedError(
+            f"{self.attempts} attempts were begun, and none has ended: the consumers that had it died"
+        )
+        return Decision(Action.DEAD_LETTER, Reason.EXHAUSTED, key, attempt - 1, error=error)
+
+    def of_success(self, key: str, attempt: int, result: Any = None) -> Decision:
+        """Decide on a message whose work is done."""
+        return Decision(Action.ACK, Reason.FIRST, key, attempt, result)
+
+    def of_error(self, key: str, attempt: int, error: BaseException) -> Decision:
+        """Decide on a message at which the handler raised."""
+        last = attempt >= self.attempts or isinstance(error, DeadLetterError)
+        action = Action.DEAD_LETTER if last else Action.RETRY
+        return Decision(action, Reason.FAILED, key, attempt, error=error)
+
+    def of_lost_lease(self, key: str, attempt: int) -> Decision:
+        """Decide on a message whose lease ended while the handler worked."""
+        return Decision(Action.RETRY, Reason.LOST, key, attempt)

@@ -1,0 +1,1 @@
+"""Consumers of messages: the rules, and each broker."""

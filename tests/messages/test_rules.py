@@ -1,0 +1,555 @@
+"""The rules of consumers, row by row, on a real Redis and a real database, without a broker."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+import pytest
+
+from fastdedup import ConfigError, Dedup
+from fastdedup.events import ConsumerPaused, ConsumerResumed, DeadLettered, Event, GateBypassed
+from fastdedup.messages import (
+    Action,
+    DeadLetterError,
+    Decision,
+    MessageRules,
+    Reason,
+    body_digest,
+)
+from fastdedup.messages.deliveries import Deliveries
+from fastdedup.messages.keys import gate_key, text_of
+from fastdedup.sql import Inbox
+from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sql.rules import TABLE
+
+from ..servers import RedisServer
+
+Message = dict[str, Any]
+WEEK = timedelta(days=7)
+
+
+def order(number: int = 7, **more: Any) -> Message:
+    return {"id": f"order-{number}", **more}
+
+
+class Consumer:
+    """A consumer without a broker: what its handler does can be told, and what came of it be seen."""
+
+    def __init__(self, dedup: Dedup | None, **options: Any) -> None:
+        begin, inbox = options.pop("begin", None), options.pop("inbox", None)
+        options = {"key": lambda message: message.get("id"), "wait": 0.0, **options}
+        self.deliveries = Deliveries(MessageRules("orders", **options), dedup, inbox, begin)
+        self.runs: list[Any] = []
+        self.dead: list[Decision] = []
+        self.then: Callable[[], Any] = lambda: None
+
+    async def handler(self, *given: Any) -> Any:
+        self.runs.append(given[-1])
+        found = self.then()
+        return await found if asyncio.iscoroutine(found) else found
+
+    async def lay(self, decision: Decision) -> None:
+        self.dead.append(decision)
+
+    async def get(self, message: Message | None = None, **more: Any) -> Decision:
+        return await self.deliveries.handle(message or order(), self.handler, self.lay, **more)
+
+
+def fault() -> None:
+    raise ValueError("no such customer")
+
+
+@pytest.fixture
+def events() -> list[Event]:
+    return []
+
+
+@asynccontextmanager
+async def opened(url: str, events: list[Event], **options: Any) -> AsyncIterator[Dedup]:
+    async with Dedup(url, namespace="m", timeout=5.0, on_event=events.append, **options) as dedup:
+        yield dedup
+
+
+def told(decision: Decision) -> tuple[Action, Reason]:
+    return decision.action, decision.reason
+
+
+# The gate alone
+
+
+async def test_the_first_works_and_a_duplicate_is_acknowledged(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup)
+        assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
+        assert told(await consumer.get()) == (Action.ACK, Reason.DUPLICATE)
+        assert len(consumer.runs) == 1
+        counts = consumer.deliveries.counts
+        assert (counts.delivered, counts.first, counts.duplicate) == (2, 1, 1)
+
+
+async def test_the_result_is_kept_for_duplicates_on_wish(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, keep_result=True)
+        consumer.then = lambda: {"invoice": 7}
+        assert [(await consumer.get()).result for _ in range(2)] == [{"invoice": 7}] * 2
+
+
+async def test_a_result_that_cannot_be_kept_is_left_out(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, keep_result=True)
+        consumer.then = object
+        assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
+        assert (await consumer.get()).result is None
+
+
+async def test_two_consumers_of_one_message_both_work(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        billing = Consumer(dedup)
+        shipping = Consumer(dedup)
+        shipping.deliveries.rules.consumer = "shipping"
+        assert [(await each.get()).reason for each in (billing, shipping)] == [Reason.FIRST] * 2
+
+
+async def test_a_twin_at_work_delays_the_message(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, wait=0.05)
+        begun, end = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            begun.set()
+            await end.wait()
+
+        consumer.then = work
+        first = asyncio.create_task(consumer.get())
+        await begun.wait()
+        decision = await consumer.get()
+        assert told(decision) == (Action.RETRY, Reason.IN_PROGRESS)
+        assert decision.attempts == 0
+        assert consumer.deliveries.counts.held == 1
+        end.set()
+        assert (await first).reason is Reason.FIRST
+
+
+async def test_a_twin_that_ends_in_time_wakes_the_held_message(
+    redis_url: str, events: list[Event], wait_until: Callable[..., Any]
+) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, wait=30.0)
+        begun, end = asyncio.Event(), asyncio.Event()
+
+        async def work() -> None:
+            begun.set()
+            await end.wait()
+
+        consumer.then = work
+        first = asyncio.create_task(consumer.get())
+        await begun.wait()
+        second = asyncio.create_task(consumer.get())
+        await wait_until(lambda: consumer.deliveries.counts.held, description="the second is held")
+        end.set()
+        assert [(await first).reason, (await second).reason] == [Reason.FIRST, Reason.DUPLICATE]
+
+
+async def test_a_failed_handler_is_retried_then_dead_lettered(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, attempts=3)
+        consumer.then = fault
+        decisions = [await consumer.get() for _ in range(4)]
+        assert [told(each) for each in decisions] == [
+            (Action.RETRY, Reason.FAILED),
+            (Action.RETRY, Reason.FAILED),
+            (Action.DEAD_LETTER, Reason.FAILED),
+            (Action.ACK, Reason.DUPLICATE),
+        ]
+        assert [each.attempts for each in decisions[:3]] == [1, 2, 3]
+        assert len(consumer.runs) == 3
+        assert [str(each.error) for each in consumer.dead] == ["no such customer"]
+        assert [event for event in events if isinstance(event, DeadLettered)] == [
+            DeadLettered("orders", "order-7", "failed", 3, "ValueError")
+        ]
+
+
+async def test_attempts_that_the_message_tells_of_count_too(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, attempts=3)
+        consumer.then = fault
+        assert (await consumer.get(failed=2)).action is Action.DEAD_LETTER
+
+
+async def test_a_handler_can_give_a_message_up(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup)
+
+        def give_up() -> None:
+            raise DeadLetterError("this order was cancelled")
+
+        consumer.then = give_up
+        assert told(await consumer.get()) == (Action.DEAD_LETTER, Reason.FAILED)
+        assert len(consumer.runs) == 1
+
+
+async def test_attempts_of_consumers_that_died_count(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        for _ in range(2):  # as consumers leave it that die: acquired, and never settled
+            assert (await dedup.claim(gate_key("orders", "order-7"), lease=0.02, wait=5.0)).acquired
+        consumer = Consumer(dedup, attempts=2, wait=5.0)
+        assert told(await consumer.get()) == (Action.DEAD_LETTER, Reason.EXHAUSTED)
+        assert consumer.runs == []
+
+
+async def test_another_message_with_the_same_key_is_dead_lettered(
+    redis_url: str, events: list[Event]
+) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, fingerprint=lambda message: message["total"])
+        await consumer.get(order(total=1))
+        assert told(await consumer.get(order(total=2))) == (Action.DEAD_LETTER, Reason.MISMATCH)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{"total": 1}, {"id": ""}, {"id": None}, {"id": 7}, {"id": "x" * 1025}, {"id": "\ud800"}],
+    ids=repr,
+)
+async def test_a_message_without_a_usable_key_is_dead_lettered(
+    redis_url: str, events: list[Event], message: Message
+) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup)
+        assert told(await consumer.get(message)) == (Action.DEAD_LETTER, Reason.NO_KEY)
+        assert consumer.runs == []
+
+
+async def test_a_key_rule_that_fails_is_no_key(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, key=lambda message: message["order"]["id"])
+        decision = await consumer.get()
+        assert told(decision) == (Action.DEAD_LETTER, Reason.NO_KEY)
+        assert "KeyError: 'order'" in str(decision.error)
+
+
+async def test_a_foreign_record_is_no_usable_key(server: RedisServer, events: list[Event]) -> None:
+    async with opened(server.url, events) as dedup:
+        with server.client() as raw:
+            raw.set("m:=orders|order-7", "another program's value", ex=60)
+        assert told(await Consumer(dedup).get()) == (Action.DEAD_LETTER, Reason.NO_KEY)
+
+
+async def test_where_no_dead_letter_is_laid_nothing_is_settled(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, attempts=1)
+        consumer.then = fault
+
+        async def refused(decision: Decision) -> None:
+            raise ConnectionError("the broker is gone")
+
+        with pytest.raises(ConnectionError):
+            await consumer.deliveries.handle(order(), consumer.handler, refused)
+        assert told(await consumer.get()) == (Action.DEAD_LETTER, Reason.EXHAUSTED)
+
+
+async def test_a_dead_letter_that_is_taken_again_is_worked_on(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, attempts=1)
+        consumer.then = fault
+        await consumer.get()
+        consumer.then = lambda: None
+        assert (await consumer.get()).reason is Reason.DUPLICATE
+        assert told(await consumer.get(again=True)) == (Action.ACK, Reason.FIRST)
+        assert (await consumer.get(again=True)).reason is Reason.DUPLICATE
+
+
+async def test_a_message_taken_again_twice_is_worked_on_once(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, attempts=1, wait=5.0)
+        consumer.then = fault
+        await consumer.get()
+        consumer.then = lambda: asyncio.sleep(0)
+        found = await asyncio.gather(*(consumer.get(again=True) for _ in range(8)))
+        assert [each.reason for each in found].count(Reason.FIRST) == 1
+        assert len(consumer.runs) == 2
+
+
+async def test_an_outage_holds_the_message_and_spends_no_attempt(
+    server: RedisServer, events: list[Event], wait_until: Callable[..., Any]
+) -> None:
+    async with Dedup(server.url, namespace="m", timeout=0.1, on_event=events.append) as dedup:
+        consumer = Consumer(dedup)
+        await consumer.get(order(1))
+        server.kill()
+        held = [asyncio.create_task(consumer.get(order(number))) for number in (2, 3)]
+        await wait_until(lambda: consumer.deliveries.counts.held == 2, description="both are held")
+        assert consumer.deliveries.is_paused
+        server.start()
+        decisions = await asyncio.gather(*held)
+        assert [(each.reason, each.attempts) for each in decisions] == [(Reason.FIRST, 1)] * 2
+        assert not consumer.deliveries.is_paused
+        kinds = [type(event) for event in events if isinstance(event, ConsumerPaused | ConsumerResumed)]
+        assert kinds == [ConsumerPaused, ConsumerResumed]
+
+
+async def test_a_held_message_can_be_cancelled(
+    server: RedisServer, events: list[Event], wait_until: Any
+) -> None:
+    async with Dedup(server.url, namespace="m", timeout=0.1, on_event=events.append) as dedup:
+        consumer = Consumer(dedup)
+        server.kill()
+        held = asyncio.create_task(consumer.get())
+        await wait_until(lambda: consumer.deliveries.is_paused, description="it is held")
+        held.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await held
+        assert not consumer.deliveries.is_paused
+
+
+async def test_a_lost_lease_stops_the_handler_and_retries(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events, lease=0.3) as dedup:
+        consumer = Consumer(dedup)
+        stopped = False
+
+        async def work() -> None:
+            nonlocal stopped
+            await dedup.forget(gate_key("orders", "order-7"))
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                stopped = True
+                raise
+
+        consumer.then = work
+        assert told(await consumer.get()) == (Action.RETRY, Reason.LOST)
+        assert stopped
+
+
+async def test_work_that_is_done_is_acknowledged_though_its_lease_is_lost(
+    redis_url: str, events: list[Event]
+) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup)
+        consumer.then = lambda: dedup.forget(gate_key("orders", "order-7"))
+        assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
+
+
+async def test_a_cancelled_handler_frees_the_key(redis_url: str, events: list[Event]) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup)
+        begun = asyncio.Event()
+
+        async def work() -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        consumer.then = work
+        task = asyncio.create_task(consumer.get())
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        consumer.then = lambda: None
+        assert (await consumer.get()).reason is Reason.FIRST
+
+
+# With an inbox
+
+
+class Shop:
+    """An SQLite database with an inbox and a table of effects; `away` makes it refuse."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.away = False
+        self.lose_commit = False
+        with sqlite3.connect(path) as connection:
+            connection.executescript(dialect_of("sqlite", TableName(TABLE)).ddl())
+            connection.execute("CREATE TABLE work (id TEXT)")
+        self.inbox = Inbox("billing", keep=WEEK, begin=self.begin)
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[aiosqlite.Connection]:
+        if self.away:
+            raise ConnectionRefusedError("the database is down")
+        async with aiosqlite.connect(self.path, isolation_level=None) as connection:
+            await connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+            except BaseException:
+                await connection.rollback()
+                raise
+            await connection.commit()
+        if self.lose_commit:
+            self.lose_commit = False
+            raise ConnectionResetError("the reply was lost")
+
+    def effects(self) -> int:
+        with sqlite3.connect(self.path) as connection:
+            return int(connection.execute("SELECT count(*) FROM work").fetchone()[0])
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path / "shop.db")
+
+
+class Billing(Consumer):
+    """A consumer whose work is a row in the inbox's transaction."""
+
+    async def handler(self, *given: Any) -> Any:
+        transaction, message = given
+        await transaction.execute("INSERT INTO work VALUES (?)", (message["id"],))
+        return await super().handler(message)
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gate and inbox", "inbox alone"])
+class TestInbox:
+    @asynccontextmanager
+    async def consumer(
+        self, gated: bool, redis_url: str, shop: Shop, events: list[Event], **options: Any
+    ) -> AsyncIterator[Billing]:
+        async with opened(redis_url, events) as dedup:
+            yield Billing(dedup if gated else None, inbox=shop.inbox, **options)
+
+    async def test_done_once(self, redis_url: str, shop: Shop, events: list[Event], gated: bool) -> None:
+        async with self.consumer(gated, redis_url, shop, events, keep_result=True) as consumer:
+            consumer.then = lambda: "invoice 7"
+            found = [await consumer.get() for _ in range(2)]
+            assert [each.reason for each in found] == [Reason.FIRST, Reason.DUPLICATE]
+            assert [each.result for each in found] == ["invoice 7"] * 2
+            assert shop.effects() == 1
+
+    async def test_a_failed_handler_leaves_nothing(
+        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
+    ) -> None:
+        async with self.consumer(gated, redis_url, shop, events, attempts=2) as consumer:
+            consumer.then = fault
+            assert (await consumer.get()).action is Action.RETRY
+            decision = await consumer.get(failed=1)
+            assert told(decision) == (Action.DEAD_LETTER, Reason.FAILED)
+            assert decision.attempts == 2
+            assert shop.effects() == 0
+
+    async def test_a_database_that_is_away_holds_the_message(
+        self, redis_url: str, shop: Shop, events: list[Event], gated: bool, wait_until: Any
+    ) -> None:
+        async with self.consumer(gated, redis_url, shop, events) as consumer:
+            shop.away = True
+            held = asyncio.create_task(consumer.get())
+            await wait_until(lambda: consumer.deliveries.is_paused, description="it is held")
+            shop.away = False
+            decision = await held
+            assert (decision.reason, decision.attempts) == (Reason.FIRST, 1)
+            assert shop.effects() == 1
+
+    async def test_a_lost_reply_of_the_commit_is_asked_again(
+        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
+    ) -> None:
+        async with self.consumer(gated, redis_url, shop, events) as consumer:
+            shop.lose_commit = True
+            decision = await consumer.get()
+            assert decision.action is Action.ACK
+            assert shop.effects() == 1
+            assert (await consumer.get()).reason is Reason.DUPLICATE
+
+    async def test_done_work_is_no_exhausted_message(
+        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
+    ) -> None:
+        """A consumer that dies between COMMIT and its record spends the only attempt, and has done the work."""
+        async with self.consumer(gated, redis_url, shop, events, attempts=1) as consumer:
+            assert (await consumer.get()).reason is Reason.FIRST
+            async with opened(redis_url, events) as dedup:
+                await dedup.forget(shop.inbox._rules.gate_key("order-7"))
+            assert told(await consumer.get(failed=1)) == (Action.ACK, Reason.DUPLICATE)
+
+    async def test_exhausted_attempts_are_dead_lettered(
+        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
+    ) -> None:
+        async with self.consumer(gated, redis_url, shop, events, attempts=1) as consumer:
+            assert told(await consumer.get(failed=1)) == (Action.DEAD_LETTER, Reason.EXHAUSTED)
+            assert consumer.runs == []
+
+    async def test_a_wrong_setup_is_raised(
+        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
+    ) -> None:
+        with sqlite3.connect(shop.path) as connection:
+            connection.execute(f"DROP TABLE {TABLE}")
+        async with self.consumer(gated, redis_url, shop, events) as consumer:
+            with pytest.raises(ConfigError, match="there is no table"):
+                await consumer.get()
+
+
+async def test_without_its_gate_the_inbox_decides(
+    server: RedisServer, shop: Shop, events: list[Event]
+) -> None:
+    async with Dedup(server.url, namespace="m", timeout=0.1, on_event=events.append) as dedup:
+        consumer = Billing(dedup, inbox=shop.inbox)
+        server.kill()
+        assert [(await consumer.get()).reason for _ in range(2)] == [Reason.FIRST, Reason.DUPLICATE]
+        assert [type(event) for event in events if isinstance(event, GateBypassed)] == [GateBypassed] * 2
+        assert shop.effects() == 1
+
+
+# Keys and settings
+
+
+def test_a_header_of_any_kind_is_text() -> None:
+    given = ("a", b"a", 7, b"\xff", None, True, 1.5)
+    assert [text_of(each) for each in given] == ["a", "a", "7", "ff", None, None, None]
+
+
+def test_keys_of_two_consumers_never_meet() -> None:
+    assert gate_key("a|b", "c") != gate_key("a", "b|c")
+    assert gate_key("a\\", "b") != gate_key("a", "\\|b")
+
+
+def test_a_long_key_of_a_long_name_stays_a_key() -> None:
+    keys = [gate_key("q" * 200, "x" * 1000 + end) for end in "ab"]
+    assert keys[0] != keys[1]
+    assert all(len(key) < 64 for key in keys)
+
+
+def test_equal_bodies_have_one_digest() -> None:
+    assert body_digest(b"a") == body_digest(b"a") != body_digest(b"b")
+
+
+async def unusual(message: Message) -> str:
+    return "a"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"key": "id"}, "key= must be a function of the message"),
+        ({"key": unusual}, "not async"),
+        ({"fingerprint": "total"}, "fingerprint= must be a function"),
+        ({"attempts": 0}, "attempts must be a whole number of at least 1"),
+        ({"wait": -1}, "wait must be between"),
+    ],
+)
+def test_a_wrong_setting_is_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        MessageRules("orders", **{"key": lambda message: "a", **options})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ((None, None), "a gate, an inbox, or both"),
+        (("redis://h", None), "dedup must be a fastdedup.Dedup, got str"),
+        ((None, "billing"), "inbox must be a fastdedup.sql.Inbox, got str"),
+        ((None, Inbox("nothing-begins", keep=WEEK)), "begin="),
+    ],
+)
+def test_a_wrong_gate_or_inbox_is_named(given: tuple[Any, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Deliveries(MessageRules("orders", lambda message: "a"), *given)
+
+
+def test_a_consumer_needs_a_name() -> None:
+    with pytest.raises(ConfigError, match="a consumer needs a name"):
+        MessageRules("", lambda message: "a")
