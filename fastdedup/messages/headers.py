@@ -1,0 +1,68 @@
+"""The headers by which a message carries what happened to it: attempts, and what a dead letter died of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from .decisions import Decision
+
+ATTEMPTS: Final = "x-fastdedup-attempts"
+"""How often the handler was begun for the message."""
+KEY: Final = "x-fastdedup-key"
+REASON: Final = "x-fastdedup-reason"
+ERROR: Final = "x-fastdedup-error"
+CONSUMER: Final = "x-fastdedup-consumer"
+AT: Final = "x-fastdedup-at"
+"""When the message was dead-lettered, in UTC, by ISO 8601."""
+AGAIN: Final = "x-fastdedup-again"
+"""Somebody has taken the message from the dead letters: it is worked on though it has failed for good."""
+_MOST_ATTEMPTS = 1_000_000
+_ERROR_CHARACTERS = 500
+
+
+def attempts_of(headers: Mapping[str, Any]) -> int:
+    """Return the attempts that a message tells of; 0 where it tells of none, or of no number."""
+    value = headers.get(ATTEMPTS, 0)
+    try:
+        count = int(value)
+    except (TypeError, ValueError):
+        return 0
+    return count if 0 <= count <= _MOST_ATTEMPTS else 0
+
+
+def is_again(headers: Mapping[str, Any]) -> bool:
+    """True for a message that somebody has taken from the dead letters."""
+    return AGAIN in headers
+
+
+def retry_headers(headers: Mapping[str, Any], decision: Decision) -> dict[str, Any]:
+    """Return the headers of a message that is to be delivered again."""
+    return {**headers, ATTEMPTS: max(attempts_of(headers), decision.attempts)}
+
+
+def dead_letter_headers(headers: Mapping[str, Any], decision: Decision, consumer: str) -> dict[str, Any]:
+    """Return the headers of a dead letter: its own, and what it died of."""
+    error = decision.error
+    words = "" if error is None else f"{type(error).__name__}: {error}"
+    more = {
+        ATTEMPTS: decision.attempts,
+        REASON: str(decision.reason),
+        ERROR: _encodable(words[:_ERROR_CHARACTERS]),
+        CONSUMER: consumer,
+        AT: datetime.now(UTC).isoformat(timespec="milliseconds"),
+    }
+    if decision.key is not None:
+        more[KEY] = _encodable(decision.key)
+    return {**{name: value for name, value in headers.items() if name != AGAIN}, **more}
+
+
+def again_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the headers of a dead letter that is delivered again: its own, without what it died of."""
+    ours = {ATTEMPTS, REASON, ERROR, CONSUMER, AT, KEY}
+    return {**{name: value for name, value in headers.items() if name not in ours}, AGAIN: 1}
+
+
+def _encodable(text: str) -> str:
+    return text.encode(errors="replace").decode()
