@@ -1,0 +1,217 @@
+"""`Consumer`: takes a queue's messages, and tells the broker what came of each."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final, Self
+
+import anyio
+from aio_pika.abc import AbstractIncomingMessage, AbstractQueue, AbstractRobustChannel
+from aiormq.exceptions import AMQPError, ChannelInvalidStateError
+from anyio.abc import TaskGroup
+
+from ...checks import Seconds, check_count, check_seconds
+from ...errors import ConfigError, UsageError
+from ...gateway import Dedup
+from ...messages.decisions import Action, Counts, Decision
+from ...messages.deliveries import Deliveries
+from ...messages.headers import attempts_of, is_again
+from ...messages.rules import ATTEMPTS, WAIT, MessageRules
+from ...sql.inbox import Inbox
+from ...sql.once import Begin
+from .places import Places, restore_origin
+
+KeyRule = Callable[[AbstractIncomingMessage], str | None]
+Handler = Callable[..., Coroutine[Any, Any, Any]]
+PREFETCH: Final = 256
+"""Messages that the broker sends ahead of their acks, by default: so many claims share batches."""
+_LOST: Final = (ChannelInvalidStateError, AMQPError, ConnectionError)
+"""The channel that a message came by is gone: the broker delivers it again."""
+log = logging.getLogger("fastdedup.messages")
+
+
+class Consumer:
+    """Consumes a queue; the handler's work is done once for each message, however often the broker delivers it.
+
+    Use it as an async context manager, and call `run` in it. A message is acknowledged when it is done, waits
+    `retry_delay` seconds where it was not, and becomes a dead letter after `attempts`. It is held unacknowledged
+    while another delivery of it is at work, and while Redis (without an inbox) or the database (with one) does not
+    answer.
+
+    Args:
+        queue: an aio-pika queue; on a robust connection the consumer goes on after the connection was lost.
+        dedup: the gate, open; None where an inbox decides alone.
+        key: a function of the message: `message_id`, `header("order-id")`, or your own.
+        inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
+        begin: begins a transaction, such as `Session.begin`; by default the inbox's.
+        name: the consumer's name, by default the queue's. Two consumers of one message both do their work.
+        wait: seconds to hold a message while another delivery of it is at work.
+        attempts: how often the handler is begun for a message, crashes included.
+        retry_delay: seconds until a message that was not done is delivered again.
+        dead_letter: an exchange for dead letters; by default they go to the queue `<queue>.dead`.
+        declare: make the queues for retries and dead letters, where they are not there yet.
+        fingerprint: a function of the message; another message with the same key is a dead letter.
+        prefetch: messages that the broker sends ahead of their acks, and handlers at work at once.
+        grace: seconds that handlers get to end after `stop`.
+
+    Raises:
+        ConfigError: a setting is wrong; the message names it.
+    """
+
+    def __init__(
+        self,
+        queue: AbstractQueue,
+        dedup: Dedup | None,
+        *,
+        key: KeyRule,
+        inbox: Inbox | None = None,
+        begin: Begin | None = None,
+        name: str | None = None,
+        wait: Seconds = WAIT,
+        attempts: int = ATTEMPTS,
+        retry_delay: Seconds = 1.0,
+        dead_letter: str | None = None,
+        declare: bool = False,
+        fingerprint: Callable[[AbstractIncomingMessage], Any] | None = None,
+        prefetch: int = PREFETCH,
+        grace: Seconds = 30.0,
+    ) -> None:
+        if not isinstance(queue, AbstractQueue):
+            raise ConfigError(
+                f"queue must be an aio_pika queue, got {type(queue).__name__}: await channel.declare_queue(…)"
+            )
+        rules = MessageRules(name or queue.name, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
+        self._deliveries = Deliveries(rules, dedup, inbox, begin)
+        self._places = Places(
+            queue, retry_delay=retry_delay, dead_letter=dead_letter, declare=declare, attempts=attempts
+        )
+        self._queue = queue
+        self._name = rules.consumer
+        self._prefetch = check_count(prefetch, "prefetch")
+        self._grace = check_seconds(grace, "grace", least=0.0)
+        self._stop = anyio.Event()
+        # Mutable: deliveries in hand, and whoever waits for their end; why it cannot go on.
+        self._in_hand = 0
+        self._idle = anyio.Event()
+        self._open = False
+        self._fault: BaseException | None = None
+
+    def __repr__(self) -> str:
+        return f"<Consumer {self._name!r} of {self._queue.name!r}>"
+
+    async def __aenter__(self) -> Self:
+        """See that the places for retries and dead letters are there.
+
+        Raises:
+            ConfigError: one is not, or the channel does not confirm what is published.
+        """
+        if not getattr(self._queue.channel, "publisher_confirms", True):
+            raise ConfigError(
+                "the queue's channel must confirm what is published: open it without publisher_confirms=False"
+            )
+        await self._places.open(self._queue)
+        self._open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._open = False
+
+    @property
+    def counts(self) -> Counts:
+        """What came of the deliveries so far."""
+        return self._deliveries.counts
+
+    @property
+    def is_paused(self) -> bool:
+        """True while messages are held for a store that does not answer."""
+        return self._deliveries.is_paused
+
+    def stop(self) -> None:
+        """Take no more messages; `run` returns once those in hand are done, or `grace` seconds are over."""
+        self._stop.set()
+
+    async def run(self, handler: Handler) -> None:
+        """Consume until `stop` is called.
+
+        Raises:
+            ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
+            ConnectionError: the connection was lost, and is not a robust one.
+        """
+        if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(
+            getattr(handler, "__call__", None)  # noqa: B004 -- an object whose call is async
+        ):
+            raise ConfigError(f"the handler must be async def, got {handler!r}")
+        if not self._open:
+            raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
+        channel = self._queue.channel
+        await channel.set_qos(prefetch_count=self._prefetch)
+        if not isinstance(channel, AbstractRobustChannel):
+            channel.close_callbacks.add(self._on_close)
+        async with anyio.create_task_group() as group:
+            tag = await self._queue.consume(self._taker(group, handler))
+            await self._stop.wait()
+            with suppress(*_LOST), anyio.move_on_after(self._grace):
+                await self._queue.cancel(tag)
+            await self._finish(group)
+        if self._fault is not None:
+            raise self._fault
+
+    def _taker(
+        self, group: TaskGroup, handler: Handler
+    ) -> Callable[[AbstractIncomingMessage], Coroutine[Any, Any, None]]:
+        """Return aio-pika's callback. It does no work itself: aio-pika cancels it when the channel is lost."""
+
+        async def take(message: AbstractIncomingMessage) -> None:
+            if not self._stop.is_set():  # one that comes later goes back when the channel closes
+                self._in_hand += 1
+                group.start_soon(self._deliver, message, handler)
+
+        return take
+
+    async def _finish(self, group: TaskGroup) -> None:
+        """Let the deliveries in hand end; then stop what is left: the broker delivers it again."""
+        with anyio.move_on_after(self._grace):
+            if self._in_hand:
+                await self._idle.wait()
+        group.cancel_scope.cancel()
+
+    async def _deliver(self, message: AbstractIncomingMessage, handler: Handler) -> None:
+        try:
+            await self._decide(message, handler)
+        except _LOST as error:
+            log.info("consumer %r: the channel of a message was lost: %s", self._name, error)
+        except Exception as error:  # noqa: BLE001 -- raised by run()
+            self._give_up(error)
+        finally:
+            self._in_hand -= 1
+            if not self._in_hand and self._stop.is_set():
+                self._idle.set()
+
+    async def _decide(self, message: AbstractIncomingMessage, handler: Handler) -> None:
+        async def lay(decision: Decision) -> None:
+            await self._places.bury(message, decision, self._name)
+
+        headers = message.headers
+        restore_origin(message)
+        decision = await self._deliveries.handle(
+            message, handler, lay, failed=attempts_of(headers), again=is_again(headers)
+        )
+        if decision.action is Action.RETRY:
+            await self._places.retry(message, decision)
+        if not message.processed:
+            await message.ack()
+
+    def _on_close(self, channel: Any, error: BaseException | None = None) -> None:
+        if not self._stop.is_set():
+            self._give_up(ConnectionError(f"the channel of {self._queue.name!r} was closed: {error}"))
+
+    def _give_up(self, error: BaseException) -> None:
+        self._fault = self._fault or error
+        self.stop()

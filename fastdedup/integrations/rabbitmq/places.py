@@ -1,0 +1,215 @@
+"""The two places beside a queue: where a message waits for its next attempt, and where dead letters lie."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any, Final, cast
+
+import anyio
+from aio_pika import IncomingMessage
+from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
+from aiormq import spec
+from aiormq.abc import AbstractChannel
+from aiormq.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, DeliveryError
+
+from ...checks import Seconds, check_count, milliseconds
+from ...errors import ConfigError
+from ...messages.decisions import Decision
+from ...messages.headers import dead_letter_headers, retry_headers
+
+_EXCHANGE: Final = "x-fastdedup-exchange"
+_ROUTING_KEY: Final = "x-fastdedup-routing-key"
+"""Where a message was published to first: a retried one comes back through the default exchange."""
+_TYPE: Final = "x-queue-type"
+_LIMIT: Final = "x-delivery-limit"
+_DEATHS: Final = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason")
+"""RabbitMQ's own record of the wait for a retry; with it, it takes the next one for a cycle and drops the message."""
+_PERSISTENT: Final = 2
+_REFUSED_PAUSE: Final = 0.5
+"""Seconds until a place that has refused a message is asked again: it is full."""
+log = logging.getLogger("fastdedup.messages")
+
+
+class UnroutableError(ConfigError):
+    """The broker has no place for a retry or a dead letter: its queue, or the exchange's binding, was removed."""
+
+
+class Places:
+    """The queue for retries, and the exchange or queue for dead letters, of one queue.
+
+    A retry waits in a queue of its own, whose messages expire after `retry_delay` seconds and are routed back by the
+    broker: no plugin is needed. That queue's name ends in its delay, as a queue's TTL cannot be changed.
+
+    Args:
+        queue: the consumer's queue.
+        retry_delay: seconds until a message is delivered again.
+        dead_letter: an exchange that dead letters are published to, by the queue's name as routing key; by default
+            they go to the queue `<queue>.dead`.
+        declare: make the two places, where they are not there yet.
+        attempts: how often the handler is begun for a message.
+
+    Raises:
+        ConfigError: the queue cannot be consumed from in this way.
+    """
+
+    def __init__(
+        self,
+        queue: AbstractQueue,
+        *,
+        retry_delay: Seconds,
+        dead_letter: str | None,
+        declare: bool,
+        attempts: int,
+    ) -> None:
+        self._arguments: Mapping[str, Any] = queue.arguments or {}
+        _check(queue.name, self._arguments, check_count(attempts, "attempts"))
+        self.queue = queue.name
+        self._delay_ms = milliseconds(retry_delay, "retry_delay")
+        self.retries = f"{queue.name}.retry.{self._delay_ms}ms"
+        self.exchange = dead_letter or ""
+        self.dead_letters = f"{queue.name}.dead" if dead_letter is None else queue.name
+        self._declare = declare
+
+    async def open(self, queue: AbstractQueue) -> None:
+        """Make the places, or see that they are there.
+
+        Raises:
+            ConfigError: one of them is not there, or is another kind of queue.
+        """
+        underlay = await queue.channel.get_underlay_channel()
+        await self._place(underlay, self.retries, self._retry_arguments())
+        if self.exchange:
+            await self._see_exchange(underlay)
+        else:
+            await self._place(underlay, self.dead_letters, self._kind())
+
+    async def retry(self, message: AbstractIncomingMessage, decision: Decision) -> None:
+        """Put a copy of a message where it waits for its next attempt; return once the broker has confirmed it.
+
+        Raises:
+            ChannelInvalidStateError: the channel was lost: the broker delivers the message again.
+            UnroutableError: that place is there no more.
+        """
+        headers = {name: value for name, value in message.headers.items() if name not in _DEATHS}
+        headers = retry_headers(headers, decision)
+        headers.setdefault(_EXCHANGE, message.exchange or "")
+        headers.setdefault(_ROUTING_KEY, message.routing_key or "")
+        await _publish(message, "", self.retries, headers, message.expiration)
+
+    async def bury(self, message: AbstractIncomingMessage, decision: Decision, consumer: str) -> None:
+        """Put a copy of a message where dead letters lie. Returns and raises as `retry`."""
+        headers = dead_letter_headers(message.headers, decision, consumer)
+        headers.setdefault(_EXCHANGE, message.exchange or "")
+        headers.setdefault(_ROUTING_KEY, message.routing_key or "")
+        await _publish(message, self.exchange, self.dead_letters, headers, None)
+
+    def _kind(self) -> dict[str, Any]:
+        return {_TYPE: self._arguments[_TYPE]} if _TYPE in self._arguments else {}
+
+    def _retry_arguments(self) -> dict[str, Any]:
+        arguments = {
+            **self._kind(),
+            "x-message-ttl": self._delay_ms,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": self.queue,
+        }
+        if arguments.get(_TYPE) == "quorum":
+            # Otherwise a broker that is killed as it moves an expired message back may lose it.
+            arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
+        return arguments
+
+    async def _place(self, underlay: AbstractChannel, name: str, arguments: dict[str, Any]) -> None:
+        """Make a queue, or see that it is there; on a channel of its own, as an error closes it."""
+        channel = await underlay.connection.channel()
+        try:
+            await channel.queue_declare(name, passive=not self._declare, durable=True, arguments=arguments)
+        except ChannelNotFoundEntity:
+            raise ConfigError(
+                f"there is no queue {name!r}: give declare=True, or declare it, durable, with arguments={arguments}"
+            ) from None
+        except ChannelPreconditionFailed as error:
+            raise ConfigError(
+                f"the queue {name!r} was declared in another way: delete it, or give declare=False ({error})"
+            ) from None
+        finally:
+            await _close(channel)
+
+    async def _see_exchange(self, underlay: AbstractChannel) -> None:
+        channel = await underlay.connection.channel()
+        try:
+            await channel.exchange_declare(self.exchange, passive=True)
+        except ChannelNotFoundEntity:
+            raise ConfigError(
+                f"there is no exchange {self.exchange!r} for dead letters: declare it, and bind a queue to it by the "
+                f"routing key {self.dead_letters!r}; without dead_letter= they go to the queue {self.queue}.dead"
+            ) from None
+        finally:
+            await _close(channel)
+
+
+def restore_origin(message: AbstractIncomingMessage) -> None:
+    """Give a message that comes back from its wait the exchange and the routing key that it was published by."""
+    headers, incoming = message.headers, cast(IncomingMessage, message)
+    if _EXCHANGE in headers and _ROUTING_KEY in headers:
+        incoming.exchange = str(headers[_EXCHANGE])
+        incoming.routing_key = str(headers[_ROUTING_KEY])
+
+
+def _check(name: str, arguments: Mapping[str, Any], attempts: int) -> None:
+    if arguments.get(_TYPE) == "stream":
+        raise ConfigError(
+            f"{name!r} is a stream, which keeps its messages after an ack: consume from a queue"
+        )
+    limit = arguments.get(_LIMIT)
+    if isinstance(limit, int) and limit < attempts:
+        raise ConfigError(
+            f"the queue {name!r} gives a message up after {limit} deliveries ({_LIMIT}), before its {attempts} "
+            f"attempts: declare it with at least {attempts}, or give attempts={max(limit, 1)}"
+        )
+
+
+async def _publish(
+    message: AbstractIncomingMessage,
+    exchange: str,
+    routing_key: str,
+    headers: dict[str, Any],
+    expiration: Any,
+) -> None:
+    """Publish a copy on the channel that the message came by, so that a lost one is noticed."""
+    properties = spec.Basic.Properties(
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        headers=headers,
+        delivery_mode=_PERSISTENT,
+        priority=message.priority,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        expiration=None if expiration is None else str(round(expiration * 1000)),
+        message_id=message.message_id,
+        timestamp=message.timestamp,
+        message_type=message.type,
+        app_id=message.app_id,
+    )  # no user_id: the broker refuses another's than the connection's own
+    place = f"{exchange!r} by {routing_key!r}" if exchange else f"the queue {routing_key!r}"
+    while True:
+        try:
+            answer = await message.channel.basic_publish(
+                message.body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=properties,
+                mandatory=True,
+            )
+        except DeliveryError as refused:
+            log.warning("%s refuses a message, and is asked again: %s", place, refused)
+            await anyio.sleep(_REFUSED_PAUSE)
+            continue
+        if not isinstance(answer, spec.Basic.Ack):
+            raise UnroutableError(f"no queue takes the messages for {place}: declare or bind it again")
+        return
+
+
+async def _close(channel: AbstractChannel) -> None:
+    if not channel.is_closed:
+        await channel.close()
