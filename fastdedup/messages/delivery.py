@@ -31,6 +31,9 @@ class Delivery:
         failed: attempts at this message that its own headers tell of.
         again: somebody has taken it from the dead letters: work on it though it has failed for good.
         on_event: told of a dead letter.
+        attempt: how often the handler was begun for the message, once it is begun by this delivery; until then 0.
+        done: what was decided once the handler returned.
+        is_buried: whether it lies where dead letters lie.
     """
 
     consumer: str
@@ -42,6 +45,8 @@ class Delivery:
     failed: int
     again: bool
     on_event: OnEvent | None
+    attempt: int = 0
+    done: Decision | None = None
     is_buried: bool = False
 
     async def bury(self, decision: Decision) -> None:

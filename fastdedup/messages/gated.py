@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from typing import Any
 
 from ..claim import Claim
@@ -34,48 +34,54 @@ class GatedWay:
         self._pauses = pauses
 
     async def decide(self, delivery: Delivery) -> Decision:
-        """Do the work if this delivery is the first; return what came of it."""
-        attempt, done = delivery.failed + 1, None
-        try:
-            async with AsyncExitStack() as stack:
-                claim = await self._claim(stack, delivery)
-                if not claim.acquired:
-                    return self._rules.of_duplicate(delivery.key, claim)
-                attempt = max(attempt, claim.attempt)
-                decision = self._rules.exhausted(delivery.key, attempt)
-                if decision is None:
-                    try:
-                        result = await delivery.handler(delivery.message)
-                    except Exception as error:  # noqa: BLE001 -- the rules decide, whatever it is
-                        decision = self._rules.of_error(delivery.key, attempt, error)
-                    else:
-                        done = self._rules.of_success(delivery.key, attempt, result)
-                        await self._complete(claim, result)
-                        return done
-                return await self._undone(delivery, claim, decision)
-        except (ClaimLostError, UnavailableError):
-            return done or self._rules.of_lost_lease(delivery.key, attempt)
+        """Do the work if this delivery is the first; return what came of it.
 
-    async def _claim(self, stack: AsyncExitStack, delivery: Delivery) -> Claim:
-        """Claim so that a lost lease stops the handler. Holds the message while the gate does not answer."""
+        The message is held while the gate does not answer. A lost lease stops the handler.
+        """
         key, wait = self._rules.gate_key(delivery.key), 0.0
-        with HeldMessage(self._pauses) as hold:
+        with HeldMessage(self._pauses) as held:
             while True:
-                call = self._dedup.claim(key, fingerprint=delivery.mark, renew=True, wait=wait)
                 try:
-                    claim = await stack.enter_async_context(call)
-                except UnavailableError as error:
-                    await hold.pause(error)
+                    async with self._dedup.claim(
+                        key, fingerprint=delivery.mark, renew=True, wait=wait
+                    ) as claim:
+                        held.end()
+                        if claim.acquired:
+                            return await self._work(delivery, claim)
+                    if claim.outcome is Outcome.IN_PROGRESS and wait < self._rules.wait:
+                        held.count()
+                        wait = self._rules.wait
+                    elif claim.outcome is Outcome.FAILED and delivery.again:
+                        delivery.again = False
+                        await reopen(self._dedup, key)
+                    else:
+                        return self._rules.of_duplicate(delivery.key, claim)
                     continue
-                hold.end()
-                if claim.outcome is Outcome.IN_PROGRESS and wait < self._rules.wait:
-                    hold.count()
-                    wait = self._rules.wait
-                elif claim.outcome is Outcome.FAILED and delivery.again:
-                    delivery.again = False
-                    await reopen(self._dedup, key)
-                else:
-                    return claim
+                except (ClaimLostError, UnavailableError) as error:
+                    if delivery.attempt:
+                        return delivery.done or self._rules.of_lost_lease(delivery.key, delivery.attempt)
+                    fault = error
+                await held.pause(fault)
+
+    async def _work(self, delivery: Delivery, claim: Claim) -> Decision:
+        rules, key = self._rules, delivery.key
+        delivery.attempt = attempt = max(delivery.failed + 1, claim.attempt)
+        decision = rules.exhausted(key, attempt)
+        if decision is None:
+            try:
+                result = await delivery.handler(delivery.message)
+            except Exception as error:  # noqa: BLE001 -- the rules decide, whatever it is
+                decision = rules.of_error(key, attempt, error)
+            else:
+                delivery.done = done = rules.of_success(key, attempt, result)
+                await self._complete(claim, result)
+                return done
+        if (
+            decision.action is Action.DEAD_LETTER
+        ):  # before its failure is recorded: else a crash here would lose it
+            await delivery.bury(decision)
+        await settle(claim, decision)
+        return decision
 
     async def _complete(self, claim: Claim, result: Any) -> None:
         try:
@@ -83,13 +89,6 @@ class GatedWay:
         except (ResultError, ResultTooLargeError) as error:
             log.warning("consumer %r: a result is not kept: %s", self._rules.consumer, error)
             await claim.complete(None)
-
-    async def _undone(self, delivery: Delivery, claim: Claim, decision: Decision) -> Decision:
-        """Free the key for the next delivery, or record the failure, once the dead letter is laid down."""
-        if decision.action is Action.DEAD_LETTER:
-            await delivery.bury(decision)
-        await settle(claim, decision)
-        return decision
 
 
 async def settle(claim: Claim, decision: Decision) -> None:

@@ -19,11 +19,13 @@ from ...errors import ConfigError, UsageError
 from ...gateway import Dedup
 from ...messages.decisions import Action, Counts, Decision
 from ...messages.deliveries import Deliveries
+from ...messages.handout import Handout
 from ...messages.headers import attempts_of, is_again
 from ...messages.rules import ATTEMPTS, WAIT, MessageRules
 from ...sql.inbox import Inbox
 from ...sql.once import Begin
 from .places import Places, restore_origin
+from .replies import reply
 
 KeyRule = Callable[[AbstractIncomingMessage], str | None]
 Handler = Callable[..., Coroutine[Any, Any, Any]]
@@ -151,29 +153,37 @@ class Consumer:
         if not self._open:
             raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
         channel = self._queue.channel
-        await channel.set_qos(prefetch_count=self._prefetch)
+        await reply(channel.set_qos(prefetch_count=self._prefetch))
         if not isinstance(channel, AbstractRobustChannel):
             channel.close_callbacks.add(self._on_close)
+        handout = Handout[AbstractIncomingMessage]()
         async with anyio.create_task_group() as group:
-            tag = await self._queue.consume(self._taker(group, handler))
+            for _ in range(self._prefetch):
+                group.start_soon(self._work, handout, handler)
+            tag = await reply(self._queue.consume(self._taker(handout)))
             await self._stop.wait()
             with suppress(*_LOST), anyio.move_on_after(self._grace):
-                await self._queue.cancel(tag)
+                await reply(self._queue.cancel(tag))
             await self._finish(group)
         if self._fault is not None:
             raise self._fault
 
     def _taker(
-        self, group: TaskGroup, handler: Handler
+        self, handout: Handout[AbstractIncomingMessage]
     ) -> Callable[[AbstractIncomingMessage], Coroutine[Any, Any, None]]:
         """Return aio-pika's callback. It does no work itself: aio-pika cancels it when the channel is lost."""
 
         async def take(message: AbstractIncomingMessage) -> None:
             if not self._stop.is_set():  # one that comes later goes back when the channel closes
                 self._in_hand += 1
-                group.start_soon(self._deliver, message, handler)
+                handout.give(message)
 
         return take
+
+    async def _work(self, handout: Handout[AbstractIncomingMessage], handler: Handler) -> None:
+        """Be one of the `prefetch` tasks that handle messages: to start a task for each message costs more."""
+        while True:
+            await self._deliver(await handout.take(), handler)
 
     async def _finish(self, group: TaskGroup) -> None:
         """Let the deliveries in hand end; then stop what is left: the broker delivers it again."""

@@ -17,6 +17,7 @@ from ...checks import Seconds, check_count, milliseconds
 from ...errors import ConfigError
 from ...messages.decisions import Decision
 from ...messages.headers import dead_letter_headers, retry_headers
+from .replies import reply
 
 _EXCHANGE: Final = "x-fastdedup-exchange"
 _ROUTING_KEY: Final = "x-fastdedup-routing-key"
@@ -77,7 +78,7 @@ class Places:
         Raises:
             ConfigError: one of them is not there, or is another kind of queue.
         """
-        underlay = await queue.channel.get_underlay_channel()
+        underlay = await reply(queue.channel.get_underlay_channel())
         await self._place(underlay, self.retries, self._retry_arguments())
         if self.exchange:
             await self._see_exchange(underlay)
@@ -121,9 +122,11 @@ class Places:
 
     async def _place(self, underlay: AbstractChannel, name: str, arguments: dict[str, Any]) -> None:
         """Make a queue, or see that it is there; on a channel of its own, as an error closes it."""
-        channel = await underlay.connection.channel()
+        channel = await reply(underlay.connection.channel())
         try:
-            await channel.queue_declare(name, passive=not self._declare, durable=True, arguments=arguments)
+            await reply(
+                channel.queue_declare(name, passive=not self._declare, durable=True, arguments=arguments)
+            )
         except ChannelNotFoundEntity:
             raise ConfigError(
                 f"there is no queue {name!r}: give declare=True, or declare it, durable, with arguments={arguments}"
@@ -136,9 +139,9 @@ class Places:
             await _close(channel)
 
     async def _see_exchange(self, underlay: AbstractChannel) -> None:
-        channel = await underlay.connection.channel()
+        channel = await reply(underlay.connection.channel())
         try:
-            await channel.exchange_declare(self.exchange, passive=True)
+            await reply(channel.exchange_declare(self.exchange, passive=True))
         except ChannelNotFoundEntity:
             raise ConfigError(
                 f"there is no exchange {self.exchange!r} for dead letters: declare it, and bind a queue to it by the "
@@ -212,4 +215,4 @@ async def _publish(
 
 async def _close(channel: AbstractChannel) -> None:
     if not channel.is_closed:
-        await channel.close()
+        await reply(channel.close())

@@ -1,0 +1,26 @@
+"""Waiting for the broker's replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def reply(call: Awaitable[T]) -> T:
+    """Return what the broker replies.
+
+    aiormq cancels whoever waits for a reply when the channel closes, as if the task itself were cancelled.
+
+    Raises:
+        ConnectionError: the channel was closed.
+    """
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+    raise ConnectionError("the channel was closed before the broker has replied")
