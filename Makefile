@@ -31,9 +31,9 @@ demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS=
 # The servers, the browser and the compiler come first: without them the tests cannot pass. pytest comes last: its last line is the
 # verdict. worksteal keeps neighbours together, so each worker starts fewer of the servers that a file shares. With
 # PYTEST_ARGS only some tests run; then the coverage is below the required one.
-test: redis-server chromium nginx postgresql mariadb compiler languages lint $(DEV) ## lint, type check and test, with at least 95 % branch coverage
+test: redis-server chromium nginx postgresql mariadb rabbitmq compiler languages lint $(DEV) ## lint, type check and test, with at least 95 % branch coverage
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
-	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" \
+	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" \
 	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
 
 # Go and Java are 200 MB to download, so `make test` runs the other three.
@@ -97,7 +97,7 @@ clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: redis-server libfaketime chromium nginx postgresql mariadb compiler languages
+.PHONY: redis-server libfaketime chromium nginx postgresql mariadb rabbitmq compiler languages
 redis-server:
 	@.ci/redis-server.sh >/dev/null
 
@@ -115,6 +115,9 @@ postgresql:
 
 mariadb:
 	@.ci/mariadb.sh >/dev/null
+
+rabbitmq:
+	@.ci/rabbitmq.sh >/dev/null
 
 compiler: $(VENV)
 	@PYTHON=$(BIN)/python .ci/compiler.sh >/dev/null

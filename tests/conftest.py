@@ -1,4 +1,4 @@
-"""Shared by all tests: an event loop for async tests, servers, databases, stores, a leak checker, `wait_until`."""
+"""Shared by all tests: a loop for async tests, servers, databases, brokers, stores, a leak checker, `wait_until`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import uvloop
 
 from fastdedup import Claim
 
+from .brokers import KafkaServer, NatsServer, RabbitServer
 from .databases import MariaServer, PostgresServer
 from .servers import RedisServer
 from .stores import STORES, Backend
@@ -102,6 +103,27 @@ def postgres() -> Iterator[PostgresServer]:
 def mariadb() -> Iterator[MariaServer]:
     """This worker's own MariaDB; `fresh()` makes a database in it. A test that kills a server starts its own."""
     with MariaServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitServer]:
+    """This worker's own RabbitMQ; `name()` names a queue in it. A test that kills a server starts its own."""
+    with RabbitServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats() -> Iterator[NatsServer]:
+    """This worker's own NATS; `name()` names a stream in it. A test that kills a server starts its own."""
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaServer]:
+    """This worker's own broker of Kafka's protocol; `name()` names a topic in it."""
+    with KafkaServer() as server:
         yield server
 
 

