@@ -1,0 +1,493 @@
+"""The consumer of RabbitMQ, on a real one: each row of the table of outcomes, and what happens on each failure."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import aiosqlite
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+
+from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup.integrations.rabbitmq import Consumer, DeadLetterError, body, header, message_id
+from fastdedup.integrations.rabbitmq.places import UnroutableError
+from fastdedup.sql import Inbox
+from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sql.rules import TABLE
+
+from ..brokers import RabbitServer
+from ..servers import RedisServer
+
+Handler = Callable[..., Awaitable[Any]]
+WaitUntil = Callable[..., Awaitable[Any]]
+
+
+class Orders:
+    """A queue, and a consumer of it whose handler notes what it gets and then does what it is told."""
+
+    def __init__(self, channel: AbstractChannel, queue: AbstractQueue, dedup: Dedup | None) -> None:
+        self.channel = channel
+        self.queue = queue
+        self.dedup = dedup
+        self.runs: Counter[str | None] = Counter()
+        self.seen: list[AbstractIncomingMessage] = []
+        self.then: Callable[[AbstractIncomingMessage], Any] = lambda message: None
+
+    async def publish(self, *ids: str | None, exchange: str = "", **properties: Any) -> None:
+        target = await self.channel.get_exchange(exchange) if exchange else self.channel.default_exchange
+        key = properties.pop("routing_key", self.queue.name)
+        content = properties.pop("body", b"{}")
+        for each in ids:
+            message = aio_pika.Message(content, message_id=each, delivery_mode=2, **properties)
+            await target.publish(message, key)
+
+    async def handler(self, *given: Any) -> None:
+        message = given[-1]
+        self.runs[message.message_id] += 1
+        self.seen.append(message)
+        found = self.then(message)
+        if asyncio.iscoroutine(found):
+            await found
+
+    def consumer(self, **options: Any) -> Consumer:
+        options = {
+            "key": message_id,
+            "declare": True,
+            "retry_delay": 0.05,
+            "wait": 5.0,
+            "grace": 5.0,
+            **options,
+        }
+        return Consumer(self.queue, self.dedup, **options)
+
+    @asynccontextmanager
+    async def consuming(self, **options: Any) -> AsyncIterator[Consumer]:
+        async with self.consumer(**options) as consumer:
+            task = asyncio.create_task(consumer.run(self.handler))
+            try:
+                yield consumer
+            finally:
+                consumer.stop()
+                await task
+
+    async def left(self) -> int:
+        """Give the number of messages that are ready in the queue."""
+        found = await self.channel.declare_queue(self.queue.name, passive=True)
+        return int(found.declaration_result.message_count or 0)
+
+    async def dead(self, name: str = "") -> list[AbstractIncomingMessage]:
+        """Take the dead letters."""
+        queue = await self.channel.get_queue(name or f"{self.queue.name}.dead")
+        found = []
+        while (message := await queue.get(fail=False)) is not None:
+            await message.ack()
+            found.append(message)
+        return found
+
+
+@asynccontextmanager
+async def opened(
+    server: RabbitServer,
+    dedup: Dedup | None,
+    *,
+    kind: str = "classic",
+    robust: bool = False,
+    **arguments: Any,
+) -> AsyncIterator[Orders]:
+    connect: Any = aio_pika.connect_robust if robust else aio_pika.connect
+    options = {"reconnect_interval": 0.1, "fail_fast": False} if robust else {}
+    async with await connect(server.url, **options) as connection:
+        channel = await connection.channel()
+        queue = await channel.declare_queue(
+            server.name("orders"), durable=True, arguments={"x-queue-type": kind, **arguments}
+        )
+        yield Orders(channel, queue, dedup)
+
+
+@asynccontextmanager
+async def shop(
+    rabbitmq: RabbitServer, redis_url: str, *, gate: dict[str, Any] | None = None, **options: Any
+) -> AsyncIterator[Orders]:
+    async with (
+        Dedup(redis_url, namespace="m", **{"timeout": 5.0, **(gate or {})}) as dedup,
+        opened(rabbitmq, dedup, **options) as orders,
+    ):
+        yield orders
+
+
+def fault(message: AbstractIncomingMessage) -> None:
+    raise ValueError("no such customer")
+
+
+# The outcomes
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_each_message_is_worked_on_once(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, kind: str
+) -> None:
+    async with shop(rabbitmq, redis_url, kind=kind) as orders:
+        ids = [str(number) for number in range(100)]
+        await orders.publish(*ids, *ids)
+        async with orders.consuming() as consumer:
+            await wait_until(lambda: consumer.counts.delivered == 200, description="all are delivered")
+        counts = consumer.counts
+        assert (counts.first, counts.duplicate, counts.retried, counts.dead_lettered) == (100, 100, 0, 0)
+        assert set(orders.runs.values()) == {1}
+        assert await orders.left() == 0
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_a_message_that_always_fails_ends_as_a_dead_letter(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, kind: str
+) -> None:
+    async with shop(rabbitmq, redis_url, kind=kind) as orders:
+        orders.then = fault
+        await orders.publish("7", headers={"tenant": "a"}, type="order", correlation_id="c")
+        async with orders.consuming(attempts=3) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        assert orders.runs["7"] == 3
+        assert (consumer.counts.delivered, consumer.counts.retried) == (3, 2)
+        (dead,) = await orders.dead()
+        assert dead.headers["x-fastdedup-attempts"] == 3
+        assert dead.headers["x-fastdedup-key"] == "7"
+        assert dead.headers["x-fastdedup-error"] == "ValueError: no such customer"
+        assert (dead.headers["tenant"], dead.type, dead.correlation_id, dead.body) == (
+            "a",
+            "order",
+            "c",
+            b"{}",
+        )
+
+
+async def test_a_retried_message_keeps_its_exchange_and_routing_key(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        events = await orders.channel.declare_exchange(rabbitmq.name("events"), "topic", durable=True)
+        await orders.queue.bind(events, "order.*")
+        orders.then = lambda message: fault(message) if orders.runs["7"] < 3 else None
+        await orders.publish("7", exchange=events.name, routing_key="order.paid")
+        async with orders.consuming() as consumer:
+            await wait_until(lambda: consumer.counts.first, description="it is done")
+        assert {(each.exchange, each.routing_key) for each in orders.seen} == {(events.name, "order.paid")}
+        assert orders.runs["7"] == 3
+
+
+async def test_a_handler_can_give_a_message_up(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    def give_up(message: AbstractIncomingMessage) -> None:
+        raise DeadLetterError("cancelled")
+
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.then = give_up
+        await orders.publish("7")
+        async with orders.consuming() as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        assert orders.runs["7"] == 1
+
+
+async def test_a_message_without_its_header_is_a_dead_letter(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        await orders.publish("1", headers={"order": 7})
+        await orders.publish("2")
+        async with orders.consuming(key=header("order")) as consumer:
+            await wait_until(lambda: consumer.counts.delivered == 2, description="both came")
+        assert (consumer.counts.first, consumer.counts.dead_lettered) == (1, 1)
+        (dead,) = await orders.dead()
+        assert dead.headers["x-fastdedup-reason"] == "no_key"
+
+
+async def test_equal_bodies_are_one_message_by_choice(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        await orders.publish("1", "2")
+        async with orders.consuming(key=body) as consumer:
+            await wait_until(lambda: consumer.counts.delivered == 2, description="both came")
+        assert (consumer.counts.first, consumer.counts.duplicate) == (1, 1)
+
+
+async def test_another_message_under_one_id_is_a_dead_letter(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        await orders.publish("7", body=b"1")
+        await orders.publish("7", body=b"2")
+        async with orders.consuming(fingerprint=lambda message: message.body) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="the second is a dead letter")
+        (dead,) = await orders.dead()
+        assert dead.headers["x-fastdedup-reason"] == "mismatch"
+
+
+async def test_a_twin_at_work_costs_few_deliveries(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    end = asyncio.Event()
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.then = lambda message: end.wait()
+        await orders.publish("7", "7")
+        async with orders.consuming(wait=0.2) as consumer:
+            await wait_until(lambda: consumer.counts.retried, description="the second waits for a retry")
+            deliveries = consumer.counts.delivered
+            end.set()
+            await wait_until(lambda: consumer.counts.duplicate, description="the second is a duplicate")
+        assert deliveries == 2
+        assert orders.runs["7"] == 1
+
+
+async def test_two_queues_of_one_message_both_work(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as billing, opened(rabbitmq, billing.dedup) as shipping:
+        for each in (billing, shipping):
+            await each.publish("7")
+        async with billing.consuming() as first, shipping.consuming() as second:
+            await wait_until(lambda: first.counts.first and second.counts.first, description="both worked")
+
+
+async def test_dead_letters_go_to_an_exchange_of_choice(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        exchange = await orders.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
+        graves = await orders.channel.declare_queue(rabbitmq.name("graves"), durable=True)
+        await graves.bind(exchange, orders.queue.name)
+        orders.then = fault
+        await orders.publish("7")
+        async with orders.consuming(attempts=1, dead_letter=exchange.name) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        assert len(await orders.dead(graves.name)) == 1
+
+
+async def test_a_dead_letter_that_no_queue_takes_is_not_lost(rabbitmq: RabbitServer, redis_url: str) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        exchange = await orders.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
+        orders.then = fault
+        await orders.publish("7")
+        async with orders.consumer(attempts=1, dead_letter=exchange.name) as consumer:
+            with pytest.raises(UnroutableError, match="no queue takes"):
+                await consumer.run(orders.handler)
+        await orders.channel.close()
+        async with opened(rabbitmq, orders.dedup) as others:
+            found = await others.channel.get_queue(orders.queue.name)
+            assert await found.get(timeout=5.0)
+
+
+# Failures
+
+
+async def test_while_redis_is_down_consuming_pauses(
+    rabbitmq: RabbitServer, server: RedisServer, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, server.url, gate={"timeout": 0.1}) as orders, orders.consuming() as consumer:
+        await orders.publish("1")
+        await wait_until(lambda: consumer.counts.first == 1, description="it works")
+        server.kill()
+        await orders.publish(*map(str, range(2, 12)))
+        await wait_until(lambda: consumer.counts.held == 10, description="all are held")
+        assert consumer.is_paused
+        server.start()
+        await wait_until(lambda: consumer.counts.first == 11, description="all are done")
+        assert consumer.counts.delivered == 11
+        assert not consumer.is_paused
+        assert {each.redelivered for each in orders.seen} == {False}
+
+
+async def test_a_lost_connection_lets_work_end_and_skips_its_ack(
+    redis_url: str, wait_until: WaitUntil
+) -> None:
+    end = asyncio.Event()
+    with RabbitServer() as broker:
+        async with (
+            shop(broker, redis_url, kind="quorum", robust=True) as orders,
+            orders.consuming() as consumer,
+        ):
+            orders.then = lambda message: end.wait()
+            await orders.publish("7")
+            await wait_until(lambda: orders.runs["7"], description="it is worked on")
+            broker.kill()
+            end.set()
+            await wait_until(lambda: consumer.counts.first, description="the work ends")
+            broker.start()
+            await wait_until(lambda: consumer.counts.duplicate, description="it comes again", deadline=40.0)
+            assert orders.runs["7"] == 1
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["at work", "before it begins"])
+async def test_a_lost_plain_connection_ends_the_consumer(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, begun: bool
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders, orders.consumer() as consumer:
+        task = asyncio.create_task(consumer.run(orders.handler))
+        if begun:
+            await orders.publish("7")
+            await wait_until(lambda: consumer.counts.first, description="it works")
+        underlay = await orders.channel.get_underlay_channel()
+        await underlay.connection.close()
+        with pytest.raises(ConnectionError, match="was closed"):
+            await task
+
+
+async def test_stop_finishes_what_it_has(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    end = asyncio.Event()
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.then = lambda message: end.wait()
+        await orders.publish("7")
+        async with orders.consumer() as consumer:
+            task = asyncio.create_task(consumer.run(orders.handler))
+            await wait_until(lambda: orders.runs["7"], description="it is worked on")
+            consumer.stop()
+            end.set()
+            await task
+        assert consumer.counts.first == 1
+        assert await orders.left() == 0
+
+
+async def test_what_takes_longer_than_its_grace_comes_again(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.then = lambda message: asyncio.Event().wait()
+        await orders.publish("7")
+        async with orders.consumer(grace=0.05) as consumer:
+            task = asyncio.create_task(consumer.run(orders.handler))
+            await wait_until(lambda: orders.runs["7"], description="it is worked on")
+            consumer.stop()
+            await task
+        await orders.channel.close()
+        orders.then = lambda message: None
+        async with opened(rabbitmq, orders.dedup) as others:
+            others.queue = await others.channel.get_queue(orders.queue.name)
+            async with others.consuming() as again:
+                await wait_until(lambda: again.counts.first, description="it is done")
+
+
+async def test_a_closed_gate_ends_the_consumer(rabbitmq: RabbitServer, redis_url: str) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.dedup = Dedup(redis_url)
+        await orders.publish("7")
+        async with orders.consumer() as consumer:
+            with pytest.raises(UsageError, match="open"):
+                await consumer.run(orders.handler)
+
+
+# With an inbox
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gate and inbox", "inbox alone"])
+async def test_the_work_and_its_row_commit_together(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, tmp_path: Path, gated: bool
+) -> None:
+    path = tmp_path / "shop.db"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(dialect_of("sqlite", TableName(TABLE)).ddl())
+        connection.execute("CREATE TABLE work (id TEXT)")
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[aiosqlite.Connection]:
+        async with aiosqlite.connect(path, isolation_level=None) as connection:
+            await connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            await connection.commit()
+
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.dedup = orders.dedup if gated else None
+
+        async def work(transaction: aiosqlite.Connection, message: AbstractIncomingMessage) -> None:
+            await transaction.execute("INSERT INTO work VALUES (?)", (message.message_id,))
+            if message.message_id == "poison":
+                fault(message)
+
+        await orders.publish("1", "1", "2", "poison")
+        inbox = Inbox("billing", keep=timedelta(days=7), begin=begin)
+        async with orders.consumer(inbox=inbox, attempts=2) as consumer:
+            task = asyncio.create_task(consumer.run(work))
+            await wait_until(lambda: consumer.counts.dead_lettered, description="one is a dead letter")
+            await wait_until(lambda: consumer.counts.delivered == 5, description="all are delivered")
+            consumer.stop()
+            await task
+        with sqlite3.connect(path) as connection:
+            assert sorted(connection.execute("SELECT id FROM work")) == [("1",), ("2",)]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "words"),
+    [
+        (
+            {"attempts": 9},
+            {"x-queue-type": "quorum", "x-delivery-limit": 5},
+            "gives a message up after 5 deliveries",
+        ),
+        ({}, {"x-queue-type": "stream"}, "is a stream"),
+        ({"key": "id"}, {}, "key= must be a function"),
+        ({"attempts": 0}, {}, "attempts must be"),
+        ({"retry_delay": 0}, {}, "retry_delay must be"),
+        ({"prefetch": 0}, {}, "prefetch must be"),
+        ({"dedup": None}, {}, "a gate, an inbox, or both"),
+    ],
+)
+async def test_a_setting_that_cannot_work_is_named(
+    rabbitmq: RabbitServer, options: dict[str, Any], arguments: dict[str, Any], words: str
+) -> None:
+    dedup = Dedup("memory://")
+    async with opened(rabbitmq, options.pop("dedup", dedup), **arguments) as orders:
+        with pytest.raises(ConfigError, match=words):
+            orders.consumer(**options)
+
+
+async def test_a_place_that_is_not_there_is_named(rabbitmq: RabbitServer, redis_url: str) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        with pytest.raises(ConfigError, match=r"there is no queue '.*\.retry\.50ms': give declare=True"):
+            await orders.consumer(declare=False).__aenter__()
+        with pytest.raises(ConfigError, match="there is no exchange 'nowhere' for dead letters"):
+            await orders.consumer(dead_letter="nowhere").__aenter__()
+
+
+async def test_a_place_of_another_kind_is_named(rabbitmq: RabbitServer, redis_url: str) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        await orders.channel.declare_queue(f"{orders.queue.name}.retry.50ms", durable=True)
+        with pytest.raises(ConfigError, match="was declared in another way"):
+            await orders.consumer().__aenter__()
+
+
+async def test_a_channel_without_confirms_is_refused(rabbitmq: RabbitServer, redis_url: str) -> None:
+    async with await aio_pika.connect(rabbitmq.url) as connection:
+        channel = await connection.channel(publisher_confirms=False)
+        queue = await channel.declare_queue(rabbitmq.name("orders"))
+        consumer = Consumer(queue, Dedup("memory://"), key=message_id, declare=True)
+        with pytest.raises(ConfigError, match="must confirm what is published"):
+            await consumer.__aenter__()
+
+
+async def test_a_handler_that_is_not_async_is_refused(rabbitmq: RabbitServer, redis_url: str) -> None:
+    async with shop(rabbitmq, redis_url) as orders, orders.consumer() as consumer:
+        with pytest.raises(ConfigError, match="must be async def"):
+            await consumer.run(fault)  # type: ignore[arg-type]
+
+
+async def test_a_consumer_must_be_open(rabbitmq: RabbitServer, redis_url: str) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        with pytest.raises(UsageError, match="async with Consumer"):
+            await orders.consumer().run(orders.handler)
+
+
+async def test_a_queue_of_another_library_is_refused() -> None:
+    with pytest.raises(ConfigError, match="queue must be an aio_pika queue, got str"):
+        Consumer("orders", Dedup("memory://"), key=message_id)  # type: ignore[arg-type]
