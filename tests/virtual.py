@@ -42,6 +42,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._virtual.now
 
+    def block(self, seconds: float) -> None:
+        """Let time pass in which the loop does nothing, as while a careless callback sleeps."""
+        self._virtual.now += seconds
+
     def clock(self) -> float:
         """Seconds since 1970, for stores."""
         return EPOCH + self._virtual.now

@@ -25,7 +25,7 @@ from ..protocol.operations import ClaimOp, Op, Redirect, Reply, Verb, Verdict
 from ..stores.base import DirectStore, Store, TimedStore
 from .answers import behind, closed, copy_of, heir, too_late, too_many, wrong_loop
 from .clock import NOTE_EVERY, ClockBound, named_claims
-from .deadline import BLOCKED, GRACE, Deadline
+from .deadline import BLOCKED, Deadline
 from .health import OnChange, StoreHealth
 from .named import NamedClaims
 from .queue import MIN_BATCH, Batch, OperationQueue, give_up
@@ -275,18 +275,17 @@ class Engine:
     def _flush(self) -> None:
         if not self._thread_id:
             return  # in a forked child that runs on in its parent's loop
-        earliest = 0.0
         if self._flushing:
             self._flushing = False
-            now = self._loop.time()
-            if now - self._now > BLOCKED:
-                earliest = now + GRACE  # the loop was blocked: what came before that is sent only now
+            lost = self._loop.time() - self._now
+            if lost > BLOCKED:
+                self._queue.excuse(lost)  # the loop was blocked: what came before that is sent only now
         queue, claims = self._queue, self._claims
         while (claims or queue.others) and (free := self._max_in_flight - len(self._batches)) > 0:
             ops = queue.next_batch(free) if queue.others else queue.take_claims(free)
             if not ops:
                 break
-            self._start(Batch(ops, max(ops[0].at + self._timeout, earliest)))
+            self._start(Batch(ops, ops[0].at + self._timeout))
         if self._deadline.timer is None:
             self._deadline.set()
         if self._drained is not None and not self._pending and not self._batches and not self._drained.done():

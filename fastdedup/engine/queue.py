@@ -102,6 +102,12 @@ class OperationQueue:
                 return batch
         return []
 
+    def excuse(self, seconds: float) -> None:
+        """Let all operations count as accepted that much later: for so long the loop was blocked."""
+        for queue in self._queues.values():
+            for op in queue:
+                op.at += seconds
+
     def oldest(self) -> float | None:
         """Return when the operation that waits longest was accepted; None where no operation waits."""
         return min((queue[0].at for queue in self._queues.values() if queue), default=None)

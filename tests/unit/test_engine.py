@@ -25,6 +25,9 @@ from fastdedup.protocol.operations import (
     terms,
 )
 from fastdedup.protocol.owners import draw_owner
+from fastdedup.stores.memory import MemoryStore
+
+from ..virtual import Link, VirtualLoop, virtual
 
 TERMS = terms(Mode.CLAIM, 1000, 2000, False)
 
@@ -156,6 +159,21 @@ async def test_a_loop_blocked_past_the_deadline_grants_a_grace() -> None:
     time.sleep(0.2)  # noqa: ASYNC251 -- what a careless callback does
     reply = await future
     assert isinstance(reply, Verdict)
+
+
+@pytest.mark.parametrize("blocked", [0.0, 0.1, 0.2, 0.26, 1.0])
+@virtual
+async def test_a_blocked_loop_takes_no_time_from_what_waits(blocked: float) -> None:
+    """10,000 claims in batches of 256, four under way for 20 ms each, take 0.2 s: without the block, and after it."""
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    link = Link(MemoryStore(clock=loop.clock))
+    link.latency = 0.01
+    engine = Engine(link, timeout=0.25)
+    futures = [engine.claim(claim(str(number))) for number in range(10_000)]
+    loop.block(blocked)
+    await asyncio.gather(*futures)
+    await engine.drain()
 
 
 async def test_too_much_pending_is_refused() -> None:
