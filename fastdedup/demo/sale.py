@@ -6,7 +6,6 @@ thieves invent a token. `Shop.buy` is the main path: the order handler that a we
 `run_sale` runs the sale and checks fastdedup's promises; the caller shows the report.
 """
 
-import asyncio
 import secrets
 from array import array
 from collections import Counter, defaultdict
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
+
+import anyio
 
 from fastdedup import Claim, Dedup, Outcome, fingerprint
 
@@ -120,13 +121,13 @@ class Shop:
             return Reply(403, f"form refused: {verdict.value}")
         self.accepted[token] += 1
         if self.stock == 0:
-            await asyncio.sleep(PAYMENT)
+            await anyio.sleep(PAYMENT)
             return Reply(200, {"buyer": buyer, "order": None})
         unit, self.stock = (
             self.stock,
             self.stock - 1,
         )  # reserved before the payment, so that only one pays
-        await asyncio.sleep(PAYMENT)
+        await anyio.sleep(PAYMENT)
         self.orders[buyer] += 1
         return Reply(200, {"buyer": buyer, "order": unit})
 
@@ -161,32 +162,30 @@ class Crowd:
         key = f"order:{buyer}"
         token = await shop.form(buyer)
         self.tokens.append(token)
-        async with asyncio.TaskGroup() as group:
-            # A third of the clicks let the server wait for the first click's answer; the others ask again.
-            clicks = [
-                group.create_task(
-                    self._click(buyer, token, key, wait=WAIT if (number + click) % 3 == 1 else 0.0)
-                )
-                for click in range(self._clicks)
-            ]
+        replies: list[Reply] = []
+        async with anyio.create_task_group() as group:
+            for click in range(self._clicks):
+                # A third of the clicks let the server wait for the first click's answer; the others ask again.
+                wait = WAIT if (number + click) % 3 == 1 else 0.0
+                group.start_soon(self._click, replies, buyer, token, key, wait)
             if number % THIEF_EVERY == 0:  # at the same time as the owner's own clicks
-                group.create_task(self._misuse(f"thief:{number}", token, Outcome.MISMATCH))
+                group.start_soon(self._misuse, f"thief:{number}", token, Outcome.MISMATCH)
             if number % FORGER_EVERY == 0:
-                group.create_task(self._misuse(f"forger:{number}", secrets.token_urlsafe(), Outcome.UNKNOWN))
+                group.start_soon(self._misuse, f"forger:{number}", secrets.token_urlsafe(), Outcome.UNKNOWN)
         first = shop.first_replies[key][:1]
-        self.differing += sum([click.result()] != first for click in clicks)
+        self.differing += sum([reply] != first for reply in replies)
         await self._misuse(buyer, token, Outcome.SUCCEEDED)
 
-    async def _click(self, buyer: str, token: str, key: str, *, wait: float) -> Reply:
+    async def _click(self, replies: list[Reply], buyer: str, token: str, key: str, wait: float) -> None:
         """Send one click as a browser does; while the order is in progress, ask again a little later."""
         pause = FIRST_PAUSE
         for _ in range(TRIES):
             reply = await self._shop.buy(buyer, token, key, wait=wait)
             if reply.status != 409:
                 break
-            await asyncio.sleep(pause)
+            await anyio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
-        return reply
+        replies.append(reply)
 
     async def _misuse(self, sender: str, token: str, reason: Outcome) -> None:
         """Send a form that must be refused, under a new idempotency key, so that only the token can show it."""
@@ -225,9 +224,9 @@ async def run_sale(
     queue = iter(range(buyers))
     started = perf_counter()
     try:
-        async with asyncio.TaskGroup() as group:
+        async with anyio.create_task_group() as group:
             for _ in range(min(IN_FLIGHT, buyers)):
-                group.create_task(_serve(crowd, queue, on_visit))
+                group.start_soon(_serve, crowd, queue, on_visit)
     except BaseExceptionGroup as errors:
         raise _first(errors) from None  # one error for the outage, not one for each click in flight
     return make_report(

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import anyio
+
 from ...errors import ConfigError, UnavailableError
 from .redis_server import ShopRedis
 
@@ -75,7 +77,7 @@ class ControlLine:
         self._asked.append(future)
         self._writer.write(f"{word}\n".encode())
         try:
-            async with asyncio.timeout(_TIMEOUT):
+            with anyio.fail_after(_TIMEOUT):
                 return await future
         except (TimeoutError, ConnectionError) as error:
             raise _silent() from error

@@ -1,9 +1,9 @@
 """The part to copy: two ways to order. An order happens once, however often it is sent."""
 
-import asyncio
 from time import perf_counter
 from typing import Annotated, Any
 
+import anyio
 from fastapi import APIRouter, Depends, Header, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
@@ -124,7 +124,7 @@ async def paid(request: Request, wanted: int, *, degraded: bool = False) -> HTML
     if page.session is None:  # tokens are issued only to visitors that are signed in
         raise HTTPException(401)
     started = perf_counter()
-    await asyncio.sleep(_PAYMENT)
+    await anyio.sleep(_PAYMENT)
     setattr(request.state, PAYING, perf_counter() - started)
     basket = await sent_token(request)
     placed = shop.ledger.sell(page.session.name, wanted, basket=basket, degraded=degraded)

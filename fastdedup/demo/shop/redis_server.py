@@ -6,6 +6,8 @@ import asyncio
 import shutil
 from pathlib import Path
 
+import anyio
+
 from ...errors import ConfigError
 
 _STARTING = 20.0
@@ -41,7 +43,7 @@ class ShopRedis:
         self._path = path
         # Mutable: the process while it runs; a lock, so that starting and stopping take turns.
         self._process: asyncio.subprocess.Process | None = None
-        self._turn = asyncio.Lock()
+        self._turn = anyio.Lock()
 
     @property
     def is_up(self) -> bool:
@@ -83,13 +85,12 @@ class ShopRedis:
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
             )
-        try:
-            async with asyncio.timeout(_STARTING):
-                while not await self._answers():
-                    if not self.is_up:
-                        break
-                    await asyncio.sleep(_PAUSE)
-        except TimeoutError:
+        with anyio.move_on_after(_STARTING) as scope:
+            while not await self._answers():
+                if not self.is_up:
+                    break
+                await anyio.sleep(_PAUSE)
+        if scope.cancelled_caught:
             self._process.kill()
             await self._process.wait()
         if not self.is_up:

@@ -13,10 +13,12 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, replace
 from typing import Any
+
+import anyio
 
 from ...errors import ConfigError, UnavailableError
 from .control import answer
@@ -91,8 +93,8 @@ class Demo:
         self._redis = ShopRedis(binary, settings.redis_socket)
         # Mutable: the workers; how many are ready; an event that ends the demo.
         self._workers: list[asyncio.subprocess.Process] = []
-        self._ready = asyncio.Semaphore(0)
-        self._end = asyncio.Event()
+        self._ready = anyio.Semaphore(0)
+        self._end = anyio.Event()
 
     async def main(self, on_ready: Callable[[str], None]) -> None:
         """Start all processes, wait for the end, and stop all processes."""
@@ -130,8 +132,8 @@ class Demo:
 
     async def _until_ready(self) -> bool:
         try:
-            async with asyncio.timeout(_STARTING):
-                return await self._unless_ended(self._all_ready())
+            with anyio.fail_after(_STARTING):
+                return await self._unless_ended(self._all_ready)
         except TimeoutError:
             raise UnavailableError(f"the shop did not open within {_STARTING:g} s") from None
 
@@ -140,31 +142,31 @@ class Demo:
             await self._ready.acquire()
 
     async def _until_end(self) -> None:
-        await self._unless_ended(asyncio.Event().wait())
+        await self._unless_ended(anyio.sleep_forever)
 
-    async def _unless_ended(self, wanted: Coroutine[Any, Any, Any]) -> bool:
+    async def _unless_ended(self, wanted: Callable[[], Awaitable[Any]]) -> bool:
         """Wait for `wanted`; return False where the demo ends before.
 
         Raises:
             UnavailableError: a worker has ended by itself.
         """
-        waiting = asyncio.create_task(wanted)
-        end = asyncio.create_task(self._end.wait())
-        died = [asyncio.create_task(worker.wait()) for worker in self._workers]
-        every = (waiting, end, *died)
-        try:
-            await asyncio.wait(every, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in every:
-                task.cancel()
-            await asyncio.gather(*every, return_exceptions=True)
-        if not end.cancelled():
+        seen: list[str | int] = []
+        async with anyio.create_task_group() as group:
+
+            async def first(event: str, waiting: Callable[[], Awaitable[Any]]) -> None:
+                code = await waiting()
+                seen.append(event or code)
+                group.cancel_scope.cancel()
+
+            group.start_soon(first, "wanted", wanted)
+            group.start_soon(first, "end", self._end.wait)
+            for worker in self._workers:
+                group.start_soon(first, "", worker.wait)
+        if "end" in seen:
             return False
-        for task in died:
-            if not task.cancelled():
-                raise UnavailableError(
-                    f"a worker of the shop ended by itself, with exit code {task.result()}"
-                )
+        for code in seen:
+            if isinstance(code, int):
+                raise UnavailableError(f"a worker of the shop ended by itself, with exit code {code}")
         return True
 
     async def _stop_workers(self) -> None:
@@ -172,9 +174,8 @@ class Demo:
             if worker.returncode is None:
                 worker.terminate()
         for worker in self._workers:
-            try:
-                async with asyncio.timeout(_ENDING):
-                    await worker.wait()
-            except TimeoutError:
+            with anyio.move_on_after(_ENDING) as scope:
+                await worker.wait()
+            if scope.cancelled_caught:
                 worker.kill()
                 await worker.wait()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import cast
 
+import anyio
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse
 
@@ -98,22 +98,20 @@ class WebShop:
             orphaned(self.settings)
             raise
         try:
-            async with self.dedup, self._ticking():
+            async with self.dedup:
                 await self.control.ask("ready")
-                yield
+                async with self._ticking():
+                    yield
         finally:
             self.control.close()
             self.ledger.close()
 
     @asynccontextmanager
     async def _ticking(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._tick())
-        try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._tick)
             yield
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
+            group.cancel_scope.cancel()
 
     async def _tick(self) -> None:
         while True:
@@ -122,7 +120,7 @@ class WebShop:
             with suppress(UnavailableError):
                 # Orders would also notice an outage, but for minutes there may be no order.
                 await self.dedup.get("heartbeat")
-            await asyncio.sleep(_TICK)
+            await anyio.sleep(_TICK)
 
     def publish(self) -> None:
         """Write this worker's figures, for the other workers to read."""
