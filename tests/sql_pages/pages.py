@@ -22,9 +22,10 @@ class Page:
     def __init__(self, name: str) -> None:
         self.name = f"docs/{name}"
         parts = re.split(r"^##+ (.+)\n", (DOCS / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
-        self._sections = dict(zip(parts[1::2], parts[2::2], strict=True))
+        self._sections = {"": parts[0]} | dict(zip(parts[1::2], parts[2::2], strict=True))
 
     def blocks(self, section: str, language: str) -> list[str]:
+        """Give the blocks of one section; "" names what stands before the first heading."""
         return re.findall(rf"^```{language}\n(.*?)^```", self._sections[section], re.DOTALL | re.MULTILINE)
 
     def all_blocks(self, language: str) -> list[str]:

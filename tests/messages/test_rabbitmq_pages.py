@@ -1,0 +1,147 @@
+"""docs/rabbitmq.md and docs/publish-once.md on a real RabbitMQ: their Python runs as it stands there."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing, suppress
+from pathlib import Path
+from typing import Any
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractChannel
+
+from fastdedup import Dedup
+from fastdedup.sql.dialects import TableName, dialect_of
+
+from ..brokers import RabbitServer
+from ..sql_pages.pages import Page, forget
+
+PAGE = Page("rabbitmq.md")
+(START,) = PAGE.blocks("", "python")
+(BILLING,) = PAGE.blocks("The inbox decides", "python")
+PUBLISH, _ = Page("publish-once.md").blocks("Claim, publish, confirm, complete", "python")
+WaitUntil = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _inboxes_of_the_pages_go() -> Any:
+    yield
+    forget()
+
+
+@asynccontextmanager
+async def channel_of(rabbitmq: RabbitServer) -> AsyncIterator[AbstractChannel]:
+    async with await aio_pika.connect(rabbitmq.url) as connection:
+        yield await connection.channel(on_return_raises=True)
+
+
+@asynccontextmanager
+async def running(work: Awaitable[Any]) -> AsyncIterator[None]:
+    task = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def put(channel: AbstractChannel, queue: str, message_id: str, body: bytes = b"5") -> None:
+    message = aio_pika.Message(body, message_id=message_id, delivery_mode=2)
+    await channel.default_exchange.publish(message, queue)
+
+
+async def test_the_start_of_the_page_consumes(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    orders = rabbitmq.name("orders")
+    block = START.replace("amqp://guest:guest@localhost/", rabbitmq.url).replace('"orders"', f'"{orders}"')
+    names = PAGE.run(block.replace("redis://localhost:6379/0", redis_url))
+    seen = []
+
+    async def on_order(message: Any) -> None:
+        seen.append(message.message_id)
+
+    names["on_order"] = on_order
+    async with channel_of(rabbitmq) as channel, running(names["main"]()):
+        await wait_until(lambda: _there(rabbitmq, orders), description="the queue is declared")
+        for each in ("1", "1", "2"):
+            await put(channel, orders, each)
+        await wait_until(lambda: len(seen) == 2, description="both are worked on")
+    assert sorted(seen) == ["1", "2"]
+
+
+async def _there(rabbitmq: RabbitServer, queue: str) -> bool:
+    async with channel_of(rabbitmq) as channel:
+        try:
+            await channel.declare_queue(queue, passive=True)
+        except aio_pika.exceptions.ChannelClosed:
+            return False
+    return True
+
+
+async def test_the_page_with_an_inbox_pays_once(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, tmp_path: Path
+) -> None:
+    database = tmp_path / "shop.db"
+    with closing(sqlite3.connect(database)) as connection:
+        connection.executescript(dialect_of("sqlite", TableName("fastdedup_inbox")).ddl())
+        connection.executescript("CREATE TABLE account (id, balance); INSERT INTO account VALUES (7, 1000)")
+    names = PAGE.run(
+        "from fastdedup.integrations.rabbitmq import Consumer, message_id\n"
+        + BILLING.replace(
+            'create_async_engine("postgresql+asyncpg://localhost/shop")',
+            f'create_async_engine("sqlite+aiosqlite:///{database}", connect_args={{"isolation_level": "IMMEDIATE"}})',
+        )
+    )
+
+    def balance() -> int:
+        with closing(sqlite3.connect(database)) as connection:
+            return int(connection.execute("SELECT balance FROM account").fetchone()[0])
+
+    async with Dedup(redis_url, namespace="m", timeout=5.0) as dedup, channel_of(rabbitmq) as channel:
+        queue = await channel.declare_queue(rabbitmq.name("payments"), durable=True)
+        async with running(names["consume"](queue, dedup)):
+            for each in ("1", "1", "2"):
+                await put(channel, queue.name, each)
+            await wait_until(lambda: balance() == 990, description="two are paid")
+    await names["Session"].kw["bind"].dispose()
+    assert balance() == 990
+
+
+async def test_a_lost_confirm_publishes_one_id_again(rabbitmq: RabbitServer, redis_url: str) -> None:
+    """The broker has the message, its publisher does not know: the next one has the same id."""
+    names = Page("publish-once.md").run(PUBLISH.replace("redis://localhost:6379/0", redis_url))
+    async with channel_of(rabbitmq) as channel, names["dedup"]:
+        queue = await channel.declare_queue(rabbitmq.name("paid"), durable=True)
+        lost = 1
+
+        async def publish(body: bytes, message_id: str) -> None:
+            nonlocal lost
+            await put(channel, queue.name, message_id, body)
+            if lost:
+                lost -= 1
+                raise ConnectionError("the confirm was lost")
+
+        with pytest.raises(ConnectionError):
+            await names["publish_once"](publish, b"5", "paid", 7)
+        for _ in range(3):
+            await names["publish_once"](publish, b"5", "paid", 7)
+        found = [await queue.get() for _ in range(2)]
+        assert found[0].message_id == found[1].message_id
+        assert await queue.get(fail=False) is None
+
+
+async def test_a_message_that_no_queue_takes_is_no_success(rabbitmq: RabbitServer, redis_url: str) -> None:
+    names = Page("publish-once.md").run(PUBLISH.replace("redis://localhost:6379/0", redis_url))
+    async with channel_of(rabbitmq) as channel, names["dedup"]:
+
+        async def publish(body: bytes, message_id: str) -> None:
+            await put(channel, "nowhere", message_id, body)
+
+        for _ in range(2):
+            with pytest.raises(aio_pika.exceptions.PublishError):
+                await names["publish_once"](publish, b"5", "paid", 8)
