@@ -340,6 +340,18 @@ async def test_a_lost_plain_connection_ends_the_consumer(
             await task
 
 
+async def test_a_deleted_queue_ends_the_consumer(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders, orders.consumer() as consumer:
+        task = asyncio.create_task(consumer.run(orders.handler))
+        await orders.publish("7")
+        await wait_until(lambda: consumer.counts.first, description="it works")
+        await orders.channel.queue_delete(orders.queue.name)
+        with pytest.raises(ConnectionError, match="it was deleted"):
+            await task
+
+
 async def test_stop_finishes_what_it_has(
     rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
 ) -> None:

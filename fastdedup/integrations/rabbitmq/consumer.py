@@ -33,6 +33,8 @@ PREFETCH: Final = 256
 """Messages that the broker sends ahead of their acks, by default: so many claims share batches."""
 _LOST: Final = (ChannelInvalidStateError, AMQPError, ConnectionError)
 """The channel that a message came by is gone: the broker delivers it again."""
+_LOOK: Final = 1.0
+"""Seconds between two looks whether the broker still delivers."""
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -144,7 +146,7 @@ class Consumer:
 
         Raises:
             ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
-            ConnectionError: the connection was lost, and is not a robust one.
+            ConnectionError: the connection was lost, or the queue deleted; a robust connection opens both again.
         """
         if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 -- an object whose call is async
@@ -161,6 +163,8 @@ class Consumer:
             for _ in range(self._prefetch):
                 group.start_soon(self._work, handout, handler)
             tag = await reply(self._queue.consume(self._taker(handout)))
+            if not isinstance(channel, AbstractRobustChannel):
+                group.start_soon(self._watch, await channel.get_underlay_channel(), tag)
             await self._stop.wait()
             with suppress(*_LOST), anyio.move_on_after(self._grace):
                 await reply(self._queue.cancel(tag))
@@ -221,6 +225,15 @@ class Consumer:
     def _on_close(self, channel: Any, error: BaseException | None = None) -> None:
         if not self._stop.is_set():
             self._give_up(ConnectionError(f"the channel of {self._queue.name!r} was closed: {error}"))
+
+    async def _watch(self, underlay: Any, tag: str) -> None:
+        """Look whether the broker still delivers: it stops where the queue is deleted, and aio-pika 9 tells nobody."""
+        while tag in underlay.consumers:  # noqa: ASYNC110 -- as nobody tells
+            await anyio.sleep(_LOOK)
+        if not self._stop.is_set():
+            self._give_up(
+                ConnectionError(f"the broker delivers no more of {self._queue.name!r}: it was deleted")
+            )
 
     def _give_up(self, error: BaseException) -> None:
         self._fault = self._fault or error
