@@ -227,7 +227,7 @@ class Consumer:
             self._give_up(ConnectionError(f"the channel of {self._queue.name!r} was closed: {error}"))
 
     async def _watch(self, underlay: Any, tag: str) -> None:
-        """Look whether the broker still delivers: it stops where the queue is deleted, and aio-pika 9 tells nobody."""
+        """Look whether the broker still delivers: it stops where the queue was deleted, and tells nobody."""
         while tag in underlay.consumers:  # noqa: ASYNC110 -- as nobody tells
             await anyio.sleep(_LOOK)
         if not self._stop.is_set():
