@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -21,11 +22,11 @@ from confluent_kafka import Consumer
 from .brokers import FAST_GROUP, Broker, KafkaServer, NatsServer, RabbitServer
 from .database_server import ROOT, runs
 
-KINDS = (RabbitServer, NatsServer, KafkaServer)
 KILLED_TESTS = """
 import time
 from tests.brokers import {kind}
-server = {kind}().start()
+server = {kind}()
+server._launch()
 print(server.pid, server.folder, flush=True)
 time.sleep(60)
 """
@@ -49,7 +50,9 @@ async def test_rabbitmq_keeps_durable_messages_over_a_kill(wait_until: Waiter) -
                     message, routing_key=kind
                 )  # returns once it is confirmed
         await wait_until(lambda: server.would_keep("quorum"), description="the quorum queue is on disk")
+        processes = psutil.Process(server.pid).children(recursive=True)
         server.restart()
+        assert not any(map(runs, processes))
         async with rabbit_channel(server) as channel:
             for kind in ("classic", "quorum"):
                 queue = await channel.get_queue(kind)
@@ -119,8 +122,8 @@ async def test_confluents_client_reads_what_aiokafka_wrote(kafka: KafkaServer) -
             "bootstrap.servers": kafka.url,
             "group.id": kafka.name("group"),
             "auto.offset.reset": "earliest",
-            "max.poll.interval.ms": 2000,  # its rebalance timeout
-            "session.timeout.ms": 2000,
+            "max.poll.interval.ms": 1000,  # its rebalance timeout
+            "session.timeout.ms": 1000,
         }
     )
     consumer.subscribe([topic])
@@ -187,20 +190,31 @@ def test_a_broker_that_does_not_start_leaves_nothing(monkeypatch: pytest.MonkeyP
     assert not server.folder.exists()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_a_broker_ends_with_killed_tests(kind: type[Broker], wait_until: Waiter) -> None:
-    processes, folder = left_by_killed_tests(kind.__name__)
-    await wait_until(lambda: not any(map(runs, processes)), description="the broker ended")
+@pytest.mark.parametrize("kind", ["RabbitServer", "NatsServer", "KafkaServer"])
+async def test_a_broker_ends_with_killed_tests(kind: str, wait_until: Waiter) -> None:
+    first, folder = left_by_killed_tests(kind)
+    await wait_until(lambda: not members_of(first), description="the broker ended")
     await wait_until(lambda: not folder.exists(), description="its folder was removed")
 
 
-def left_by_killed_tests(kind: str) -> tuple[list[psutil.Process], Path]:
-    """Kill a process that started a broker; give the broker's processes and folder."""
+def left_by_killed_tests(kind: str) -> tuple[int, Path]:
+    """Kill a process that launched a broker; give the broker's process and folder."""
     command = [sys.executable, "-c", KILLED_TESTS.format(kind=kind)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as tests:
         assert tests.stdout is not None
         pid, folder = tests.stdout.readline().split()
-        server = psutil.Process(int(pid))
-        processes = [server, *server.children(recursive=True)]
+        assert members_of(int(pid))
         tests.kill()
-    return processes, Path(folder)
+    return int(pid), Path(folder)
+
+
+def members_of(group: int) -> list[psutil.Process]:
+    """Give the processes of a group that run."""
+    return [process for process in psutil.process_iter() if runs(process) and group_of(process) == group]
+
+
+def group_of(process: psutil.Process) -> int | None:
+    try:
+        return os.getpgid(process.pid)
+    except ProcessLookupError:
+        return None
