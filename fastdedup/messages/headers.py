@@ -14,6 +14,8 @@ KEY: Final = "x-fastdedup-key"
 REASON: Final = "x-fastdedup-reason"
 ERROR: Final = "x-fastdedup-error"
 CONSUMER: Final = "x-fastdedup-consumer"
+QUEUE: Final = "x-fastdedup-queue"
+"""The queue that the dead letter was consumed from: it is delivered again there."""
 AT: Final = "x-fastdedup-at"
 """When the message was dead-lettered, in UTC, by ISO 8601."""
 AGAIN: Final = "x-fastdedup-again"
@@ -60,7 +62,7 @@ def dead_letter_headers(headers: Mapping[str, Any], decision: Decision, consumer
 
 def again_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
     """Return the headers of a dead letter that is delivered again: its own, without what it died of."""
-    ours = {ATTEMPTS, REASON, ERROR, CONSUMER, AT, KEY}
+    ours = {ATTEMPTS, REASON, ERROR, CONSUMER, QUEUE, AT, KEY}
     return {**{name: value for name, value in headers.items() if name not in ours}, AGAIN: 1}
 
 

@@ -11,21 +11,25 @@ from aio_pika import IncomingMessage
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 from aiormq import spec
 from aiormq.abc import AbstractChannel
-from aiormq.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, DeliveryError
+from aiormq.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed, DeliveryError, PublishError
 
 from ...checks import Seconds, check_count, milliseconds
-from ...errors import ConfigError
+from ...errors import ConfigError, DedupError
 from ...messages.decisions import Decision
-from ...messages.headers import dead_letter_headers, retry_headers
+from ...messages.headers import QUEUE, dead_letter_headers, retry_headers
 from .replies import reply
 
 _EXCHANGE: Final = "x-fastdedup-exchange"
 _ROUTING_KEY: Final = "x-fastdedup-routing-key"
 """Where a message was published to first: a retried one comes back through the default exchange."""
+_NO_ID: Final = "x-fastdedup-no-message-id"
+"""The message was published without an id. aiormq makes one up for each copy, and that must never become a key."""
 _TYPE: Final = "x-queue-type"
 _LIMIT: Final = "x-delivery-limit"
-_DEATHS: Final = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason")
+DEATHS: Final = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason")
 """RabbitMQ's own record of the wait for a retry; with it, it takes the next one for a cycle and drops the message."""
+_MANY: Final = 1_000_000_000
+"""Deliveries of a dead letter: to look at it is one, and RabbitMQ 4.0 drops what had 20 from a quorum queue."""
 _PERSISTENT: Final = 2
 _REFUSED_PAUSE: Final = 0.5
 """Seconds until a place that has refused a message is asked again: it is full."""
@@ -34,6 +38,10 @@ log = logging.getLogger("fastdedup.messages")
 
 class UnroutableError(ConfigError):
     """The broker has no place for a retry or a dead letter: its queue, or the exchange's binding, was removed."""
+
+
+class RefusedError(DedupError):
+    """The broker has refused a message for now: its queue is full."""
 
 
 class Places:
@@ -83,7 +91,7 @@ class Places:
         if self.exchange:
             await self._see_exchange(underlay)
         else:
-            await self._place(underlay, self.dead_letters, self._kind())
+            await self._place(underlay, self.dead_letters, self._dead_letter_arguments())
 
     async def retry(self, message: AbstractIncomingMessage, decision: Decision) -> None:
         """Put a copy of a message where it waits for its next attempt; return once the broker has confirmed it.
@@ -92,7 +100,7 @@ class Places:
             ChannelInvalidStateError: the channel was lost: the broker delivers the message again.
             UnroutableError: that place is there no more.
         """
-        headers = {name: value for name, value in message.headers.items() if name not in _DEATHS}
+        headers = {name: value for name, value in message.headers.items() if name not in DEATHS}
         headers = retry_headers(headers, decision)
         headers.setdefault(_EXCHANGE, message.exchange or "")
         headers.setdefault(_ROUTING_KEY, message.routing_key or "")
@@ -100,13 +108,17 @@ class Places:
 
     async def bury(self, message: AbstractIncomingMessage, decision: Decision, consumer: str) -> None:
         """Put a copy of a message where dead letters lie. Returns and raises as `retry`."""
-        headers = dead_letter_headers(message.headers, decision, consumer)
+        headers = dead_letter_headers(message.headers, decision, consumer) | {QUEUE: self.queue}
         headers.setdefault(_EXCHANGE, message.exchange or "")
         headers.setdefault(_ROUTING_KEY, message.routing_key or "")
         await _publish(message, self.exchange, self.dead_letters, headers, None)
 
     def _kind(self) -> dict[str, Any]:
         return {_TYPE: self._arguments[_TYPE]} if _TYPE in self._arguments else {}
+
+    def _dead_letter_arguments(self) -> dict[str, Any]:
+        arguments = self._kind()
+        return arguments | {_LIMIT: _MANY} if arguments.get(_TYPE) == "quorum" else arguments
 
     def _retry_arguments(self) -> dict[str, Any]:
         arguments = {
@@ -152,8 +164,10 @@ class Places:
 
 
 def restore_origin(message: AbstractIncomingMessage) -> None:
-    """Give a message that comes back from its wait the exchange and the routing key that it was published by."""
+    """Give a message that comes back what it was published with: its exchange, its routing key, an id or none."""
     headers, incoming = message.headers, cast(IncomingMessage, message)
+    if _NO_ID in headers:
+        incoming.message_id = None
     if _EXCHANGE in headers and _ROUTING_KEY in headers:
         incoming.exchange = str(headers[_EXCHANGE])
         incoming.routing_key = str(headers[_ROUTING_KEY])
@@ -179,8 +193,55 @@ async def _publish(
     headers: dict[str, Any],
     expiration: Any,
 ) -> None:
-    """Publish a copy on the channel that the message came by, so that a lost one is noticed."""
-    properties = spec.Basic.Properties(
+    """Publish a copy, as often as its place refuses it."""
+    while True:
+        try:
+            return await publish_copy(message, exchange, routing_key, headers, expiration)
+        except RefusedError as refused:
+            log.warning("%s, and is asked again", refused)
+            await anyio.sleep(_REFUSED_PAUSE)
+
+
+async def publish_copy(
+    message: AbstractIncomingMessage,
+    exchange: str,
+    routing_key: str,
+    headers: dict[str, Any],
+    expiration: Any = None,
+) -> None:
+    """Publish a copy on the channel that the message came by, so that a lost one is noticed.
+
+    Returns once the broker has confirmed it.
+
+    Raises:
+        UnroutableError: no queue takes it.
+        RefusedError: the queue is full.
+        ChannelInvalidStateError: the channel was lost.
+    """
+    place = f"{exchange!r} by {routing_key!r}" if exchange else f"the queue {routing_key!r}"
+    unroutable = UnroutableError(f"no queue takes the messages for {place}: declare or bind it again")
+    try:
+        answer = await message.channel.basic_publish(
+            message.body,
+            exchange=exchange,
+            routing_key=routing_key,
+            properties=_properties(message, headers, expiration),
+            mandatory=True,
+        )
+    except PublishError:  # what came back, on a channel whose on_return_raises is true
+        raise unroutable from None
+    except DeliveryError as refused:
+        raise RefusedError(f"{place} refuses a message: {refused}") from None
+    if not isinstance(answer, spec.Basic.Ack):
+        raise unroutable
+
+
+def _properties(
+    message: AbstractIncomingMessage, headers: dict[str, Any], expiration: Any
+) -> spec.Basic.Properties:
+    if not message.message_id:
+        headers = headers | {_NO_ID: 1}
+    return spec.Basic.Properties(
         content_type=message.content_type,
         content_encoding=message.content_encoding,
         headers=headers,
@@ -194,23 +255,6 @@ async def _publish(
         message_type=message.type,
         app_id=message.app_id,
     )  # no user_id: the broker refuses another's than the connection's own
-    place = f"{exchange!r} by {routing_key!r}" if exchange else f"the queue {routing_key!r}"
-    while True:
-        try:
-            answer = await message.channel.basic_publish(
-                message.body,
-                exchange=exchange,
-                routing_key=routing_key,
-                properties=properties,
-                mandatory=True,
-            )
-        except DeliveryError as refused:
-            log.warning("%s refuses a message, and is asked again: %s", place, refused)
-            await anyio.sleep(_REFUSED_PAUSE)
-            continue
-        if not isinstance(answer, spec.Basic.Ack):
-            raise UnroutableError(f"no queue takes the messages for {place}: declare or bind it again")
-        return
 
 
 async def _close(channel: AbstractChannel) -> None:
