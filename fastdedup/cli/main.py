@@ -25,6 +25,7 @@ from rich.text import Text
 from fastdedup import Dedup, DedupError, ForeignRecordError, Record
 from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
 from fastdedup.bench import Table as Played
+from fastdedup.cli.dead_letters import COMMANDS as DEAD_LETTERS
 from fastdedup.cli.inbox import COMMANDS as INBOX
 from fastdedup.cli.shop import web_options
 from fastdedup.cli.sidecar import COMMANDS as SIDECAR
@@ -57,7 +58,7 @@ def cli() -> None:
     """Are you the first? A dedup gateway on Redis, and its records."""
 
 
-for command in (*SIDECAR, *INBOX):
+for command in (*SIDECAR, *INBOX, *DEAD_LETTERS):
     cli.add_command(command)
 
 

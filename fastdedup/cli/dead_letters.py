@@ -1,0 +1,164 @@
+"""The commands for dead letters: `fastdedup dead-letters list` and `replay`. `cli.main` registers `COMMANDS`.
+
+aio-pika is imported by `broker.py`, and in the functions that run once there is a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+import orjson
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from .broker import at_broker
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractChannel
+
+    from ..integrations.rabbitmq.dead_letters import DeadLetter, DeadLetters, Replay
+
+Command = Callable[..., Any]
+_HEADINGS = ("key", "attempts", "reason", "error", "consumer", "when", "bytes")
+
+
+def broker_options(command: Command) -> Command:
+    """Add what both commands have: the queue, and the options of the connection."""
+    queue = click.argument("queue")
+    url = click.option(
+        "--url",
+        envvar=["FASTDEDUP_AMQP_URL", "AMQP_URL"],
+        show_envvar=True,
+        required=True,
+        help="The broker, such as amqp://user@host:5672/. With a password in it, use the variable: other users of "
+        "this host can read the options of a command.",
+    )
+    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
+    return queue(url(as_json(command)))
+
+
+@click.group(name="dead-letters")
+def dead_letters() -> None:
+    """Look at the dead letters of a RabbitMQ queue, and send them back."""
+
+
+@dead_letters.command(name="list")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show so many, the oldest."
+)
+@broker_options
+def list_(queue: str, limit: int, url: str, as_json: bool) -> None:
+    """Show the dead letters that lie in QUEUE, and leave them there.
+
+    RabbitMQ cannot show a message without handing it out: each is marked as redelivered afterwards, and another
+    program that takes dead letters meanwhile does not get those that are looked at.
+    """
+    found = at_broker(url, partial(_listed, queue=queue, limit=limit))
+    if as_json:
+        for letter in found.letters:
+            click.echo(orjson.dumps(asdict(letter)).decode())
+        return
+    if found.letters:
+        Console().print(_table(queue, found))
+    if len(found.letters) < found.total:
+        click.echo(f"{len(found.letters):,} of {found.total:,} are shown: see --limit.", err=True)
+    if not found.letters:
+        click.echo(f"No dead letter lies in {queue}.", err=True)
+
+
+async def _listed(channel: AbstractChannel, queue: str, limit: int) -> DeadLetters:
+    from ..integrations.rabbitmq.dead_letters import list_dead_letters
+
+    return await list_dead_letters(channel, queue, limit)
+
+
+def _table(queue: str, found: DeadLetters) -> Table:
+    table = Table(title=f"Dead letters in {queue}", box=ROUNDED)
+    for heading in _HEADINGS:
+        table.add_column(
+            heading, justify="right" if heading in {"attempts", "bytes"} else "left", overflow="fold"
+        )
+    for letter in found.letters:
+        table.add_row(*map(Text, _cells(letter)))  # as Text, because rich would take [brackets] for markup
+    return table
+
+
+def _cells(letter: DeadLetter) -> list[str]:
+    texts = [letter.key, str(letter.attempts), letter.reason, letter.error, letter.consumer, _when(letter.at)]
+    return [*(text or "-" for text in texts), f"{letter.size:,}"]
+
+
+def _when(at: str | None) -> str | None:
+    """Return a time in full seconds and this machine's zone; as it stands where it is none."""
+    try:
+        return None if at is None else f"{datetime.fromisoformat(at).astimezone():%Y-%m-%d %H:%M:%S}"
+    except ValueError:
+        return at
+
+
+@dead_letters.command()
+@click.option(
+    "--key", "keys", multiple=True, help="Send back the messages with this key; give it repeatedly."
+)
+@click.option("--all", "every", is_flag=True, help="Send back all.")
+@click.option("--limit", type=click.IntRange(min=1), help="Send back so many at most, the oldest.")
+@click.option("--to", help="The queue to send them to. [default: the one that each came from]")
+@click.option("--dry-run", is_flag=True, help="Send nothing back, and say what would be.")
+@broker_options
+def replay(
+    queue: str, keys: tuple[str, ...], every: bool, limit: int | None, url: str, as_json: bool, **how: Any
+) -> None:
+    """Send dead letters that lie in QUEUE back to the queue that each came from.
+
+    Its consumer works on them anew, with all attempts; one that fails again becomes a dead letter again. Stop the
+    command at any time: no message is lost, and what was sent back twice is worked on once. Exits with 1 where a key
+    was not found, or a message could not be sent back.
+    """
+    if bool(keys) == every:
+        raise click.UsageError("say which: --key KEY, also repeatedly, or --all")
+    console = Console(stderr=True)  # because stdout is for the figures
+    wanted = {"keys": keys or None, "limit": limit, **how}
+    report = at_broker(
+        url, partial(_replayed, queue=queue, console=None if as_json else console, wanted=wanted)
+    )
+    missing = [] if report.replayed == limit else sorted(set(keys) - report.keys)
+    if as_json:
+        facts = asdict(report) | {"keys": sorted(report.keys), "missing": missing}
+        click.echo(orjson.dumps(facts).decode())
+    else:
+        _say(queue, report, dry_run=how["dry_run"])
+    for key in missing:
+        click.echo(f"No dead letter in {queue} with the key {key!r} was sent back.", err=True)
+    if missing or report.kept:
+        raise SystemExit(1)
+
+
+async def _replayed(
+    channel: AbstractChannel, queue: str, console: Console | None, wanted: dict[str, Any]
+) -> Replay:
+    from ..integrations.rabbitmq.dead_letters import replay
+
+    columns = TextColumn("Replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console, disable=console is None) as progress:
+        task = progress.add_task("", total=None)
+        return await replay(
+            channel, queue, on_letter=lambda total: progress.update(task, total=total, advance=1), **wanted
+        )
+
+
+def _say(queue: str, report: Replay, *, dry_run: bool) -> None:
+    done = "would be sent back" if dry_run else "were sent back"
+    click.echo(f"{report.replayed:,} of the {report.seen:,} dead letters of {queue} that were seen {done}.")
+    for reason, count in report.kept.items():
+        click.echo(f"{count:,} stay: {reason}", err=True)
+
+
+COMMANDS = (dead_letters,)

@@ -1,0 +1,236 @@
+"""Dead letters on a real RabbitMQ: looking takes nothing away, replaying loses nothing, what fails again is back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import aio_pika
+import pytest
+from aiormq import spec
+from aiormq.exceptions import AMQPError
+
+from fastdedup import ConfigError
+from fastdedup.integrations.rabbitmq.dead_letters import DeadLetter, list_dead_letters, replay
+from fastdedup.messages.headers import AGAIN, REASON
+
+from ..brokers import RabbitServer
+from .dead_letter_desk import desk_at
+
+Wait = Callable[..., Any]
+ABC = ("a", "b", "c")
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+async def test_looking_at_dead_letters_leaves_them_in_order(
+    rabbitmq: RabbitServer, wait_until: Wait, kind: str
+) -> None:
+    """A quorum queue counts each look: RabbitMQ 4.0 drops a message after 20, unless the queue has another limit."""
+    async with desk_at(rabbitmq, kind) as desk:
+        for number in ABC:
+            await desk.bury(number, wait_until=wait_until, attempts=2, name="billing")
+        looks = [await list_dead_letters(desk.channel, desk.dead, limit) for limit in (*[2] * 21, 50)]
+        for look in looks:
+            assert [letter.key for letter in look.letters] == ["a", "b", "c"][: len(look.letters)]
+            assert look.total == 3
+        letter = looks[-1].letters[2]
+        assert (letter.attempts, letter.reason, letter.error) == (2, "failed", "ValueError: no such customer")
+        assert (letter.consumer, letter.queue, letter.size) == ("billing", desk.queue, 4)
+        assert datetime.fromisoformat(letter.at or "").tzinfo is not None
+        assert [message.message_id for message in await desk.taken(desk.dead, 3)] == ["a", "b", "c"]
+
+
+async def test_a_replayed_message_is_worked_on_anew(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+    async with desk_at(rabbitmq) as desk:
+        exchange = await desk.channel.declare_exchange(rabbitmq.name("shop"), auto_delete=True)
+        await (await desk.channel.get_queue(desk.queue)).bind(exchange, "paid")
+        desk.poison = {"b"}
+        await exchange.publish(aio_pika.Message(b"body", message_id="b", headers={"tenant": 7}), "paid")
+        async with desk.consumer() as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
+            desk.poison = set()
+            report = await replay(desk.channel, desk.dead, keys={"b"})
+            await wait_until(lambda: desk.done["b"], description="its work is done")
+        again = desk.seen[-1]
+        assert (report.seen, report.replayed, report.kept) == (1, 1, {})
+        assert (again.exchange, again.routing_key, again.headers["tenant"]) == (exchange.name, "paid", 7)
+        assert REASON not in again.headers
+        assert await desk.taken(desk.dead, 0) == []
+
+
+async def test_only_the_chosen_keys_are_replayed(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+    async with desk_at(rabbitmq) as desk:
+        await desk.bury(*ABC, wait_until=wait_until)
+        dry = await replay(desk.channel, desk.dead, keys=["b", "z"], dry_run=True)
+        real = await replay(desk.channel, desk.dead, keys=["b", "z"])
+        assert (dry.seen, dry.replayed, dry.keys) == (real.seen, real.replayed, real.keys) == (3, 1, {"b"})
+        assert [message.message_id for message in await desk.taken(desk.queue, 1)] == ["b"]
+        assert {message.message_id for message in await desk.taken(desk.dead, 2)} == {"a", "c"}
+
+
+async def test_replay_sends_the_oldest_and_as_many_as_asked(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+    async with desk_at(rabbitmq) as desk:
+        for number in ABC:
+            await desk.bury(number, wait_until=wait_until)
+        other = await desk.channel.declare_queue(rabbitmq.name())
+        ticks: list[int] = []
+        report = await replay(desk.channel, desk.dead, limit=2, to=other.name, on_letter=ticks.append)
+        assert (report.seen, report.replayed, ticks) == (2, 2, [3, 3])
+        assert [message.message_id for message in await desk.taken(other.name, 2)] == ["a", "b"]
+        assert [message.message_id for message in await desk.taken(desk.dead, 1)] == ["c"]
+
+
+async def test_a_message_that_fails_again_is_a_dead_letter_again(
+    rabbitmq: RabbitServer, wait_until: Wait
+) -> None:
+    async with desk_at(rabbitmq) as desk:
+        await desk.bury(*ABC, wait_until=wait_until)
+        desk.poison = set(ABC)
+        async with desk.consumer(attempts=2) as consumer:
+            assert (await replay(desk.channel, desk.dead)).replayed == 3
+            await wait_until(lambda: consumer.counts.dead_lettered == 3, description="all are back")
+        letters = (await list_dead_letters(desk.channel, desk.dead)).letters
+        assert {(letter.key, letter.attempts, letter.queue) for letter in letters} == {
+            (number, 2, desk.queue) for number in ABC
+        }
+
+
+async def test_one_replay_takes_no_dead_letter_twice(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+    async with desk_at(rabbitmq) as desk:
+        await desk.bury(*ABC, wait_until=wait_until)
+        report = await replay(desk.channel, desk.dead, to=desk.dead)
+        assert (report.seen, report.replayed) == (3, 3)
+        assert {message.message_id for message in await desk.taken(desk.dead, 3)} == set(ABC)
+
+
+@pytest.mark.parametrize("end", ["cancel", "close"])
+async def test_a_replay_that_ends_halfway_loses_nothing(
+    rabbitmq: RabbitServer, wait_until: Wait, end: str
+) -> None:
+    """What was published and not yet acknowledged is there twice, and is worked on once."""
+    ids = {str(number) for number in range(20)}
+    async with desk_at(rabbitmq) as desk:
+        await desk.bury(*ids, wait_until=wait_until)
+        connection = await aio_pika.connect(rabbitmq.url)
+        channel = await connection.channel()
+        sent, closing = 0, []
+
+        def stop(total: int) -> None:
+            nonlocal sent
+            sent += 1
+            if sent == 7:
+                closing.append(
+                    asyncio.create_task(connection.close())
+                ) if end == "close" else running.cancel()
+
+        running = asyncio.create_task(replay(channel, desk.dead, on_letter=stop))
+        lost = (AMQPError, ConnectionError) if end == "close" else asyncio.CancelledError
+        with pytest.raises(lost):
+            await running
+        await asyncio.gather(*closing, connection.close())
+        async with desk.consumer() as consumer:
+            await wait_until(lambda: consumer.counts.first >= 7, description="what was sent back is done")
+            assert (await replay(desk.channel, desk.dead)).seen in {12, 13}
+            await wait_until(lambda: len(desk.done) == 20, description="all is done")
+        assert desk.done == Counter(ids)
+
+
+async def test_a_message_replayed_twice_is_worked_on_once(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+    """Killed between the confirm and the ack, a replay leaves the dead letter where it was."""
+    async with desk_at(rabbitmq) as desk:
+        await desk.bury("a", wait_until=wait_until)
+        await replay(desk.channel, desk.dead, to=desk.dead)
+        copy = (await desk.taken(desk.dead, 1))[0]
+        for _ in range(2):
+            await desk.publish("a", headers=dict(copy.headers))
+        async with desk.consumer() as consumer:
+            await wait_until(lambda: consumer.counts.duplicate == 1, description="the second is a duplicate")
+        assert AGAIN in copy.headers
+        assert desk.done == {"a": 1}
+
+
+class NoId(str):
+    """aiormq makes an id up where a message has none; in place of this it sends none."""
+
+    __slots__ = ()
+
+    def __bool__(self) -> bool:
+        return True
+
+
+async def test_a_message_without_an_id_never_gets_one(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+    """Aiormq makes one up for each copy. As a key it would let two copies of a message through."""
+    async with desk_at(rabbitmq) as desk:
+        underlay = await desk.channel.get_underlay_channel()
+        properties = spec.Basic.Properties(message_id=NoId())
+        await underlay.basic_publish(b"body", routing_key=desk.queue, properties=properties)
+        await desk.bury(wait_until=wait_until, there=1)
+        async with desk.consumer() as consumer:
+            await replay(desk.channel, desk.dead)
+            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is back")
+        letter = (await list_dead_letters(desk.channel, desk.dead)).letters[0]
+        assert (letter.key, letter.reason, desk.seen) == (None, "no_key", [])
+
+
+async def test_a_dead_letter_stays_where_no_queue_takes_it(rabbitmq: RabbitServer, wait_until: Wait) -> None:
+    async with desk_at(rabbitmq) as desk:
+        await desk.bury("a", "b", wait_until=wait_until)
+        gone = await replay(desk.channel, desk.dead, to="gone")
+        full = await desk.channel.declare_queue(
+            rabbitmq.name(), arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
+        )
+        refused = await replay(desk.channel, desk.dead, to=full.name)
+        assert (gone.replayed, refused.replayed) == (0, 1)
+        assert list(gone.kept) == [
+            "no queue takes the messages for the queue 'gone': declare or bind it again"
+        ]
+        assert "refuses a message" in next(iter(refused.kept))
+        assert len(await desk.taken(desk.dead, 1)) == len(await desk.taken(full.name, 1)) == 1
+
+
+async def test_what_the_broker_has_dead_lettered_goes_back_too(rabbitmq: RabbitServer) -> None:
+    """It has none of our headers; RabbitMQ's own say where it came from, each time anew."""
+    async with desk_at(rabbitmq) as desk:
+        dead = await desk.channel.declare_queue(rabbitmq.name())
+        brief, briefer = [
+            await desk.channel.declare_queue(
+                rabbitmq.name(),
+                arguments={
+                    "x-message-ttl": 1,
+                    "x-dead-letter-exchange": "",
+                    "x-dead-letter-routing-key": dead.name,
+                },
+            )
+            for _ in range(2)
+        ]
+
+        async def letter(key: str) -> DeadLetter:
+            while True:
+                found = await list_dead_letters(desk.channel, dead.name)
+                if letters := [letter for letter in found.letters if letter.key == key]:
+                    return letters[0]
+
+        await desk.publish("a", to=brief.name)
+        await desk.publish("b", to=dead.name)  # nobody knows where this came from
+        died = await letter("a")
+        assert (died.reason, died.queue, died.attempts) == ("expired", brief.name, 0)
+        assert datetime.fromisoformat(died.at or "")
+        report = await replay(desk.channel, dead.name, keys="a", to=briefer.name)
+        assert (report.replayed, (await letter("a")).queue) == (1, briefer.name)
+        unknown = await letter("b")
+        assert (unknown.reason, unknown.queue, unknown.at) == (None, None, None)
+        report = await replay(desk.channel, dead.name, keys="b")
+        assert list(report.kept) == ["the dead letter does not say which queue it came from"]
+
+
+async def test_a_queue_that_is_not_there_is_named(rabbitmq: RabbitServer) -> None:
+    async with desk_at(rabbitmq) as desk:
+        for ask in (list_dead_letters, replay):
+            with pytest.raises(ConfigError, match=r"there is no queue 'nowhere\.dead'"):
+                await ask(desk.channel, "nowhere.dead")
+        with pytest.raises(ConfigError, match="limit"):
+            await replay(desk.channel, desk.queue, limit=0)
+        assert (await list_dead_letters(desk.channel, desk.queue)).total == 0
