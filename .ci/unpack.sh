@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
 # Unpacks Debian packages into a folder, the newest one that fits each pattern, and installs only the libraries that
 # they need: `.ci/unpack.sh build/postgresql 'postgresql-[0-9]+'`.
+# With NO_PASSWORD=1 it fails where sudo would ask for one.
 # To install the packages would start servers on this machine, and could remove others: MariaDB's removes MySQL's.
 set -euo pipefail
 folder=$1
 shift
 
 as_root() {
-  if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo ${NO_PASSWORD:+-n} "$@"; fi
 }
 
+# One search for all: each takes a second.
 newest() {
-  for pattern in "$@"; do apt-cache search --names-only "^$pattern\$" | cut -d ' ' -f 1 | sort -V | tail -n 1; done
+  local names
+  names=$(apt-cache search --names-only "^($(IFS='|' && echo "$*"))\$" | cut -d ' ' -f 1)
+  for pattern in "$@"; do { grep -xE "$pattern" <<<"$names" || true; } | sort -V | tail -n 1; done
 }
 
 download() {
