@@ -61,7 +61,10 @@ class Inbox(AnyInbox[Begin]):
             InvalidKeyError: the key cannot be used.
             RetryTransaction: run the whole transaction again.
         """
-        return (await self.receive_many(transaction, [key], busy=busy))[0]
+        rules, driver = self._rules, async_driver(transaction)
+        row_id = rules.id_of(key)
+        found = await run(driver, rules.receive(driver.dialect, row_id, busy), rules.table_name)
+        return Receipt(rules, driver, key, row_id, found)
 
     async def receive_many(
         self, transaction: Any, keys: Sequence[str], *, busy: Busy = "wait"
@@ -73,10 +76,10 @@ class Inbox(AnyInbox[Begin]):
         """
         if isinstance(keys, str | bytes):
             raise UsageError("receive_many() takes a list of keys, not one text")
-        keys = list(keys)
-        driver = async_driver(transaction)
-        found = await run(driver, self._rules.receive(driver.dialect, keys, busy), self.table)
-        return [Receipt(self._rules, driver, key, each) for key, each in zip(keys, found, strict=True)]
+        rules, driver, keys = self._rules, async_driver(transaction), list(keys)
+        ids = [rules.id_of(key) for key in keys]
+        found = await run(driver, rules.receive_many(driver.dialect, ids, busy), rules.table_name)
+        return [Receipt(rules, driver, *each) for each in zip(keys, ids, found, strict=True)]
 
     def once(
         self,

@@ -14,11 +14,12 @@ from .rules import Found, InboxRules
 class AnyReceipt:
     """What receipts of async and of synchronous code share. Its words are those of claims."""
 
-    __slots__ = ("_completed", "_driver", "_found", "_result", "_rules", "key")
+    __slots__ = ("_completed", "_driver", "_found", "_id", "_result", "_rules", "key")
 
-    def __init__(self, rules: InboxRules, driver: Driver, key: str, found: Found) -> None:
+    def __init__(self, rules: InboxRules, driver: Driver, key: str, row_id: bytes, found: Found) -> None:
         self._rules = rules
         self._driver = driver
+        self._id = row_id
         self._found = found
         self.key = key
         """The key that was received."""
@@ -95,10 +96,10 @@ class Receipt(AnyReceipt):
         """
         self._check_completion()
         rules, driver = self._rules, self._driver
-        flow = rules.complete(driver.dialect, rules.id_of(self.key), result)
+        flow = rules.complete(driver.dialect, self._id, result)
         self._keep(await run(driver, flow, rules.table_name))
 
     async def _confirm(self) -> None:
         """Look whether the row can be committed: see `InboxRules.confirm`."""
         rules, driver = self._rules, self._driver
-        await run(driver, rules.confirm(driver.dialect, rules.id_of(self.key)), rules.table_name)
+        await run(driver, rules.confirm(driver.dialect, self._id), rules.table_name)

@@ -51,9 +51,9 @@ class TableRules:
     def __init__(self, table_name: TableName, keep: float) -> None:
         self.table_name = table_name
         self.keep = keep
-        # Mutable: the dialects in use, and the names of those whose table was looked at.
+        # Mutable: the dialects in use by their names, and those whose table was looked at.
         self._dialects: dict[str, Dialect] = {}
-        self._checked: set[str] = set()
+        self._checked: dict[str, Dialect] = {}
 
     def dialect(self, name: str) -> Dialect:
         """Return the dialect of a database, for this table."""
@@ -70,7 +70,7 @@ class TableRules:
         sql = self.dialect(dialect)
         if dialect not in self._checked:
             yield from self._check(sql)
-            self._checked.add(dialect)
+            self._checked[dialect] = sql
         return sql
 
     def purge(self, dialect: str, size: int) -> Flow[int | None]:
@@ -138,28 +138,28 @@ class InboxRules(TableRules):
 
     # Flows
 
-    def receive(self, dialect: str, keys: Sequence[str], busy: Busy) -> Flow[list[Found]]:
-        """Remember the keys; return how each stood. The second of two equal keys is a duplicate of the first."""
+    def receive(self, dialect: str, row_id: bytes, busy: Busy) -> Flow[Found]:
+        """Remember a key; return how it stood. The way of most messages: no lists, and no flow inside the flow."""
+        if busy != "wait":
+            return (yield from self.receive_many(dialect, [row_id], busy))[0]
+        sql = self._checked.get(dialect) or (yield from self.checked(dialect))
+        if (yield sql.insert_one(row_id)).count:
+            return _FIRST
+        return Found(Outcome.SUCCEEDED, (yield from self._results(sql, [row_id]))[row_id])
+
+    def receive_many(self, dialect: str, ids: Sequence[bytes], busy: Busy) -> Flow[list[Found]]:
+        """Remember keys; return how each stood. The second of two equal keys is a duplicate of the first."""
         if busy not in ("wait", "skip"):
             raise ConfigError(f'busy= must be "wait" or "skip", got {busy!r}')
-        ids = [self.id_of(key) for key in keys]
         if not ids:
             return []
         sql = yield from self.checked(dialect)
-        different = (
-            ids if len(ids) == 1 else sorted(set(ids))
-        )  # in one order, or two calls wait for each other
+        different = sorted(set(ids))  # in one order, or two calls wait for each other
         new, locked = yield from (self._skip if busy == "skip" else self._wait)(sql, different)
         if len(new) == len(ids):
             return [_FIRST] * len(ids)
-        results: dict[bytes, bytes] = {}
         known = [each for each in different if each not in new and each not in locked]
-        for part in parts(known):
-            results |= yield from sql.results(part)
-        if len(results) < len(known):  # never a duplicate without its row
-            raise RetryTransaction(
-                f"a row of {self.table_name} was deleted just now, by a purge: run the whole transaction again"
-            )
+        results = yield from self._results(sql, known)
         return [self._found(each, new, locked, results) for each in ids]
 
     def complete(self, dialect: str, row_id: bytes, result: Any) -> Flow[bytes]:
@@ -186,9 +186,22 @@ class InboxRules(TableRules):
         """Return the result that a duplicate finds; None where the first kept none."""
         return decode(self.codec, found.payload, key)
 
+    def _results(self, sql: Dialect, known: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
+        """Return the results of ids that were not new.
+
+        Raises:
+            RetryTransaction: a row is gone: never a duplicate without its row.
+        """
+        results: dict[bytes, bytes] = {}
+        for part in parts(known):
+            results |= yield from sql.results(part)
+        if len(results) < len(known):
+            raise RetryTransaction(
+                f"a row of {self.table_name} was deleted just now, by a purge: run the whole transaction again"
+            )
+        return results
+
     def _wait(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], Set[bytes]]]:
-        if len(ids) <= MAX_KEYS:
-            return (yield from sql.insert(ids)), _NONE
         new: set[bytes] = set()
         for part in parts(ids):
             new |= yield from sql.insert(part)

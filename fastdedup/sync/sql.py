@@ -60,13 +60,13 @@ class Receipt(AnyReceipt):
         """Keep a result for duplicates, in the same transaction. Errors as for `fastdedup.sql.Receipt.complete`."""
         self._check_completion()
         rules, driver = self._rules, self._driver
-        flow = rules.complete(driver.dialect, rules.id_of(self.key), result)
+        flow = rules.complete(driver.dialect, self._id, result)
         self._keep(run_now(driver, flow, rules.table_name))
 
     def _confirm(self) -> None:
         """Look whether the row can be committed: see `InboxRules.confirm`."""
         rules, driver = self._rules, self._driver
-        run_now(driver, rules.confirm(driver.dialect, rules.id_of(self.key)), rules.table_name)
+        run_now(driver, rules.confirm(driver.dialect, self._id), rules.table_name)
 
 
 class Inbox(AnyInbox[Begin]):
@@ -78,16 +78,19 @@ class Inbox(AnyInbox[Begin]):
         `transaction`: a session or connection of SQLAlchemy, a connection of psycopg, sqlite3 or PyMySQL, or Django's
         inside `transaction.atomic()`. Errors as for `fastdedup.sql.Inbox.receive`.
         """
-        return self.receive_many(transaction, [key], busy=busy)[0]
+        rules, driver = self._rules, sync_driver(transaction)
+        row_id = rules.id_of(key)
+        found = run_now(driver, rules.receive(driver.dialect, row_id, busy), rules.table_name)
+        return Receipt(rules, driver, key, row_id, found)
 
     def receive_many(self, transaction: Any, keys: Sequence[str], *, busy: Busy = "wait") -> list[Receipt]:
         """Remember many keys; see `fastdedup.sql.Inbox.receive_many`."""
         if isinstance(keys, str | bytes):
             raise UsageError("receive_many() takes a list of keys, not one text")
-        keys = list(keys)
-        driver = sync_driver(transaction)
-        found = run_now(driver, self._rules.receive(driver.dialect, keys, busy), self.table)
-        return [Receipt(self._rules, driver, key, each) for key, each in zip(keys, found, strict=True)]
+        rules, driver, keys = self._rules, sync_driver(transaction), list(keys)
+        ids = [rules.id_of(key) for key in keys]
+        found = run_now(driver, rules.receive_many(driver.dialect, ids, busy), rules.table_name)
+        return [Receipt(rules, driver, *each) for each in zip(keys, ids, found, strict=True)]
 
     def once(
         self,

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ...errors import ConfigError
 
@@ -21,15 +21,14 @@ MAX_NAME = 48
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(NamedTuple):  # not a frozen dataclass: each receive makes one, and a tuple costs half
     """SQL with a `?` for each parameter, and the parameters."""
 
     sql: str
     parameters: tuple[Any, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rows:
     """What came of a statement: its rows, and how many rows it has changed."""
 
@@ -104,6 +103,13 @@ class Dialect(ABC):
     @abstractmethod
     def faults_of_the_table(self) -> Flow[list[str]]:
         """Look at the table; return what does not fit, or nothing. A table that is not there is `MISSING`."""
+
+    @abstractmethod
+    def insert_one(self, row_id: bytes) -> Statement:
+        """Return the statement that inserts a row. It changes one row where the id is new, and no row otherwise.
+
+        Waits for a twin in flight, as `insert` does.
+        """
 
     @abstractmethod
     def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ...errors import RetryTransaction
 from ..faults import LockedError
-from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits, text_of
+from .base import MISSING, Dialect, Figures, Flow, Statement, TableName, ages_of, misfits, text_of
 
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "id": ("binary(16)",),
@@ -26,6 +26,10 @@ class MySQL(Dialect):
 
     name = "mysql"
     quote = "`"
+
+    def __init__(self, table_name: TableName) -> None:
+        super().__init__(table_name)
+        self._insert_one = f"INSERT IGNORE INTO {self.table} (id, at) VALUES (UNHEX(?), UTC_TIMESTAMP(3))"
 
     def ddl(self) -> str:
         """See `Dialect`."""
@@ -62,14 +66,15 @@ class MySQL(Dialect):
             faults.append("its column id is not unique")
         return faults
 
+    def insert_one(self, row_id: bytes) -> Statement:
+        """See `Dialect`."""
+        return Statement(self._insert_one, (row_id.hex(),))
+
     def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
         """See `Dialect`. One by one, as the count of many does not say which of them are new."""
         new = set()
         for each in ids:
-            done = yield Statement(
-                f"INSERT IGNORE INTO {self.table} (id, at) VALUES (UNHEX(?), UTC_TIMESTAMP(3))", (each.hex(),)
-            )
-            if done.count:
+            if (yield self.insert_one(each)).count:
                 new.add(each)
         return new
 
@@ -81,7 +86,7 @@ class MySQL(Dialect):
         yield Statement(f"SET SESSION innodb_lock_wait_timeout = {shortest}")
         new, fault = None, None
         try:
-            new = yield from self.insert([row_id])
+            new = bool((yield self.insert_one(row_id)).count)
         except Exception as error:  # noqa: BLE001 -- it is raised below
             fault = error
         yield Statement(f"SET SESSION innodb_lock_wait_timeout = {int(before)}")
@@ -93,7 +98,7 @@ class MySQL(Dialect):
         if new is None:
             assert fault is not None
             raise fault
-        return row_id in new
+        return new
 
     def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
         """See `Dialect`. One by one: a locking read of several may go through the whole table."""

@@ -32,9 +32,10 @@ class PostgreSQL(Dialect):
 
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
-        insert = f"INSERT INTO {self.table} (id, at) {{}} ON CONFLICT (id) DO NOTHING RETURNING id"
+        insert = f"INSERT INTO {self.table} (id, at) {{}} ON CONFLICT (id) DO NOTHING"
         self._insert_one = insert.format(f"VALUES (?, {_SECOND})")
-        self._insert_many = insert.format(f"SELECT unnest(CAST(? AS uuid[])), {_SECOND}")
+        self._insert_many = insert.format(f"SELECT unnest(CAST(? AS uuid[])), {_SECOND}") + " RETURNING id"
+        self._complete = f"UPDATE {self.table} SET result = ? WHERE id = ?"
 
     def ddl(self) -> str:
         """See `Dialect`. The name of an index takes no schema."""
@@ -67,9 +68,13 @@ class PostgreSQL(Dialect):
                 faults.append("its column id is not unique")
         return faults
 
+    def insert_one(self, row_id: bytes) -> Statement:
+        """See `Dialect`. Without RETURNING, for which the server and the driver would handle a row more."""
+        return Statement(self._insert_one, (UUID(bytes=row_id),))
+
     def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
         """See `Dialect`. One statement for all, in the order of the ids."""
-        done = yield Statement(self._insert_one if len(ids) == 1 else self._insert_many, (_parameter(ids),))
+        done = yield Statement(self._insert_many, ([UUID(bytes=each) for each in ids],))
         return {_id(row[0]) for row in done.rows}
 
     def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
@@ -78,7 +83,7 @@ class PostgreSQL(Dialect):
         yield Statement("SAVEPOINT fastdedup_inbox")
         try:
             yield Statement("SET LOCAL lock_timeout = '1ms'")
-            new = yield from self.insert([row_id])
+            new = bool((yield self.insert_one(row_id)).count)
         except LockedError:
             locked = True
         else:
@@ -89,7 +94,7 @@ class PostgreSQL(Dialect):
             raise LockedError("a twin is in flight")
         yield Statement("SELECT set_config('lock_timeout', CAST(? AS text), true)", (before,))
         yield Statement("RELEASE SAVEPOINT fastdedup_inbox")
-        return row_id in new
+        return new
 
     def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
         """See `Dialect`. A statement of its own: the one that inserts does not see what its twin has committed."""
@@ -99,10 +104,7 @@ class PostgreSQL(Dialect):
 
     def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
         """See `Dialect`."""
-        done = yield Statement(
-            f"UPDATE {self.table} SET result = ? WHERE id = ? RETURNING 1", (payload, UUID(bytes=row_id))
-        )
-        return bool(done.rows)
+        return bool((yield Statement(self._complete, (payload, UUID(bytes=row_id)))).count)
 
     def is_there(self, row_id: bytes) -> Flow[bool]:
         """See `Dialect`. Any statement tells; this one is cheap, as asyncpg sends it without preparing it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .base import MISSING, Dialect, Figures, Flow, Statement, ages_of, misfits, text_of
+from .base import MISSING, Dialect, Figures, Flow, Statement, TableName, ages_of, misfits, text_of
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 """Milliseconds since 1970."""
@@ -15,6 +15,11 @@ class SQLite(Dialect):
     """Times are whole milliseconds since 1970."""
 
     name = "sqlite"
+
+    def __init__(self, table_name: TableName) -> None:
+        super().__init__(table_name)
+        self._insert_one = f"INSERT INTO {self.table} (id, at) VALUES (?, {_NOW}) ON CONFLICT (id) DO NOTHING"
+        self._complete = f"UPDATE {self.table} SET result = ? WHERE id = ?"
 
     def ddl(self) -> str:
         """See `Dialect`. An index of an attached database is named with it, and its table is not."""
@@ -46,6 +51,10 @@ class SQLite(Dialect):
             faults.append("its column id is not unique")
         return faults
 
+    def insert_one(self, row_id: bytes) -> Statement:
+        """See `Dialect`. RETURNING would make a temporary table of its rows, which costs as much as the insert."""
+        return Statement(self._insert_one, (row_id,))
+
     def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
         """See `Dialect`."""
         places = ", ".join([f"(?, {_NOW})"] * len(ids))
@@ -57,7 +66,7 @@ class SQLite(Dialect):
 
     def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
         """See `Dialect`. A transaction that may write has no twin in flight."""
-        return row_id in (yield from self.insert([row_id]))
+        return bool((yield self.insert_one(row_id)).count)
 
     def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
         """See `Dialect`."""
@@ -67,10 +76,7 @@ class SQLite(Dialect):
 
     def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
         """See `Dialect`."""
-        done = yield Statement(
-            f"UPDATE {self.table} SET result = ? WHERE id = ? RETURNING 1", (payload, row_id)
-        )
-        return bool(done.rows)
+        return bool((yield Statement(self._complete, (payload, row_id))).count)
 
     def is_there(self, row_id: bytes) -> Flow[bool]:
         """See `Dialect`."""

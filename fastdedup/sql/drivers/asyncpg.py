@@ -58,7 +58,7 @@ def _outermost(connection: Any) -> Any:
 @lru_cache(256)
 def _prepared(sql: str) -> tuple[str, bool]:
     """Return a statement for asyncpg, and whether it gives rows."""
-    return placed(sql, "$"), sql.startswith("SELECT") or sql.endswith(("RETURNING 1", "RETURNING id"))
+    return placed(sql, "$"), sql.startswith("SELECT") or sql.endswith("RETURNING id")
 
 
 def driver(transaction: Any) -> Driver:
