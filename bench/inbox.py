@@ -28,13 +28,12 @@ from fastdedup.sync.sql import Inbox as SyncInbox
 from tests.databases import MariaServer, PostgresServer
 
 CONNECTIONS = 64
-STORM_CONNECTIONS, DUPLICATES, IN_FLIGHT = (
-    16,
-    10,
-    32,
-)  # messages in flight, each of them delivered so often at once
+STORM_CONNECTIONS, DUPLICATES = 16, 10  # each message is delivered so often at once
+# Different messages in flight. Their own transactions leave connections free, so that a bystander who waits for one
+# waits for duplicates; were they more than the connections, the work alone would fill the pool, with a gate or not.
+IN_FLIGHT = 12
 WORK = 0.005  # seconds that the work of a message takes, inside the transaction
-STORM_MESSAGES = 300
+STORM_MESSAGES = 1000  # fewer would be over before a hundred questions of the bystander
 OLD_ROWS, FOREGROUND = 200_000, 16  # rows to purge, and the callers beside the purge
 TABLE = "fastdedup_inbox"
 KEEP = timedelta(days=7)

@@ -22,6 +22,8 @@ from typing import Any, Final, TypeVar
 
 from ..checks import Seconds, check_count, check_seconds
 from ..claim import Claim
+from ..claims.call import claim_of
+from ..claims.waiting import end_of, wait_on
 from ..errors import (
     ClaimLostError,
     ConfigError,
@@ -218,12 +220,14 @@ class Once:
         rules = self._rules
         if gate is None:
             return None
-        name = rules.inbox.gate_key(key)
-        claim: Claim = await gate.claim(name, renew=True)
+        call = gate.claim(rules.inbox.gate_key(key), renew=True)
+        claim: Claim = await call
         ends = monotonic() + rules.wait
         # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
         while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
-            claim = await gate.claim(name, renew=True, wait=min(left, LOOK))
+            # Not by another claim(wait=…), which would ask the store what it has just answered.
+            found = await wait_on(claim._namespace, call, end_of(min(left, LOOK)), claim._verdict)
+            claim = claim_of(claim._namespace, call, found, renew=True)
         return claim
 
 

@@ -112,6 +112,8 @@ class InboxRules(TableRules):
         self.codec: Codec = JSONCodec() if codec is None else codec
         self.max_result = check_count(max_result, "max_result")
         self._keys = Keyspace(name, Kind.CLAIM, readable=MAX_KEY_BYTES)
+        # "(", "=" and "#" stand in no inbox's name, so the keys of two inboxes are never equal at a gate.
+        self._at_gate = name if self.table_name == TableName(TABLE) else f"{name}({self.table_name})"
         _register(self)
 
     def id_of(self, key: Any) -> bytes:
@@ -130,11 +132,9 @@ class InboxRules(TableRules):
 
         Another inbox handles the same message by itself, and so does one of the same name in another table.
         """
-        row_id = self.id_of(key)
-        # "(", "=" and "#" stand in no inbox's name, so the keys of two inboxes are never equal.
-        name = self.name if self.table_name == TableName(TABLE) else f"{self.name}({self.table_name})"
-        text = f"{name}={key}"
-        return text if len(text.encode()) <= MAX_KEY_BYTES else f"{name}#{row_id.hex()}"
+        self._keys.wire(key)  # checks it
+        text = f"{self._at_gate}={key}"
+        return text if len(text.encode()) <= MAX_KEY_BYTES else f"{self._at_gate}#{self.id_of(key).hex()}"
 
     # Flows
 
@@ -169,7 +169,7 @@ class InboxRules(TableRules):
             ResultError, ResultTooLargeError: it cannot be stored.
         """
         payload = encode(self.codec, result, self.max_result)
-        if not (yield from self.dialect(dialect).complete(row_id, payload)):
+        if not (yield self.dialect(dialect).complete(row_id, payload)).count:
             raise rolled_back()
         return payload
 

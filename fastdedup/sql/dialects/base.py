@@ -127,8 +127,8 @@ class Dialect(ABC):
         """Return the result of each of these ids, b"" for no result. Leaves out an id without a row."""
 
     @abstractmethod
-    def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
-        """Keep a result; return whether the row is there."""
+    def complete(self, row_id: bytes, payload: bytes) -> Statement:
+        """Return the statement that keeps a result. It changes one row where the row is there, otherwise no row."""
 
     @abstractmethod
     def is_there(self, row_id: bytes) -> Flow[bool]:

@@ -30,6 +30,7 @@ class MySQL(Dialect):
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
         self._insert_one = f"INSERT IGNORE INTO {self.table} (id, at) VALUES (UNHEX(?), UTC_TIMESTAMP(3))"
+        self._complete = f"UPDATE {self.table} SET result = UNHEX(?) WHERE id = UNHEX(?)"
 
     def ddl(self) -> str:
         """See `Dialect`."""
@@ -111,12 +112,9 @@ class MySQL(Dialect):
                 results[each] = bytes(found.rows[0][0] or b"")
         return results
 
-    def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
+    def complete(self, row_id: bytes, payload: bytes) -> Statement:
         """See `Dialect`. The row has no result yet, so the update changes it, and counts under FOUND_ROWS or not."""
-        done = yield Statement(
-            f"UPDATE {self.table} SET result = UNHEX(?) WHERE id = UNHEX(?)", (payload.hex(), row_id.hex())
-        )
-        return bool(done.count)
+        return Statement(self._complete, (payload.hex(), row_id.hex()))
 
     def is_there(self, row_id: bytes) -> Flow[bool]:
         """See `Dialect`."""

@@ -102,9 +102,9 @@ class PostgreSQL(Dialect):
         found = yield Statement(f"SELECT id, result FROM {self.table} WHERE id {those}", (_parameter(ids),))
         return {_id(row[0]): bytes(row[1] or b"") for row in found.rows}
 
-    def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
+    def complete(self, row_id: bytes, payload: bytes) -> Statement:
         """See `Dialect`."""
-        return bool((yield Statement(self._complete, (payload, UUID(bytes=row_id)))).count)
+        return Statement(self._complete, (payload, UUID(bytes=row_id)))
 
     def is_there(self, row_id: bytes) -> Flow[bool]:
         """See `Dialect`. Any statement tells; this one is cheap, as asyncpg sends it without preparing it."""

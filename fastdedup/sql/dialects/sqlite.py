@@ -74,9 +74,9 @@ class SQLite(Dialect):
         found = yield Statement(f"SELECT id, result FROM {self.table} WHERE id IN ({places})", tuple(ids))
         return {bytes(row[0]): bytes(row[1] or b"") for row in found.rows}
 
-    def complete(self, row_id: bytes, payload: bytes) -> Flow[bool]:
+    def complete(self, row_id: bytes, payload: bytes) -> Statement:
         """See `Dialect`."""
-        return bool((yield Statement(self._complete, (payload, row_id))).count)
+        return Statement(self._complete, (payload, row_id))
 
     def is_there(self, row_id: bytes) -> Flow[bool]:
         """See `Dialect`."""
