@@ -67,6 +67,15 @@ TABLE_BY_HAND = (
     "status varchar(16) NOT NULL, created_at timestamptz NOT NULL DEFAULT now()); "
     "CREATE INDEX ON by_hand (created_at)"
 )
+# A thousand messages a second, in the order of their arrival. A table of few rows has more of its bytes in pages that
+# are not full yet.
+MANY_ROWS = 300_000
+FILLS = {
+    TABLE: f"INSERT INTO {TABLE} (id, at) SELECT gen_random_uuid(), "
+    f"date_trunc('second', now()) + number / 1000 * interval '1 s' FROM generate_series(1, {MANY_ROWS}) AS number",
+    "by_hand": "INSERT INTO by_hand SELECT md5(random()::text), 'billing', 'done', "
+    f"now() + number * interval '1 ms' FROM generate_series(1, {MANY_ROWS}) AS number",
+}
 MARK = "message_id, consumer, status) VALUES ($1, 'billing', 'done') ON CONFLICT (message_id) DO NOTHING RETURNING 1"
 FOLD = (
     f"WITH first AS (INSERT INTO {TABLE} (id) VALUES ($1) ON CONFLICT (id) DO NOTHING RETURNING 1) "
@@ -175,9 +184,12 @@ class Postgres:
             yield connection
 
     async def bytes_an_id(self, table: str) -> float:
+        """Fill a table as messages would, look at its size, and empty it again."""
         async with self.begin() as connection:
+            await connection.execute(FILLS[table])
             size = await connection.fetchval("SELECT pg_total_relation_size($1::text::regclass)", table)
-            return float(size / max(1, await connection.fetchval(f"SELECT count(*) FROM {table}")))
+            await connection.execute(f"TRUNCATE {table}")
+            return float(size / MANY_ROWS)
 
 
 async def _open_postgres(stack: AsyncExitStack, connections: int) -> Postgres:
@@ -195,11 +207,11 @@ async def _open_postgres(stack: AsyncExitStack, connections: int) -> Postgres:
 
 async def _postgres(stack: AsyncExitStack, seconds: float, names: tuple[str, str], way: str) -> Pair:
     database = await _open_postgres(stack, CONNECTIONS)
+    table = {"receive": TABLE, "by_hand": "by_hand"}.get(way)
+    size = {"bytes_an_id": await database.bytes_an_id(table)} if table else {}
 
     async def second() -> Figures:
-        figures = await _callers(getattr(database, way), seconds, CONNECTIONS)
-        table = "by_hand" if way == "by_hand" else TABLE
-        return {**figures, "bytes_an_id": await database.bytes_an_id(table)}
+        return {**await _callers(getattr(database, way), seconds, CONNECTIONS), **size}
 
     first = partial(_callers, database.bare, seconds, CONNECTIONS)
     return Pair(names, (first, second), "asyncpg", also={"cpu_us": f"{names[0]} CPU"})
