@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ..checks import Seconds, check_count
+from ..checks import Seconds
 from ..errors import ConfigError, InProgressError, UsageError
 from ..gateway import Dedup
 from .any_inbox import AnyInbox
@@ -15,7 +15,7 @@ from .dialects.base import Figures
 from .drivers import Driver, driver_of
 from .drivers.base import run
 from .once import ATTEMPTS, Begin, OnceRules, once
-from .purge import BATCH, Ticker
+from .purge import Ticker
 from .receipt import Receipt
 from .rules import Busy
 
@@ -125,7 +125,7 @@ class Inbox(AnyInbox[Begin]):
         *,
         begin: Begin | None = None,
         leader: Dedup | None = None,
-        batch: int = BATCH,
+        batch: int | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> int:
         """Delete the rows that are older than `keep`, in batches; return how many were deleted.
@@ -136,14 +136,14 @@ class Inbox(AnyInbox[Begin]):
         Args:
             begin: begins a transaction.
             leader: a `Dedup` whose lock says who purges; without one the database's own lock does.
-            batch: rows of one transaction at most.
+            batch: rows of one transaction at most; by default what the database deletes in about ten milliseconds.
             on_batch: called with the number of rows that each batch deleted.
 
         Raises:
             RetryTransaction: the database has ended several batches, one after another. What was deleted before stays
                 deleted.
         """
-        ticker = Ticker(self._rules, check_count(batch, "batch"), on_batch)
+        ticker = Ticker(self._rules, batch, on_batch)
         if leader is None:
             return await self._purge(ticker, self._beginning(begin))
         with suppress(InProgressError):  # another process purges

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
-from ..checks import Seconds, check_seconds
+from ..checks import Seconds, check_count, check_seconds
 from ..errors import RetryTransaction
 from .dialects.base import Flow, TableName
 from .drivers.base import is_retryable
 from .once import ATTEMPTS, pause_after
 from .rules import TableRules
 
-BATCH: Final = 1000
-"""Rows of one transaction by default: a batch takes a few milliseconds, and holds up nobody for longer."""
-
 
 class Ticker:
-    """One purge: how far it has come."""
+    """One purge: how far it has come. `batch`: rows of a transaction at most, or None for the database's own number."""
 
-    def __init__(self, rules: TableRules, batch: int, on_batch: Callable[[int], None] | None) -> None:
+    def __init__(self, rules: TableRules, batch: int | None, on_batch: Callable[[int], None] | None) -> None:
         self._rules = rules
-        self._batch = batch
+        self._batch = None if batch is None else check_count(batch, "batch")
         self._on_batch = on_batch
-        # Mutable: the rows deleted, is there more to do, and how many batches in a row the database has ended.
+        # Mutable: the rows of this batch at most, the rows deleted, is there more to do, and how many batches, one
+        # after another, the database has ended.
+        self._size = 0
         self.total = 0
         self.goes_on = True
         self._ended = 0
@@ -40,7 +38,8 @@ class Ticker:
 
     def flow(self, dialect: str) -> Flow[int | None]:
         """Return the next batch."""
-        return self._rules.purge(dialect, self._batch)
+        self._size = self._batch or self._rules.dialect(dialect).batch
+        return self._rules.purge(dialect, self._size)
 
     def pause(self, error: Exception) -> float:
         """Return the seconds until a batch is run again, which the database has ended for another transaction's sake.
@@ -57,7 +56,7 @@ class Ticker:
     def deleted(self, rows: int | None) -> None:
         """Take in what a committed batch has deleted; None: another process purges."""
         self._ended = 0
-        self.goes_on = rows is not None and rows >= self._batch
+        self.goes_on = rows is not None and rows >= self._size
         if rows:
             self.total += rows
             if self._on_batch is not None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, TypeVar
 
-from ..checks import Seconds, check_count
+from ..checks import Seconds
 from ..claim import Claim as AsyncClaim
 from ..errors import (
     ConfigError,
@@ -40,7 +40,7 @@ from ..sql.once import (
     mend,
     not_a_gate,
 )
-from ..sql.purge import BATCH, Ticker
+from ..sql.purge import Ticker
 from ..sql.receipt import AnyReceipt
 from ..sql.rules import Busy, TableRules
 from .claim import Claim
@@ -132,11 +132,11 @@ class Inbox(AnyInbox[Begin]):
         *,
         begin: Begin | None = None,
         leader: Dedup | None = None,
-        batch: int = BATCH,
+        batch: int | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> int:
         """Delete the rows that are older than `keep`, in batches; see `fastdedup.sql.Inbox.purge`."""
-        ticker = Ticker(self._rules, check_count(batch, "batch"), on_batch)
+        ticker = Ticker(self._rules, batch, on_batch)
         beginning = self._beginning(begin)
         if leader is None:
             purge_table(ticker, beginning)

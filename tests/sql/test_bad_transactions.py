@@ -156,6 +156,35 @@ async def test_a_read_only_transaction_is_told(way: Opener, key: str) -> None:
         await party.rollback()
 
 
+@pytest.mark.parametrize("name", ["asyncpg", "psycopg"])
+async def test_a_connection_to_a_replica_is_told(of: Of, key: str, name: str) -> None:
+    """A replica of PostgreSQL refuses writes as a session does that may only read."""
+    async with of(name)() as party:
+        async with party.transaction():
+            await party.sql("SET default_transaction_read_only = on")
+        for attempt in (
+            party.receive(party.inbox(), key),
+            party.receive(party.inbox(), key, busy="skip"),
+            party.call(party.inbox().receive_many, party.raw, [key, f"{key} other"]),
+        ):
+            await party.start()
+            with pytest.raises(UsageError, match="give it a connection to the primary"):
+                await attempt
+            await party.rollback()
+
+
+async def test_a_replica_of_mariadb_is_told(mariadb_place: Place, of: Of, key: str) -> None:
+    mariadb_place.as_admin("SET GLOBAL read_only = ON")
+    try:
+        async with of("aiomysql")() as party:
+            await party.start()
+            with pytest.raises(UsageError, match="give it a connection to the primary"):
+                await party.receive(party.inbox(), key)
+            await party.rollback()
+    finally:
+        mariadb_place.as_admin("SET GLOBAL read_only = OFF")
+
+
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.kind == "postgresql"])
 async def test_a_failed_transaction_is_told(of: Of, key: str, name: str) -> None:
     async with of(name)() as party:

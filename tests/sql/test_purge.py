@@ -10,6 +10,9 @@ import pytest
 
 from fastdedup import ConfigError, Dedup
 from fastdedup.sql import RetryTransaction
+from fastdedup.sql.dialects import TableName
+from fastdedup.sql.purge import Ticker
+from fastdedup.sql.rules import TableRules
 from fastdedup.sync import Dedup as SyncDedup
 
 from .conftest import Opener
@@ -111,6 +114,17 @@ async def test_the_database_lets_one_purge_of_a_table_at_a_time(of: Of, name: st
         assert await first == 5
 
 
+@pytest.mark.parametrize(("kind", "rows"), [("postgresql", 3000), ("mysql", 500), ("sqlite", 1000)])
+def test_a_batch_has_the_databases_own_size_by_default(kind: str, rows: int) -> None:
+    rules = TableRules(TableName("inbox"), HOUR)
+    ticker = Ticker(rules, None, None)
+    ticker.flow(kind).close()
+    ticker.deleted(rows)
+    assert ticker.goes_on
+    ticker.deleted(rows - 1)
+    assert not ticker.goes_on
+
+
 async def test_a_purge_of_partitions_deletes_no_younger_row(of: Of) -> None:
     """Rows of different partitions have the same ctid."""
     async with of("asyncpg")() as party:
@@ -129,6 +143,8 @@ async def test_a_purge_of_partitions_deletes_no_younger_row(of: Of) -> None:
         old = left(place, f"{table}_0")
         assert await inbox.purge(batch=10) == old
         assert (left(place, table), old > 10) == (50 - old, True)
+        sizes = place.sql(f"SELECT pg_total_relation_size(relid) FROM pg_partition_tree('{table}')")
+        assert (await inbox.stats()).size == sum(size for (size,) in sizes) > 0
 
 
 async def test_a_purge_that_failed_leaves_no_lock(of: Of, monkeypatch: pytest.MonkeyPatch) -> None:

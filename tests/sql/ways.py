@@ -152,28 +152,8 @@ class SyncParty(Party):
         self._commit()
 
 
-# SQLAlchemy
-
-
-@cache
-def engine_of(url: str, **options: Any) -> Any:
-    return create_engine(url, poolclass=NullPool, **options)
-
-
-@cache
-def async_engine_of(url: str, **options: Any) -> Any:
-    return create_async_engine(url, poolclass=NullPool, **options)
-
-
-class SqlAlchemyParty(SyncParty):
-    driver: ClassVar[str]
-
-    @property
-    def engine(self) -> Any:
-        return engine_of(self.place.database.urls[self.driver], **self.options)
-
-    def _open(self) -> None:
-        self.raw = self.engine.connect()
+class SyncConnectionParty(SyncParty):
+    """A connection, or session, with the names that most drivers have."""
 
     def _close(self) -> None:
         self.raw.close()
@@ -187,25 +167,9 @@ class SqlAlchemyParty(SyncParty):
     def _rollback(self) -> None:
         self.raw.rollback()
 
-    def _sql(self, statement: str) -> list[Any]:
-        result = self.raw.execute(text(statement))
-        return [tuple(row) for row in result] if result.returns_rows else []
 
-
-class SessionParty(SqlAlchemyParty):
-    def _open(self) -> None:
-        self.raw = Session(self.engine)
-
-
-class AsyncSqlAlchemyParty(AsyncParty):
-    driver: ClassVar[str]
-
-    @property
-    def engine(self) -> Any:
-        return async_engine_of(self.place.database.urls[self.driver], **self.options)
-
-    async def _open(self) -> None:
-        self.raw = await self.engine.connect()
+class AsyncConnectionParty(AsyncParty):
+    """The same, awaited."""
 
     async def _close(self) -> None:
         await self.raw.close()
@@ -218,6 +182,50 @@ class AsyncSqlAlchemyParty(AsyncParty):
 
     async def _rollback(self) -> None:
         await self.raw.rollback()
+
+
+# SQLAlchemy
+
+
+@cache
+def engine_of(url: str, **options: Any) -> Any:
+    return create_engine(url, poolclass=NullPool, **options)
+
+
+@cache
+def async_engine_of(url: str, **options: Any) -> Any:
+    return create_async_engine(url, poolclass=NullPool, **options)
+
+
+class SqlAlchemyParty(SyncConnectionParty):
+    driver: ClassVar[str]
+
+    @property
+    def engine(self) -> Any:
+        return engine_of(self.place.database.urls[self.driver], **self.options)
+
+    def _open(self) -> None:
+        self.raw = self.engine.connect()
+
+    def _sql(self, statement: str) -> list[Any]:
+        result = self.raw.execute(text(statement))
+        return [tuple(row) for row in result] if result.returns_rows else []
+
+
+class SessionParty(SqlAlchemyParty):
+    def _open(self) -> None:
+        self.raw = Session(self.engine)
+
+
+class AsyncSqlAlchemyParty(AsyncConnectionParty):
+    driver: ClassVar[str]
+
+    @property
+    def engine(self) -> Any:
+        return async_engine_of(self.place.database.urls[self.driver], **self.options)
+
+    async def _open(self) -> None:
+        self.raw = await self.engine.connect()
 
     async def _sql(self, statement: str) -> list[Any]:
         result = await self.raw.execute(text(statement))
@@ -253,42 +261,24 @@ class AsyncpgParty(AsyncParty):
         return [tuple(row) for row in await self.raw.fetch(statement)]
 
 
-class PsycopgParty(SyncParty):
+class PsycopgParty(SyncConnectionParty):
     def _open(self) -> None:
         self.raw = psycopg.connect(**self.place.database.psycopg, **self.options)
 
-    def _close(self) -> None:
-        self.raw.close()
-
     def _start(self) -> None:
         """Nothing to do: the first statement begins."""
-
-    def _commit(self) -> None:
-        self.raw.commit()
-
-    def _rollback(self) -> None:
-        self.raw.rollback()
 
     def _sql(self, statement: str) -> list[Any]:
         cursor = self.raw.execute(statement)
         return list(cursor.fetchall()) if cursor.description else []
 
 
-class AsyncPsycopgParty(AsyncParty):
+class AsyncPsycopgParty(AsyncConnectionParty):
     async def _open(self) -> None:
         self.raw = await psycopg.AsyncConnection.connect(**self.place.database.psycopg, **self.options)
 
-    async def _close(self) -> None:
-        await self.raw.close()
-
     async def _start(self) -> None:
         """Nothing to do: the first statement begins."""
-
-    async def _commit(self) -> None:
-        await self.raw.commit()
-
-    async def _rollback(self) -> None:
-        await self.raw.rollback()
 
     async def _sql(self, statement: str) -> list[Any]:
         cursor = await self.raw.execute(statement)
@@ -298,41 +288,23 @@ class AsyncPsycopgParty(AsyncParty):
 # Bare drivers: SQLite
 
 
-class Sqlite3Party(SyncParty):
+class Sqlite3Party(SyncConnectionParty):
     def _open(self) -> None:
         self.raw = sqlite3.connect(self.place.database.file, isolation_level=None, **self.options)
 
-    def _close(self) -> None:
-        self.raw.close()
-
     def _start(self) -> None:
         self.raw.execute("BEGIN IMMEDIATE")
-
-    def _commit(self) -> None:
-        self.raw.commit()
-
-    def _rollback(self) -> None:
-        self.raw.rollback()
 
     def _sql(self, statement: str) -> list[Any]:
         return list(self.raw.execute(statement))
 
 
-class AiosqliteParty(AsyncParty):
+class AiosqliteParty(AsyncConnectionParty):
     async def _open(self) -> None:
         self.raw = await aiosqlite.connect(self.place.database.file, isolation_level=None, **self.options)
 
-    async def _close(self) -> None:
-        await self.raw.close()
-
     async def _start(self) -> None:
         await self.raw.execute("BEGIN IMMEDIATE")
-
-    async def _commit(self) -> None:
-        await self.raw.commit()
-
-    async def _rollback(self) -> None:
-        await self.raw.rollback()
 
     async def _sql(self, statement: str) -> list[Any]:
         return list(await self.raw.execute_fetchall(statement))
@@ -341,7 +313,7 @@ class AiosqliteParty(AsyncParty):
 # Bare drivers: MariaDB
 
 
-class PyMySQLParty(SyncParty):
+class PyMySQLParty(SyncConnectionParty):
     def _open(self) -> None:
         self.raw = pymysql.connect(**self.place.database.pymysql, **self.options)
 
@@ -349,36 +321,18 @@ class PyMySQLParty(SyncParty):
         if self.raw.open:
             self.raw.close()
 
-    def _start(self) -> None:
-        self.raw.begin()
-
-    def _commit(self) -> None:
-        self.raw.commit()
-
-    def _rollback(self) -> None:
-        self.raw.rollback()
-
     def _sql(self, statement: str) -> list[Any]:
         with self.raw.cursor(pymysql.cursors.Cursor) as cursor:
             cursor.execute(statement)
             return list(cursor.fetchall())
 
 
-class AiomysqlParty(AsyncParty):
+class AiomysqlParty(AsyncConnectionParty):
     async def _open(self) -> None:
         self.raw = await aiomysql.connect(**self.place.database.aiomysql, **self.options)
 
     async def _close(self) -> None:
         self.raw.close()
-
-    async def _start(self) -> None:
-        await self.raw.begin()
-
-    async def _commit(self) -> None:
-        await self.raw.commit()
-
-    async def _rollback(self) -> None:
-        await self.raw.rollback()
 
     async def _sql(self, statement: str) -> list[Any]:
         async with self.raw.cursor(aiomysql.Cursor) as cursor:

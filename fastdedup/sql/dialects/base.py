@@ -91,6 +91,8 @@ class Dialect(ABC):
 
     name: ClassVar[str]
     quote: ClassVar[str] = '"'
+    batch: ClassVar[int] = 1000
+    """Rows of one purge's transaction by default: what the database deletes in about ten milliseconds."""
 
     def __init__(self, table_name: TableName) -> None:
         self.table_name = table_name

@@ -26,6 +26,7 @@ class MySQL(Dialect):
 
     name = "mysql"
     quote = "`"
+    batch = 500
 
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)

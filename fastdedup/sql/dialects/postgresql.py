@@ -29,6 +29,7 @@ class PostgreSQL(Dialect):
     """`ON CONFLICT DO NOTHING` waits for a twin in flight, and never fails."""
 
     name = "postgresql"
+    batch = 3000
 
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
@@ -134,9 +135,11 @@ class PostgreSQL(Dialect):
         return done.count
 
     def figures(self, stretch: float) -> Flow[Figures]:
-        """See `Dialect`."""
+        """See `Dialect`. A partitioned table has no bytes of its own."""
         size = yield Statement(
-            "SELECT pg_total_relation_size(to_regclass(CAST(? AS text)))",
+            "SELECT pg_total_relation_size(named) + COALESCE("
+            "(SELECT sum(pg_total_relation_size(relid)) FROM pg_partition_tree(named) WHERE relid <> named), 0) "
+            "FROM CAST(to_regclass(CAST(? AS text)) AS regclass) AS named",
             (self.table,),
         )
         oldest = yield Statement(
