@@ -212,20 +212,32 @@ def _progress(doing: str, things: str, *, quiet: bool) -> Progress:
 
 
 def _payments_table(report: PaymentReport) -> Table:
-    kept = not report.violations
-    table = Table(title="Payments by gate and inbox, on SQLite", box=ROUNDED, show_header=False)
+    return _facts_table(
+        "Payments by gate and inbox, on SQLite",
+        {
+            "messages": f"{report.messages:,}",
+            "deliveries": f"{report.deliveries:,}",
+            "consumers killed in the middle": f"{report.kills:,}",
+            "seconds": f"{report.seconds:.1f}",
+        },
+        {
+            "payments made": f"{report.payments:,} of {report.messages:,}",
+            "duplicates answered by the gate": f"{report.by_gate:,}",
+            "duplicates answered by the inbox's row": f"{report.by_row:,}",
+        },
+        {"promises": _verdict(not report.violations)},
+    )
+
+
+def _facts_table(title: str, *sections: dict[str, str | Text]) -> Table:
+    """Return a table of names and figures, with a line between two sections."""
+    table = Table(title=title, box=ROUNDED, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    table.add_row("messages", f"{report.messages:,}")
-    table.add_row("deliveries", f"{report.deliveries:,}")
-    table.add_row("consumers killed in the middle", f"{report.kills:,}")
-    table.add_row("seconds", f"{report.seconds:.1f}")
-    table.add_section()
-    table.add_row("payments made", f"{report.payments:,} of {report.messages:,}")
-    table.add_row("duplicates answered by the gate", f"{report.by_gate:,}")
-    table.add_row("duplicates answered by the inbox's row", f"{report.by_row:,}")
-    table.add_section()
-    table.add_row("promises", _verdict(kept))
+    for section in sections:
+        for name, figure in section.items():
+            table.add_row(name, figure)
+        table.add_section()
     return table
 
 
@@ -242,29 +254,30 @@ def _sale_facts(report: Report) -> dict[str, Any]:
 
 
 def _sale_table(report: Report, *, title: str) -> Table:
-    kept = not report.violations
-    table = Table(title=title, box=ROUNDED, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_row("buyers", f"{report.buyers:,}")
-    table.add_row("clicks of each, at once", f"{report.clicks:,}")
-    table.add_row("seconds", f"{report.seconds:.1f}")
-    table.add_section()
-    table.add_row("sold", f"{report.sold:,} of {report.stock:,}")
-    table.add_row("duplicates replayed", f"{report.duplicates_replayed:,}")
-    table.add_row("in-progress answers", f"{report.in_progress:,}")
-    table.add_row("tokens refused", f"{report.tokens_refused:,}")
-    table.add_row("  used before", f"{report.refused_used:,}")
-    table.add_row("  another buyer's", f"{report.refused_foreign:,}")
-    table.add_row("  never issued", f"{report.refused_unknown:,}")
-    table.add_section()
-    table.add_row("claims per second", f"{report.claims_per_second:,.0f}")
-    table.add_row("operations per second", f"{report.operations_per_second:,.0f}")
-    table.add_row("claim latency p50", f"{report.p50_ms:.1f} ms")
-    table.add_row("claim latency p99", f"{report.p99_ms:.1f} ms")
-    table.add_section()
-    table.add_row("promises", _verdict(kept))
-    return table
+    return _facts_table(
+        title,
+        {
+            "buyers": f"{report.buyers:,}",
+            "clicks of each, at once": f"{report.clicks:,}",
+            "seconds": f"{report.seconds:.1f}",
+        },
+        {
+            "sold": f"{report.sold:,} of {report.stock:,}",
+            "duplicates replayed": f"{report.duplicates_replayed:,}",
+            "in-progress answers": f"{report.in_progress:,}",
+            "tokens refused": f"{report.tokens_refused:,}",
+            "  used before": f"{report.refused_used:,}",
+            "  another buyer's": f"{report.refused_foreign:,}",
+            "  never issued": f"{report.refused_unknown:,}",
+        },
+        {
+            "claims per second": f"{report.claims_per_second:,.0f}",
+            "operations per second": f"{report.operations_per_second:,.0f}",
+            "claim latency p50": f"{report.p50_ms:.1f} ms",
+            "claim latency p99": f"{report.p99_ms:.1f} ms",
+        },
+        {"promises": _verdict(not report.violations)},
+    )
 
 
 @cli.command()

@@ -13,7 +13,7 @@ from .rules import TableRules
 
 
 class Ticker:
-    """One purge: how far it has come. `batch`: rows of a transaction at most, or None for the database's own number."""
+    """One purge: how far it has come. `batch`: rows of a transaction, or None for the database's own number."""
 
     def __init__(self, rules: TableRules, batch: int | None, on_batch: Callable[[int], None] | None) -> None:
         self._rules = rules

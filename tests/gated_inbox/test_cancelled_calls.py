@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -24,12 +24,22 @@ SOON = 5.0
 """Seconds in which a cancelled call has ended."""
 
 
+Opener = Callable[..., AbstractAsyncContextManager[Shop]]
+
+
 @pytest.fixture
-def complaints() -> Iterator[list[Any]]:
-    """What an event loop complains of, such as an exception of a task that nobody has retrieved."""
-    heard: list[Any] = []
-    yield heard
-    assert not heard
+def opened(mortal_postgres: Place, mortal_redis: RedisServer) -> Iterator[Opener]:
+    """Opens a consumer, as `open_shop` does, in a loop that complains of nothing: no task's error is left unheard."""
+    complaints: list[Any] = []
+
+    @asynccontextmanager
+    async def opener(way: str = "asyncpg", **options: Any) -> AsyncIterator[Shop]:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
+        async with open_shop(mortal_postgres, mortal_redis, way, **options) as shop:
+            yield shop
+
+    yield opener
+    assert not complaints
 
 
 async def cancelled(task: asyncio.Task[Any]) -> None:
@@ -39,22 +49,15 @@ async def cancelled(task: asyncio.Task[Any]) -> None:
         await asyncio.wait_for(task, SOON)
 
 
-def listen(complaints: list[Any]) -> None:
-    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
-
-
 async def settles(shop: Shop, key: str, wait_until: Waiter) -> None:
     """See that the next delivery is answered, and that the work was committed once."""
     assert await wait_until(lambda: redelivered(shop, key), description="the gate is free") == [key]
     assert shop.place.effects(key) == 1
 
 
-async def test_at_the_claim(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter, complaints: list[Any]
-) -> None:
+async def test_at_the_claim(opened: Opener, mortal_redis: RedisServer, key: str, wait_until: Waiter) -> None:
     """Redis may have made the claim: it is taken back, long before its lease ends."""
-    listen(complaints)
-    async with open_shop(mortal_postgres, mortal_redis, gate={"timeout": 5.0}) as shop:
+    async with opened(gate={"timeout": 5.0}) as shop:
         shop.act = answer(key)
         with broken(mortal_redis, "frozen"):
             task = asyncio.create_task(shop.handle(key))
@@ -64,11 +67,8 @@ async def test_at_the_claim(
         await settles(shop, key, wait_until)
 
 
-async def test_waiting_at_the_gate(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter, complaints: list[Any]
-) -> None:
-    listen(complaints)
-    async with open_shop(mortal_postgres, mortal_redis, wait=30.0) as shop:
+async def test_waiting_at_the_gate(opened: Opener, key: str, wait_until: Waiter) -> None:
+    async with opened(wait=30.0) as shop:
         go_on, shop.act = held()
         first = asyncio.create_task(shop.handle(key))
         await wait_until(lambda: shop.runs, description="the first is at work")
@@ -83,16 +83,8 @@ async def test_waiting_at_the_gate(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_waiting_for_a_twins_row(
-    way: str,
-    mortal_postgres: Place,
-    mortal_redis: RedisServer,
-    key: str,
-    wait_until: Waiter,
-    complaints: list[Any],
-) -> None:
-    listen(complaints)
-    async with open_shop(mortal_postgres, mortal_redis, way) as shop:
+async def test_waiting_for_a_twins_row(way: str, opened: Opener, key: str, wait_until: Waiter) -> None:
+    async with opened(way) as shop:
         twin = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin)(shop._work)
         go_on, shop.act = held()
         first = asyncio.create_task(twin(key))  # without the gate
@@ -108,16 +100,8 @@ async def test_waiting_for_a_twins_row(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_in_the_work(
-    way: str,
-    mortal_postgres: Place,
-    mortal_redis: RedisServer,
-    key: str,
-    wait_until: Waiter,
-    complaints: list[Any],
-) -> None:
-    listen(complaints)
-    async with open_shop(mortal_postgres, mortal_redis, way) as shop:
+async def test_in_the_work(way: str, opened: Opener, key: str, wait_until: Waiter) -> None:
+    async with opened(way) as shop:
         _, shop.act = held()
         task = asyncio.create_task(shop.handle(key))
         await wait_until(lambda: shop.runs, description="it is at work")
@@ -128,17 +112,9 @@ async def test_in_the_work(
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_at_the_commit(
-    way: str,
-    mortal_postgres: Place,
-    mortal_redis: RedisServer,
-    key: str,
-    wait_until: Waiter,
-    complaints: list[Any],
-) -> None:
+async def test_at_the_commit(way: str, opened: Opener, key: str, wait_until: Waiter) -> None:
     """It was committed, and nobody was told: the claim is left alone, and after its lease the row answers."""
-    listen(complaints)
-    async with open_shop(mortal_postgres, mortal_redis, way, gate={"lease": LEASE}) as shop:
+    async with opened(way, gate={"lease": LEASE}) as shop:
         shop.act = answer(key)
         go_on = threading.Event()
         shop.place.proxy.lose(lambda: go_on.wait(SOON))
@@ -160,16 +136,10 @@ async def test_at_the_commit(
 
 @pytest.mark.parametrize("settling", ["complete", "release"])
 async def test_while_the_gate_is_told(
-    settling: str,
-    mortal_postgres: Place,
-    mortal_redis: RedisServer,
-    key: str,
-    wait_until: Waiter,
-    complaints: list[Any],
+    settling: str, opened: Opener, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
     """Telling the gate goes on, and is done once Redis answers."""
-    listen(complaints)
-    async with open_shop(mortal_postgres, mortal_redis, gate={"timeout": 5.0}) as shop:
+    async with opened(gate={"timeout": 5.0}) as shop:
 
         async def act(transaction: Any, key: str) -> str:
             mortal_redis.freeze()
@@ -191,17 +161,11 @@ async def test_while_the_gate_is_told(
 
 
 async def test_between_two_attempts(
-    mortal_postgres: Place,
-    mortal_redis: RedisServer,
-    key: str,
-    wait_until: Waiter,
-    complaints: list[Any],
-    monkeypatch: pytest.MonkeyPatch,
+    opened: Opener, key: str, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    listen(complaints)
     pauses: list[float] = []
     monkeypatch.setattr(once_module.OnceRules, "pause", lambda *_: pauses.append(SOON) or 2 * SOON)
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
+    async with opened() as shop:
 
         async def act(transaction: Any, key: str) -> None:
             raise RetryTransaction("again")
@@ -215,12 +179,9 @@ async def test_between_two_attempts(
         await settles(shop, key, wait_until)
 
 
-async def test_a_gate_that_is_closed_under_the_work(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter, complaints: list[Any]
-) -> None:
+async def test_a_gate_that_is_closed_under_the_work(opened: Opener, key: str, wait_until: Waiter) -> None:
     """The work is committed, and its caller gets the result."""
-    listen(complaints)
-    async with open_shop(mortal_postgres, mortal_redis) as shop:
+    async with opened() as shop:
         go_on, shop.act = held()
         task = asyncio.create_task(shop.handle(key))
         await wait_until(lambda: shop.runs, description="it is at work")
