@@ -233,9 +233,20 @@ async def test_once_with_a_gate_in_front(postgresql: PostgresDatabase, redis_url
     block = GATE.replace("redis://localhost:6379/0", redis_url)
     async with sessions(postgresql.urls["asyncpg"]) as session:
         names = PAGE.run(block, Session=session)
-        async with names["dedup"]:
-            answers = await asyncio.gather(*(names["consume"](message()) for _ in range(5)))
-    assert answers == [{"paid": 500}] * 5
+        answers: list[Any] = []
+        acked: list[bool] = []
+
+        async def ack() -> None:
+            acked.append(True)
+
+        async def deliveries() -> AsyncIterator[Any]:
+            answers.extend(await asyncio.gather(*(names["on_payment"](message()) for _ in range(5))))
+            once = message()
+            once.ack = ack
+            yield once
+
+        await names["consume"](deliveries())
+    assert (answers, acked) == ([{"paid": 500}] * 5, [True])
     assert await balance_of(postgresql)() == 500
 
 
