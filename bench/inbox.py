@@ -29,9 +29,9 @@ from tests.databases import MariaServer, PostgresServer
 
 CONNECTIONS = 64
 STORM_CONNECTIONS, DUPLICATES = 16, 10  # each message is delivered so often at once
-# Different messages in flight. Their own transactions leave connections free, so that a bystander who waits for one
-# waits for duplicates; were they more than the connections, the work alone would fill the pool, with a gate or not.
-IN_FLIGHT = 12
+# Different messages in flight. Their own transactions leave half of the connections free, so that a bystander who
+# waits for one waits for duplicates; were they more than the connections, the work alone would fill the pool.
+IN_FLIGHT = 8
 WORK = 0.005  # seconds that the work of a message takes, inside the transaction
 STORM_MESSAGES = 1000  # fewer would be over before a hundred questions of the bystander
 OLD_ROWS, FOREGROUND = 200_000, 16  # rows to purge, and the callers beside the purge

@@ -38,6 +38,7 @@ from ..gateway import Dedup
 from ..model import Outcome
 from .drivers.base import is_retryable
 from .faults import DatabaseFault, fault_of
+from .local_calls import LocalCalls
 from .receipt import Receipt
 from .rules import Busy, InboxRules
 
@@ -149,6 +150,7 @@ def once(
             raise ConfigError(f"{function!r} is not async: use once() of fastdedup.sync.sql.Inbox")
 
         before = arguments_before(function)
+        calls = LocalCalls()
 
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> T:
@@ -156,7 +158,7 @@ def once(
                 return function(*args[:before], transaction, *args[before:], **kwargs)
 
             key = rules.key(*args[:before], None, *args[before:], **kwargs)
-            result: T = await Once(receive, rules, begin, work).run(key)
+            result: T = await Once(receive, rules, begin, work).run(key, calls)
             return result
 
         return wrapper
@@ -182,15 +184,26 @@ class Once:
         self._rules = rules
         self._transactions = Transactions(receive, rules, begin, work)
 
-    async def run(self, key: str) -> Any:
+    async def run(self, key: str, calls: LocalCalls) -> Any:
         """Claim at the gate, decide in the transaction, tell the gate."""
+        rules = self._rules
+        if rules.gate is None:
+            return await self._decide(key, None)
+        name = rules.inbox.gate_key(key)
+        if not rules.wait:
+            return await self._through_the_gate(key, name, 0.0)
+        ends = monotonic() + rules.wait
+        return await calls.run(name, lambda: self._through_the_gate(key, name, ends), rules.wait)
+
+    async def _through_the_gate(self, key: str, name: str, ends: float) -> Any:
+        """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
         try:
-            claim = await self._claim(key)
-            if claim is not None and not claim.acquired:
+            claim = await self._claim(name, ends)
+            if not claim.acquired:
                 return claim.replay()
         except UNHEARD as unheard:
             bypassed(self._rules.gate, self._rules.inbox, unheard)
-            claim = None
+            return await self._decide(key, None)
         return await self._decide(key, claim)
 
     async def _decide(self, key: str, claim: Claim | None) -> Any:
@@ -214,15 +227,10 @@ class Once:
         finally:
             del error  # it refers to this frame
 
-    async def _claim(self, key: str) -> Claim | None:
-        """Claim at the gate; None where there is none."""
-        gate: Dedup | None = self._rules.gate
-        rules = self._rules
-        if gate is None:
-            return None
-        call = gate.claim(rules.inbox.gate_key(key), renew=True)
+    async def _claim(self, name: str, ends: float) -> Claim:
+        gate: Dedup = self._rules.gate
+        call = gate.claim(name, renew=True)
         claim: Claim = await call
-        ends = monotonic() + rules.wait
         # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
         while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
             # Not by another claim(wait=…), which would ask the store what it has just answered.

@@ -132,6 +132,8 @@ class Shop:
         self.act: Body = nothing
         once = self.inbox.once(key=lambda transaction, key: key, begin=begin, **{"gate": gate, **options})
         self.handle = once(self._work)
+        self.elsewhere = once(self._work)
+        """Handles messages as another process would: it does not know of the calls of `handle`."""
 
     async def _work(self, transaction: Any, key: str) -> Any:
         self.runs += 1

@@ -72,7 +72,7 @@ async def test_waiting_at_the_gate(opened: Opener, key: str, wait_until: Waiter)
         go_on, shop.act = held()
         first = asyncio.create_task(shop.handle(key))
         await wait_until(lambda: shop.runs, description="the first is at work")
-        second = asyncio.create_task(shop.handle(key))
+        second = asyncio.create_task(shop.elsewhere(key))
         await wait_until(
             lambda: shop.gate._namespace.connection.wakeups._count, description="the second waits"
         )

@@ -64,7 +64,7 @@ async def test_a_waiter_at_the_gate_goes_on_without_redis(
         go_on, shop.act = held()
         first = asyncio.create_task(shop.handle(key))
         await wait_until(lambda: shop.runs, description="the first is at work")
-        second = asyncio.create_task(shop.handle(key))
+        second = asyncio.create_task(shop.elsewhere(key))
         await wait_until(
             lambda: shop.gate._namespace.connection.wakeups._count, description="the second waits"
         )

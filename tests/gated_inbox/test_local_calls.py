@@ -1,0 +1,141 @@
+"""Calls of one process with one key: one goes ahead, the others wait behind it before they ask the gate."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import InProgressError
+from fastdedup.sql.local_calls import LocalCalls
+
+from ..servers import RedisServer
+from .shop import Place, answer, held, open_shop
+
+Waiter = Callable[..., Awaitable[Any]]
+LONG = 30.0
+
+
+class Calls:
+    """Calls of one key that say when they begin, and end when they are told."""
+
+    def __init__(self) -> None:
+        self.local = LocalCalls()
+        self.begun: list[str] = []
+        self.go_on = asyncio.Event()
+
+    def start(self, name: str, wait: float = LONG) -> asyncio.Task[str]:
+        async def call() -> str:
+            self.begun.append(name)
+            if name == "first":
+                await self.go_on.wait()
+            return name
+
+        return asyncio.create_task(self.local.run("key", call, wait))
+
+
+async def turn() -> None:
+    """Let each task go as far as it can."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_later_calls_begin_when_the_first_has_ended() -> None:
+    calls = Calls()
+    tasks = [calls.start(name) for name in ("first", "second", "third")]
+    await turn()
+    assert calls.begun == ["first"]
+    calls.go_on.set()
+    assert await asyncio.gather(*tasks) == ["first", "second", "third"]
+    assert not calls.local._ends
+
+
+@pytest.mark.parametrize("which", [0, 1])
+async def test_a_cancelled_call_holds_up_no_other(which: int) -> None:
+    calls = Calls()
+    tasks = [calls.start(name) for name in ("first", "second", "third")]
+    await turn()
+    tasks[which].cancel()
+    await turn()
+    assert tasks[which].cancelled()
+    calls.go_on.set()
+    assert await tasks[2] == "third"
+    assert await tasks[1 - which] == ("second", "first")[which]
+
+
+async def test_a_call_waits_no_longer_than_it_may() -> None:
+    calls = Calls()
+    first = calls.start("first")
+    await turn()
+    assert await calls.start("second", wait=0.01) == "second"
+    calls.go_on.set()
+    assert await first == "first"
+
+
+async def test_calls_of_another_loop_are_not_waited_for() -> None:
+    calls = Calls()
+    first = calls.start("first")
+    await turn()
+    found: list[str] = []
+
+    async def call() -> str:
+        return "elsewhere"
+
+    def elsewhere() -> None:
+        found.append(asyncio.run(calls.local.run("key", call, LONG)))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    await asyncio.to_thread(thread.join)
+    assert found == ["elsewhere"]
+    calls.go_on.set()
+    await first
+
+
+async def test_duplicates_behind_a_call_do_not_wait_at_the_gate(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis, wait=LONG) as shop:
+        go_on, shop.act = held()
+        calls = [asyncio.create_task(shop.handle(key)) for _ in range(5)]
+        await wait_until(lambda: shop.runs, description="the first is at work")
+        assert not shop.gate.in_flight
+        assert not shop.gate._namespace.connection.wakeups._count
+        go_on.set()
+        assert await asyncio.gather(*calls) == [key] * 5
+        assert (shop.runs, shop.place.effects(key)) == (1, 1)
+
+
+async def test_one_of_those_behind_a_failed_call_does_the_work(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis, wait=LONG) as shop:
+
+        async def act(transaction: Any, key: str) -> str:
+            if shop.runs == 1:
+                raise LookupError(key)
+            return key
+
+        shop.act = act
+        answers = await asyncio.gather(*[shop.handle(key) for _ in range(5)], return_exceptions=True)
+        assert isinstance(answers[0], LookupError)
+        assert answers[1:] == [key] * 4
+        assert (shop.runs, shop.place.effects(key)) == (2, 1)
+
+
+async def test_a_duplicate_behind_a_long_call_is_told_in_time(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis, wait=0.1) as shop:
+        go_on, shop.act = held()
+        first = asyncio.create_task(shop.handle(key))
+        await wait_until(lambda: shop.runs, description="the first is at work")
+        with pytest.raises(InProgressError):
+            await shop.handle(key)
+        go_on.set()
+        assert await first == key
+        shop.act = answer("another")
+        assert await shop.handle(key) == key
