@@ -32,7 +32,7 @@ local CHANNEL = 'fastdedup:settled'
 local CLAIMS = 'IPWSFR'
 local OK, REENTERED, TAKEN, IN_PROGRESS, SUCCEEDED, FAILED, MISMATCH = 0, 1, 2, 3, 4, 5, 6
 local UNKNOWN, LOST, FOREIGN, ALREADY, ILLEGAL, STALE, ABSENT = 7, 8, 9, 10, 11, 12, 13
-local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE, TOO_LARGE, ELSEWHERE, REFUSED = 14, 15, 16, 17, 18, 19, 20
+local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE, TOO_LARGE, ELSEWHERE, REFUSED, AGAIN = 14, 15, 16, 17, 18, 19, 20, 21
 local MAX_STATE = 64 -- bytes of a machine's state
 
 local byte, char, sub, find, floor = string.byte, string.char, string.sub, string.find, math.floor

@@ -5,8 +5,11 @@
 --          keep_ms, mode, watch; then a tail per key: shape, owner and fingerprint as they stand in the record.
 --          mode: claim | redeem (only what was issued) | consume (redeem and succeed in one step)
 --          keep_ms: how long the record lives, the lease included
--- returns  {now_us, i, code, record, ...}: a triple for each key that was not freshly acquired
+-- returns  {now_us, i, code, record, ...}: a triple for each key that was not freshly acquired. AGAIN for a key with a
+--          large result, where this call has brought enough of those: nothing was done, ask again in another call
 
+local LARGE = 4096 -- bytes of a record from which it counts as large
+local room = 4194304 -- bytes of results that this call may still bring; the last one may go beyond
 local reply = { now_us }
 local fence, first = pack(fresh_fence, 7), '\0\1'
 
@@ -57,7 +60,7 @@ end
 
 local function judge(i, key, tail, record, terms)
   -- Checked first: else a token whose first holder died would open to another subject.
-  if differs(tail, record) then return answer(i, MISMATCH, record) end
+  if differs(tail, record) then return answer(i, MISMATCH, sub(record, 1, shape(record) + 16)) end
   local state = sub(record, 2, 2)
   if state == 'S' then
     -- The same owner consumes again because its first reply was lost: the token is still its own.
@@ -65,9 +68,11 @@ local function judge(i, key, tail, record, terms)
       write_again(key)
       return answer(i, REENTERED, record)
     end
-    return answer(i, SUCCEEDED, record)
   end
-  if state == 'F' then return answer(i, FAILED, record) end
+  if state == 'S' or state == 'F' then
+    room = room - #record
+    return answer(i, state == 'S' and SUCCEEDED or FAILED, record)
+  end
   local live = (state == 'P' or state == 'W') and unpack_number(record, 10, 15) > now_ms
   if not live then return take(i, key, tail, record, terms) end
   if same_owner(tail, record) then return reenter(i, key, record, terms) end
@@ -77,6 +82,13 @@ end
 
 -- Answers for a key that may be held. Returns true where the key holds a value.
 local function contend(i, key, tail, terms)
+  if room <= 0 then
+    local size = redis.pcall('STRLEN', key)
+    if type(size) == 'number' and size > LARGE then
+      answer(i, AGAIN, '')
+      return true
+    end
+  end
   local record, fault = read(key, CLAIMS)
   if record then
     judge(i, key, tail, record, terms)

@@ -21,7 +21,7 @@ from typing import Any, Final, NoReturn, cast
 from ..errors import ConfigError, UnavailableError
 from ..forking import InChild
 from ..model import BreakerState
-from ..protocol.operations import ClaimOp, Op, Redirect, Reply, Verb, Verdict
+from ..protocol.operations import ClaimOp, Code, Op, Redirect, Reply, Verb, Verdict
 from ..stores.base import DirectStore, Store, TimedStore
 from .answers import behind, closed, copy_of, heir, too_late, too_many, wrong_loop
 from .clock import NOTE_EVERY, ClockBound, named_claims
@@ -33,6 +33,7 @@ from .unwanted import OnGivenUp, Unwanted
 
 _OPEN: Final = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
 _CLAIM: Final = Verb.CLAIM
+_AGAIN: Final = Code.AGAIN
 OnBatch = Callable[[int], None]
 HandOver = Callable[["Engine", Op, Any], None]
 """Called with an engine, an operation that has left it, and the part of the store that it must go on to."""
@@ -400,8 +401,21 @@ class Engine:
                 self._fail(op, reply, sent=True)  # the store refused this key alone
             elif type(reply) is Redirect:
                 self._send_on(op, reply)
+            elif reply is _AGAIN:
+                self._ask_again(op)
             else:
                 self._claim_done(op, reply)
+
+    def _ask_again(self, op: ClaimOp) -> None:
+        """Send a claim again, behind others like it: its batch has brought enough large results, and did not do it.
+
+        Where it waits for half of the timeout it is refused: sent any later, it would make its batch late.
+        """
+        self._pending += 1
+        if op.terms.shared and not op.named:
+            self._leaders.setdefault(op.wire, op)
+        self._queue.put_large(op)
+        self._deadline.bring_forward(op.at + self._timeout / 2)
 
     def _send_on(self, op: Op, redirect: Redirect) -> None:
         """Let an operation leave for another part of the store; it has no effect here."""
@@ -470,13 +484,16 @@ class Engine:
         oldest = self._queue.oldest()
         if oldest is not None:
             due.append(oldest + self._timeout)
+        large = self._queue.oldest_large()
+        if large is not None:
+            due.append(large + self._timeout / 2)
         return min(due, default=None)
 
     def _come_due(self, before: float) -> None:
         """Give up what had to be answered by `before`, in the loop's time."""
         if not self._thread_id:
             return  # in a forked child that runs on in its parent's loop
-        for op in self._queue.overdue(before - self._timeout):
+        for op in self._queue.overdue(before - self._timeout, before - self._timeout / 2):
             self._pending -= 1
             self._fail(op, UnavailableError(f"the store was busy for {self._timeout:g} s"), sent=False)
         give_up([batch for batch in self._batches if batch.deadline <= before], self._direct)
@@ -494,6 +511,6 @@ class Engine:
 
     def _refuse_waiting(self) -> None:
         """Refuse the operations that waited for a batch when the breaker opened."""
-        for op in self._queue.overdue(inf):
+        for op in self._queue.overdue(inf, inf):
             self._pending -= 1
             self._fail(op, self._health.error(), sent=False)

@@ -13,6 +13,9 @@ from ..stores.base import DirectStore
 MIN_BATCH: Final = 16
 """Operations in a batch, below which a further batch in flight costs more than it saves."""
 
+_LARGE_BATCH: Final = 16
+"""Claims in a batch of those with large results: `claim.lua` brings 4 MiB in a call, of 256 KiB each by default."""
+
 # These verbs always go first, because they free keys. They cannot starve the claims, as every settling needs a
 # claim before it. A release must overtake the claims that wait for its key.
 _URGENT: Final = (Verb.ADOPT, Verb.SETTLE, Verb.RELEASE, Verb.RENEW)
@@ -67,7 +70,9 @@ class OperationQueue:
         self._max_bytes = max_bytes
         self._retire = retire
         self._queues: dict[Verb, deque[Op]] = {verb: deque() for verb in (*_URGENT, *_IN_TURN)}
-        self._turns = deque(_IN_TURN)
+        # Claims with large results, in their own turn: other claims need not wait until all of these are brought.
+        self._large: deque[Op] = deque()
+        self._turns = deque([*(self._queues[verb] for verb in _IN_TURN), self._large])
         self.claims = self._queues[Verb.CLAIM]
         """The queue of claims: `Engine.claim` appends to it directly, which saves a call."""
         self.others = 0
@@ -78,6 +83,14 @@ class OperationQueue:
         if op.verb is not Verb.CLAIM:
             self.others += 1
         self._queues[op.verb].append(op)
+
+    def put_large(self, op: ClaimOp) -> None:
+        """Put a claim again that was sent and not done, as its batch has brought enough large results."""
+        self.others += 1
+        if self._large and self._large[0].at > op.at:
+            self._large.appendleft(op)
+        else:
+            self._large.append(op)
 
     def put_by_age(self, op: Op) -> None:
         """Put an operation that was accepted elsewhere: before all others, where it is the oldest."""
@@ -96,9 +109,9 @@ class OperationQueue:
                 return batch
         turns = self._turns
         for _ in range(len(turns)):
-            verb = turns[0]
+            queue = turns[0]
             turns.rotate(-1)
-            if (queue := self._queues[verb]) and (batch := self._take(queue, free)):
+            if queue and (batch := self._take(queue, free)):
                 return batch
         return []
 
@@ -109,19 +122,31 @@ class OperationQueue:
                 op.at += seconds
 
     def oldest(self) -> float | None:
-        """Return when the operation that waits longest was accepted; None where no operation waits."""
+        """Return when the operation that waits longest was accepted; None where none waits but large claims."""
         return min((queue[0].at for queue in self._queues.values() if queue), default=None)
 
-    def overdue(self, before: float) -> Iterator[Op]:
-        """Take out, one by one, the operations that were accepted at `before` or earlier."""
+    def oldest_large(self) -> float | None:
+        """Return as `oldest`, of the claims with large results."""
+        return self._large[0].at if self._large else None
+
+    def overdue(self, before: float, large_before: float) -> Iterator[Op]:
+        """Take out, one by one, the operations that were accepted at `before` or earlier.
+
+        Claims with large results have a time of their own: one that is sent late makes its batch late.
+        """
         for queue in self._queues.values():
             while queue and queue[0].at <= before:
                 self.others -= queue is not self.claims
                 yield queue.popleft()
+        while self._large and self._large[0].at <= large_before:
+            self.others -= 1
+            yield self._large.popleft()
 
     def _take(self, queue: deque[Op], free: int) -> list[Op]:
         if queue is self.claims:
             return self.take_claims(free)
+        if queue is self._large:
+            return self._take_large()
         batch: list[Op] = []
         weight = 0
         while queue and len(batch) < self._max_batch and weight < self._max_bytes:
@@ -129,6 +154,17 @@ class OperationQueue:
             weight += op.weight
             batch.append(op)
         self.others -= len(batch)
+        return batch
+
+    def _take_large(self) -> list[Op]:
+        batch: list[Op] = []
+        while self._large and len(batch) < _LARGE_BATCH:
+            op = self._large.popleft()
+            self.others -= 1
+            if op.future.done():
+                self._retire(cast(ClaimOp, op))
+            else:
+                batch.append(op)
         return batch
 
     def take_claims(self, free: int) -> list[Op]:

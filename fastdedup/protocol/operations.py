@@ -39,6 +39,7 @@ class Code(IntEnum):
     TOO_LARGE = 18
     ELSEWHERE = 19
     REFUSED = 20
+    AGAIN = 21
 
 
 class Verb(StrEnum):
@@ -152,6 +153,7 @@ class ClaimOp(Op):
         )
 
 
+_READ_WEIGHT: Final = 32 * 1024
 NOBODY: Final[list[ClaimOp]] = []
 """The followers of a claim that has none, and whose reply is not only for a future: shared, and never appended to."""
 
@@ -267,6 +269,11 @@ class ReadOp(Op):
     def __init__(self, wire: bytes) -> None:
         self.wire = wire
         self.witness = None
+
+    @property
+    def weight(self) -> int:
+        """Some bytes of the result that it may bring: a batch of 256 large ones takes 67 MB."""
+        return _READ_WEIGHT
 
 
 class ForgetOp(Op):

@@ -41,7 +41,7 @@ MAX_RECORD: Final = 256 * 1024 + RECORD_HEAD
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _TOO_LARGE: Final = Code.TOO_LARGE.value
 _REFUSED: Final = Code.REFUSED.value
-ONLY_CODES: Final = (_TOO_LARGE, Code.ELSEWHERE.value, _REFUSED)
+ONLY_CODES: Final = (_TOO_LARGE, Code.ELSEWHERE.value, _REFUSED, Code.AGAIN.value)
 """Answers of any script that come without a record."""
 _FAR_US: Final = 86_400_000_000
 """Microseconds by which a fence may be ahead of its server's clock: no real time is further ahead."""
