@@ -20,13 +20,14 @@ class Limits:
     connections_per_uid: int | None = None
     """Open connections of one user of this host. Left out: no limit but `connections`."""
     in_flight: int = 1024
-    """Unanswered commands of one connection; further commands are not read until replies have gone out."""
+    """Unanswered commands of one connection; further commands are not read until replies have gone out. Of those that
+    wait for a key 64 wait at once; the rest follows them, and its WAIT counts from its arrival."""
     frame: int = 1024 * 1024
     """Bytes of one request: a RESP command or an HTTP body."""
     arguments: int = 64
     """Arguments of one RESP command."""
     batch: int = 1000
-    """Operations in one `/v1/batch`."""
+    """Operations in one `/v1/batch`. Batches of all clients take half of `requests_in_all`; further ones wait."""
     unread: int = 1024 * 1024
     """Bytes of replies that a client has not read; further requests wait."""
     replies: int = 8 * 1024 * 1024

@@ -15,6 +15,7 @@ from .ephemeral import EphemeralClaims
 from .limits import Limits
 from .reply_memory import ReplyMemory
 from .request_memory import RequestMemory
+from .turns import Turns
 
 
 class RawCodec:
@@ -61,6 +62,7 @@ class Namespaces:
         self.counters = counters or Counters()
         requests = RequestMemory(self.limits.requests_in_all)
         self.memory = ReplyMemory(self.limits.replies_in_all, requests)
+        self.turns = Turns(self.limits)
         self.ephemeral = EphemeralClaims(self.limits)
         self.counters.is_known = self.is_known
         self.access = Access()
@@ -89,6 +91,7 @@ class Namespaces:
         self.counters.is_known = self.is_known
         view.access = self.behind_sockets[access.path] = access
         view.memory = self.memory
+        view.turns = self.turns
         view.ephemeral = EphemeralClaims(limits, self.ephemeral)
         view.audit = self.audit
         view._configured_only = self._configured_only

@@ -319,7 +319,11 @@ class Fuzz:
             raise Finding("a lost connection is still counted")
         if not waits and connection.extra:
             raise Finding(f"{connection.extra} operations are never accounted for")
-        await self._settle(lambda: not connection._tasks, False, "a task of a lost connection")
+        await self._settle(
+            lambda: not connection._brief.tasks | connection._patient.tasks,
+            False,
+            "a task of a lost connection",
+        )
         return replies(bytes(transport.written))
 
     # HTTP

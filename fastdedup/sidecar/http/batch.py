@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from binascii import hexlify
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from time import perf_counter
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -20,9 +21,10 @@ from ...protocol.owners import draw_owner
 from ..limits import LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
+from ..turns import TaskLine
 from ..verbs import Asked
 from .names import are_unique, refuse_repeats
-from .request import Gone
+from .request import HttpRequest
 from .verbs import (
     OPS,
     Client,
@@ -35,7 +37,10 @@ from .verbs import (
     told,
 )
 
+T = TypeVar("T")
 _ACQUIRED: Final = Outcome.ACQUIRED
+_WAITING: Final = ("claim", "redeem")
+"""The requests that may wait for a key."""
 _WON: Final = b'{"status":201,"body":{"outcome":"acquired","owner":"'
 _verdict_of = attrgetter("won")
 
@@ -67,7 +72,10 @@ def read(check: Callable[[bytes], list[Any]], most: int, body: bytes) -> list[An
 
 
 async def batch(namespaces: Namespaces, asks: list[Any], client: Client) -> HttpAnswer:
-    """`POST /v1/batch`: all requests start together, so that they share the engine's batches."""
+    """Answer a batch: its requests start together, so that they share the engine's batches.
+
+    Of those that need a task only a few start at once, and the others follow them.
+    """
     return await BatchRequest(namespaces, asks, client).run()
 
 
@@ -78,10 +86,13 @@ class BatchRequest:
         self._namespaces = namespaces
         self._asks = asks
         self._client = client
-        # Mutable: a place for each answer, in order; the requests that need a task; the claims that were won, by
-        # requests without a task and with one.
+        self._one_client = BatchedClient(client)
+        # Mutable: a place for each answer, in order; the tasks of requests that need one, apart those that wait for a
+        # key, and whether there are such; the claims that were won, by requests without a task and with one.
         self._places: list[BatchClaim | Told] = []
-        self._slow: list[tuple[Any, Told]] = []
+        self._brief = TaskLine(namespaces.turns.brief, "fastdedup-batch")
+        self._patient = TaskLine(namespaces.turns.waiting, "fastdedup-batch")
+        self._waits = False
         self.won: list[BatchClaim] = []
         self._held: list[Held] = []
         # Mutable: how many answers are missing; the bytes that large ones have reserved; the future that the last one
@@ -103,13 +114,15 @@ class BatchRequest:
         """Return the answers, in the order of the requests."""
         try:
             self._places = [self._begin(ask) for ask in self._asks]
-            if self._slow:
-                await asyncio.gather(*[self._one(ask, place) for ask, place in self._slow])
-            if self.left:
+            if self._waits:
+                await self._client.unless_gone(self._until_answered())
+            elif self.left:
                 await self._all
             return HttpAnswer(200, written(self._places), None, self._given())
         except BaseException:
             self.given_up = True
+            self._brief.clear()
+            self._patient.clear()
             self._take_back()
             raise
         finally:
@@ -200,17 +213,49 @@ class BatchRequest:
 
     def _later(self, ask: Any) -> Told:
         place = Told()
-        self._slow.append((ask, place))
+        waits = ask.op in _WAITING and ask.wait > 0
+        self._waits = self._waits or waits
+        line = self._patient if waits else self._brief
+        line.add(partial(self._one, ask, place))
         return place
 
+    async def _until_answered(self) -> None:
+        if self.left:
+            await self._all
+
     async def _one(self, ask: Any, place: Told) -> None:
+        if ask.op in _WAITING and ask.wait:  # it counts from the batch's beginning
+            ask.wait = max(0, ask.wait - round((perf_counter() - self.since) * 1000))
         try:
-            answer = await OPS[ask.op](self._namespaces, ask, self._client)
-        except Gone:
-            raise
+            answer = await OPS[ask.op](self._namespaces, ask, self._one_client)
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             answer = problem(fault, self.counters)
         self.told(place, answer)
+
+
+class BatchedClient:
+    """The client of a batch, for one of its requests: the batch as a whole is given up where the client hangs up.
+
+    Args:
+        client: that of the batch.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @property
+    def transport(self) -> Any:
+        """The connection to it."""
+        return self._client.transport
+
+    @property
+    def request(self) -> HttpRequest:
+        """The batch's request."""
+        return self._client.request
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns."""
+        return await work
 
 
 class Told:

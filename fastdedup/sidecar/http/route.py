@@ -14,6 +14,7 @@ from ..access import Access, ForbiddenError
 from ..namespaces import Namespaces
 from . import models
 from .batch import read
+from .batch_turn import UnreadBatch
 from .names import parse_once
 from .verbs import Client, Handler, HttpAnswer
 
@@ -53,7 +54,9 @@ class HttpRoute:
         if self.method != "POST":
             return None
         check = TypeAdapter(self.body(most)).validator.validate_json
-        return partial(read, check, most) if self.asks is models.Items else partial(parse_once, check)
+        if self.asks is models.Items:
+            return partial(UnreadBatch, partial(read, check, most), most)
+        return partial(parse_once, check)
 
     def under(self, access: Access) -> HttpRoute:
         """Return this route with a handler that asks the rules of a socket first, where it has some for it."""

@@ -14,7 +14,7 @@ from ...protocol.operations import ReadOp
 from ...web.problems import ProblemType
 from ..namespaces import Namespaces
 from . import gate, models, openapi, problems, verbs
-from .batch import batch
+from .batch_turn import in_turn
 from .problems import PAGES, RequestProblem
 from .route import EACH, HttpRoute
 from .verbs import OPS, Client, HttpAnswer, RawAnswer
@@ -189,7 +189,7 @@ ROUTES: tuple[HttpRoute, ...] = (
     HttpRoute(
         "POST",
         "/v1/batch",
-        batch,
+        in_turn,
         "Do many things at once",
         models.Items,
         ((200, list[models.BatchAnswer]),),

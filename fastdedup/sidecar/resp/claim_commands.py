@@ -17,7 +17,7 @@ from ..verbs import Asked, held, seconds
 from .connection import Command, ReplyPlace, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
-from .options import CommandOptions, check_count, read_options, text_of
+from .options import CommandOptions, check_count, left_of, read_options, text_of
 
 _ACQUIRED: Final = Outcome.ACQUIRED
 _ACQUIRED_HEAD: Final = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
@@ -44,8 +44,8 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
             options.ephemeral,
         )
         if options.owner is not None or options.wait:
-            slowly = partial(_claim_slowly, connection, dedup, key, options)
-            return connection.spawn(slowly(), dedup, "claim", slowly)
+            slowly = partial(_claim_slowly, connection, dedup, key, options, left_of(options.wait))
+            return connection.spawn(slowly, dedup, "claim", repeatable=True, waits=bool(options.wait))
         terms = dedup._namespace.terms_ms(options.lease, options.ttl)
     if not key.isascii():
         text_of("the key", key)
@@ -58,7 +58,11 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
 
 
 async def _claim_slowly(
-    connection: RespConnection, dedup: Dedup, key: bytes, options: CommandOptions
+    connection: RespConnection,
+    dedup: Dedup,
+    key: bytes,
+    options: CommandOptions,
+    wait: Callable[[], float],
 ) -> bytes:
     """Return the reply to a claim that waits, or whose owner the client names."""
     name = text_of("the key", key)
@@ -73,7 +77,7 @@ async def _claim_slowly(
             owner=options.owner,
             lease=seconds(options.lease),
             ttl=seconds(options.ttl),
-            wait=seconds(options.wait) or 0.0,
+            wait=wait(),
         )
 
     return await claim_in_task(connection, dedup, call, options.ephemeral)

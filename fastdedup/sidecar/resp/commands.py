@@ -1,7 +1,7 @@
 """The table of all RESP commands, and MULTI, behind which another table counts.
 
 To add one: write a function in the file of its kind, and name it in `COMMANDS` there. A command that has to wait
-returns `connection.spawn(work, dedup, verb)`: the reply is what the coroutine `work` returns or raises.
+returns `connection.spawn(work, dedup, verb)`: the reply is what the async function `work` returns or raises.
 """
 
 from __future__ import annotations

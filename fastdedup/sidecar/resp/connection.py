@@ -21,6 +21,7 @@ from ..namespaces import Namespaces
 from ..releases import Holding
 from ..reply_memory import LARGE
 from ..request_memory import PLACE, RequestShare
+from ..turns import TaskLine
 from .errors import error_reply
 from .frames import FrameError, Frames, error
 from .hangup import hung_up
@@ -48,8 +49,35 @@ class Slot:
         self.reply = reply
 
 
+Work = Callable[[], Coroutine[Any, Any, bytes]]
+"""A command that runs in a task; returns the reply."""
 Command = Callable[["RespConnection", list[bytes]], bytes | ReplyPlace]
 """Takes the connection and the command's parts; returns the reply, or the place that gets it later."""
+
+
+class TaskCommand:
+    """A command that runs in a task. `RespConnection.spawn` tells of its attributes; `since`: when it was read."""
+
+    __slots__ = ("dedup", "repeatable", "since", "slot", "verb", "waits", "work")
+
+    def __init__(
+        self,
+        slot: Slot,
+        work: Work,
+        dedup: Dedup,
+        verb: str,
+        since: float,
+        *,
+        repeatable: bool,
+        waits: bool,
+    ) -> None:
+        self.slot = slot
+        self.work = work
+        self.dedup = dedup
+        self.verb = verb  # "" once it was counted
+        self.since = since
+        self.repeatable = repeatable
+        self.waits = waits
 
 
 class RespConnection(asyncio.Protocol):
@@ -76,11 +104,11 @@ class RespConnection(asyncio.Protocol):
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
         # Mutable: the commands that are answered now: all, or, inside a MULTI, which is refused, those that end it.
         self._commands = commands
-        # Mutable: the unanswered commands, in order; the tasks under way, and the coroutines whose task has not
-        # begun; the claims to release when the client goes; the bytes of commands since all were answered.
+        # Mutable: the unanswered commands, in order; the tasks under way; the claims to release when the client goes;
+        # the bytes of commands since all were answered.
         self._slots: deque[ReplyPlace] = deque()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._unbegun: set[Coroutine[Any, Any, bytes]] = set()
+        self._brief = TaskLine(namespaces.turns.brief, "fastdedup-command")
+        self._patient = TaskLine(namespaces.turns.waiting, "fastdedup-command")
         self.holdings = Holdings(namespaces.ephemeral)
         self._taken = 0
         # Mutable: since when the transport keeps bytes that the client has not read, or 0.0; the bytes that were
@@ -164,8 +192,8 @@ class RespConnection(asyncio.Protocol):
         self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
-        for task in self._tasks:
-            task.cancel()
+        self._brief.clear()
+        self._patient.clear()
         self.large.clear()
         self._share.weigh(0)
         self._access.pending -= self._pending
@@ -262,67 +290,45 @@ class RespConnection(asyncio.Protocol):
 
     def spawn(
         self,
-        work: Coroutine[Any, Any, bytes],
+        work: Work,
         dedup: Dedup,
         verb: str,
-        again: Callable[[], Coroutine[Any, Any, bytes]] | None = None,
+        *,
+        repeatable: bool = False,
+        waits: bool = False,
     ) -> Slot:
-        """Run a command that has to wait; the reply is what `work` returns or raises.
+        """Run a command in a task, now or after this client's earlier ones; the reply is what it returns or raises.
 
         Args:
             work: the command.
             dedup: its namespace's, for the metrics.
             verb: its name, for the metrics.
-            again: returns the same work, for a command that may have a large reply.
+            repeatable: it may have a large reply, and then may run again.
+            waits: it waits for a key, perhaps for long: then no command that does not wait follows it.
         """
         slot = Slot()
-        self._start(slot, work, self._answer_with(slot, work, dedup, verb, again))
+        self._run_in_task(TaskCommand(slot, work, dedup, verb, self.at, repeatable=repeatable, waits=waits))
         return slot
 
-    def _start(
-        self, slot: Slot, work: Coroutine[Any, Any, bytes], answering: Coroutine[Any, Any, None]
-    ) -> None:
-        self._unbegun.add(work)
-        task = self.loop.create_task(answering, name="fastdedup-command")
-        self._tasks.add(task)
-        task.add_done_callback(partial(self._ended, work))
+    def _run_in_task(self, command: TaskCommand) -> None:
+        line = self._patient if command.waits else self._brief
+        line.add(partial(self._answer_with, command))
 
-    def _ended(self, work: Coroutine[Any, Any, bytes], task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if (
-            work in self._unbegun
-        ):  # cancelled before its first step: Python would warn that it was never awaited
-            self._unbegun.discard(work)
-            work.close()
-
-    async def _answer_with(
-        self,
-        slot: Slot,
-        work: Coroutine[Any, Any, bytes],
-        dedup: Dedup,
-        verb: str,
-        again: Callable[[], Coroutine[Any, Any, bytes]] | None,
-    ) -> None:
-        """Answer with what `work` returns or raises, and count that. An empty `verb`: it was counted before."""
-        since = self.at
-        self._unbegun.discard(work)
+    async def _answer_with(self, command: TaskCommand) -> None:
+        """Answer with what the command returns or raises, and count that, the first time that it runs."""
         try:
-            reply = await work
+            reply = await command.work()
         except Exception as fault:  # noqa: BLE001 -- whatever it is, the client is told
             self.counters.bad_requests += is_bad(fault)
             reply = error_reply(fault)
-        if verb:
-            self.counters.answered(dedup, verb, reply, since)
-        if again is None or len(reply) < LARGE:
-            self.answer(slot, reply)
+        if command.verb:
+            self.counters.answered(command.dedup, command.verb, reply, command.since)
+            command.verb = ""
+        if command.repeatable and len(reply) >= LARGE:
+            again = partial(self._run_in_task, command)
+            self.answer_at_length(command.slot, reply, partial(bytes, reply), again)
         else:
-            self.answer_at_length(
-                slot, reply, partial(bytes, reply), partial(self._again, slot, dedup, again)
-            )
-
-    def _again(self, slot: Slot, dedup: Dedup, again: Callable[[], Coroutine[Any, Any, bytes]]) -> None:
-        work = again()
-        self._start(slot, work, self._answer_with(slot, work, dedup, "", again))
+            self.answer(command.slot, reply)
 
     def _run(self, command: list[bytes]) -> None:
         answer: bytes | ReplyPlace

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from time import monotonic
+
 from ...errors import ConfigError
 from ...keys import digest
 
@@ -105,6 +109,21 @@ def text_of(name: str, data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError:
         raise ConfigError(f"{name} must be UTF-8 text, got {_shown(data)}") from None
+
+
+def left_of(wait: int | None) -> Callable[[], float]:
+    """Return what tells how many seconds are left of a WAIT that begins now, also where its command begins later."""
+    if not wait:
+        return _nothing
+    return partial(_left, monotonic() + wait / 1000)
+
+
+def _left(ends: float) -> float:
+    return max(0.0, ends - monotonic())
+
+
+def _nothing() -> float:
+    return 0.0
 
 
 def fingerprint_of(data: bytes) -> bytes:

@@ -27,7 +27,7 @@ def get(connection: RespConnection, command: list[bytes]) -> Slot:
             connection.resp3,
         )
 
-    return connection.spawn(work(), dedup, "get", work)
+    return connection.spawn(work, dedup, "get", repeatable=True)
 
 
 def forget(connection: RespConnection, command: list[bytes]) -> Slot:
@@ -39,7 +39,7 @@ def forget(connection: RespConnection, command: list[bytes]) -> Slot:
         key = text_of("the key", command[1])
         return encode(int(await forget_record(connection.namespaces, dedup, key, connection.transport)))
 
-    return connection.spawn(work(), dedup, "forget")
+    return connection.spawn(work, dedup, "forget")
 
 
 COMMANDS: dict[bytes, Command] = {b"FD.GET": get, b"FD.FORGET": forget}

@@ -25,7 +25,9 @@ def settle(succeeded: bool, connection: RespConnection, command: list[bytes]) ->
     op = settling(
         dedup, wire, owner, fence=options.fence, succeeded=succeeded, ttl=options.ttl, payload=payload
     )
-    return connection.spawn(_change(connection, dedup, op), dedup, "complete" if succeeded else "fail")
+    return connection.spawn(
+        partial(_change, connection, dedup, op), dedup, "complete" if succeeded else "fail"
+    )
 
 
 def release(connection: RespConnection, command: list[bytes]) -> Slot:
@@ -34,7 +36,7 @@ def release(connection: RespConnection, command: list[bytes]) -> Slot:
     options = read_options(command, 3, _HOLDING)
     dedup, wire, owner = _held(connection, command, options)
     op = releasing(wire, owner, options.fence)
-    return connection.spawn(_change(connection, dedup, op), dedup, "release")
+    return connection.spawn(partial(_change, connection, dedup, op), dedup, "release")
 
 
 def renew(connection: RespConnection, command: list[bytes]) -> Slot:
@@ -45,7 +47,7 @@ def renew(connection: RespConnection, command: list[bytes]) -> Slot:
     dedup, wire, owner = _held(connection, command, options)
     lease = number_of("the lease", command[3], 1) if given else None
     op = renewing(dedup, wire, owner, options.fence, lease)
-    return connection.spawn(_change(connection, dedup, op), dedup, "renew")
+    return connection.spawn(partial(_change, connection, dedup, op), dedup, "renew")
 
 
 def _held(

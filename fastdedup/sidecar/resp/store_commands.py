@@ -264,7 +264,7 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
         connection.on_gone.append(await connection.namespaces.root._namespace.connection.overhear(ear.hear))
         return OK
 
-    return connection.spawn(work(), connection.namespaces.root, "listen")
+    return connection.spawn(work, connection.namespaces.root, "listen")
 
 
 class Subscriber(Protocol):

@@ -10,7 +10,7 @@ from ..verbs import seconds
 from .claim_commands import claim_in_task
 from .connection import Command, RespConnection, Slot
 from .frames import encode
-from .options import check_count, read_options, text_of
+from .options import check_count, left_of, read_options, text_of
 
 _ISSUE: Final = frozenset({"SUBJECT", "TTL", "NS"})
 _CONSUME: Final = frozenset({"SUBJECT", "NS"})
@@ -25,7 +25,7 @@ def issue(connection: RespConnection, command: list[bytes]) -> Slot:
     async def work() -> bytes:
         return encode(await dedup.tokens.issue(options.subject, seconds(options.ttl)))
 
-    return connection.spawn(work(), dedup, "issue")
+    return connection.spawn(work, dedup, "issue")
 
 
 def consume(connection: RespConnection, command: list[bytes]) -> Slot:
@@ -37,7 +37,7 @@ def consume(connection: RespConnection, command: list[bytes]) -> Slot:
     async def work() -> bytes:
         return encode((await dedup.tokens.consume(text_of("the token", command[1]), options.subject)).value)
 
-    return connection.spawn(work(), dedup, "consume")
+    return connection.spawn(work, dedup, "consume")
 
 
 def redeem(connection: RespConnection, command: list[bytes]) -> Slot:
@@ -45,6 +45,7 @@ def redeem(connection: RespConnection, command: list[bytes]) -> Slot:
     check_count(command, 2)
     options = read_options(command, 2, _REDEEM)
     dedup = connection.namespaces.dedup(options.ns)
+    wait = left_of(options.wait)
 
     def call() -> ClaimCall:
         return dedup.tokens.redeem(
@@ -52,11 +53,11 @@ def redeem(connection: RespConnection, command: list[bytes]) -> Slot:
             options.subject,
             lease=seconds(options.lease),
             ttl=seconds(options.ttl),
-            wait=seconds(options.wait) or 0.0,
+            wait=wait(),
         )
 
     redeems = partial(claim_in_task, connection, dedup, call, options.ephemeral)
-    return connection.spawn(redeems(), dedup, "redeem", redeems)
+    return connection.spawn(redeems, dedup, "redeem", repeatable=True, waits=bool(options.wait))
 
 
 COMMANDS: dict[bytes, Command] = {b"FD.ISSUE": issue, b"FD.CONSUME": consume, b"FD.REDEEM": redeem}
