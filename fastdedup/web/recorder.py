@@ -12,6 +12,7 @@ from .answers import Settling, lost, settling_of, storable, streams
 from .response import DEGRADED, UNSTORED, Headers, Response
 from .rules import Rule
 
+_WITHOUT_BODY = (204, 304)
 Marks = list[tuple[bytes, bytes]]
 """Headers that mark a response: degraded, or not stored."""
 
@@ -88,9 +89,26 @@ class Recorder:
         body = b"" if self.passing else self.taken()
         self._chunks.append(body)  # for the client, once the claim is settled
         response = Response(self._status, self._headers, body, not self.passing, self._mark, self._reason)
-        if not self.undone:
+        if not (self.undone or self._is_broken(response)):
             self.how = settling_of(self.rule, response, self._path)
         return storable(self.rule, response)
+
+    def _is_broken(self, response: Response) -> bool:
+        """True where the body is shorter than its Content-Length: its client gets an error, so a retry runs again."""
+        length, size = response.header(b"content-length"), len(response.body)
+        if not response.whole or length is None or not length.isdigit() or response.status in _WITHOUT_BODY:
+            return False
+        if len(length) < 19 and size >= int(length):
+            return False
+        if not size and "HEAD" in self.rule.methods:
+            return False
+        log.warning(
+            "%s: a response ended after %d bytes, and its Content-Length is %.20s: it is not kept",
+            self.claim.key,
+            size,
+            length.decode(),
+        )
+        return True
 
     @property
     def counts_in_part(self) -> bool:
