@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 
 from ..claim import Claim
-from ..errors import DedupError, ResultTooLargeError, UnavailableError, UsageError
+from ..errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError, UsageError
 from ..events import log
 from ..web.answers import Settling
 from ..web.recorder import Marks, Recorder
@@ -24,8 +24,8 @@ async def settle(recorder: Recorder) -> Marks | None:
         claim._bind_body(None)  # the work is done: only the store knows now
     response, how = recorder.end(), recorder.how
     if how is Settling.RELEASE:
-        await release(claim)
-        return recorder.marks()
+        lost = await release(claim)
+        return recorder.marks() if lost is None else recorder.failed(lost)
     try:
         await record(claim, how, response, within=HOLD)
     except UnavailableError:
@@ -48,11 +48,14 @@ async def record(claim: Claim, how: Settling, response: Response, *, within: flo
         await settle(replace(response, headers=(), body=b"", whole=False), within=within)
 
 
-async def release(claim: Claim) -> None:
-    """Free the key. Where that fails, the key is free when the lease ends."""
+async def release(claim: Claim) -> ClaimLostError | None:
+    """Free the key; where that fails, it is free when the lease ends. Return the error where the claim was lost."""
     try:
         await claim.release()
     except UsageError:
         pass  # the handler has settled it itself
+    except ClaimLostError as error:
+        return error
     except DedupError as error:
         log.warning("%s was not released, and is free when its lease ends: %s", claim.key, error)
+    return None
