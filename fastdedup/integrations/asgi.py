@@ -138,8 +138,9 @@ def route_path(scope: Scope) -> str:
 
 def request_of(scope: Scope, body: bytes) -> Request:
     """Return the request of an ASGI scope."""
+    mount = scope.get("root_path", "")
     return Request(
-        scope["method"].upper(), scope["path"], scope["query_string"], scope["headers"], body, scope
+        scope["method"].upper(), scope["path"], scope["query_string"], scope["headers"], body, scope, mount
     )
 
 

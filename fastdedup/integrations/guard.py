@@ -57,8 +57,8 @@ class Guard:
 
     async def claim(self, request: Request, principal: Named, key: str) -> Claim:
         """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise."""
-        name = self.rule.scope_key(request.method, request.path, principal, key)
         rule, mark = self.rule, self.rule.mark(request)
+        name = rule.scope_key(request.method, request.path, principal, key, mount=request.mount)
         return await patiently(
             lambda wait: self.dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew), rule.wait
         )

@@ -85,7 +85,8 @@ class WsgiGuard:
     def claim(self, request: Request, key: str) -> Claim:
         """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise."""
         rule = self.rule
-        name = rule.scope_key(request.method, request.path, self._principal(request), key)
+        principal = self._principal(request)
+        name = rule.scope_key(request.method, request.path, principal, key, mount=request.mount)
         mark = rule.mark(request)
         return _patiently(
             lambda wait: self._dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew), rule.wait

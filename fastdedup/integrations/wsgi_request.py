@@ -43,7 +43,8 @@ def whole_path(environ: WSGIEnvironment) -> str:
 def request_of(environ: WSGIEnvironment, body: bytes) -> Request:
     """Return the request of a WSGI environ."""
     method, path = environ["REQUEST_METHOD"].upper(), whole_path(environ)
-    return Request(method, path, _raw(environ.get("QUERY_STRING", "")), headers_of(environ), body, environ)
+    query = _raw(environ.get("QUERY_STRING", ""))
+    return Request(method, path, query, headers_of(environ), body, environ, mount_of(environ))
 
 
 def headers_of(environ: WSGIEnvironment) -> list[tuple[bytes, bytes]]:

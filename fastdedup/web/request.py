@@ -49,6 +49,8 @@ class Request:
     body: bytes
     source: MutableMapping[str, Any]
     """The ASGI scope or WSGI environ, with what outer middleware has put there (`scope["user"]`)."""
+    mount: str = ""
+    """The part of the path at which the application is mounted, "" for none."""
 
     def header(self, name: str) -> str | None:
         """Return the first header of this name, or None."""

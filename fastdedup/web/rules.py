@@ -143,7 +143,8 @@ class Rule:
     """A regular expression that the whole key must match, published in the policy; such as `UUID`."""
     key_scope: Literal["route", "path"] = "route"
     """The place that a key belongs to, beside its caller and method. "route": `/c/{id}`; a key of `/c/1` is answered
-    422 at `/c/2`. "path": `/c/1`, with its parameters; at `/c/2` the same key is another key."""
+    422 at `/c/2`. "path": `/c/1`, with its parameters; at `/c/2` the same key is another key. Where an application is
+    mounted at two paths, each has keys of its own."""
     fingerprint: FingerprintOf = request_fingerprint
     """Returns the parts by which two requests are the same; by default method, path, query and body."""
     retry_after: float = 1.0
@@ -215,8 +216,8 @@ class Rule:
         elif self.key_format is not None and re.fullmatch(self.key_format, key) is None:
             raise BadKey(f"a key of this operation must match {self.key_format}")
 
-    def scope_key(self, method: str, path: str, principal: Named, key: str) -> str:
-        """Return the record's key, which is unique for caller, method, route and key.
+    def scope_key(self, method: str, path: str, principal: Named, key: str, *, mount: str = "") -> str:
+        """Return the record's key, which is unique for caller, method, mount, route and key.
 
         A route that ends in * stands for many paths: there the request's path counts, as with `key_scope="path"`.
 
@@ -224,7 +225,10 @@ class Rule:
             PrincipalMissing: the principal is None or "": callers without a name would share their keys.
             ConfigError: the principal is of another type.
         """
-        place = path if self.path[-1] == "*" else self.path if self.key_scope == "route" else bare_path(path)
+        if self.path[-1] == "*":
+            place = path
+        else:
+            place = mount.rstrip("/") + self.path if self.key_scope == "route" else bare_path(path)
         return scope_key(f"{method} {shortened(place)}", principal, key)
 
     def mark(self, request: Request) -> Fingerprint:
@@ -241,8 +245,8 @@ class Rule:
         mark = fingerprint(value)
         if self.fingerprint is request_fingerprint:
             return mark
-        # A route has one record for each key: only the fingerprint tells which path the key was sent to. Mounts and
-        # Django's patterns give one route many paths without a name in braces.
+        # A route has one record for each key: only the fingerprint tells which path the key was sent to. Django's
+        # patterns give one route many paths without a name in braces.
         path = bare_path(request.path).encode("utf-8", "surrogatepass")
         return Fingerprint(blake2b(mark + path, digest_size=16, person=b"path").digest())
 

@@ -51,7 +51,8 @@ def request_of(request: HttpRequest, body: bytes) -> Request:
     headers = [(name.lower().encode(), _latin(value)) for name, value in request.headers.items()]
     query = request.META.get("QUERY_STRING", "").encode("utf-8", "surrogateescape")
     source = ChainMap({SOURCE: request}, request.META)
-    return Request(request.method.upper(), request.path, query, headers, body, source)
+    mount = request.META.get("SCRIPT_NAME") or ""
+    return Request(request.method.upper(), request.path, query, headers, body, source, mount)
 
 
 def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
