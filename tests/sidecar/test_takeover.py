@@ -119,6 +119,7 @@ def test_clients_see_neither_a_refusal_nor_a_second_owner(redis_url: str) -> Non
             lock = old.path.with_name(old.path.name + ".lock")
             assert new.process is not None
             until(lambda: lock.read_text() == f"{new.process.pid}\n")  # type: ignore[union-attr]
+            until(lambda: not [*old.path.parent.glob("*.next*"), *tenant.parent.glob("*.next*")])
             until(lambda: reaches(metrics))  # the port was the old one's until its end
             with pytest.raises(ConfigError, match="serves"), bound(old.path):
                 pass

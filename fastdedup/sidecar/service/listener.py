@@ -140,19 +140,34 @@ def _make_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a socket. Raises what `bound` raises."""
+def locked(path: Path, *, passing: bool = False) -> Iterator[None]:
+    """Hold the lock of a socket. Raises what `bound` raises.
+
+    The file stays, as its clients look at it; `passing` removes it at the end.
+    """
     file = path.with_name(path.name + ".lock")
-    lock = _open_lock(file)
+    lock = _lock_of(file, path)
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise _taken(path) if _is_served(path) else _held(file) from None
         sign(lock)
         yield
     finally:
-        os.close(lock)  # the file stays: removing it would let two sidecars lock two files
+        if passing:
+            file.unlink(missing_ok=True)  # still locked: whoever has opened it finds out in `_lock_of`
+        os.close(lock)
+
+
+def _lock_of(file: Path, path: Path) -> int:
+    """Lock this file, and not one that was removed meanwhile: two sidecars would lock two files."""
+    while True:
+        lock = _open_lock(file)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if file.exists() and os.path.samestat(os.fstat(lock), file.stat()):
+                return lock
+        except BlockingIOError:
+            os.close(lock)
+            raise _taken(path) if _is_served(path) else _held(file) from None
+        os.close(lock)
 
 
 def is_locked(file: Path) -> bool:

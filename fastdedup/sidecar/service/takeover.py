@@ -88,7 +88,7 @@ def succeeding(path: Path, mode: int, *, owner: int, group: int) -> Iterator[Suc
     _check_readiness(path)
     beside = path.with_name(path.name + ".next")
     with contextlib.ExitStack() as locks:
-        locks.enter_context(locked(beside))
+        locks.enter_context(locked(beside, passing=True))
         clear(beside)
         with listening_at(beside, path, mode, owner, group) as listener:
             yield Successor(listener, pid, locks)
