@@ -80,6 +80,12 @@ class IdempotentAdapter(HTTPAdapter):
                 retry = attempts.after_error(error)
                 if retry is None:
                     raise
+            except exceptions.ContentDecodingError as error:
+                broken = error.response
+                assert broken is not None  # `_answer` sets it
+                retry = attempts.after_response(broken.status_code, broken.headers)
+                if retry is None:
+                    raise
             else:
                 retry = attempts.after_response(response.status_code, response.headers)
                 if retry is None:
@@ -99,6 +105,10 @@ class IdempotentAdapter(HTTPAdapter):
         if not options["stream"]:
             try:
                 _ = response.content
+            except exceptions.ContentDecodingError as error:
+                response.close()
+                error.response = response  # its status tells whether to ask again
+                raise
             except BaseException:
                 response.close()
                 raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from math import inf
 from typing import Any
 
 from ..checks import Seconds, check_count, check_seconds, named, shown
@@ -30,7 +31,8 @@ _VERDICT = "stripe-should-retry"
 _BARE = re.compile(r"[!#-+\--:<-\[\]-~]{1,255}")
 _QUOTABLE = re.compile(r"[ -~]{1,255}")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_DELAY = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,9})?")
+_DELAY = re.compile(r"[0-9]+(?:\.[0-9]+)?")
+_FAR_YEAR = re.compile(r"(?<=[A-Za-z] )[0-9]{5,}(?= )")
 _LENGTH = re.compile(r"[0-9]{1,18}")
 _MOST_DOUBLINGS = 60
 
@@ -234,14 +236,16 @@ class Attempts:
 def told_seconds(headers: Mapping[str, str]) -> float | None:
     """Return the seconds that Retry-After asks for, or None where it is missing or malformed.
 
-    A date is compared with the server's own `Date`, as clocks differ; one in the past is zero seconds.
+    A date is compared with the server's own `Date`, as clocks differ; one in the past is zero seconds. A time beyond
+    all numbers and dates is infinite: it is no reason to ask again at once.
     """
     value = headers.get("retry-after", "").strip()
     if _DELAY.fullmatch(value):
         return float(value)
     then = _date(value)
     if then is None:
-        return None
+        near, far = _FAR_YEAR.subn("9999", value)
+        return inf if far and _date(near) is not None else None
     now = _date(headers.get("date", "")) or datetime.now(UTC)
     return max(0.0, (then - now).total_seconds())
 

@@ -70,6 +70,15 @@ def test_a_form_with_a_file_is_sent_again(stripe: Server) -> None:
     assert len({one.body for one in stripe.state.seen}) == 1
 
 
+def test_a_refusal_whose_body_cannot_be_decoded_is_retried(stripe: Server) -> None:
+    """Its status says that the request was not carried out; it came to the caller as a ContentDecodingError."""
+    stripe.state.faults.extend(["503", "503"])
+    stripe.state.refusal = {"Content-Encoding": "gzip"}
+    with session() as http:
+        assert http.post(f"{stripe.url}/charges", timeout=2).status_code == 200
+    assert len(stripe.state.seen) == 3
+
+
 @pytest.mark.timeout(20)
 def test_a_body_that_cannot_be_decoded_is_the_callers_error(stripe: Server) -> None:
     """Its connection is given up, although the error keeps the response alive."""

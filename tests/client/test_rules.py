@@ -7,6 +7,7 @@ import ssl
 import uuid
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from math import inf
 from typing import Any
 
 import pytest
@@ -156,11 +157,15 @@ def test_a_conflict_that_may_be_an_earlier_attempt_is_retried() -> None:
         ("inf", None),
         ("5 days", None),
         ("1, 2", None),
-        ("9" * 5000, None),
+        # Longer than any wait, so the response is the caller's: as if absent, it was asked again at once.
+        ("9" * 19, 1e19),
+        ("9" * 5000, inf),
+        ("0." + "9" * 5000, 1.0),
         ("\u0661", None),
         ("Wed, 21 Oct 2015 07:28:00 GMT", 0.0),
         ("Wed, 21 Oct 2015 07:28:00", 0.0),
-        ("Wed, 21 Oct 99999 07:28:00 GMT", None),
+        ("Wed, 21 Oct 99999 07:28:00 GMT", inf),
+        ("Wed, 21 Abc 99999 07:28:00 GMT", None),
         ("Wed, 21 Oct 2015 25:61:61 GMT", None),
     ],
 )
