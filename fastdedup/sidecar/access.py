@@ -114,6 +114,22 @@ class Access:
                 f"the table [[sockets]] with the path {self.path}"
             )
 
+    def admit_some(self, verb: str, count: int) -> int:
+        """Return how many of so many operations clients may do now; `over_pending` is the answer to the others.
+
+        Raises what `admit` raises, where they may do none.
+        """
+        some = count if self._most is None else min(count, max(1, self._most - self.pending))
+        self.admit(verb, some)
+        return some
+
+    def over_pending(self) -> QuotaError:
+        """Return the error for an operation beyond those that may be under way, and count it."""
+        return self._over(
+            f"{self.pending} operations are under way on this socket, and {self._most} may be (pending)",
+            _SOON_MS,
+        )
+
     def admit(self, verb: str, count: int = 1) -> None:
         """Check that clients may do this now, and count it towards the quota.
 
@@ -123,10 +139,7 @@ class Access:
         """
         self.check(verb)
         if self._most is not None and self.pending >= self._most:
-            raise self._over(
-                f"{self.pending} operations are under way on this socket, the most that may be (pending)",
-                _SOON_MS,
-            )
+            raise self.over_pending()
         if self._bucket is not None and verb in _CLAIMING:
             wait = self._bucket.take(count)
             if wait:

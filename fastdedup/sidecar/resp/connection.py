@@ -165,6 +165,8 @@ class RespConnection(asyncio.Protocol):
             return
         for command in commands:
             self._run(command)
+        if self._access.counts_pending:
+            self.count_pending()  # for the clients of other connections
         self._taken += len(data)
         if not self._slots or self._slots[0].reply is not None or self._waiting:
             self._flush()

@@ -53,9 +53,19 @@ _LOOK_AGAIN: Final = 0.05
 class Run(Slot):
     """An FD.RUN under way: its place in the order of replies, and its answers so far."""
 
-    __slots__ = ("_answers", "_connection", "_dedups", "_ended", "_left", "_reserved", "_since", "_verb")
+    __slots__ = (
+        "_answers",
+        "_connection",
+        "_dedups",
+        "_ended",
+        "_extra",
+        "_left",
+        "_reserved",
+        "_since",
+        "_verb",
+    )
 
-    def __init__(self, connection: RespConnection, verb: Verb, dedups: list[Dedup]) -> None:
+    def __init__(self, connection: RespConnection, verb: Verb, dedups: list[Dedup], admitted: int) -> None:
         super().__init__()
         size = len(dedups)
         self._connection = connection
@@ -66,7 +76,8 @@ class Run(Slot):
         self._left = size
         self._reserved = 0
         self._ended = False
-        connection.extra += size - 1
+        self._extra = admitted - 1
+        connection.extra += self._extra
 
     def put(self, place: int, answer: Reply) -> None:
         """Take the answer to one operation; after the last answer, reply."""
@@ -117,7 +128,7 @@ class Run(Slot):
             return
         self._ended = True
         connection = self._connection
-        connection.extra -= len(self._answers) - 1
+        connection.extra -= self._extra
         if self._reserved:
             connection.large.free(self._reserved)
             self._reserved = 0
@@ -198,11 +209,15 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
             f"FD.RUN takes a verb, a count of 1 to {MAX_OPERATIONS}, that many keys, and arguments"
         )
     connection.count_pending()
-    connection.namespaces.access.admit(verb.value, count)
+    access = connection.namespaces.access
+    some = access.admit_some(verb.value, count)
     ops = unpack(verb, command[3 : 3 + count], command[3 + count :])
     dedups = dedups_of(connection.namespaces, ops, passing=verb in _CLAIMING_NOTHING)
-    batch = Run(connection, verb, dedups)
+    batch = Run(connection, verb, dedups, some)
     for place, (op, dedup) in enumerate(zip(ops, dedups, strict=True)):
+        if place >= some:
+            batch.put(place, access.over_pending())
+            continue
         taker = Place(batch, place, dedup, op)
         try:
             if verb is Verb.SETTLE:
