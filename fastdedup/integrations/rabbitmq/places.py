@@ -72,7 +72,7 @@ class Places:
         attempts: int,
     ) -> None:
         self._arguments: Mapping[str, Any] = queue.arguments or {}
-        _check(queue.name, self._arguments, check_count(attempts, "attempts"))
+        check_queue(queue.name, self._arguments, check_count(attempts, "attempts"))
         self.queue = queue.name
         self._delay_ms = milliseconds(retry_delay, "retry_delay")
         self.retries = f"{queue.name}.retry.{self._delay_ms}ms"
@@ -173,7 +173,8 @@ def restore_origin(message: AbstractIncomingMessage) -> None:
         incoming.routing_key = str(headers[_ROUTING_KEY])
 
 
-def _check(name: str, arguments: Mapping[str, Any], attempts: int) -> None:
+def check_queue(name: str, arguments: Mapping[str, Any], attempts: int) -> None:
+    """Raise ConfigError where a queue keeps its messages after an ack, or gives one up before its last attempt."""
     if arguments.get(_TYPE) == "stream":
         raise ConfigError(
             f"{name!r} is a stream, which keeps its messages after an ack: consume from a queue"

@@ -1,0 +1,19 @@
+"""Kafka by confluent-kafka in FastStream: as by aiokafka, but for how a record is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .kafka import KafkaWay
+
+
+class ConfluentWay(KafkaWay):
+    """Kafka, by confluent-kafka."""
+
+    def offset(self, raw: Any) -> str | None:
+        """Return topic, partition and offset, and the record's time."""
+        return f"{raw.topic()}/{raw.partition()}/{raw.offset()}@{raw.timestamp()[1]}"
+
+    def record_key(self, raw: Any) -> Any:
+        """Return a record's own key."""
+        return raw.key()

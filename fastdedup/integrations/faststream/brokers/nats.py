@@ -1,0 +1,123 @@
+"""NATS in FastStream: JetStream delivers again after a delay; core NATS never delivers a message twice."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+from ....errors import ConfigError
+from ..settings import GuardSettings
+from .base import BrokerWay, as_text, need_dead_letter, refuse_ack_first, refuse_batches, refuse_loop
+
+_ID: Final = "Nats-Msg-Id"
+_ACK_WAIT: Final = 30.0
+"""Seconds after which JetStream delivers a message again, by default."""
+
+
+class NatsWay(BrokerWay):
+    """NATS, core and JetStream."""
+
+    def message_id(self, raw: Any) -> str | None:
+        """Return the header `Nats-Msg-Id`, by which JetStream itself drops what is published twice."""
+        return (raw.headers or {}).get(_ID)
+
+    def offset(self, raw: Any) -> str | None:
+        """Return stream and sequence number, and the time: a stream that is made anew begins at 1 again."""
+        try:
+            about = raw.metadata
+        except Exception:  # noqa: BLE001 -- nats-py has an error of its own, and others where it cannot read it
+            return None
+        return f"{about.stream}/{about.sequence.stream}@{about.timestamp.timestamp()}"
+
+    def name_of(self, subscriber: Any) -> str:
+        """Return the stream, the durable consumer or queue group, and the subjects."""
+        stream = getattr(getattr(subscriber, "stream", None), "name", "")
+        group = getattr(subscriber.config, "durable_name", None) or subscriber.queue
+        return f"nats:{stream}:{group}:{','.join(_subjects(subscriber))}"
+
+    def check(self, subscriber: Any, settings: GuardSettings) -> None:
+        """Raise ConfigError for a subscriber that acknowledges by itself, or gives up before `attempts` are over."""
+        refuse_batches(subscriber)
+        if not hasattr(subscriber, "queue"):
+            raise ConfigError("DedupMiddleware guards messages: a watcher of keys or objects has none")
+        refuse_loop(
+            settings, [place for place in [settings.destination] if place and _takes(subscriber, place)]
+        )
+        if not self.delivers_again(subscriber):
+            need_dead_letter(settings, "core NATS")
+            return
+        if not subscriber.extra_options.get("manual_ack", True):
+            raise ConfigError(
+                "the subscriber acknowledges a message before the work, so a crash would lose it: give it another "
+                "ack_policy, such as AckPolicy.REJECT_ON_ERROR"
+            )
+        refuse_ack_first(subscriber, "another ack_policy, such as AckPolicy.REJECT_ON_ERROR")
+        limit = subscriber.config.max_deliver
+        if limit is not None and 0 < limit < settings.attempts:
+            raise ConfigError(
+                f"JetStream gives a message up after max_deliver={limit} deliveries, before its {settings.attempts} "
+                "attempts: leave max_deliver out, as a message that waits for another delivery spends them too"
+            )
+
+    def delivers_again(self, subscriber: Any) -> bool:
+        """True for JetStream."""
+        return getattr(subscriber, "stream", None) is not None
+
+    @asynccontextmanager
+    async def kept_alive(self, message: Any, subscriber: Any) -> AsyncIterator[None]:
+        """Tell JetStream, every third of the time that it waits for an ack, that the work goes on."""
+        if not self.delivers_again(subscriber):
+            yield
+            return
+        pause = (subscriber.config.ack_wait or _ACK_WAIT) / 3
+        # A task, no task group: that would wrap the handler's errors.
+        signs = asyncio.create_task(_signs_of_life(message, pause))
+        try:
+            yield
+        finally:
+            signs.cancel()
+
+    async def retry(self, message: Any, subscriber: Any, delay: float) -> bool:
+        """Let JetStream deliver a message again after a pause."""
+        if not self.delivers_again(subscriber):
+            return False
+        await message.nack(delay=delay)
+        return True
+
+    async def bury(
+        self, message: Any, subscriber: Any, publisher: Any, destination: str, headers: Mapping[str, Any]
+    ) -> None:
+        """Publish a copy. From JetStream into a stream, which confirms it; without NATS's own headers.
+
+        With its `Nats-Msg-Id` a stream that has the message would drop its dead letter as published twice.
+        """
+        texts = {name: text for name, text in as_text(headers).items() if not name.startswith("Nats-")}
+        if self.delivers_again(subscriber):
+            await subscriber.jetstream.publish(destination, message.body, headers=texts)
+        else:
+            await publisher.publish(message.body, subject=destination, headers=texts)
+
+
+async def _signs_of_life(message: Any, pause: float) -> None:
+    with suppress(Exception):  # a lost connection: the message is delivered again
+        while True:
+            await asyncio.sleep(pause)
+            await message.in_progress()
+
+
+def _subjects(subscriber: Any) -> list[str]:
+    subject = subscriber.subject  # text on FastStream 0.6
+    found = [getattr(subject, "broker_address", subject), *(subscriber.filter_subjects or ())]
+    return sorted({each for each in found if each})
+
+
+def _takes(subscriber: Any, subject: str) -> bool:
+    """True where one of a subscriber's subjects, with `*` and `>` in them, covers a subject."""
+    return any(re.fullmatch(_pattern(each), subject) for each in _subjects(subscriber))
+
+
+def _pattern(subject: str) -> str:
+    return re.escape(subject).replace(r"\*", r"[^.]+").replace(">", ".+")

@@ -1,0 +1,74 @@
+"""`Guarded`: one subscriber, as the consumer that the rules know."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ...messages.decisions import Action, Decision
+from ...messages.deliveries import Deliveries
+from ...messages.headers import dead_letter_headers
+from .brokers import broker_of
+from .settings import GuardSettings
+
+Handler = Callable[..., Awaitable[Any]]
+log = logging.getLogger("fastdedup.messages")
+
+
+class Guarded:
+    """One subscriber of FastStream, with its consumer's name, its broker and its settings.
+
+    Raises:
+        ConfigError: the subscriber cannot be guarded.
+    """
+
+    def __init__(self, subscriber: Any, settings: GuardSettings) -> None:
+        self.subscriber = subscriber
+        self.settings = settings
+        self.broker = broker_of(subscriber)
+        self.broker.check(subscriber, settings)
+        self.deliveries = _deliveries(settings, self.broker.name_of(subscriber))
+
+    @staticmethod
+    def check_settings(settings: GuardSettings) -> None:
+        """Raise ConfigError where no subscriber could be guarded with these settings."""
+        _deliveries(settings, "any")
+
+    async def handle(
+        self, message: Any, handler: Handler, publisher: Any, *, failed: int, again: bool
+    ) -> Decision:
+        """Decide on a delivery; `publisher` publishes dead letters. Arguments and errors as `Deliveries.handle`."""
+
+        async def lay(decision: Decision) -> None:
+            await self.bury(message, publisher, decision)
+
+        decision = await self.deliveries.handle(message, handler, lay, failed=failed, again=again)
+        if decision.error is not None and decision.action is Action.RETRY:
+            log.warning(
+                "consumer %r: attempt %d of %d at %r failed",
+                self.deliveries.rules.consumer,
+                decision.attempts,
+                self.settings.attempts,
+                decision.key,
+                exc_info=decision.error,
+            )
+        return decision
+
+    async def bury(self, message: Any, publisher: Any, decision: Decision) -> None:
+        """Publish a dead letter, where a place for it was named."""
+        if (destination := self.settings.destination) is None:
+            return
+        headers = dead_letter_headers(message.headers, decision, self.deliveries.rules.consumer)
+        await self.broker.bury(message, self.subscriber, publisher, destination, headers)
+
+    async def settle(self, message: Any, decision: Decision) -> None:
+        """Tell the broker. A dead letter that was published, or is discarded, is acknowledged; else it is refused."""
+        if decision.action is Action.DEAD_LETTER and self.settings.dead_letter is None:
+            await message.reject()
+        else:
+            await message.ack()
+
+
+def _deliveries(settings: GuardSettings, consumer: str) -> Deliveries:
+    return Deliveries(settings.rules(consumer), settings.dedup, settings.inbox, settings.begin)

@@ -1,0 +1,198 @@
+"""`Processing`: one message on its way through FastStream: held until it is decided, then settled."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from typing import Any
+
+import anyio
+from faststream import BaseMiddleware
+from faststream.exceptions import AckMessage, RejectMessage, StopConsume
+from faststream.message.source_type import SourceType
+
+from ...errors import ConfigError, UsageError
+from ...messages.decisions import Action, Decision, Reason
+from ...messages.headers import attempts_of, is_again
+from ...messages.rules import DeadLetterError
+from .guarded import Guarded
+from .results import kept, restored
+from .settings import TRANSACTION
+
+CallNext = Callable[[Any], Awaitable[Any]]
+log = logging.getLogger("fastdedup.messages")
+
+
+class _Stop(BaseException):
+    """Carries `StopConsume` past the rules: it is no failure of the work."""
+
+
+class Processing(BaseMiddleware):
+    """What `DedupMiddleware` does with one message, or with one publication.
+
+    FastStream calls `consume_scope`, then `publish_scope` for each publication of the handler's result, then
+    `after_processed`. The message is acknowledged in the last, when its result is published.
+
+    Args:
+        msg: the broker's own message; None for a publication.
+        context: FastStream's.
+        find: returns the consumer of a subscriber; raises ConfigError where it cannot be guarded.
+        retry_delay: seconds until a message that is given back may come again.
+    """
+
+    def __init__(
+        self, msg: Any, /, *, context: Any, find: Callable[[Any], Guarded], retry_delay: float
+    ) -> None:
+        super().__init__(msg, context=context)
+        self._find = find
+        self._retry_delay = retry_delay
+        # Mutable: the message, its subscriber, and what came of it; is its result published.
+        self._message: Any = None
+        self._guarded: Guarded | None = None
+        self._decision: Decision | None = None
+        self._result: Any = None
+        self._silent = False
+
+    # FastStream's own hooks
+
+    async def consume_scope(self, call_next: CallNext, msg: Any) -> Any:
+        """Work on a message until it is decided; return the result that FastStream shall publish."""
+        if msg.source_type is SourceType.RESPONSE:
+            return await call_next(msg)  # the answer to a request of ours
+        subscriber = self._subscriber_of(msg)
+        self._message = msg
+        try:
+            self._guarded = guarded = self._find(subscriber)
+            async with guarded.broker.kept_alive(msg, subscriber):
+                self._decision = await self._until_decided(guarded, call_next)
+        except _Stop as stop:
+            await self._give_back(0.0)
+            raise stop.args[0] from None
+        except Exception:
+            await self._give_back(self._retry_delay)
+            raise
+        except BaseException:
+            await self._give_back(
+                0.0
+            )  # also when cancelled: FastStream before 0.7.8 may reject the message then
+            raise
+        return self._to_publish(guarded, self._decision)
+
+    async def publish_scope(self, call_next: CallNext, cmd: Any) -> Any:
+        """Publish, unless it is the result of a message whose result is not published."""
+        return None if self._silent else await call_next(cmd)
+
+    async def after_processed(
+        self, exc_type: Any = None, exc_val: BaseException | None = None, exc_tb: Any = None
+    ) -> bool:
+        """Settle the message: its work is done, and its result published."""
+        decision, guarded, message = self._decision, self._guarded, self._message
+        if decision is None or guarded is None or (message.committed is not None and exc_val is not None):
+            return False
+        if exc_val is None:
+            if decision.action is not Action.RETRY:
+                await guarded.settle(message, decision)
+        elif isinstance(exc_val, Exception) and decision.action is Action.ACK:
+            await self._unpublished(guarded, decision, exc_val)
+        return False
+
+    # One message
+
+    def _subscriber_of(self, msg: Any) -> Any:
+        """Return the subscriber whose handler has the message.
+
+        Raises:
+            UsageError: no handler has it.
+        """
+        current = self.context.get_local("message")
+        subscriber = self.context.get_local("handler_")
+        if subscriber is None or getattr(current, "raw_message", None) is not msg.raw_message:
+            raise UsageError(
+                "DedupMiddleware guards handlers: get_one() and iteration hand a message out before its work. Read "
+                "by a router or a broker without the middleware, and claim the key yourself"
+            )
+        return subscriber
+
+    async def _until_decided(self, guarded: Guarded, call_next: CallNext) -> Decision:
+        """Try until the message is done, is a dead letter, or the broker delivers it again."""
+        msg, delay = self._message, self._retry_delay
+        publisher = self.context.get_local("broker") or self.context.get("broker")
+        failed, again = attempts_of(msg.headers), is_again(msg.headers)
+        while True:
+            try:
+                decision = await guarded.handle(
+                    msg, self._handler(guarded, call_next), publisher, failed=failed, again=again
+                )
+            except (ConfigError, UsageError):
+                raise
+            except Exception as error:
+                if guarded.broker.delivers_again(guarded.subscriber):
+                    raise
+                log.exception("a message is held, as its dead letter was not published: %s", error)
+            else:
+                if decision.action is not Action.RETRY:
+                    return decision
+                if await guarded.broker.retry(msg, guarded.subscriber, delay):
+                    return decision
+                failed = max(failed, decision.attempts)
+            await anyio.sleep(delay)
+            if not guarded.subscriber.running:  # it stops: another one gets the message
+                await self._give_back(0.0)
+                return Decision(Action.RETRY, Reason.LOST)
+
+    def _handler(self, guarded: Guarded, call_next: CallNext) -> Callable[..., Awaitable[Any]]:
+        """Return the rest of FastStream's way, as the handler of a message, or of a transaction and a message."""
+
+        async def handler(*given: Any) -> Any:
+            self._message.clear_cache()  # an attempt before may have changed the decoded body
+            own = self.context.scope(TRANSACTION, given[0]) if len(given) > 1 else nullcontext()
+            try:
+                with own:
+                    self._result = await call_next(self._message)
+            except AckMessage:
+                self._silent = True
+                return None
+            except RejectMessage as error:
+                raise DeadLetterError("the handler rejected the message") from error
+            except StopConsume as error:
+                raise _Stop(error) from None
+            return kept(self._result) if guarded.settings.keep_result else None
+
+        return handler
+
+    def _to_publish(self, guarded: Guarded, decision: Decision) -> Any:
+        """Return the result that is published; be silent where there is none."""
+        if decision.action is Action.ACK and decision.reason is Reason.FIRST:
+            return self._result
+        if (
+            decision.reason is Reason.DUPLICATE
+            and guarded.settings.keep_result
+            and decision.result is not None
+        ):
+            return restored(decision.result)
+        self._silent = True
+        return None
+
+    async def _unpublished(self, guarded: Guarded, decision: Decision, error: Exception) -> None:
+        """The work is done, and its result was not published."""
+        if guarded.settings.keep_result:
+            await self._give_back(self._retry_delay)  # the duplicate publishes it
+            return
+        log.error(
+            "consumer %r: the work of %r is done, and its result was not published: %s. With keep_result=True it is "
+            "published again",
+            guarded.deliveries.rules.consumer,
+            decision.key,
+            error,
+        )
+        await guarded.settle(self._message, decision)
+
+    async def _give_back(self, pause: float) -> None:
+        """Let the broker deliver the message again, not at once."""
+        if pause:
+            await anyio.sleep(pause)
+        try:
+            await self._message.nack()
+        except Exception as error:  # noqa: BLE001 -- its channel is lost, so the broker has it again
+            log.info("a message could not be given back: %s", error)
