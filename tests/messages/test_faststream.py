@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any
 
@@ -427,7 +428,8 @@ async def test_a_message_taken_without_a_handler_is_refused(redis_url: str) -> N
 async def _raw(order: Any) -> Any:
     from faststream.rabbit.testing import build_message
 
-    return await build_message(order, "orders", message_id="order-7")
+    raw = build_message(order, "orders", message_id="order-7")
+    return await raw if isawaitable(raw) else raw  # FastStream 0.6 builds it at once
 
 
 async def _as_get_one(shop: Shop, subscriber: Any, raw: Any) -> Any:
@@ -521,6 +523,7 @@ STREAM = JStream("orders")
         (lambda guard: redis(guard, list="s"), "s", "would come back to it"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:`no_ack` ")  # FastStream before 0.7.8
 def test_a_wrong_setup_is_told_at_start(
     redis_url: str, make: Callable[[Any], Any], dead_letter: str | None, words: str
 ) -> None:
