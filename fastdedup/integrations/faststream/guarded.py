@@ -24,7 +24,7 @@ class Guarded:
     """
 
     def __init__(self, subscriber: Any, settings: GuardSettings) -> None:
-        self.subscriber = subscriber
+        # Not the subscriber itself: FastStream lets go of one that ends before its broker.
         self.settings = settings
         self.broker = broker_of(subscriber)
         self.broker.check(subscriber, settings)
@@ -36,12 +36,12 @@ class Guarded:
         _deliveries(settings, "any")
 
     async def handle(
-        self, message: Any, handler: Handler, publisher: Any, *, failed: int, again: bool
+        self, message: Any, subscriber: Any, handler: Handler, publisher: Any, *, failed: int, again: bool
     ) -> Decision:
         """Decide on a delivery; `publisher` publishes dead letters. Arguments and errors as `Deliveries.handle`."""
 
         async def lay(decision: Decision) -> None:
-            await self.bury(message, publisher, decision)
+            await self._bury(message, subscriber, publisher, decision)
 
         decision = await self.deliveries.handle(message, handler, lay, failed=failed, again=again)
         if decision.error is not None and decision.action is Action.RETRY:
@@ -55,19 +55,19 @@ class Guarded:
             )
         return decision
 
-    async def bury(self, message: Any, publisher: Any, decision: Decision) -> None:
-        """Publish a dead letter, where a place for it was named."""
-        if (destination := self.settings.destination) is None:
-            return
-        headers = dead_letter_headers(message.headers, decision, self.deliveries.rules.consumer)
-        await self.broker.bury(message, self.subscriber, publisher, destination, headers)
-
     async def settle(self, message: Any, decision: Decision) -> None:
         """Tell the broker. A dead letter that was published, or is discarded, is acknowledged; else it is refused."""
         if decision.action is Action.DEAD_LETTER and self.settings.dead_letter is None:
             await message.reject()
         else:
             await message.ack()
+
+    async def _bury(self, message: Any, subscriber: Any, publisher: Any, decision: Decision) -> None:
+        """Publish a dead letter, where a place for it was named."""
+        if (destination := self.settings.destination) is None:
+            return
+        headers = dead_letter_headers(message.headers, decision, self.deliveries.rules.consumer)
+        await self.broker.bury(message, subscriber, publisher, destination, headers)
 
 
 def _deliveries(settings: GuardSettings, consumer: str) -> Deliveries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from ...checks import Seconds, check_seconds
 from ...errors import ConfigError
@@ -79,8 +80,8 @@ class DedupMiddleware:
             keep_result,
         )
         Guarded.check_settings(self._settings)
-        # Mutable: the subscribers met so far, by identity, as they have no hash of their own.
-        self._guarded: dict[int, Guarded] = {}
+        # Mutable: the subscribers met so far. Weak, as an application may make and end some while it runs.
+        self._guarded: WeakKeyDictionary[Any, Guarded] = WeakKeyDictionary()
 
     def __call__(self, msg: Any, /, *, context: Any) -> Processing:
         """Return what handles one message; FastStream calls it."""
@@ -117,7 +118,7 @@ class DedupMiddleware:
 
     def guarded(self, subscriber: Any) -> Guarded:
         """Return a subscriber's consumer. Raises as `check`."""
-        found = self._guarded.get(id(subscriber))
+        found = self._guarded.get(subscriber)
         if found is None:
             if self._settings.inbox is not None and self._guarded:
                 raise ConfigError(
@@ -125,7 +126,7 @@ class DedupMiddleware:
                     "put each on a router, with a DedupMiddleware and an inbox of its own"
                 )
             self._only_one(subscriber)
-            found = self._guarded[id(subscriber)] = Guarded(subscriber, self._settings)
+            found = self._guarded[subscriber] = Guarded(subscriber, self._settings)
         return found
 
     @property

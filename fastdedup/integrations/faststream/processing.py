@@ -49,6 +49,7 @@ class Processing(BaseMiddleware):
         self._retry_delay = retry_delay
         # Mutable: the message, its subscriber, and what came of it; is its result published.
         self._message: Any = None
+        self._subscriber: Any = None
         self._guarded: Guarded | None = None
         self._decision: Decision | None = None
         self._result: Any = None
@@ -60,11 +61,10 @@ class Processing(BaseMiddleware):
         """Work on a message until it is decided; return the result that FastStream shall publish."""
         if msg.source_type is SourceType.RESPONSE:
             return await call_next(msg)  # the answer to a request of ours
-        subscriber = self._subscriber_of(msg)
-        self._message = msg
+        self._subscriber, self._message = self._subscriber_of(msg), msg
         try:
-            self._guarded = guarded = self._find(subscriber)
-            async with guarded.broker.kept_alive(msg, subscriber):
+            self._guarded = guarded = self._find(self._subscriber)
+            async with guarded.broker.kept_alive(msg, self._subscriber):
                 self._decision = await self._until_decided(guarded, call_next)
         except _Stop as stop:
             await self._give_back(0.0)
@@ -122,22 +122,27 @@ class Processing(BaseMiddleware):
         while True:
             try:
                 decision = await guarded.handle(
-                    msg, self._handler(guarded, call_next), publisher, failed=failed, again=again
+                    msg,
+                    self._subscriber,
+                    self._handler(guarded, call_next),
+                    publisher,
+                    failed=failed,
+                    again=again,
                 )
             except (ConfigError, UsageError):
                 raise
             except Exception as error:
-                if guarded.broker.delivers_again(guarded.subscriber):
+                if guarded.broker.delivers_again(self._subscriber):
                     raise
                 log.exception("a message is held, as its dead letter was not published: %s", error)
             else:
                 if decision.action is not Action.RETRY:
                     return decision
-                if await guarded.broker.retry(msg, guarded.subscriber, delay):
+                if await guarded.broker.retry(msg, self._subscriber, delay):
                     return decision
                 failed = max(failed, decision.attempts)
             await anyio.sleep(delay)
-            if not guarded.subscriber.running:  # it stops: another one gets the message
+            if not self._subscriber.running:  # it stops: another one gets the message
                 await self._give_back(0.0)
                 return Decision(Action.RETRY, Reason.LOST)
 

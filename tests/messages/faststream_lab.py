@@ -1,0 +1,203 @@
+"""A FastStream application on a real broker, and the cases that hold on every one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from faststream import Context
+
+from fastdedup import Dedup
+from fastdedup.integrations.faststream import DedupMiddleware, header
+from fastdedup.messages.keys import gate_key
+
+HEADERS = Context("message.headers")
+RAW = Context("message.raw_message")
+
+
+class Lab(ABC):
+    """An application with one guarded place, and what lies among its dead letters."""
+
+    def __init__(self, server: Any, dedup: Dedup, **options: Any) -> None:
+        self.server = server
+        self.place = server.name("orders")
+        self.dead_place = f"{self.place}-dead"
+        self.dedup = dedup
+        self.options = {
+            "key": header("order-id"),
+            "wait": 2.0,
+            "retry_delay": 0.05,
+            "dead_letter": self.dead_place,
+            **options,
+        }
+        self.guard = DedupMiddleware(dedup, **self.options)
+        self.runs: list[Any] = []
+        self.raws: list[Any] = []
+        self.dead: list[dict[str, Any]] = []
+        self.then: Callable[[], Any] = lambda: None
+
+    async def on_order(self, order: Any, raw: Any = RAW) -> Any:
+        self.runs.append(order)
+        self.raws.append(raw)
+        found = self.then()
+        return await found if asyncio.iscoroutine(found) else found
+
+    async def on_dead(self, order: Any, headers: dict[str, Any] = HEADERS) -> None:
+        self.dead.append({"body": order, **headers})
+
+    @abstractmethod
+    def broker(self, *middlewares: Any) -> Any:
+        """Make a broker, not connected yet."""
+
+    @abstractmethod
+    def subscribe(self, broker: Any, **options: Any) -> Any:
+        """Return a subscriber of the guarded place."""
+
+    @abstractmethod
+    def subscribe_dead(self, broker: Any) -> Any:
+        """Return a subscriber of the dead letters, which nothing guards."""
+
+    @abstractmethod
+    async def publish(self, order: Any, headers: dict[str, str]) -> None:
+        """Publish a message by the broker without a guard."""
+
+    @abstractmethod
+    async def left(self) -> int:
+        """Count the messages that the broker would deliver again; the application has stopped."""
+
+    @asynccontextmanager
+    async def open(self, **options: Any) -> AsyncIterator[None]:
+        """Run the application, and an observer beside it."""
+        async with self.observed(), self.consumer(**options):
+            yield
+
+    @asynccontextmanager
+    async def observed(self) -> AsyncIterator[None]:
+        """Run a broker without a guard, which publishes, and takes the dead letters."""
+        self.observer = self.broker()
+        self.subscribe_dead(self.observer)(self.on_dead)
+        await self.observer.start()
+        try:
+            yield
+        finally:
+            await self.observer.stop()
+
+    @asynccontextmanager
+    async def consumer(self, handler: Any = None, **options: Any) -> AsyncIterator[Any]:
+        """Run one process of the application."""
+        broker = self.broker(self.guard)
+        self.subscribe(broker, **options)(handler or self.on_order)
+        self.guard.check(broker)
+        await broker.start()
+        try:
+            yield broker
+        finally:
+            await broker.stop()
+
+    async def order(self, number: int) -> None:
+        await self.publish(number, {"order-id": f"order-{number}"})
+
+    @property
+    def counts(self) -> Any:
+        (found,) = self.guard.counts.values()
+        return found
+
+    @property
+    def gate_key(self) -> str:
+        (name,) = self.guard.counts
+        return gate_key(name, "order-7")
+
+
+def fault() -> None:
+    raise ValueError("no such customer")
+
+
+class Cases:
+    """What holds on every broker. A subclass gives the fixture `make`, which makes its lab."""
+
+    async def test_a_message_published_twice_is_worked_on_once(
+        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
+    ) -> None:
+        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+            lab = make(dedup)
+            async with lab.open():
+                for number in (7, 7, 8):
+                    await lab.order(number)
+                await wait_until(
+                    lambda: lab.counts.first + lab.counts.duplicate == 3, description="all three"
+                )
+                await wait_until(lambda: len(lab.runs) == 2, description="two runs")
+            assert sorted(lab.runs) == [7, 8]
+            assert (lab.counts.duplicate, lab.counts.delivered, lab.dead) == (1, 3, [])
+            assert await lab.left() == 0
+
+    async def test_a_failing_message_ends_among_the_dead_letters(
+        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
+    ) -> None:
+        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+            lab = make(dedup, attempts=3)
+            lab.then = fault
+            async with lab.open():
+                await lab.order(7)
+                await wait_until(lambda: lab.dead, description="a dead letter")
+            (dead,) = lab.dead
+            assert len(lab.runs) == 3
+            assert dead["body"] == 7
+            assert dead["order-id"] == dead["x-fastdedup-key"] == "order-7"
+            assert str(dead["x-fastdedup-attempts"]) == "3"
+            assert dead["x-fastdedup-error"] == "ValueError: no such customer"
+            assert await lab.left() == 0
+
+    async def test_a_message_without_a_key_is_a_dead_letter(
+        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
+    ) -> None:
+        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+            lab = make(dedup)
+            async with lab.open():
+                await lab.publish(7, {})
+                await wait_until(lambda: lab.dead, description="a dead letter")
+            assert lab.runs == []
+            assert lab.dead[0]["x-fastdedup-reason"] == "no_key"
+            assert await lab.left() == 0
+
+    async def test_a_message_waits_for_the_lease_of_a_consumer_that_died(
+        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
+    ) -> None:
+        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+            lab = make(dedup)
+            async with lab.open():
+                assert (await dedup.claim(lab.gate_key, lease=0.3)).acquired
+                await lab.order(7)
+                await wait_until(lambda: lab.runs, description="a run")
+            assert (lab.runs, lab.counts.delivered, lab.counts.held) == ([7], 1, 1)
+            assert await lab.left() == 0
+
+    async def test_a_twin_at_work_costs_few_deliveries(
+        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
+    ) -> None:
+        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+            lab = make(dedup, wait=0.1, retry_delay=0.2)
+            async with lab.open():
+                claim = await dedup.claim(lab.gate_key, lease=5.0)
+                await lab.order(7)
+                await wait_until(lambda: lab.counts.delivered == 2, description="a second try")
+                await claim.complete()
+                await wait_until(lambda: lab.counts.duplicate, description="a duplicate")
+            assert (lab.runs, lab.dead) == ([], [])
+            assert lab.counts.delivered <= 3
+            assert await lab.left() == 0
+
+    async def test_a_failing_message_comes_back_and_is_done(
+        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
+    ) -> None:
+        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+            lab = make(dedup)
+            lab.then = lambda: fault() if len(lab.runs) == 1 else None
+            async with lab.open():
+                await lab.order(7)
+                await wait_until(lambda: lab.counts.first, description="it is done")
+            assert (lab.runs, lab.dead) == ([7, 7], [])
+            assert await lab.left() == 0

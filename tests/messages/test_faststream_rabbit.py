@@ -1,0 +1,173 @@
+"""FastStream on a real RabbitMQ."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aio_pika
+import pytest
+from faststream import AckPolicy, Context
+from faststream.rabbit import RabbitBroker, RabbitQueue
+
+from fastdedup import Dedup
+from fastdedup.integrations.faststream import message_id
+
+from ..brokers import RabbitServer
+from .faststream_lab import Cases, Lab, fault
+
+
+class RabbitLab(Lab):
+    def broker(self, *middlewares: Any) -> Any:
+        return RabbitBroker(self.server.url, middlewares=middlewares, graceful_timeout=0.2)
+
+    def subscribe(self, broker: Any, **options: Any) -> Any:
+        queue = RabbitQueue(self.place, durable=True, arguments=options.pop("arguments", None))
+        return broker.subscriber(queue, **options)
+
+    def subscribe_dead(self, broker: Any) -> Any:
+        return broker.subscriber(RabbitQueue(self.dead_place, durable=True))
+
+    async def publish(self, order: Any, headers: dict[str, str], **more: Any) -> None:
+        await self.observer.publish(order, self.place, headers=headers, **more)
+
+    async def publish_bare(self, order: Any) -> None:
+        """Publish without a message id: aiormq makes one up wherever publishing is confirmed."""
+        async with await aio_pika.connect(self.server.url) as connection:
+            channel = await connection.channel(publisher_confirms=False)
+            message = aio_pika.Message(str(order).encode(), content_type="application/json")
+            await channel.default_exchange.publish(message, self.place)
+
+    async def left(self) -> int:
+        async with await aio_pika.connect(self.server.url) as connection:
+            channel = await connection.channel()
+            queue = await channel.declare_queue(self.place, passive=True)
+            assert queue.declaration_result.message_count is not None
+            return queue.declaration_result.message_count
+
+
+@pytest.fixture
+def make(rabbitmq: RabbitServer) -> Callable[..., RabbitLab]:
+    return lambda dedup, **options: RabbitLab(rabbitmq, dedup, **options)
+
+
+class TestRabbit(Cases):
+    """Every case, on RabbitMQ."""
+
+
+@asynccontextmanager
+async def opened(redis_url: str) -> AsyncIterator[Dedup]:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        yield dedup
+
+
+async def test_the_message_id_is_that_of_the_wire(
+    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
+) -> None:
+    async with opened(redis_url) as dedup:
+        lab = make(dedup, key=message_id)
+        async with lab.open():
+            await lab.publish(7, {}, message_id="order-7")
+            await lab.publish(7, {}, message_id="order-7")
+            await lab.publish(8, {})
+            await wait_until(
+                lambda: lab.dead and lab.counts.duplicate, description="a duplicate, a dead letter"
+            )
+        assert lab.runs == [7]
+        assert lab.dead[0]["x-fastdedup-reason"] == "no_key"
+
+
+async def test_faststreams_own_message_id_is_another_in_each_delivery(
+    rabbitmq: RabbitServer, redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
+) -> None:
+    """Why no key is made of it: the message below has none on the wire, and is delivered twice."""
+    async with opened(redis_url) as dedup:
+        lab, broker = make(dedup), RabbitBroker(rabbitmq.url)
+        found: list[str] = []
+
+        async def on_order(order: Any, message: Any = Context()) -> None:  # noqa: B008
+            found.append(message.message_id)
+            if len(found) == 1:
+                await message.nack()
+
+        lab.subscribe(broker, ack_policy=AckPolicy.MANUAL)(on_order)
+        await broker.start()
+        await lab.publish_bare(7)
+        await wait_until(lambda: len(found) == 2, description="two deliveries")
+        await broker.stop()
+        assert found[0] != found[1]
+
+
+async def test_a_rejected_message_goes_to_the_queues_own_dead_letters(
+    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
+) -> None:
+    async with opened(redis_url) as dedup:
+        lab = make(dedup, dead_letter=None, attempts=1)
+        lab.then = fault
+        arguments = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": lab.dead_place}
+        async with lab.open(arguments=arguments):
+            await lab.order(7)
+            await wait_until(lambda: lab.dead, description="a dead letter")
+        assert lab.dead[0]["x-death"]
+        assert await lab.left() == 0
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.ACK, AckPolicy.NACK_ON_ERROR, AckPolicy.MANUAL])
+async def test_every_ack_policy_settles_once(
+    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any, policy: AckPolicy
+) -> None:
+    """An ack that is sent twice closes the channel, and then nothing comes any more."""
+    async with opened(redis_url) as dedup:
+        lab = make(dedup, attempts=2)
+        lab.then = lambda: fault() if lab.runs[-1] == 7 else None
+        async with lab.open(ack_policy=policy):
+            for number in (7, 8, 8):
+                await lab.order(number)
+            await wait_until(lambda: lab.dead and lab.counts.duplicate, description="all are settled")
+        assert sorted(lab.runs) == [7, 7, 8]
+        assert await lab.left() == 0
+
+
+async def test_a_dead_letter_without_a_queue_leaves_the_message(
+    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
+) -> None:
+    async with opened(redis_url) as dedup:
+        lab = make(dedup, dead_letter="nowhere", attempts=1)
+        lab.then = fault
+        async with lab.open():
+            await lab.order(7)
+            await wait_until(lambda: lab.counts.delivered >= 2, description="it is delivered again")
+        assert lab.counts.dead_lettered == 0
+        assert await lab.left() == 1
+
+
+async def test_an_outage_of_the_gate_costs_no_delivery(
+    server: Any, make: Callable[..., RabbitLab], wait_until: Any
+) -> None:
+    async with Dedup(server.url, namespace="f", timeout=0.1) as dedup:
+        lab = make(dedup)
+        async with lab.open():
+            server.kill()
+            await lab.order(7)
+            await wait_until(lambda: lab.guard.is_paused, description="it is held")
+            server.start()
+            await wait_until(lambda: lab.counts.first, description="it is done")
+        assert (lab.runs, lab.counts.delivered, lab.raws[0].redelivered) == ([7], 1, False)
+        assert await lab.left() == 0
+
+
+async def test_a_consumer_that_stops_gives_its_message_to_another(
+    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
+) -> None:
+    async with opened(redis_url) as dedup:
+        lab = make(dedup, retry_delay=0.3)
+        lab.then = lambda: fault() if len(lab.runs) == 1 else None
+        async with lab.observed():
+            async with lab.consumer():
+                await lab.order(7)
+                await wait_until(lambda: lab.runs, description="a failed attempt")
+            assert len(lab.runs) == 1
+            async with lab.consumer():
+                await wait_until(lambda: len(lab.runs) == 2, description="another attempt")
+        assert await lab.left() == 0
