@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aio_pika
+import amqp
 import pytest
 from faststream import AckPolicy, Context
 from faststream.rabbit import RabbitBroker, RabbitQueue
@@ -33,11 +35,15 @@ class RabbitLab(Lab):
         await self.observer.publish(order, self.place, headers=headers, **more)
 
     async def publish_bare(self, order: Any) -> None:
-        """Publish without a message id: aiormq makes one up wherever publishing is confirmed."""
-        async with await aio_pika.connect(self.server.url) as connection:
-            channel = await connection.channel(publisher_confirms=False)
-            message = aio_pika.Message(str(order).encode(), content_type="application/json")
-            await channel.default_exchange.publish(message, self.place)
+        """Publish without a message id, by another client: aiormq makes one up for each publication."""
+
+        def publish() -> None:
+            host = f"127.0.0.1:{self.server.port}"
+            with amqp.Connection(host) as connection, connection.channel() as channel:
+                message = amqp.Message(str(order), content_type="application/json")
+                channel.basic_publish(message, routing_key=self.place)
+
+        await asyncio.to_thread(publish)
 
     async def left(self) -> int:
         async with await aio_pika.connect(self.server.url) as connection:
@@ -70,7 +76,7 @@ async def test_the_message_id_is_that_of_the_wire(
         async with lab.open():
             await lab.publish(7, {}, message_id="order-7")
             await lab.publish(7, {}, message_id="order-7")
-            await lab.publish(8, {})
+            await lab.publish_bare(8)
             await wait_until(
                 lambda: lab.dead and lab.counts.duplicate, description="a duplicate, a dead letter"
             )
