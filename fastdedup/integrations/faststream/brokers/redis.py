@@ -7,7 +7,7 @@ from typing import Any
 
 from ....errors import ConfigError
 from ..settings import GuardSettings
-from .base import BrokerWay, need_dead_letter, refuse_ack_first, refuse_batches, refuse_loop
+from .base import BrokerWay, as_text, need_dead_letter, refuse_ack_first, refuse_batches, refuse_loop
 
 
 class RedisWay(BrokerWay):
@@ -51,7 +51,7 @@ class RedisWay(BrokerWay):
     ) -> None:
         """Add a copy to a list, for a list's message, or to a stream."""
         where = {"list" if _part(subscriber, "list_sub") else "stream": destination}
-        await publisher.publish(message.body, headers=dict(headers), **where)
+        await publisher.publish(message.body, headers=as_text(headers), **where)
 
 
 def _part(subscriber: Any, name: str) -> Any:

@@ -1,0 +1,132 @@
+"""FastStream on a broker of Kafka's protocol, by aiokafka and by confluent-kafka."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from faststream import AckPolicy, Context
+from faststream.confluent import KafkaBroker as ConfluentBroker
+from faststream.kafka import KafkaBroker
+
+from fastdedup import Dedup
+from fastdedup.integrations.faststream import offset
+
+from ..brokers import FAST_GROUP, KafkaServer
+from .faststream_lab import Cases, Lab, fault
+
+GROUP = "billing"
+
+
+class KafkaLab(Lab):
+    def broker(self, *middlewares: Any) -> Any:
+        return KafkaBroker(self.server.url, middlewares=middlewares, graceful_timeout=0.2)
+
+    def subscribe(self, broker: Any, **options: Any) -> Any:
+        options = {"ack_policy": AckPolicy.ACK, "group_id": self.group, **FAST_GROUP, **options}
+        return broker.subscriber(self.place, auto_offset_reset="earliest", **options)
+
+    def subscribe_dead(self, broker: Any) -> Any:
+        return broker.subscriber(self.dead_place, auto_offset_reset="earliest")
+
+    @property
+    def group(self) -> str:
+        return f"{GROUP}-{self.place}"
+
+    async def publish(self, order: Any, headers: dict[str, str]) -> None:
+        await self.observer.publish(order, self.place, headers=headers, key=b"customer-1")
+
+    async def left(self) -> int:
+        consumer = AIOKafkaConsumer(bootstrap_servers=self.server.url, group_id=self.group)
+        await consumer.start()
+        partition = TopicPartition(self.place, 0)
+        consumer.assign([partition])
+        ends = await consumer.end_offsets([partition])
+        done = await consumer.committed(partition)
+        await consumer.stop()
+        return int(ends[partition] - (done or 0))
+
+
+class ConfluentLab(KafkaLab):
+    def broker(self, *middlewares: Any) -> Any:
+        config = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 100}
+        return ConfluentBroker(self.server.url, middlewares=middlewares, graceful_timeout=0.2, config=config)
+
+    def subscribe(self, broker: Any, **options: Any) -> Any:
+        options = {"ack_policy": AckPolicy.ACK, "group_id": self.group, "polling_interval": 0.01, **options}
+        return broker.subscriber(self.place, auto_offset_reset="earliest", **options)
+
+    def subscribe_dead(self, broker: Any) -> Any:
+        options = {"group_id": f"{self.group}-dead", "polling_interval": 0.01}
+        return broker.subscriber(self.dead_place, auto_offset_reset="earliest", **options)
+
+
+@pytest.fixture
+def make(kafka: KafkaServer) -> Callable[..., KafkaLab]:
+    return lambda dedup, **options: KafkaLab(kafka, dedup, **options)
+
+
+class TestAiokafka(Cases):
+    """Every case, by aiokafka."""
+
+
+class TestConfluent(Cases):
+    """Every case, by confluent-kafka."""
+
+    @pytest.fixture
+    def make(self, kafka: KafkaServer) -> Callable[..., KafkaLab]:
+        return lambda dedup, **options: ConfluentLab(kafka, dedup, **options)
+
+
+@pytest.mark.parametrize("lab_class", [KafkaLab, ConfluentLab])
+async def test_a_records_place_is_its_key(
+    kafka: KafkaServer, redis_url: str, wait_until: Any, lab_class: type[KafkaLab]
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = lab_class(kafka, dedup, key=offset, attempts=1)
+        lab.then = fault
+        async with lab.open():
+            await lab.publish(7, {})
+            await wait_until(lambda: lab.dead, description="a dead letter")
+        assert lab.dead[0]["x-fastdedup-key"].startswith(f"{lab.place}/0/0@")
+
+
+async def test_a_record_that_was_not_committed_comes_again(
+    redis_url: str, make: Callable[..., KafkaLab], wait_until: Any
+) -> None:
+    """A consumer does the work and dies before its commit; here it stops while its result is not published."""
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup, retry_delay=0.2)
+        lab.then = lambda: fault() if len(lab.runs) == 1 else None
+        async with lab.observed():
+            async with lab.consumer():
+                await lab.order(7)
+                await wait_until(lambda: lab.runs, description="a failed attempt")
+            assert await lab.left() == 1
+            async with lab.consumer():
+                await wait_until(lambda: lab.counts.first, description="it is done")
+        assert (lab.runs, await lab.left()) == ([7, 7], 0)
+
+
+async def test_faststreams_own_message_id_names_no_topic(
+    kafka: KafkaServer, redis_url: str, make: Callable[..., KafkaLab], wait_until: Any
+) -> None:
+    """Why no key is made of it: the first records of two topics, of one time, have one id."""
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab, found = make(dedup), []
+        async with lab.observed():
+            broker = lab.broker()
+
+            async def on_order(message: Any = Context()) -> None:  # noqa: B008
+                found.append(message.message_id)
+
+            topics = [kafka.name("topic") for _ in range(2)]
+            broker.subscriber(*topics, auto_offset_reset="earliest")(on_order)
+            await broker.start()
+            for topic in topics:
+                await lab.observer.publish(7, topic, timestamp_ms=1_700_000_000_000)
+            await wait_until(lambda: len(found) == 2, description="two records")
+            await broker.stop()
+        assert found[0] == found[1]

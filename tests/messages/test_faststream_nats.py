@@ -1,0 +1,187 @@
+"""FastStream on a real NATS: JetStream, and what core NATS does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import nats as nats_py
+import pytest
+from faststream import Context
+from faststream.nats import JStream, NatsBroker, PullSub
+from nats.js.api import ConsumerConfig
+
+from fastdedup import Dedup
+from fastdedup.integrations.faststream import message_id, offset
+
+from ..brokers import NatsServer
+from .faststream_lab import Cases, Lab, fault
+
+DURABLE = "billing"
+
+
+class NatsLab(Lab):
+    def broker(self, *middlewares: Any) -> Any:
+        return NatsBroker(self.server.url, middlewares=middlewares, graceful_timeout=0.2)
+
+    def stream(self, place: str) -> JStream:
+        return JStream(place, subjects=[place])
+
+    def subscribe(self, broker: Any, **options: Any) -> Any:
+        return broker.subscriber(
+            self.place,
+            stream=self.stream(self.place),
+            **{
+                "durable": DURABLE,
+                "pull_sub": PullSub(batch_size=8, timeout=0.2),
+                "max_workers": 4,
+                **options,
+            },
+        )
+
+    def subscribe_dead(self, broker: Any) -> Any:
+        return broker.subscriber(self.dead_place, stream=self.stream(self.dead_place))
+
+    async def publish(self, order: Any, headers: dict[str, str]) -> None:
+        await self.observer.publish(order, self.place, headers=headers, stream=self.place)
+
+    async def left(self) -> int:
+        client = await nats_py.connect(self.server.url)
+        about = await client.jetstream().consumer_info(self.place, DURABLE)
+        await client.close()
+        return int(about.num_ack_pending + about.num_pending)
+
+
+@pytest.fixture
+def make(nats: NatsServer) -> Callable[..., NatsLab]:
+    return lambda dedup, **options: NatsLab(nats, dedup, **options)
+
+
+class TestJetStream(Cases):
+    """Every case, on JetStream."""
+
+
+async def test_the_message_id_is_the_header_of_nats(
+    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup, key=message_id, attempts=1)
+        lab.then = fault
+        async with lab.open():
+            await lab.publish(7, {"Nats-Msg-Id": "order-7"})
+            await lab.publish(8, {"message_id": "order-8"})
+            await wait_until(lambda: len(lab.dead) == 2, description="two dead letters")
+        reasons = {each.get("x-fastdedup-key"): each["x-fastdedup-reason"] for each in lab.dead}
+        assert reasons == {"order-7": "failed", None: "no_key"}
+
+
+async def test_a_messages_place_in_the_stream_is_its_key(
+    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup, key=offset, attempts=2)
+        lab.then = fault
+        async with lab.open():
+            await lab.publish(7, {})
+            await wait_until(lambda: lab.dead, description="a dead letter")
+        assert lab.runs == [7, 7]
+        assert lab.dead[0]["x-fastdedup-key"].startswith(f"{lab.place}/1@")
+
+
+async def test_a_failed_message_is_delivered_again_after_its_delay(
+    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup)
+        times: list[float] = []
+        loop = asyncio.get_running_loop()
+
+        def fail_once() -> None:
+            times.append(loop.time())
+            if len(times) == 1:
+                fault()
+
+        lab.then = fail_once
+        async with lab.open():
+            await lab.order(7)
+            await wait_until(lambda: len(times) == 2, description="a second delivery")
+        assert times[1] - times[0] >= 0.04
+        assert lab.raws[-1].metadata.num_delivered == 2
+
+
+@pytest.mark.parametrize("pull", [True, False], ids=["pull", "push"])
+async def test_work_longer_than_the_ack_wait_is_not_delivered_again(
+    redis_url: str, make: Callable[..., NatsLab], wait_until: Any, pull: bool
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup)
+        lab.then = lambda: asyncio.sleep(0.6)
+        options = {} if pull else {"pull_sub": None, "max_workers": 1, "durable": None}
+        async with lab.open(config=ConsumerConfig(ack_wait=0.2), **options):
+            await lab.order(7)
+            await wait_until(lambda: lab.counts.first, description="it is done")
+        assert (lab.runs, lab.counts.delivered) == ([7], 1)
+
+
+async def test_a_dead_letter_without_a_place_is_terminated(
+    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup, dead_letter=None, attempts=1)
+        lab.then = fault
+        async with lab.open():
+            await lab.order(7)
+            await wait_until(lambda: lab.counts.dead_lettered, description="a dead letter")
+        assert (lab.runs, await lab.left()) == ([7], 0)
+
+
+async def test_a_dead_letter_that_no_stream_takes_leaves_the_message(
+    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup, dead_letter="nowhere", attempts=1)
+        lab.then = fault
+        async with lab.open():
+            await lab.order(7)
+            await wait_until(lambda: lab.counts.delivered >= 2, description="it is delivered again")
+        assert lab.counts.dead_lettered == 0
+        assert await lab.left() == 1
+
+
+async def test_core_nats_is_guarded_too(
+    redis_url: str, make: Callable[..., NatsLab], wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup, attempts=2)
+        lab.then = lambda: fault() if lab.runs[-1] == 8 else None
+        observer, broker = lab.broker(), lab.broker(lab.guard)
+        observer.subscriber(lab.dead_place)(lab.on_dead)
+        broker.subscriber(lab.place, queue="billing")(lab.on_order)
+        await observer.start()
+        await broker.start()
+        for number in (7, 7, 8):
+            await observer.publish(number, lab.place, headers={"order-id": f"order-{number}"})
+        await wait_until(lambda: lab.dead and lab.counts.duplicate, description="a dead letter, a duplicate")
+        await broker.stop()
+        await observer.stop()
+        assert (lab.runs, lab.dead[0]["x-fastdedup-key"]) == ([7, 8, 8], "order-8")
+
+
+async def test_faststreams_own_message_id_is_not_the_header_of_nats(
+    nats: NatsServer, make: Callable[..., NatsLab], redis_url: str, wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab, found = make(dedup), []
+        async with lab.observed():
+            broker = lab.broker()
+
+            async def on_order(message: Any = Context()) -> None:  # noqa: B008
+                found.append(message.message_id)
+
+            lab.subscribe(broker)(on_order)
+            await broker.start()
+            await lab.publish(7, {"Nats-Msg-Id": "order-7"})
+            await wait_until(lambda: found, description="a delivery")
+            await broker.stop()
+        assert found[0] != "order-7"

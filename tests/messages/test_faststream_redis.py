@@ -1,0 +1,153 @@
+"""FastStream on a real Redis: streams, and what lists and channels do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from faststream import Context
+from faststream.redis import PubSub, RedisBroker, StreamSub
+from redis.asyncio import Redis
+
+from fastdedup import Dedup
+from fastdedup.integrations.faststream import message_id, offset
+
+from ..servers import RedisServer
+from .faststream_lab import Cases, Lab, fault
+
+GROUP = "billing"
+
+
+class StreamLab(Lab):
+    def broker(self, *middlewares: Any) -> Any:
+        return RedisBroker(self.server.url, middlewares=middlewares, graceful_timeout=0.2)
+
+    def subscribe(self, broker: Any, **options: Any) -> Any:
+        consumer = {"group": GROUP, "consumer": "a", "polling_interval": 5, **options}
+        return broker.subscriber(stream=StreamSub(self.place, **consumer))
+
+    def subscribe_dead(self, broker: Any) -> Any:
+        return broker.subscriber(stream=StreamSub(self.dead_place, last_id="0", polling_interval=5))
+
+    async def publish(self, order: Any, headers: dict[str, str]) -> None:
+        await self.observer.publish(order, stream=self.place, headers=headers)
+
+    async def left(self) -> int:
+        async with Redis.from_url(self.server.url) as client:
+            (group,) = await client.xinfo_groups(self.place)
+            return int(group["pending"] + group["lag"])
+
+
+class Server:
+    """The broker's own Redis, with names of its own for each test."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.names = 0
+
+    def name(self, stem: str) -> str:
+        self.names += 1
+        return f"{stem}-{self.names}"
+
+
+@pytest.fixture(scope="module")
+def streams(server: RedisServer) -> Server:
+    return Server(server.url)
+
+
+@pytest.fixture
+def make(streams: Server) -> Callable[..., StreamLab]:
+    return lambda dedup, **options: StreamLab(streams, dedup, **options)
+
+
+class TestStreams(Cases):
+    """Every case, on Redis Streams."""
+
+
+@pytest.mark.parametrize("key", [message_id, offset])
+async def test_an_entrys_id_is_its_key(
+    redis_url: str, make: Callable[..., StreamLab], wait_until: Any, key: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup, key=key, attempts=1)
+        lab.then = fault
+        async with lab.open():
+            await lab.publish(7, {})
+            await wait_until(lambda: lab.dead, description="a dead letter")
+        (entry,) = lab.raws[0]["message_ids"]
+        assert lab.dead[0]["x-fastdedup-key"] == f"{lab.place}/{entry.decode()}"
+
+
+async def test_an_entry_of_a_consumer_that_died_is_done_once_it_is_claimed(
+    redis_url: str, make: Callable[..., StreamLab], wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup)
+        async with lab.observed(), lab.consumer(min_idle_time=50, consumer="b"):
+            async with Redis.from_url(lab.server.url) as dead:
+                await lab.order(7)
+                assert await dead.xreadgroup(GROUP, "a", {lab.place: ">"})
+            await wait_until(lambda: lab.runs, description="a run")
+            await wait_until(lambda: lab.counts.first, description="it is done")
+        assert (lab.runs, await lab.left()) == ([7], 0)
+
+
+async def test_a_slow_entry_that_another_consumer_claims_runs_once(
+    redis_url: str, make: Callable[..., StreamLab], wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab, end = make(dedup), asyncio.Event()
+        lab.then = end.wait
+        async with lab.open(), lab.consumer(min_idle_time=50, consumer="b"):
+            await lab.order(7)
+            await wait_until(lambda: lab.counts.held, description="its twin is held")
+            end.set()
+            await wait_until(lambda: lab.counts.duplicate, description="its twin is a duplicate")
+        assert (lab.runs, await lab.left()) == ([7], 0)
+
+
+@pytest.mark.parametrize("kind", ["list", "channel"])
+async def test_lists_and_channels_are_guarded_too(
+    redis_url: str, make: Callable[..., StreamLab], wait_until: Any, kind: str
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup, attempts=2)
+        lab.then = lambda: fault() if lab.runs[-1] == 8 else None
+        where = {kind: lab.place}
+        observer, broker = lab.broker(), lab.broker(lab.guard)
+        dead = (
+            {"list": lab.dead_place} if kind == "list" else {"stream": StreamSub(lab.dead_place, last_id="0")}
+        )
+        observer.subscriber(**dead)(lab.on_dead)
+        broker.subscriber(**({"channel": PubSub(lab.place)} if kind == "channel" else where))(lab.on_order)
+        await observer.start()
+        await broker.start()
+        for number in (7, 7, 8):
+            await observer.publish(number, headers={"order-id": f"order-{number}"}, **where)
+        await wait_until(lambda: lab.dead and lab.counts.duplicate, description="a dead letter, a duplicate")
+        await broker.stop()
+        await observer.stop()
+        assert (lab.runs, lab.dead[0]["x-fastdedup-key"]) == ([7, 8, 8], "order-8")
+
+
+async def test_faststreams_own_message_id_is_another_in_each_delivery(
+    streams: Server, wait_until: Any
+) -> None:
+    """Why no key is made of it: an entry that another program added has no id in it."""
+    broker, place = RedisBroker(streams.url), streams.name("orders")
+    found: list[str] = []
+
+    async def on_order(message: Any = Context()) -> None:  # noqa: B008
+        found.append(message.message_id)
+
+    for consumer in "ab":
+        group = {"group": consumer, "consumer": consumer, "polling_interval": 5}
+        broker.subscriber(stream=StreamSub(place, **group))(on_order)
+    await broker.start()
+    async with Redis.from_url(streams.url) as client:
+        await client.xadd(place, {"__data__": "7"})
+    await wait_until(lambda: len(found) == 2, description="two deliveries")
+    await broker.stop()
+    assert found[0] != found[1]
