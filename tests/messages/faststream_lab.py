@@ -169,10 +169,12 @@ class Cases:
         async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
             lab = make(dedup)
             async with lab.open():
+                await lab.order(8)
+                await wait_until(lambda: lab.counts.first, description="it consumes")
                 assert (await dedup.claim(lab.gate_key, lease=0.3)).acquired
                 await lab.order(7)
-                await wait_until(lambda: lab.runs, description="a run")
-            assert (lab.runs, lab.counts.delivered, lab.counts.held) == ([7], 1, 1)
+                await wait_until(lambda: lab.counts.first == 2, description="a run")
+            assert (lab.runs, lab.counts.delivered, lab.counts.held) == ([8, 7], 2, 1)
             assert await lab.left() == 0
 
     async def test_a_twin_at_work_costs_few_deliveries(

@@ -302,6 +302,23 @@ async def test_a_duplicate_publishes_the_kept_result_again(
         assert len(shop.runs) == 1
 
 
+class Unkept(BaseModel):
+    number: int
+
+    def model_dump(self, **options: Any) -> Any:
+        raise ValueError("not now")
+
+
+async def test_a_result_that_cannot_be_kept_is_no_failure(redis_url: str) -> None:
+    async with opened(redis_url, keep_result=True) as shop:
+        shop.handle(publish=True)
+        shop.then = lambda: Unkept(number=7)
+        async with shop.open():
+            await shop.publish()
+            await shop.publish()
+        assert (shop.replies, len(shop.runs), shop.dead) == ([{"number": 7}], 1, [])
+
+
 async def test_a_failed_message_publishes_nothing(redis_url: str) -> None:
     async with opened(redis_url, attempts=1, keep_result=True) as shop:
         shop.handle(publish=True)

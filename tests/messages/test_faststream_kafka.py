@@ -72,12 +72,19 @@ class TestAiokafka(Cases):
     """Every case, by aiokafka."""
 
 
-class TestConfluent(Cases):
-    """Every case, by confluent-kafka."""
-
-    @pytest.fixture
-    def make(self, kafka: KafkaServer) -> Callable[..., KafkaLab]:
-        return lambda dedup, **options: ConfluentLab(kafka, dedup, **options)
+async def test_confluents_records_are_guarded_too(
+    kafka: KafkaServer, redis_url: str, wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = ConfluentLab(kafka, dedup, attempts=2)
+        lab.then = lambda: fault() if lab.runs[-1] == 8 else None
+        async with lab.open():
+            for number in (7, 7, 8):
+                await lab.order(number)
+            await wait_until(lambda: lab.dead, description="a dead letter")
+        assert lab.runs == [7, 8, 8]
+        assert (lab.counts.duplicate, lab.dead[0]["x-fastdedup-key"]) == (1, "order-8")
+        assert await lab.left() == 0
 
 
 @pytest.mark.parametrize("lab_class", [KafkaLab, ConfluentLab])
@@ -93,12 +100,12 @@ async def test_a_records_place_is_its_key(
         assert lab.dead[0]["x-fastdedup-key"].startswith(f"{lab.place}/0/0@")
 
 
-async def test_a_record_that_was_not_committed_comes_again(
-    redis_url: str, make: Callable[..., KafkaLab], wait_until: Any
+async def test_a_record_that_was_not_done_comes_to_the_next_consumer(
+    kafka: KafkaServer, redis_url: str, wait_until: Any
 ) -> None:
-    """A consumer does the work and dies before its commit; here it stops while its result is not published."""
+    """By confluent-kafka, which joins a group again in half of aiokafka's time."""
     async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        lab = make(dedup, retry_delay=0.2)
+        lab = ConfluentLab(kafka, dedup, retry_delay=0.2)
         lab.then = lambda: fault() if len(lab.runs) == 1 else None
         async with lab.observed():
             async with lab.consumer():

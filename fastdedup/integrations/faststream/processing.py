@@ -162,9 +162,17 @@ class Processing(BaseMiddleware):
                 raise DeadLetterError("the handler rejected the message") from error
             except StopConsume as error:
                 raise _Stop(error) from None
-            return kept(self._result) if guarded.settings.keep_result else None
+            return self._kept() if guarded.settings.keep_result else None
 
         return handler
+
+    def _kept(self) -> Any:
+        """Return what is kept of the result. One that cannot be kept is no failure of the work, which is done."""
+        try:
+            return kept(self._result)
+        except Exception as error:  # noqa: BLE001 -- a model may raise anything
+            log.warning("a result is not kept: %s", error)
+            return None
 
     def _to_publish(self, guarded: Guarded, decision: Decision) -> Any:
         """Return the result that is published; be silent where there is none."""
