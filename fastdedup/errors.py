@@ -70,7 +70,7 @@ class UnknownTransitionError(UnavailableError):
         version: the number of the machine's changes.
     """
 
-    def __init__(self, message: str, *, state: str, version: int, retry_after: float = 1.0) -> None:
+    def __init__(self, message: str, *, state: str = "", version: int = 0, retry_after: float = 1.0) -> None:
         super().__init__(message, retry_after=retry_after)
         self.state = state
         self.version = version
@@ -95,7 +95,8 @@ class InProgressError(DedupError):
         retry_after: seconds until the owner's lease ends, at most.
     """
 
-    def __init__(self, message: str, *, retry_after: float) -> None:
+    # Every argument but the message has a default: pickle, and queues such as Celery, make an error of its message.
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
@@ -111,7 +112,7 @@ class FailedError(DedupError):
         error: the value given to `fail()`.
     """
 
-    def __init__(self, message: str, *, error: object) -> None:
+    def __init__(self, message: str, *, error: object = None) -> None:
         super().__init__(message)
         self.error = error
 

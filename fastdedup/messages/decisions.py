@@ -35,6 +35,8 @@ class Reason(StrEnum):
     """Every attempt was begun before, and none of them ended: their consumers died."""
     MISMATCH = "mismatch"
     """Another message had the same key."""
+    UNAVAILABLE = "unavailable"
+    """The store did not answer for some seconds: only where a worker's slot must not be held for longer."""
     NO_KEY = "no_key"
     """The message has no key, or one that cannot be used."""
 

@@ -1,0 +1,318 @@
+"""`DedupTask`: the base of Celery tasks that do their work once for each key, however often they are sent.
+
+Main path: `DedupTask.__call__` → `TaskGate.run` → `BlockingWay.begin` → the task's body → `Attempt.succeed`.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+try:
+    from celery import Task
+    from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
+except ImportError as error:
+    raise ImportError("Celery is missing: pip install 'fastdedup[celery]'") from error
+
+from ..checks import Seconds
+from ..errors import ConfigError, FailedError, InProgressError
+from ..messages.arguments import ArgumentsRule
+from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
+from ..messages.decisions import Action, Decision
+from ..messages.headers import KEY
+from ..messages.rules import ATTEMPTS, MessageRules
+from ..sync.claim import Claim
+from ..sync.gateway import Dedup
+
+HELD: Final = "x-fastdedup-held"
+"""How often a message was delayed because of a twin at work, or of an outage: such a delay spends no attempt."""
+_REDELIVERY_SECONDS: Final = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600.0, "sqs": 1_800.0}
+"""Transports that deliver a message again unless it is acknowledged in so many seconds, by default."""
+_PAUSE: Final = 1.0
+"""Seconds until a broker that has refused a message is asked again."""
+log = logging.getLogger("fastdedup.messages")
+
+
+class DedupTask(Task):
+    """A Celery task whose body runs once for each key.
+
+        @app.task(base=DedupTask, dedup=dedup, key=lambda order_id: f"order:{order_id}")
+        def charge(order_id): ...
+
+    A message whose key is done returns the first result, as if its own body had; its `AsyncResult`, callbacks and
+    chord go on with that result. A message whose key is at work elsewhere waits for `wait` seconds, then comes again
+    later. What ends in an exception frees the key: Celery's own settings say whether it is tried again.
+
+    Attributes:
+        dedup: the `fastdedup.sync.Dedup`.
+        key: a function of the task's arguments, called with those that it names; it returns the key. By default the
+            key is the task's id, which Celery keeps in retries and redeliveries, but not when a client sends twice.
+        attempts: how often the body is begun for a key, crashes included; then the key has failed. By default 5, or
+            `max_retries` + 1 where that is more.
+        wait: seconds to wait in the worker's slot for a twin at work.
+        fingerprint: a function of the task's arguments; another message with the same key and another fingerprint
+            ends in a MismatchError.
+        keep_result: keep the result for duplicates.
+    """
+
+    abstract = True
+    dedup: Dedup | None = None
+    key: Callable[..., str] | None = None
+    attempts: int | None = None
+    wait: Seconds = WAIT
+    fingerprint: Callable[..., Any] | None = None
+    keep_result: bool = True
+    _gate: TaskGate | None = None
+
+    @classmethod
+    def bind(cls, app: Any) -> Any:
+        """Check the settings, as the task becomes part of an app.
+
+        Raises:
+            ConfigError: a setting is wrong; the message names the task.
+        """
+        bound = super().bind(app)
+        if cls.name.startswith("celery."):  # Celery's own, where this is the app's `task_cls`
+            return bound
+        try:
+            cls._gate = TaskGate(cls)
+        except ConfigError as error:
+            raise ConfigError(f"task {cls.name!r}: {error}") from None
+        return bound
+
+    @property
+    def claim(self) -> Claim | None:
+        """The claim of the body that runs now: pass `claim.fence` to what you write to, ask `claim.lost`."""
+        attempt = _attempt_of(self.request)
+        return None if attempt is None else attempt.claim
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body once for its key. A direct call, `charge(7)`, is a plain call: it has no message."""
+        request, gate = self.request, self._gate
+        if gate is None or request.called_directly or _attempt_of(request) is not None:
+            return super().__call__(*args, **kwargs)
+        return gate.run(self, request, args, kwargs)
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, *more: Any, **options: Any) -> Any:
+        """Send the task, with its key in a header: a redelivery later finds the same key, whatever has changed.
+
+        Raises:
+            InvalidKeyError: the arguments give no key.
+        """
+        headers = options.get("headers") or {}
+        if KEY not in headers and self._gate is not None and self._gate.has_rule:
+            if self.typing and hasattr(self, "__header__"):
+                self.__header__(*(args or ()), **(kwargs or {}))  # wrong arguments are Celery's own TypeError
+            options["headers"] = {**headers, KEY: self._gate.key_of(args or (), kwargs or {})}
+        return super().apply_async(args, kwargs, *more, **options)
+
+    def retry(self, args: Any = None, kwargs: Any = None, exc: Any = None, *more: Any, **options: Any) -> Any:
+        """Send the task again, as Celery does; after the last attempt raise, as after `max_retries`."""
+        attempt = _attempt_of(self.request)
+        if attempt is not None and attempt.is_last:
+            raise exc or MaxRetriesExceededError(
+                f"Can't retry {self.name}[{self.request.id}]: attempt {attempt.number} of {attempt.key!r} was the last"
+            )
+        return super().retry(args, kwargs, exc, *more, **options)
+
+
+class TaskGate:
+    """The gate of one task: its rules, checked, and what Celery shall hear of each decision.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+
+    def __init__(self, task: type[DedupTask]) -> None:
+        dedup = check_gate(task.dedup)
+        signature = _signature_of(task)
+        key, mark = _plain(task, "key"), _plain(task, "fingerprint")
+        self.has_rule = key is not None
+        self._rule = None if key is None else ArgumentsRule(key, signature)
+        self._mark = None if mark is None else ArgumentsRule(mark, signature, "fingerprint")
+        rules = MessageRules(
+            task.name,
+            lambda call: self._found_key(*call),
+            wait=task.wait,
+            attempts=_attempts_of(task),
+            fingerprint=None if mark is None else lambda call: self._mark(call[1], call[2]),  # type: ignore[misc]
+            keep_result=task.keep_result,
+        )
+        _check_ttl(dedup, task._app)
+        self._way = BlockingWay(rules, dedup, lambda error: _recorded(task._app, error))
+
+    def key_of(self, args: Any, kwargs: Any) -> str:
+        """Return the key for a call's arguments.
+
+        Raises:
+            NoKeyError: they give none.
+        """
+        return self._way.rules.key_of((None, args, kwargs))
+
+    def run(self, task: DedupTask, request: Any, args: Any, kwargs: Any) -> Any:
+        """Run the task's body if this message is the first; else answer in its place."""
+        found = self._begin(request, (request, args, kwargs))
+        while isinstance(found, Decision):
+            if found.action is not Action.RETRY:
+                return _answer(task, found)
+            self._deliver_later(task, request, found)
+            found = self._begin(request, (request, args, kwargs))
+        request.headers = {**_headers_of(request), KEY: found.key}  # for a retry, whatever arguments it has
+        request.headers.pop(HELD, None)
+        request._protected = 1  # so Celery sees a call of the task within its own body as a plain call
+        request.fastdedup_attempt = found
+        return _work(task, found, args, kwargs)
+
+    def _begin(self, request: Any, call: Any) -> Attempt | Decision:
+        rules = self._way.rules
+        return self._way.begin(rules.key_of(call), rules.mark_of(call), failed=request.retries or 0)
+
+    def _found_key(self, request: Any, args: Any, kwargs: Any) -> Any:
+        if request is not None and KEY in _headers_of(request):
+            return _headers_of(request)[KEY]
+        return request.id if self._rule is None else self._rule(args, kwargs)
+
+    def _deliver_later(self, task: DedupTask, request: Any, decision: Decision) -> None:
+        """Send the message again with a countdown, and end this delivery. Neither an attempt nor a retry is spent.
+
+        Returns, a moment later, only where the broker does not take it: the message may be acknowledged already.
+        """
+        reason = decision.error or InProgressError(f"{decision.key!r} is at work elsewhere", retry_after=1.0)
+        if request.is_eager:
+            raise reason  # there is no broker that could deliver it later
+        headers, held = _headers_of(request), _count(_headers_of(request).get(HELD))
+        countdown = self._way.delay(decision, held)
+        again = task.signature_from_request(
+            request,
+            countdown=countdown,
+            retries=request.retries,
+            headers={**headers, KEY: decision.key, HELD: held + 1},
+        )
+        try:
+            again.apply_async()
+        except Exception as error:  # noqa: BLE001 -- whatever the transport raises, the message must not be lost
+            log.warning("task %r: a message is held, as the broker does not take it: %r", task.name, error)
+            time.sleep(_PAUSE)
+            return
+        log.info("task %r: a message comes again in %.1f s: %s", task.name, countdown, reason)
+        raise Retry(None, None, countdown, sig=again)
+
+
+def _work(task: DedupTask, attempt: Attempt, args: Any, kwargs: Any) -> Any:
+    """Run the body under its claim, and settle."""
+    try:
+        result = task.run(*args, **kwargs)
+    except (Retry, Ignore, Reject):
+        attempt.free()
+        raise
+    except Exception as error:
+        attempt.fail(error)
+        raise
+    except BaseException:
+        attempt.free()
+        raise
+    attempt.succeed(_packed(task, result))
+    return result
+
+
+def _answer(task: DedupTask, decision: Decision) -> Any:
+    """Return or raise for a duplicate what the first run did."""
+    error = decision.error
+    if isinstance(error, FailedError):
+        raise (
+            task.backend.exception_to_python(error.error) if isinstance(error.error, dict) else None
+        ) or error
+    if error is not None:
+        raise error
+    return _unpacked(task, decision.result)
+
+
+def _recorded(app: Any, error: BaseException) -> Any:
+    """Return an error in the form that result backends keep, so that a duplicate's caller gets the same type."""
+    try:
+        return app.backend.prepare_exception(error, serializer="json")
+    except Exception:  # noqa: BLE001 -- an exception of the user's own kind may refuse
+        return repr(error)
+
+
+def _packed(task: DedupTask, result: Any) -> Any:
+    """Return a result in the form that its backend keeps, so that a duplicate's caller gets the same types."""
+    if result is None:
+        return None
+    try:
+        text = task.backend.encode(result)
+    except Exception as error:  # noqa: BLE001 -- Celery itself reports what it cannot encode, after this
+        log.warning("task %r: a result is not kept: %r", task.name, error)
+        return None
+    return {"base64": base64.b64encode(text).decode()} if isinstance(text, bytes) else text
+
+
+def _unpacked(task: DedupTask, kept: Any) -> Any:
+    if kept is None:
+        return None
+    return task.backend.decode(base64.b64decode(kept["base64"]) if isinstance(kept, dict) else kept)
+
+
+def _attempt_of(request: Any) -> Attempt | None:
+    attempt: Attempt | None = getattr(request, "fastdedup_attempt", None)
+    return attempt
+
+
+def _headers_of(request: Any) -> dict[str, Any]:
+    return request.headers or {}
+
+
+def _count(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
+
+
+# Settings
+
+
+def _plain(task: type[DedupTask], name: str) -> Any:
+    """Return an attribute of a class as it was given: a function, not a method."""
+    found = inspect.getattr_static(task, name)
+    return found.__func__ if isinstance(found, staticmethod) else found
+
+
+def _signature_of(task: type[DedupTask]) -> inspect.Signature:
+    """Return the signature of a task's body, without `self`."""
+    found = inspect.getattr_static(task, "run")
+    if isinstance(found, staticmethod):
+        return inspect.signature(found.__func__)
+    whole = inspect.signature(found)
+    return whole.replace(parameters=list(whole.parameters.values())[1:])
+
+
+def _attempts_of(task: type[DedupTask]) -> Any:
+    """Return how often the body may begin. Celery's own retries must fit in, where the task sets their number."""
+    retries: Any = task.max_retries
+    is_set = any("max_retries" in vars(each) for each in task.__mro__ if each not in Task.__mro__)
+    if task.attempts is None:
+        if retries is None:
+            raise ConfigError(
+                "max_retries=None retries without end: set attempts= to say how often the body begins"
+            )
+        return max(ATTEMPTS, int(retries) + 1)
+    if is_set and isinstance(retries, int) and isinstance(task.attempts, int) and task.attempts <= retries:
+        raise ConfigError(
+            f"attempts={task.attempts} ends the task before its max_retries={retries} does: "
+            f"set attempts to {retries + 1} or more, or lower max_retries"
+        )
+    return task.attempts
+
+
+def _check_ttl(dedup: Dedup, app: Any) -> None:
+    """Refuse a gate that forgets a key before the broker delivers its message again."""
+    transport = str(app.conf.broker_url or "").partition(":")[0].partition("+")[0]
+    options = app.conf.broker_transport_options or {}
+    seconds = options.get("visibility_timeout", _REDELIVERY_SECONDS.get(transport))
+    if seconds is not None and dedup.settings.ttl < float(seconds):
+        raise ConfigError(
+            f"the broker may deliver a message again after {seconds:g} s (visibility_timeout), and the gate keeps "
+            f"its key for {dedup.settings.ttl:g} s only: set ttl= of the Dedup above visibility_timeout"
+        )

@@ -1,0 +1,183 @@
+"""The gate decides on a delivery, for consumers that block: `fastdedup.messages.gated` in two steps, without asyncio.
+
+Main path: `BlockingWay.begin` → the work → `Attempt.succeed` or `Attempt.fail`. A worker's slot must not be held
+without end, as other tasks need it: a message that meets an outage of `HOLD` seconds comes again later.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+from ..checks import named
+from ..errors import (
+    ConfigError,
+    DedupError,
+    FailedError,
+    ResultError,
+    ResultTooLargeError,
+    UnavailableError,
+)
+from ..model import Outcome
+from ..sync.claim import Claim
+from ..sync.gateway import Dedup
+from .decisions import Action, Decision, Reason
+from .rules import MessageRules
+
+WAIT: Final = 1.0
+"""Seconds to wait in a worker's slot for a twin at work, by default. Asyncio's consumers have no slots, and wait longer."""
+HOLD: Final = 5.0
+"""Seconds to hold a delivery while the store does not answer. Each slot delays one message in that time, not all."""
+Record = Callable[[BaseException], Any]
+_LONGEST_OUTAGE_DELAY: Final = 5.0
+_LEAST_PAUSE: Final = 0.2
+_MOST_PAUSE: Final = 0.7
+log = logging.getLogger("fastdedup.messages")
+
+
+def check_gate(dedup: Any) -> Dedup:
+    """Return a gate for synchronous code.
+
+    Raises:
+        ConfigError: it is another thing.
+    """
+    if isinstance(dedup, Dedup):
+        return dedup
+    kind = "None" if dedup is None else f"{type(dedup).__module__}.{named(dedup)}"
+    raise ConfigError(
+        f"dedup= must be a fastdedup.sync.Dedup, got {kind}: these tasks are synchronous. "
+        "Write `from fastdedup.sync import Dedup`"
+    )
+
+
+class Attempt:
+    """One attempt at a message: the right to work on it, until it is settled.
+
+    Attributes:
+        claim: the key's claim, renewed in the background.
+        number: how often the work was begun, this time included.
+    """
+
+    __slots__ = ("_record", "_rules", "claim", "key", "number")
+
+    def __init__(self, rules: MessageRules, record: Record, key: str, claim: Claim, number: int) -> None:
+        self._rules = rules
+        self._record = record
+        self.key = key
+        self.claim = claim
+        self.number = number
+
+    @property
+    def is_last(self) -> bool:
+        """True where no further attempt is left."""
+        return self.number >= self._rules.attempts
+
+    def succeed(self, result: Any = None) -> Decision:
+        """Record success. The work is done, so this does not raise where the record cannot be written."""
+        decision = self._rules.of_success(self.key, self.number, result)
+        with suppress(DedupError):  # the lease has ended, or ends by itself
+            try:
+                self.claim.complete(result if self._rules.keep_result else None)
+            except (ResultError, ResultTooLargeError) as error:
+                log.warning("task %r: a result is not kept: %s", self._rules.consumer, error)
+                self.claim.complete(None)
+        return decision
+
+    def fail(self, error: BaseException) -> Decision:
+        """Free the key for the next attempt; after the last one record the failure, for duplicates."""
+        return self._undone(self._rules.of_error(self.key, self.number, error))
+
+    def exhaust(self) -> Decision | None:
+        """Record a failure where all attempts were spent before this one; None where an attempt is left."""
+        decision = self._rules.exhausted(self.key, self.number)
+        return None if decision is None else self._undone(decision)
+
+    def free(self) -> None:
+        """Free the key. Where the store does not answer, the lease ends by itself."""
+        with suppress(DedupError):
+            self.claim.release()
+
+    def _undone(self, decision: Decision) -> Decision:
+        if decision.action is not Action.DEAD_LETTER or decision.error is None:
+            self.free()
+            return decision
+        with suppress(DedupError):
+            try:
+                self.claim.fail(self._record(decision.error))
+            except (ResultError, ResultTooLargeError):
+                self.claim.fail(type(decision.error).__name__)
+        return decision
+
+
+class BlockingWay:
+    """Claims a delivery's key at the gate, for code that blocks.
+
+    Args:
+        rules: the consumer's settings.
+        dedup: the gate.
+        record: makes of an error what duplicates are given, once a message has failed for good.
+    """
+
+    def __init__(self, rules: MessageRules, dedup: Dedup, record: Record = repr) -> None:
+        self.rules = rules
+        self._dedup = dedup
+        self._record = record
+
+    def begin(self, key: str, mark: Any = None, *, failed: int = 0) -> Attempt | Decision:
+        """Return an attempt at a message, or what shall come of it instead.
+
+        Args:
+            key: the message's key.
+            mark: its fingerprint, or None.
+            failed: attempts at this message that its own headers tell of.
+
+        Raises:
+            InvalidKeyError, ForeignRecordError: the key cannot be used.
+        """
+        claim = self._claim(key, mark)
+        if isinstance(claim, Decision):
+            return claim
+        if not claim.acquired:
+            return _with_failure(self.rules.of_duplicate(key, claim), claim)
+        attempt = Attempt(self.rules, self._record, key, claim, max(failed + 1, claim.attempt))
+        return attempt.exhaust() or attempt
+
+    def delay(self, decision: Decision, delayed: int) -> float:
+        """Return the seconds until a message that is to be retried shall come again.
+
+        Args:
+            decision: the decision.
+            delayed: how often it was delayed before: the seconds double each time, up to the lease.
+        """
+        most = self._dedup.settings.lease
+        if decision.reason is Reason.UNAVAILABLE:
+            most = min(most, _LONGEST_OUTAGE_DELAY)
+        longest = min(most, 2.0 ** min(delayed, 30))
+        return random.uniform(longest / 2, longest)
+
+    def _claim(self, key: str, mark: Any) -> Claim | Decision:
+        ends = time.monotonic() + HOLD
+        while True:
+            try:
+                return self._dedup.claim(
+                    self.rules.gate_key(key), fingerprint=mark, renew=True, wait=self.rules.wait
+                )
+            except UnavailableError as error:
+                if time.monotonic() >= ends:
+                    return Decision(Action.RETRY, Reason.UNAVAILABLE, key, error=error)
+            time.sleep(random.uniform(_LEAST_PAUSE, _MOST_PAUSE))
+
+
+def _with_failure(decision: Decision, claim: Claim) -> Decision:
+    """Return a duplicate's decision; where the first run has failed for good, with a FailedError that tells of it."""
+    if claim.outcome is Outcome.FAILED:
+        try:
+            claim.replay()
+        except FailedError as error:
+            return replace(decision, error=error)
+    return decision

@@ -1,0 +1,151 @@
+"""A Celery app for tests: its tasks tell a Redis what they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+from datetime import UTC, datetime
+from typing import Any
+
+import redis
+from celery import Celery, chord
+from celery.exceptions import Ignore, Reject
+
+from fastdedup.integrations.celery import DedupTask
+from fastdedup.messages import DeadLetterError, blocking
+from fastdedup.sync import Dedup
+
+SOCKET = os.environ.get("CELERY_TASKS_SOCKET", "")
+LEASE = 0.5
+blocking.HOLD = 0.5
+
+app = Celery("tests", broker=f"redis+socket://{SOCKET}", backend=f"redis+socket://{SOCKET}")
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    broker_transport_options={"visibility_timeout": 1.0},
+    result_expires=60,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_hijack_root_logger=False,
+    worker_prefetch_multiplier=1,
+)
+dedup = Dedup(os.environ.get("CELERY_TASKS_DEDUP", "memory://"), namespace="tasks", lease=LEASE, timeout=0.5)
+
+
+class OnceTask(DedupTask):
+    dedup = dedup
+    wait = 0.1
+
+
+def once(**options: Any) -> Any:
+    return app.task(base=OnceTask, **options)
+
+
+def diary() -> redis.Redis:
+    return redis.Redis(unix_socket_path=SOCKET, decode_responses=True)
+
+
+def tell(name: Any) -> int:
+    """Note that a task's body was begun; return how often it was."""
+    with diary() as client:
+        client.expire(f"runs:{name}", 60, nx=True)
+        count = client.rpush(f"runs:{name}", os.getpid())
+        client.expire(f"runs:{name}", 60)
+        return int(count)
+
+
+def wait_for(name: Any) -> None:
+    """Wait until a test says that the body shall go on."""
+    with diary() as client:
+        assert client.blpop([f"go:{name}"], timeout=20) is not None
+
+
+@once(key=lambda order_id: f"order:{order_id}")
+def charge(order_id: str, times: int = 1) -> dict[str, Any]:
+    return {"order": order_id, "run": tell(order_id), "at": datetime.now(UTC)}
+
+
+@once(ignore_result=False)
+def by_id(name: str) -> int:
+    return tell(name)
+
+
+@once(key=lambda name: name)
+def slow(name: str) -> int:
+    run = tell(name)
+    wait_for(name)
+    return run
+
+
+@once(key=lambda name: name, bind=True, max_retries=8, attempts=10)
+def retrying(self: Any, name: str, ends: int) -> list[int]:
+    run = tell(name)
+    if run < ends:
+        raise self.retry(countdown=0.0)
+    return [run, self.request.retries, self.claim.attempt]
+
+
+@once(key=lambda name: name, autoretry_for=(ValueError,), retry_kwargs={"countdown": 0.0}, attempts=4)
+def failing(name: str) -> None:
+    raise ValueError(f"declined, run {tell(name)}")
+
+
+@once(key=lambda name: name)
+def failing_twice(name: str) -> int:
+    run = tell(name)
+    if run <= 2:
+        raise KeyError(name)
+    return run
+
+
+@once(key=lambda name: name)
+def given_up(name: str) -> None:
+    tell(name)
+    raise DeadLetterError("this order was cancelled")
+
+
+@once(key=lambda name: name)
+def ignoring(name: str) -> None:
+    if tell(name) == 1:
+        raise Ignore
+
+
+@once(key=lambda name: name)
+def rejecting(name: str) -> int:
+    run = tell(name)
+    if run == 1:
+        raise Reject("not now", requeue=True)
+    return run
+
+
+@once(key=lambda name: name, bind=True)
+def replaced(self: Any, name: str) -> Any:
+    tell(name)
+    return self.replace(charge.s(f"{name}-instead"))
+
+
+@once(key=lambda name: name, attempts=2)
+def crashing(name: str, until: int) -> int:
+    run = tell(name)
+    if run < until:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run
+
+
+@once(key=lambda name: name, fingerprint=lambda total: total)
+def compared(name: str, total: int) -> int:
+    return tell(name)
+
+
+@once(key=lambda name: name, bind=True)
+def calling_itself(self: Any, name: str, depth: int = 0) -> int:
+    return tell(name) if depth else self(name, 1) + 100
+
+
+@app.task
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
+def chord_of(names: list[str]) -> Any:
+    return chord([slow.s(name) for name in names])(total.s())

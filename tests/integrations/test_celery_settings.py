@@ -1,0 +1,340 @@
+"""The settings of Celery tasks, wrong ones with their errors, and eager mode, without a worker."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import celery
+import pytest
+from celery.exceptions import Retry
+
+import fastdedup
+from fastdedup import ConfigError, InProgressError, InvalidKeyError, UnavailableError
+from fastdedup.integrations.celery import DedupTask, TaskGate
+from fastdedup.messages.blocking import BlockingWay
+from fastdedup.sync import Dedup
+
+from ..servers import RedisServer
+
+
+def app_of(**settings: Any) -> celery.Celery:
+    app = celery.Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.update(task_always_eager=True, **settings)
+    app.task = functools.partial(app.task, shared=False)  # else every app of this process gets the tasks
+    return app
+
+
+@pytest.fixture
+def dedup() -> Iterator[Dedup]:
+    with Dedup("memory://") as dedup:
+        yield dedup
+
+
+def charge(order_id: str, times: int = 1) -> str:
+    return f"{order_id}*{times}"
+
+
+async def awaited(order_id: str) -> str:
+    return order_id
+
+
+def begun(options: dict[str, Any], **settings: Any) -> Any:
+    app = app_of(**settings)
+    options.setdefault("dedup", Dedup("memory://"))
+    task = app.task(base=DedupTask, name="charge", **options)(charge)
+    app.finalize()
+    return task
+
+
+# Wrong settings
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dedup": None}, "dedup= must be a fastdedup.sync.Dedup, got None"),
+        ({"dedup": fastdedup.Dedup("memory://")}, "got fastdedup.gateway.Dedup: these tasks are synchronous"),
+        ({"dedup": "redis://"}, "got builtins.str"),
+        ({"key": awaited}, "key= must be a function of the task's arguments, not async"),
+        ({"key": "order_id"}, "key= must be a function of the task's arguments"),
+        (
+            {"key": lambda order: order},
+            "key= takes 'order', which is no argument of the task: it has order_id",
+        ),
+        ({"fingerprint": lambda total: total}, "fingerprint= takes 'total', which is no argument"),
+        ({"attempts": 0}, "attempts must be a whole number of at least 1"),
+        ({"attempts": "5", "max_retries": 3}, "attempts must be a whole number"),
+        ({"attempts": 3, "max_retries": 3}, "attempts=3 ends the task before its max_retries=3 does"),
+        ({"max_retries": None}, "max_retries=None retries without end: set attempts="),
+        ({"wait": -1}, "wait must be between 0 s"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_wrong_setting_is_refused_at_the_start(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        begun(options)
+    assert words in str(refused.value)
+    assert str(refused.value).startswith("task 'charge': ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "ttl"),
+    [
+        ({"broker_url": "redis://localhost"}, 3_599.0),
+        ({"broker_url": "redis+socket:///r.sock"}, 60.0),
+        ({"broker_url": "sqs://"}, 60.0),
+        ({"broker_transport_options": {"visibility_timeout": 90_000}}, 86_400.0),
+    ],
+    ids=str,
+)
+def test_a_key_must_outlive_the_visibility_timeout(settings: dict[str, Any], ttl: float) -> None:
+    dedup = Dedup("memory://", ttl=ttl)
+    with pytest.raises(ConfigError, match=r"set ttl= of the Dedup above visibility_timeout"):
+        begun({"dedup": dedup}, **settings)
+    assert begun({"dedup": dedup}, broker_url="amqp://")
+
+
+@pytest.mark.parametrize(
+    ("options", "attempts"),
+    [({}, 5), ({"max_retries": 9}, 10), ({"max_retries": None, "attempts": 7}, 7), ({"attempts": 1}, 1)],
+    ids=str,
+)
+def test_attempts_leave_room_for_celerys_retries(options: dict[str, Any], attempts: int) -> None:
+    task = begun(options)
+    assert task._gate._way.rules.attempts == attempts
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    "key", [lambda order_id: order_id, lambda *args, **kwargs: "7", lambda order_id, /: order_id]
+)
+def test_a_call_is_one_call_however_it_names_its_arguments(key: Callable[..., str], dedup: Dedup) -> None:
+    runs: list[str] = []
+
+    @app_of().task(base=DedupTask, dedup=dedup, key=key)
+    def pay(order_id: str, times: int = 1) -> str:
+        runs.append(order_id)
+        return order_id
+
+    calls = [
+        pay.delay("7"),
+        pay.delay(order_id="7"),
+        pay.delay("7", times=1),
+        pay.apply(("7",)),
+        pay.s("7").apply(),
+    ]
+    assert [each.get() for each in calls] == ["7"] * 5
+    assert runs == ["7"]
+
+
+def test_a_task_with_any_arguments_gives_the_rule_what_it_names(dedup: Dedup) -> None:
+    @app_of().task(base=DedupTask, dedup=dedup, key=lambda order: order)
+    def pay(**details: Any) -> int:
+        return len(details)
+
+    assert pay.delay(order="7", total=1).get() == 2
+    assert pay.delay(order="7").get() == 2
+    with pytest.raises(InvalidKeyError, match="the rule for its key failed"):
+        pay.delay(total=1)
+
+
+@pytest.mark.parametrize("order", [None, "", 7, "x" * 1025], ids=lambda order: repr(order)[:10])
+def test_arguments_without_a_usable_key_are_refused(order: Any, dedup: Dedup) -> None:
+    task = begun({"dedup": dedup, "key": lambda order_id: order_id})
+    with pytest.raises(InvalidKeyError):
+        task.apply((order,), throw=True).get()
+    if not isinstance(order, str) or not order:
+        with pytest.raises(InvalidKeyError):
+            task.delay(order)
+
+
+def test_wrong_arguments_are_celerys_own_error(dedup: Dedup) -> None:
+    task = begun({"dedup": dedup, "key": lambda order_id: order_id})
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        task.delay()
+
+
+def test_two_tasks_with_one_key_both_work(dedup: Dedup) -> None:
+    app = app_of()
+    pay, ship = (
+        app.task(base=DedupTask, dedup=dedup, key=lambda order_id: order_id, name=name)(charge)
+        for name in ("pay", "ship")
+    )
+    assert pay.delay("7", 1).get() == "7*1"
+    assert ship.delay("7", 2).get() == "7*2"
+
+
+def test_a_class_can_be_the_apps_base_and_hold_the_settings(dedup: Dedup) -> None:
+    class Once(DedupTask):
+        def key(order_id: str) -> str:  # type: ignore[override]  # noqa: N805 -- a function of the arguments
+            return order_id
+
+    Once.dedup = dedup
+    app = app_of()
+    app.Task = Once
+    app.finalize()
+    assert app.tasks["celery.chord_unlock"]._gate is None
+    task = app.task(charge)
+    assert [task.delay("7", times).get() for times in (1, 2)] == ["7*1"] * 2
+
+
+# Eager mode, and what only a call in this process shows
+
+
+def test_a_direct_call_is_a_plain_call(dedup: Dedup) -> None:
+    task = begun({"dedup": dedup, "key": lambda order_id: order_id})
+    assert [task("7", times) for times in (1, 2)] == ["7*1", "7*2"]
+    assert task.claim is None
+
+
+def test_an_eager_retry_runs_until_it_succeeds(dedup: Dedup) -> None:
+    attempts: list[int] = []
+
+    @app_of().task(base=DedupTask, dedup=dedup, key=lambda n: f"n:{n}", bind=True)
+    def late(self: Any, n: int) -> int:
+        attempts.append(self.claim.attempt)
+        if len(attempts) < 3:
+            raise self.retry(args=(n + 1,), countdown=0)
+        return n
+
+    assert late.delay(1).get() == 3
+    assert attempts == [1, 2, 3]
+    assert late.delay(1).get() == 3
+
+
+def test_an_eager_twin_is_an_error_instead_of_a_delay(dedup: Dedup) -> None:
+    task = begun({"dedup": dedup, "key": lambda order_id: order_id, "wait": 0.0})
+    held = dedup.claim("charge|7")
+    with pytest.raises(InProgressError):
+        task.delay("7").get()
+    held.release()
+    assert task.delay("7").get() == "7*1"
+
+
+def test_an_eager_call_without_a_store_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.setattr("fastdedup.messages.blocking.HOLD", 0.0)
+    with Dedup(f"unix://{tmp_path}/no.sock", timeout=0.1) as gate:
+        task = begun({"dedup": gate, "key": lambda order_id: order_id})
+        with pytest.raises(UnavailableError):
+            task.delay("7").get()
+
+
+def test_a_result_that_cannot_be_kept_is_left_out(dedup: Dedup, caplog: pytest.LogCaptureFixture) -> None:
+    small = dedup.scoped(max_result=10)
+
+    def long(order_id: str) -> str:
+        return "x" * 100
+
+    def odd(order_id: str) -> object:
+        return object()
+
+    long, odd = (
+        app_of().task(base=DedupTask, dedup=small, key=lambda order_id: order_id)(body)
+        for body in (long, odd)
+    )
+    assert long.delay("7").get() == "x" * 100
+    assert long.delay("7").get() is None
+    assert odd.apply(("7",)).get() is not None
+    assert odd.apply(("7",)).get() is None
+    assert [record.levelno for record in caplog.records if "not kept" in record.message] == [
+        logging.WARNING
+    ] * 2
+
+
+def test_results_of_other_serializers_keep_their_types(dedup: Dedup) -> None:
+    app = app_of(
+        result_serializer="pickle", accept_content=["pickle", "json"], result_accept_content=["pickle"]
+    )
+
+    @app.task(base=DedupTask, dedup=dedup, key=lambda n: f"n:{n}")
+    def pair(n: int) -> tuple[int, set[int]]:
+        return n, {n}
+
+    assert [pair.delay(7).get() for _ in range(2)] == [(7, {7})] * 2
+
+
+def test_a_task_may_keep_no_result(dedup: Dedup) -> None:
+    task = begun({"dedup": dedup, "key": lambda order_id: order_id, "keep_result": False})
+    assert [task.delay("7").get() for _ in range(2)] == ["7*1", None]
+
+
+def test_a_message_is_held_while_the_broker_does_not_take_it(
+    dedup: Dedup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be acknowledged already, so the worker's slot is the only place where it is."""
+    monkeypatch.setattr("fastdedup.integrations.celery._PAUSE", 0.0)
+    task = begun({"dedup": dedup, "key": lambda order_id: order_id, "wait": 0.0})
+    held = dedup.claim("charge|7")
+    sent: list[Any] = []
+
+    def refuse(*args: Any, **options: Any) -> None:
+        sent.append(options)
+        if len(sent) == 2:
+            held.release()
+        raise task.OperationalError("the broker is away")
+
+    monkeypatch.setattr(celery.canvas.Signature, "apply_async", refuse)
+    task.push_request(args=("7",), kwargs={}, called_directly=False, retries=0, is_eager=False, id="1")
+    assert task("7") == "7*1"
+    assert len(sent) == 2
+    assert "as the broker does not take it" in caplog.text
+
+
+def test_a_delayed_message_spends_no_retry(dedup: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = begun({"dedup": dedup, "key": lambda order_id: order_id, "wait": 0.0})
+    dedup.claim("charge|7")
+    sent: list[Any] = []
+    monkeypatch.setattr(celery.canvas.Signature, "apply_async", lambda self: sent.append(self.options))
+    for held in range(3):
+        headers = {"x-fastdedup-held": held, "mine": 1}
+        task.push_request(
+            args=("7",), kwargs={}, called_directly=False, retries=2, is_eager=False, id="1", headers=headers
+        )
+        with pytest.raises(Retry):
+            task("7")
+    assert [
+        (each["retries"], each["headers"]["x-fastdedup-held"], each["headers"]["mine"]) for each in sent
+    ] == [
+        (2, 1, 1),
+        (2, 2, 1),
+        (2, 3, 1),
+    ]
+    assert all(2**n / 2 <= each["countdown"] <= 2**n for n, each in enumerate(sent))
+
+
+def test_the_lost_lease_of_a_finished_body_raises_nothing(server: RedisServer) -> None:
+    with Dedup(server.url, namespace="lost", timeout=5.0) as gate:
+        other: list[Any] = []
+
+        @app_of().task(base=DedupTask, dedup=gate, key=lambda n: f"n:{n}", name="robbed", bind=True)
+        def robbed(self: Any, n: int) -> int:
+            gate.forget(self.claim.key)
+            other.append(gate.claim(self.claim.key))
+            return n
+
+        assert robbed.delay(7).get() == 7
+        assert other[0].acquired
+        other[0].complete()
+
+
+def test_the_rules_need_neither_celery_nor_a_broker() -> None:
+    code = (
+        "import sys, fastdedup.messages, fastdedup.messages.blocking as b;"
+        "print(b.BlockingWay.__name__, sorted({'anyio', 'celery', 'aio_pika', 'dramatiq'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split(maxsplit=1) == [BlockingWay.__name__, "[]\n"]
+
+
+def test_without_celery_the_error_names_the_extra() -> None:
+    code = "import sys; sys.modules['celery'] = None; import fastdedup.integrations.celery"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'fastdedup[celery]'" in found.stderr
+    assert TaskGate is not None
