@@ -115,7 +115,7 @@ class DedupTask(Task):
         attempt = _attempt_of(self.request)
         if attempt is not None and attempt.is_last:
             raise exc or MaxRetriesExceededError(
-                f"Can't retry {self.name}[{self.request.id}]: attempt {attempt.number} of {attempt.key!r} was the last"
+                f"Can't retry {self.name}[{self.request.id}]: attempt {attempt.number} at {attempt.key!r} is the last"
             )
         return super().retry(args, kwargs, exc, *more, **options)
 

@@ -30,7 +30,7 @@ from .decisions import Action, Decision, Reason
 from .rules import MessageRules
 
 WAIT: Final = 1.0
-"""Seconds to wait in a worker's slot for a twin at work, by default. Asyncio's consumers have no slots, and wait longer."""
+"""Seconds to wait in a worker's slot for a twin at work, by default. Asyncio's consumers have no slots."""
 HOLD: Final = 5.0
 """Seconds to hold a delivery while the store does not answer. Each slot delays one message in that time, not all."""
 Record = Callable[[BaseException], Any]

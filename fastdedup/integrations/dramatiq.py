@@ -1,0 +1,196 @@
+"""`DedupMiddleware`: Dramatiq actors that do their work once for each key, however often they are sent or delivered.
+
+Main path: `before_process_message` → `BlockingWay.begin` → the actor → `after_process_message` → `Attempt.succeed`.
+Dramatiq logs what a hook raises and goes on to the actor, except for SkipMessage: so every way out here is that one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+try:
+    from dramatiq import Middleware
+    from dramatiq.middleware import MiddlewareError, SkipMessage
+except ImportError as error:
+    raise ImportError("Dramatiq is missing: pip install 'fastdedup[dramatiq]'") from error
+
+from ..checks import Seconds
+from ..errors import ConfigError
+from ..messages.arguments import ArgumentsRule
+from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
+from ..messages.decisions import Action, Decision
+from ..messages.rules import MessageRules
+from ..sync.gateway import Dedup
+
+ATTEMPTS: Final = 25
+"""How often an actor is begun for a key, by default: more than Dramatiq's own 20 retries, which come first."""
+_HELD: Final = "fastdedup_held"
+_PAUSE: Final = 1.0
+log = logging.getLogger("fastdedup.messages")
+
+
+class ActorOptionError(ConfigError, MiddlewareError):
+    """An actor's option is wrong. Dramatiq raises it because it is a MiddlewareError."""
+
+
+def message_id(message: Any) -> str:
+    """The rule `dedup_key=message_id`: Dramatiq keeps a message's id in retries and redeliveries."""
+    return str(message.message_id)
+
+
+class DedupMiddleware(Middleware):
+    """Runs the actors that have the option `dedup_key` once for each key.
+
+        broker.add_middleware(DedupMiddleware(dedup))
+
+        @dramatiq.actor(dedup_key=lambda order_id: f"order:{order_id}")
+        def charge(order_id): ...
+
+    A message whose key is done gives the first result to Results and pipelines. A message whose key is at work
+    elsewhere comes again later, and spends no retry. An exception frees the key, and Retries does as it is told.
+
+    Options of an actor:
+        dedup_key: a function of its arguments, called with those that it names; or `message_id`.
+        dedup_fingerprint: a function of its arguments; another message with the same key and another fingerprint
+            is dead-lettered.
+        dedup_attempts: how often it is begun for a key, crashes included; then the message is dead-lettered.
+
+    Args:
+        dedup: the gate.
+        wait: seconds to wait in a worker's thread for a twin at work.
+        attempts: `dedup_attempts` of actors that set none.
+    """
+
+    def __init__(self, dedup: Dedup, *, wait: Seconds = WAIT, attempts: int = ATTEMPTS) -> None:
+        self._dedup = check_gate(dedup)
+        self._wait = wait
+        self._attempts = attempts
+        self._ways: dict[str, BlockingWay] = {}
+        # Mutable, in each worker's thread: the attempt at its message, or the result that stands for the actor's.
+        self._here = threading.local()
+
+    @property
+    def actor_options(self) -> set[str]:
+        """The options that an actor may have."""
+        return {"dedup_key", "dedup_fingerprint", "dedup_attempts"}
+
+    def before_declare_actor(self, broker: Any, actor: Any) -> None:
+        """Check the options of an actor, and let a duplicate's result stand for its own.
+
+        Raises:
+            ActorOptionError: an option is wrong.
+        """
+        if "dedup_key" not in actor.options:
+            return
+        try:
+            rules = self._rules(actor)
+        except ConfigError as error:
+            raise ActorOptionError(f"actor {actor.actor_name!r}: {error}") from None
+        self._ways[actor.actor_name] = BlockingWay(rules, self._dedup)
+        actor.fn = self._or_replayed(actor.fn)
+
+    def before_process_message(self, broker: Any, message: Any) -> None:
+        """Let the actor run if this message is the first.
+
+        Raises:
+            SkipMessage: it is not, and there is no result to hand on.
+        """
+        self._forget()
+        way = self._ways.get(message.actor_name)
+        if way is None or message.failed:
+            return
+        found = self._found(way, message)
+        while isinstance(found, Decision):
+            if found.action is Action.RETRY and not self._deliver_later(broker, way, message, found):
+                found = self._found(way, message)
+                continue
+            self._replay_or_skip(message, found)
+            return
+        self._here.attempt = found
+
+    def after_process_message(
+        self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None
+    ) -> None:
+        """Settle what `before_process_message` has begun."""
+        attempt: Attempt | None = getattr(self._here, "attempt", None)
+        self._forget()
+        if attempt is None:
+            return
+        if exception is None:
+            attempt.succeed(result)
+        elif attempt.fail(exception).action is Action.DEAD_LETTER:
+            message.fail()
+
+    def after_skip_message(self, broker: Any, message: Any) -> None:
+        """Free the key of a message that another middleware has skipped."""
+        attempt: Attempt | None = getattr(self._here, "attempt", None)
+        self._forget()
+        if attempt is not None:
+            attempt.free()
+
+    def _rules(self, actor: Any) -> MessageRules:
+        key, mark = actor.options["dedup_key"], actor.options.get("dedup_fingerprint")
+        signature = inspect.signature(actor.fn)
+        return MessageRules(
+            actor.actor_name,
+            message_id if key is message_id else _of_arguments(ArgumentsRule(key, signature, "dedup_key")),
+            wait=self._wait,
+            attempts=actor.options.get("dedup_attempts", self._attempts),
+            fingerprint=None
+            if mark is None
+            else _of_arguments(ArgumentsRule(mark, signature, "dedup_fingerprint")),
+            keep_result=True,
+        )
+
+    def _found(self, way: BlockingWay, message: Any) -> Attempt | Decision:
+        try:
+            key, mark = way.rules.key_of(message), way.rules.mark_of(message)
+            return way.begin(key, mark, failed=message.options.get("retries", 0))
+        except Exception as error:  # noqa: BLE001 -- anything else that leaves a hook would let the actor run
+            return way.rules.without_key(error)
+
+    def _deliver_later(self, broker: Any, way: BlockingWay, message: Any, decision: Decision) -> bool:
+        """Enqueue a message again; return False, a moment later, where the broker does not take it."""
+        held = message.options.get(_HELD, 0)
+        delay = round(way.delay(decision, held) * 1000)
+        try:
+            broker.enqueue(message.copy(options={_HELD: held + 1}), delay=delay)
+        except Exception as error:  # noqa: BLE001 -- whatever the broker raises, the message must not be lost
+            log.warning(
+                "actor %r: a message is held, as the broker does not take it: %r", message.actor_name, error
+            )
+            time.sleep(_PAUSE)
+            return False
+        log.info("actor %r: a message comes again in %d ms: %s", message.actor_name, delay, decision.reason)
+        return True
+
+    def _replay_or_skip(self, message: Any, decision: Decision) -> None:
+        if decision.action is Action.ACK and decision.error is None:
+            self._here.replay = (decision.result,)
+            return
+        if decision.action is Action.DEAD_LETTER:
+            message.fail()
+        else:
+            message.options["store_results"] = False  # else Results would store None for the message's id
+        raise SkipMessage(f"{decision.reason}: {decision.error or decision.key}")
+
+    def _or_replayed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            replay: tuple[Any] | None = self._here.__dict__.pop("replay", None)
+            return function(*args, **kwargs) if replay is None else replay[0]
+
+        return run
+
+    def _forget(self) -> None:
+        self._here.__dict__.clear()
+
+
+def _of_arguments(rule: ArgumentsRule) -> Callable[[Any], Any]:
+    return lambda message: rule(message.args, message.kwargs)

@@ -1,0 +1,264 @@
+"""Dramatiq actors behind the gate: a worker of threads in this process, a real Redis as broker, results and gate."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dramatiq
+import pytest
+import redis
+from dramatiq.brokers.redis import RedisBroker
+from dramatiq.middleware import Middleware, Pipelines, Retries, SkipMessage
+from dramatiq.results import ResultFailure, Results
+from dramatiq.results.backends import RedisBackend
+
+import fastdedup
+from fastdedup import ConfigError
+from fastdedup.integrations.dramatiq import ActorOptionError, DedupMiddleware, message_id
+from fastdedup.messages import DeadLetterError, blocking
+from fastdedup.sync import Dedup
+
+from ..servers import RedisServer
+from .celery_worker import until
+
+
+class Skipping(Middleware):
+    """Another middleware, behind the gate's, that skips a message once."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def before_process_message(self, broker: Any, message: Any) -> None:
+        if self.left:
+            self.left -= 1
+            raise SkipMessage("another middleware's reason")
+
+
+class Queue:
+    """A broker, its actors, and what they did."""
+
+    def __init__(self, server: RedisServer, dedup: Dedup) -> None:
+        self.results = RedisBackend(client=redis.Redis(unix_socket_path=str(server.socket)))
+        self.skipping = Skipping()
+        middleware = [Pipelines(), Retries(min_backoff=10, max_backoff=20), Results(backend=self.results)]
+        middleware += [DedupMiddleware(dedup, wait=0.05), self.skipping]
+        self.broker = RedisBroker(
+            middleware=middleware, client=redis.Redis(unix_socket_path=str(server.socket))
+        )
+        self.runs: Counter[str] = Counter()
+        self.go = threading.Event()
+
+    def actor(self, body: Callable[..., Any], **options: Any) -> Any:
+        def run(name: str, *args: Any) -> Any:
+            self.runs[name] += 1
+            return body(name, *args)
+
+        options = {"dedup_key": message_id, "store_results": True, **options}
+        return dramatiq.actor(run, broker=self.broker, actor_name=f"a{uuid.uuid4().hex}", **options)
+
+    def get(self, *messages: Any) -> list[Any]:
+        return [self.results.get_result(each, block=True, timeout=20_000) for each in messages]
+
+    def dead(self) -> int:
+        return int(self.broker.client.zcard("dramatiq:default.XQ"))
+
+
+@pytest.fixture(scope="module")
+def gate(server: RedisServer) -> Iterator[Dedup]:
+    with Dedup(server.url, namespace="d", lease=0.5, timeout=0.5) as dedup:
+        yield dedup
+
+
+@pytest.fixture(scope="module")
+def queue(server: RedisServer, gate: Dedup) -> Iterator[Queue]:
+    queue = Queue(server, gate)
+    queue.broker.declare_queue("default")
+    worker = dramatiq.Worker(queue.broker, worker_threads=4, worker_timeout=50)
+    worker.start()
+    yield queue
+    worker.stop()
+    queue.broker.close()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}-{uuid.uuid4().hex[:6]}"
+
+
+def by_name(name: str) -> str:
+    return f"key:{name}"
+
+
+def test_a_duplicate_gets_the_first_result(queue: Queue, name: str) -> None:
+    actor = queue.actor(lambda name, number: {"number": number}, dedup_key=lambda *args: by_name(args[0]))
+    assert queue.get(actor.send(name, 1), actor.send(name, 2), actor.send(name, 3)) in [
+        [{"number": number}] * 3 for number in (1, 2, 3)
+    ]
+    assert queue.runs[name] == 1
+
+
+def test_a_redelivery_is_known_by_its_message_id(queue: Queue, name: str) -> None:
+    actor = queue.actor(lambda name: 7)
+    message = actor.send(name)
+    assert queue.get(message) == [7]
+    queue.broker.enqueue(message)
+    queue.broker.join("default")
+    assert queue.get(message, actor.send(name)) == [7, 7]
+    assert queue.runs[name] == 2
+
+
+def test_a_duplicate_goes_on_in_its_pipeline(queue: Queue, name: str) -> None:
+    actor = queue.actor(lambda name: name)
+    following = queue.actor(lambda name: len(name), dedup_key=lambda *args: f"len:{args[0]}")
+    parts = [actor.message(name), following.message()]
+    pipes = [dramatiq.pipeline(parts, broker=queue.broker).run() for _ in range(2)]
+    assert queue.get(*(pipe.messages[-1] for pipe in pipes)) == [len(name)] * 2
+    assert queue.runs[name] == 2
+
+
+def test_a_failure_frees_the_key_for_dramatiqs_retries(queue: Queue, name: str) -> None:
+    def fail_twice(name: str) -> int:
+        if queue.runs[name] < 3:
+            raise ValueError(name)
+        return queue.runs[name]
+
+    assert queue.get(queue.actor(fail_twice).send(name)) == [3]
+
+
+@pytest.mark.parametrize(("error", "runs"), [(ValueError, 2), (DeadLetterError, 1)])
+def test_the_last_attempt_ends_in_the_dead_letters(
+    queue: Queue, name: str, error: type[Exception], runs: int
+) -> None:
+    def fail(name: str) -> None:
+        raise error(name)
+
+    actor, dead = queue.actor(fail, dedup_attempts=2), queue.dead()
+    message = actor.send(name)
+    with pytest.raises(ResultFailure, match=error.__name__):
+        queue.get(message)
+    until(lambda: queue.dead() == dead + 1, "it is a dead letter")
+    queue.broker.join("default")
+    assert queue.runs[name] == runs
+
+
+def test_a_twin_at_work_delays_a_message_and_spends_no_retry(
+    queue: Queue, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work takes several leases."""
+    queue.go.clear()
+    actor = queue.actor(
+        lambda name: queue.go.wait(10), dedup_key=lambda *args: by_name(args[0]), max_retries=0
+    )
+    messages = [actor.send(name) for _ in range(2)]
+    until(lambda: queue.runs[name], "the first has begun")
+    late: list[Any] = []
+    enqueue = queue.broker.enqueue
+
+    def noted(message: Any, **options: Any) -> Any:
+        late.append(message)
+        return enqueue(message, **options)
+
+    monkeypatch.setattr(queue.broker, "enqueue", noted)
+    until(lambda: len(late) >= 3, "the twin was delayed for longer than a lease")
+    assert {each.options.get("retries", 0) for each in late} == {0}
+    queue.go.set()
+    assert queue.get(*messages) == [True, True]
+    assert queue.runs[name] == 1
+
+
+def test_another_message_with_the_same_key_is_a_dead_letter(queue: Queue, name: str) -> None:
+    actor = queue.actor(
+        lambda name, total: total,
+        dedup_key=lambda *args: by_name(args[0]),
+        dedup_fingerprint=lambda *args: args[1],
+    )
+    assert queue.get(actor.send(name, 1)) == [1]
+    with pytest.raises(ResultFailure, match="another message had the same key"):
+        queue.get(actor.send(name, 2))
+
+
+def test_a_message_without_a_key_never_runs(queue: Queue, name: str) -> None:
+    """Dramatiq goes on to the actor where a hook raises any other error than SkipMessage."""
+    actor = queue.actor(lambda name: 1, dedup_key=lambda *args: {}[args[0]])
+    with pytest.raises(ResultFailure, match="the rule for its key failed"):
+        queue.get(actor.send(name))
+    assert queue.runs[name] == 0
+
+
+def test_a_message_that_another_middleware_skips_frees_its_key(queue: Queue, name: str) -> None:
+    actor = queue.actor(lambda name: 1, dedup_key=lambda *args: by_name(args[0]))
+    queue.skipping.left = 1
+    assert queue.get(actor.send(name)) == [None]
+    assert queue.get(actor.send(name)) == [1]
+
+
+def test_an_outage_delays_messages_and_nothing_runs(
+    queue: Queue, name: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setattr(blocking, "HOLD", 0.3)
+    monkeypatch.setattr("fastdedup.integrations.dramatiq._PAUSE", 0.0)
+    store = RedisServer().start()
+    request.addfinalizer(store.stop)
+    with Dedup(store.url, namespace="out", lease=0.5, timeout=0.2) as gate:
+        middleware = next(each for each in queue.broker.middleware if isinstance(each, DedupMiddleware))
+        with monkeypatch.context() as patch:
+            patch.setattr(middleware, "_dedup", gate)
+            actor = queue.actor(lambda name: 1)
+        gate.open()
+        store.kill()
+        refused: list[Any] = []
+        enqueue = queue.broker.enqueue
+
+        def refuse_once(message: Any, **options: Any) -> Any:
+            refused.append(message.options)
+            if len(refused) == 2:
+                raise ConnectionError("the broker is away as well")
+            return enqueue(message, **options)
+
+        monkeypatch.setattr(queue.broker, "enqueue", refuse_once)
+        message = actor.send(name)
+        until(lambda: len(refused) >= 4, "it was delayed")
+        assert queue.runs[name] == 0
+        store.start()
+        assert queue.get(message) == [1]
+
+
+def test_a_direct_call_is_a_plain_call(queue: Queue, name: str) -> None:
+    actor = queue.actor(lambda name: 1)
+    assert (actor(name), actor(name)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"dedup_key": "order_id"}, "dedup_key= must be a function of the task's arguments"),
+        ({"dedup_key": lambda order: order}, "dedup_key= takes 'order', which is no argument"),
+        ({"dedup_key": message_id, "dedup_attempts": 0}, "attempts must be a whole number"),
+        ({"dedup_key": message_id, "dedup_fingerprint": 7}, "dedup_fingerprint= must be a function"),
+    ],
+    ids=str,
+)
+def test_a_wrong_option_is_refused_at_the_start(queue: Queue, options: dict[str, Any], words: str) -> None:
+    def charge(order_id: str) -> None: ...
+
+    with pytest.raises(ActorOptionError, match=r"actor 'charge': ") as refused:
+        dramatiq.actor(charge, broker=queue.broker, **options)
+    assert words in str(refused.value)
+    assert isinstance(refused.value, ConfigError)
+
+
+def test_an_async_gate_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"must be a fastdedup.sync.Dedup, got fastdedup.gateway.Dedup"):
+        DedupMiddleware(fastdedup.Dedup("memory://"))  # type: ignore[arg-type]
+
+
+def test_without_dramatiq_the_error_names_the_extra() -> None:
+    code = "import sys; sys.modules['dramatiq'] = None; import fastdedup.integrations.dramatiq"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'fastdedup[dramatiq]'" in found.stderr
