@@ -11,19 +11,16 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Final
 
 from ..checks import named
 from ..errors import (
     ConfigError,
     DedupError,
-    FailedError,
     ResultError,
     ResultTooLargeError,
     UnavailableError,
 )
-from ..model import Outcome
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
 from .decisions import Action, Decision, Reason
@@ -143,7 +140,7 @@ class BlockingWay:
         if isinstance(claim, Decision):
             return claim
         if not claim.acquired:
-            return _with_failure(self.rules.of_duplicate(key, claim), claim)
+            return self.rules.of_duplicate(key, claim)
         attempt = Attempt(self.rules, self._record, key, claim, max(failed + 1, claim.attempt))
         return attempt.exhaust() or attempt
 
@@ -171,13 +168,3 @@ class BlockingWay:
                 if time.monotonic() >= ends:
                     return Decision(Action.RETRY, Reason.UNAVAILABLE, key, error=error)
             time.sleep(random.uniform(_LEAST_PAUSE, _MOST_PAUSE))
-
-
-def _with_failure(decision: Decision, claim: Claim) -> Decision:
-    """Return a duplicate's decision; where the first run has failed for good, with a FailedError that tells of it."""
-    if claim.outcome is Outcome.FAILED:
-        try:
-            claim.replay()
-        except FailedError as error:
-            return replace(decision, error=error)
-    return decision

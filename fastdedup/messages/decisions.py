@@ -51,7 +51,8 @@ class Decision:
         key: the message's key; None where it has none.
         attempts: how often the handler was begun for this message, this delivery included.
         result: what the handler returned, here or in the delivery that was first, where results are kept.
-        error: why it was not done: the handler's own error, or what was wrong with the key.
+        error: why it was not done: the handler's own error, what was wrong with the key, or for a duplicate of a
+            message that has failed for good, a FailedError.
     """
 
     action: Action

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..checks import Seconds, check_count, check_seconds
-from ..errors import ConfigError, DedupError, InvalidKeyError, MismatchError
+from ..errors import ConfigError, DedupError, FailedError, InvalidKeyError, MismatchError
 from ..keys import fingerprint as digest_of
 from ..model import Outcome
 from .decisions import Action, Decision, Reason
@@ -98,7 +98,10 @@ class MessageRules:
             case Outcome.SUCCEEDED:
                 return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, claim.result)
             case Outcome.FAILED:
-                return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt)
+                error: DedupError = FailedError(
+                    f"the first run of {key!r} failed: {claim.error!r}", error=claim.error
+                )
+                return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, error=error)
             case Outcome.IN_PROGRESS:
                 return Decision(Action.RETRY, Reason.IN_PROGRESS, key)  # no attempt is spent
             case _:

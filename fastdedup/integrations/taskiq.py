@@ -1,0 +1,152 @@
+"""`DedupMiddleware`: taskiq tasks that do their work once for each key, however often they are sent or delivered.
+
+Main path: the function that `DedupMiddleware.once` makes → `Deliveries.handle` → the task's own function. The
+middleware itself only tells that function which message it is called for.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import Any, Final, ParamSpec, TypeVar
+
+try:
+    from taskiq import TaskiqMessage, TaskiqMiddleware
+    from taskiq.exceptions import NoResultError
+except ImportError as error:
+    raise ImportError("taskiq is missing: pip install 'fastdedup[taskiq]'") from error
+
+from ..checks import Seconds, check_seconds, named
+from ..errors import ConfigError
+from ..gateway import Dedup
+from ..messages.arguments import ArgumentsRule
+from ..messages.decisions import Action, Decision, Reason
+from ..messages.deliveries import Deliveries
+from ..messages.rules import ATTEMPTS, WAIT, MessageRules
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_LEAST_WAIT: Final = 0.1
+"""Many taskiq brokers cannot delay a message, so the wait before is what keeps a twin from coming again at once."""
+_current: ContextVar[TaskiqMessage | None] = ContextVar("fastdedup.taskiq", default=None)
+
+
+class DedupMiddleware(TaskiqMiddleware):
+    """Runs the tasks that `once` decorates once for each key.
+
+        gate = DedupMiddleware(dedup)
+        broker = RedisStreamBroker(url).with_middlewares(gate)
+
+        @broker.task
+        @gate.once(key=lambda order_id: f"order:{order_id}")
+        async def charge(order_id: str): ...
+
+    Args:
+        dedup: the gate.
+        wait: seconds to hold a message while another delivery of it is at work; then it is sent again.
+
+    Raises:
+        ConfigError: a setting is wrong.
+    """
+
+    def __init__(self, dedup: Dedup, *, wait: Seconds = WAIT) -> None:
+        super().__init__()
+        if not isinstance(dedup, Dedup):
+            kind = f"{type(dedup).__module__}.{named(dedup)}"
+            raise ConfigError(f"dedup must be a fastdedup.Dedup, got {kind}: taskiq is asynchronous")
+        self._dedup = dedup
+        self._wait = check_seconds(wait, "wait", least=_LEAST_WAIT)
+
+    def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        """Note the message for the function that is called next."""
+        _current.set(message)
+        return message
+
+    def once(
+        self,
+        key: Callable[..., str] | None = None,
+        *,
+        attempts: int = ATTEMPTS,
+        fingerprint: Callable[..., Any] | None = None,
+        keep_result: bool = True,
+    ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
+        """Decorate a task's async function, below `broker.task`. A direct call of it is a plain call.
+
+        Args:
+            key: a function of the task's arguments, called with those that it names. By default the key is the task's
+                id, which taskiq keeps in retries and redeliveries, but not when a client sends twice.
+            attempts: how often the function is begun for a key, crashes included; then the key has failed.
+            fingerprint: a function of the task's arguments; another message with the same key and another
+                fingerprint ends in a MismatchError.
+            keep_result: keep the result for duplicates.
+
+        Raises:
+            ConfigError: a setting is wrong.
+        """
+
+        def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
+            if not inspect.iscoroutinefunction(function):
+                raise ConfigError(f"once() decorates async functions, got {function!r}: write async def")
+            name = f"{function.__module__}:{function.__qualname__}"
+            signature = inspect.signature(function)
+            mark = None if fingerprint is None else ArgumentsRule(fingerprint, signature, "fingerprint")
+            rules = MessageRules(
+                name,
+                _task_id if key is None else _of_arguments(ArgumentsRule(key, signature)),
+                wait=self._wait,
+                attempts=attempts,
+                fingerprint=None if mark is None else _of_arguments(mark),
+                keep_result=keep_result,
+            )
+            deliveries = Deliveries(rules, self._dedup)
+
+            @functools.wraps(function)
+            async def run(*args: P.args, **kwargs: P.kwargs) -> T:
+                message = self._message_of(run)
+                if message is None:
+                    return await function(*args, **kwargs)
+                decision = await deliveries.handle(
+                    (message, args, kwargs),
+                    lambda _: function(*args, **kwargs),
+                    _leave,
+                    failed=_retries_of(message),
+                )
+                if decision.action is Action.RETRY and decision.reason is not Reason.FAILED:
+                    await self.broker.kick(self.broker.formatter.dumps(message))
+                    raise NoResultError
+                if decision.error is not None:
+                    raise decision.error
+                return decision.result  # type: ignore[no-any-return]
+
+            return run
+
+        return decorate
+
+    def _message_of(self, function: Callable[..., Any]) -> TaskiqMessage | None:
+        """Return the message that a function is called for; None where other code calls it."""
+        message = _current.get()
+        task = None if message is None else self.broker.find_task(message.task_name)
+        if task is None or task.original_func is not function:
+            return None
+        _current.set(None)  # a call of the task within its own body is a plain call
+        return message
+
+
+async def _leave(decision: Decision) -> None:
+    """Lay a dead letter nowhere: taskiq has no place for it, and its result tells of the error."""
+
+
+def _task_id(call: tuple[TaskiqMessage, Any, Any]) -> str:
+    return call[0].task_id
+
+
+def _of_arguments(rule: ArgumentsRule) -> Callable[[Any], Any]:
+    return lambda call: rule(call[1], call[2])
+
+
+def _retries_of(message: TaskiqMessage) -> int:
+    """Return how often taskiq's retry middlewares have sent the message again."""
+    text = str(message.labels.get("_retries", 0))
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,200 @@
+"""taskiq tasks behind the gate: its own receiver in this loop, a real Redis as broker, results and gate."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from taskiq import SimpleRetryMiddleware
+from taskiq.receiver import Receiver
+from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
+
+import fastdedup.sync
+from fastdedup import ConfigError, Dedup
+from fastdedup.integrations.taskiq import DedupMiddleware
+
+from ..servers import RedisServer
+
+runs: Counter[str] = Counter()
+
+
+class Queue:
+    """A broker with its receiver, and the gate."""
+
+    def __init__(self, server: RedisServer, dedup: Dedup, wait: float) -> None:
+        name = uuid.uuid4().hex
+        backend: Any = RedisAsyncResultBackend(server.url, prefix_str=name, result_ex_time=60)
+        broker = RedisStreamBroker(server.url, queue_name=f"forever-{name}", xread_block=50, consumer_id="0")
+        self.gate = DedupMiddleware(dedup, wait=wait)
+        self.broker = broker.with_result_backend(backend)
+        self.broker.add_middlewares(SimpleRetryMiddleware(default_retry_count=9), self.gate)
+
+    def task(self, body: Callable[..., Any], *, retry: bool = False, **options: Any) -> Any:
+        return self.broker.task(task_name=uuid.uuid4().hex, retry_on_error=retry)(
+            self.gate.once(**options)(body)
+        )
+
+    async def get(self, *tasks: Any) -> list[Any]:
+        return [await each.wait_result(check_interval=0.01, timeout=20.0) for each in tasks]
+
+    async def results(self, *tasks: Any) -> list[Any]:
+        return [each.return_value for each in await self.get(*tasks)]
+
+
+@asynccontextmanager
+async def receiving(server: RedisServer, wait: float = 0.1) -> AsyncIterator[Queue]:
+    async with Dedup(server.url, namespace="t", lease=0.5, timeout=5.0) as dedup:
+        queue = Queue(server, dedup, wait)
+        finished = asyncio.Event()
+        await queue.broker.startup()
+        receiver = Receiver(queue.broker, max_async_tasks=20, run_startup=False)
+        listening = asyncio.create_task(receiver.listen(finished))
+        try:
+            yield queue
+        finally:
+            finished.set()
+            await listening
+            await queue.broker.shutdown()
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    return f"{request.node.name}-{uuid.uuid4().hex[:6]}"
+
+
+async def count(name: str, total: int = 1) -> int:
+    runs[name] += 1
+    return runs[name]
+
+
+async def test_a_duplicate_gets_the_first_result(server: RedisServer, name: str) -> None:
+    async with receiving(server) as queue:
+        task = queue.task(count, key=lambda name: name)
+        sent = [await task.kiq(name), await task.kiq(name=name), await task.kiq(name, total=1)]
+        assert await queue.results(*sent) == [1, 1, 1]
+
+
+async def test_a_redelivery_is_known_by_the_tasks_id(server: RedisServer, name: str) -> None:
+    async with receiving(server) as queue:
+        task = queue.task(count)
+        sent = [await task.kicker().with_task_id(name).kiq(name) for _ in range(3)]
+        assert await queue.results(*sent) == [1] * 3
+        assert await queue.results(await task.kiq(name)) == [2]
+
+
+async def test_a_twin_at_work_is_sent_again_and_never_at_once(
+    server: RedisServer, name: str, wait_until: Callable[..., Any]
+) -> None:
+    """The work takes several leases."""
+    go, kicked = asyncio.Event(), 0
+
+    async def work(name: str) -> int:
+        await count(name)
+        await go.wait()
+        return runs[name]
+
+    async with receiving(server) as queue:
+        task = queue.task(work, key=lambda name: name)
+        sent = [await task.kiq(name) for _ in range(2)]
+        kick = queue.broker.kick
+
+        async def counted(message: Any) -> None:
+            nonlocal kicked
+            kicked += 1
+            await kick(message)
+
+        queue.broker.kick = counted  # type: ignore[method-assign]
+        begun = asyncio.get_running_loop().time()
+        await wait_until(lambda: kicked >= 6, description="the twin came again")
+        assert asyncio.get_running_loop().time() - begun > 0.4
+        go.set()
+        assert await queue.results(*sent) == [1, 1]
+
+
+async def test_a_failure_frees_the_key_for_taskiqs_retries(server: RedisServer, name: str) -> None:
+    async def late(name: str) -> int:
+        if await count(name) < 3:
+            raise ValueError(name)
+        return runs[name]
+
+    async with receiving(server) as queue:
+        task = queue.task(late, retry=True)
+        sent = await task.kiq(name)
+        results = await queue.get(sent)
+        while results[0].is_err:  # taskiq keeps the error of each attempt, until the next one's result
+            results = await queue.get(sent)
+        assert results[0].return_value == 3
+
+
+async def test_the_last_attempts_failure_is_the_duplicates_failure(server: RedisServer, name: str) -> None:
+    async def fail(name: str) -> None:
+        await count(name)
+        raise ValueError("declined")
+
+    async with receiving(server) as queue:
+        task = queue.task(fail, key=lambda name: name, attempts=2)
+        errors = [(await queue.get(await task.kiq(name)))[0].error for _ in range(3)]
+        assert [type(each).__name__ for each in errors] == ["ValueError", "ValueError", "FailedError"]
+        assert "declined" in str(errors[2])
+        assert runs[name] == 2
+
+
+async def test_another_call_with_the_same_key_is_a_mismatch(server: RedisServer, name: str) -> None:
+    async with receiving(server) as queue:
+        task = queue.task(count, key=lambda name: name, fingerprint=lambda total: total)
+        assert await queue.results(await task.kiq(name, 1)) == [1]
+        assert "another message had the same key" in str((await queue.get(await task.kiq(name, 2)))[0].error)
+
+
+async def test_a_direct_call_is_a_plain_call(server: RedisServer, name: str) -> None:
+    async with receiving(server) as queue:
+        task = queue.task(count, key=lambda name: name)
+        assert [await task(name), await task(name)] == [1, 2]
+
+        async def calling(name: str, within: bool = False) -> int:
+            return await count(name) if within else await outer(name, True) + await task(name) * 10
+
+        outer = queue.task(calling, key=lambda name: name)
+        assert await queue.results(await outer.kiq(name)) == [43]
+
+
+def charge(order_id: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"key": lambda order: order}, "key= takes 'order', which is no argument of the task"),
+        ({"key": "name"}, "key= must be a function of the task's arguments"),
+        ({"attempts": 0}, "attempts must be a whole number"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_refused_at_the_start(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        DedupMiddleware(Dedup("memory://")).once(**options)(count)
+
+
+def test_what_blocks_is_refused() -> None:
+    with pytest.raises(ConfigError, match="once\\(\\) decorates async functions"):
+        DedupMiddleware(Dedup("memory://")).once()(charge)  # type: ignore[arg-type]
+    with pytest.raises(
+        ConfigError,
+        match=r"dedup must be a fastdedup.Dedup, got fastdedup.sync.gateway.Dedup: taskiq is async",
+    ):
+        DedupMiddleware(fastdedup.sync.Dedup("memory://"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"wait must be between 0.1 s"):
+        DedupMiddleware(Dedup("memory://"), wait=0.0)
+
+
+def test_without_taskiq_the_error_names_the_extra() -> None:
+    code = "import sys; sys.modules['taskiq'] = None; import fastdedup.integrations.taskiq"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "pip install 'fastdedup[taskiq]'" in found.stderr
