@@ -22,7 +22,11 @@ blocking.HOLD = 0.5
 app = Celery("tests", broker=f"redis+socket://{SOCKET}", backend=f"redis+socket://{SOCKET}")
 app.conf.update(
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": 1.0},
+    broker_transport_options={
+        "visibility_timeout": float(os.environ.get("CELERY_TASKS_VISIBILITY", "3600")),
+        "unacked_restore_interval": 1,
+        "unacked_restore_throttle": 1,
+    },
     result_expires=60,
     task_acks_late=True,
     task_reject_on_worker_lost=True,

@@ -25,7 +25,7 @@ from fastdedup.messages import DeadLetterError, blocking
 from fastdedup.sync import Dedup
 
 from ..servers import RedisServer
-from .celery_worker import until
+from .worker_process import until
 
 
 class Skipping(Middleware):

@@ -17,7 +17,7 @@ from fastdedup.messages import DeadLetterError
 from fastdedup.messages.rules import ExhaustedError
 
 from ..servers import RedisServer
-from .celery_worker import WorkerProcess, until
+from .worker_process import WorkerProcess, until
 
 TIMEOUT = 25.0
 POOLS = ["prefork", "threads", "gevent", "solo"]
@@ -34,13 +34,14 @@ class Celery:
         with pytest.MonkeyPatch.context() as patch:
             for name, value in self._env.items():
                 patch.setenv(name, value)
-            self.tasks: ModuleType = importlib.import_module("tests.integrations.celery_tasks")
+            self.tasks: ModuleType = importlib.import_module("tests.messages.celery_tasks")
 
-    def start(self, pool: str, queue: str = "celery") -> WorkerProcess:
-        command = ["celery", "-A", "tests.integrations.celery_tasks", "worker", "--pool", pool, "-c", "4"]
+    def start(self, pool: str, queue: str = "celery", *, visibility: float = 3600.0) -> WorkerProcess:
+        command = ["celery", "-A", "tests.messages.celery_tasks", "worker", "--pool", pool, "-c", "4"]
         command += ["-Q", queue, "--without-gossip", "--without-mingle", "--without-heartbeat", "-l", "INFO"]
+        env = {**self._env, "CELERY_TASKS_VISIBILITY": str(visibility)}
         return WorkerProcess(
-            *command, "-n", f"{uuid.uuid4()}@t", folder=self._folder, env=self._env, ready=" ready."
+            *command, "-n", f"{uuid.uuid4()}@t", folder=self._folder, env=env, ready=" ready."
         )
 
     def runs(self, name: str) -> int:
@@ -236,12 +237,12 @@ def test_a_killed_worker_loses_no_task_and_a_redelivery_waits(
     celery: Celery, name: str, request: pytest.FixtureRequest
 ) -> None:
     """The broker gives a message again after its visibility timeout, whether its worker lives or not."""
-    first = celery.start("solo", name)
+    first = celery.start("solo", name, visibility=1.0)
     workers = [first]
     request.addfinalizer(lambda: [each.kill() for each in workers])
     result = celery.tasks.slow.apply_async((name,), queue=name)
     until(lambda: celery.runs(name), "the first has begun")
-    workers.append(celery.start("solo", name))
+    workers.append(celery.start("solo", name, visibility=1.0))
     until(lambda: workers[1].says("comes again in"), "the redelivery found the first at work")
     first.kill()
     until(lambda: celery.runs(name) == 2, "the second has the key, once the lease has ended")
