@@ -79,6 +79,7 @@ MIRRORS = {
     "Inbox": {"sql.inbox", "sync.sql"},
     "Receipt": {"sql.receipt", "sync.sql"},
     "Once": {"sql.once", "sync.sql"},
+    "Consumer": {"integrations.rabbitmq.consumer", "integrations.kafka"},
     "AsyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "SyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "IdempotencyMiddleware": {"integrations.asgi", "integrations.wsgi", "integrations.django.middleware"},

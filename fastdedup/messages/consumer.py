@@ -1,0 +1,295 @@
+"""A consumer's life, whichever the broker: it takes messages while it has room, and ends what it began when it stops.
+
+Main path: `BrokerConsumer.run` → `take` → a `MessageJob` for each message → `work_on`, which an integration brings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Generic, Self, TypeVar
+
+import anyio
+
+from ..checks import Seconds, check_count, check_seconds
+from ..errors import ConfigError, UsageError
+from .decisions import Action, Counts, Decision
+from .deliveries import Deliveries
+from .delivery import Handler
+
+GRACE: Final = 30.0
+"""Seconds that handlers get to end after `stop`, by default."""
+RETRY_DELAY: Final = 1.0
+"""Seconds until a message that was not done is delivered again, by default."""
+_REFUSED_PAUSE: Final = 0.1
+"""Seconds at least until the broker is asked again to take a dead letter."""
+log = logging.getLogger("fastdedup.messages")
+Message = TypeVar("Message")
+JobT = TypeVar("JobT", bound="MessageJob[Any]")
+
+
+class MessageJob(Generic[Message]):
+    """A message in hand.
+
+    Attributes:
+        message: the broker's message.
+        scope: ends the work on it, at once.
+        is_begun: its handler was called, and what came of it is not settled yet.
+        is_given_up: its handler shall not be begun any more: the broker delivers it again.
+    """
+
+    __slots__ = ("is_begun", "is_given_up", "message", "scope")
+
+    def __init__(self, message: Message) -> None:
+        self.message = message
+        self.scope = anyio.CancelScope()
+        self.is_begun = False
+        self.is_given_up = False
+
+    def give_up(self) -> None:
+        """Let the handler end if it was begun; else end the work on the message at once."""
+        self.is_given_up = True
+        if not self.is_begun:
+            self.scope.cancel()
+
+
+class BrokerConsumer(ABC, Generic[Message, JobT]):
+    """What the consumers of all brokers share.
+
+    Args:
+        deliveries: decides on each delivery.
+        retry_delay: seconds until a message that was not done is delivered again.
+        grace: seconds that handlers get to end after `stop`.
+
+    Raises:
+        ConfigError: a setting is wrong; the message names it.
+    """
+
+    def __init__(self, deliveries: Deliveries, *, retry_delay: Seconds, grace: Seconds) -> None:
+        self._deliveries = deliveries
+        self._name = deliveries.rules.consumer
+        self._retry_delay = check_seconds(retry_delay, "retry_delay", least=0.0)
+        self._grace = check_seconds(grace, "grace", least=0.0)
+        self._stop = anyio.Event()
+        # Mutable: the messages in hand, what says that one of them has ended, and why it cannot go on.
+        self._jobs: set[JobT] = set()
+        self._one_ended = anyio.Event()
+        self._is_open = False
+        self._fault: Exception | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name!r}>"
+
+    async def __aenter__(self) -> Self:
+        """See that the broker is set up for it.
+
+        Raises:
+            ConfigError: it is not; the message says what is missing.
+        """
+        await self._open()
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+        self._is_open = False
+
+    @property
+    def counts(self) -> Counts:
+        """What came of the deliveries so far."""
+        return self._deliveries.counts
+
+    @property
+    def is_paused(self) -> bool:
+        """True while messages are held for a store that does not answer."""
+        return self._deliveries.is_paused
+
+    def stop(self) -> None:
+        """Take no more messages; `run` returns once the handlers at work have ended, or `grace` seconds are over.
+
+        A message whose handler was not begun goes back: the broker delivers it again.
+        """
+        self._stop.set()
+        for job in tuple(self._jobs):
+            job.give_up()
+
+    async def run(self, handler: Handler) -> None:
+        """Consume until `stop` is called.
+
+        Raises:
+            ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
+            UsageError: the consumer is not open.
+            an error of the broker's client that no repeating mends.
+        """
+        self._handler = check_handler(handler)
+        if not self._is_open:
+            raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
+        async with anyio.create_task_group() as self._group:
+            self._group.start_soon(self._guarded, self._beside)
+            await self._guarded(self._consume)
+            await self._finish()
+            with anyio.move_on_after(self._grace):
+                await self._guarded(self._last)
+            self._group.cancel_scope.cancel()
+        if self._fault is not None:
+            raise self._fault
+
+    # What an integration brings
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Raise ConfigError unless the broker is set up for this consumer."""
+
+    @abstractmethod
+    async def _consume(self) -> None:
+        """Take messages and `start` a job for each, until `_stop` is set."""
+
+    @abstractmethod
+    async def _work_on(self, job: JobT) -> None:
+        """Decide on a message by `decide`, and tell the broker."""
+
+    @abstractmethod
+    async def _lay(self, message: Message, decision: Decision) -> None:
+        """Lay a message where dead letters lie; return once the broker has confirmed it."""
+
+    async def _give_back(self, job: JobT) -> None:
+        """Tell the broker of a message that was given up; by default it finds out by itself."""
+
+    async def _beside(self) -> None:
+        """Run beside the work until cancelled: heartbeats, commits."""
+
+    async def _last(self) -> None:
+        """Run once all work has ended."""
+
+    # What it gets for that
+
+    def _start(self, job: JobT) -> None:
+        """Work on a message in a task of its own."""
+        self._jobs.add(job)
+        if self._stop.is_set():
+            job.give_up()
+        self._group.start_soon(self._guarded, self._run_job, job)
+
+    async def _decide(self, job: JobT, *, failed: int, again: bool) -> Decision:
+        """Do the work of a delivery if it is the first; return what the broker shall be told."""
+
+        async def handler(*given: Any) -> Any:
+            job.is_begun = True
+            return await self._handler(*given)
+
+        async def lay(decision: Decision) -> None:
+            await self._lay_at_last(job, decision)
+
+        return await self._deliveries.handle(job.message, handler, lay, failed=failed, again=again)
+
+    async def _decide_in_place(self, job: JobT, *, failed: int, again: bool) -> Decision:
+        """Decide as `decide` does, for a broker that cannot deliver one message again: repeat here, after pauses."""
+        while True:
+            decision = await self._decide(job, failed=failed, again=again)
+            if decision.action is not Action.RETRY:
+                return decision
+            failed = max(failed, decision.attempts)
+            job.is_begun = False
+            await self._pause(job, self._retry_delay)
+
+    async def _lay_at_last(self, job: JobT, decision: Decision) -> None:
+        """Lay a message where dead letters lie, as soon as the broker takes it. Its key stays claimed until then."""
+        while True:
+            try:
+                return await self._lay(job.message, decision)
+            except Exception as error:  # noqa: BLE001 -- whatever it is, the message must not be lost
+                log.error("consumer %r cannot lay a dead letter down: %r", self._name, error)
+            await self._pause(job, max(self._retry_delay, _REFUSED_PAUSE))
+
+    async def _pause(self, job: JobT, seconds: float) -> None:
+        """Wait before another try. A message that was given up is not tried again: here its work ends."""
+        if job.is_given_up:
+            job.scope.cancel()
+        await anyio.sleep(seconds)
+
+    def _give_up(self, error: Exception) -> None:
+        self._fault = self._fault or error
+        self.stop()
+
+    async def _guarded(self, call: Callable[..., Awaitable[None]], *given: Any) -> None:
+        """Await a call; its error stops the consumer, and is raised by `run`."""
+        try:
+            await call(*given)
+        except Exception as error:  # noqa: BLE001 -- raised by run()
+            self._give_up(error)
+
+    async def _run_job(self, job: JobT) -> None:
+        try:
+            with job.scope:
+                await self._work_on(job)
+            if job.scope.cancelled_caught:
+                await self._give_back(job)
+        finally:
+            self._jobs.discard(job)
+            self._one_ended.set()
+            self._one_ended = anyio.Event()
+
+    async def _finish(self) -> None:
+        """Let what was begun end; then cut off what is left: the broker delivers it again."""
+        with anyio.move_on_after(self._grace):
+            await self._until_ended(self._jobs)
+        for job in tuple(self._jobs):
+            job.scope.cancel()
+        await self._until_ended(self._jobs)
+
+    async def _until_ended(self, jobs: set[JobT]) -> None:
+        """Wait until not one of these is in hand any more."""
+        while not jobs.isdisjoint(self._jobs):
+            await self._one_ended.wait()
+
+
+class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
+    """A consumer that asks its broker for as many messages as it has room for.
+
+    Args:
+        limit: messages in hand at once.
+    """
+
+    def __init__(self, deliveries: Deliveries, *, retry_delay: Seconds, grace: Seconds, limit: int) -> None:
+        super().__init__(deliveries, retry_delay=retry_delay, grace=grace)
+        self._limiter = anyio.CapacityLimiter(check_count(limit, "limit"))
+
+    @abstractmethod
+    async def _take(self, room: int) -> Sequence[Message]:
+        """Return up to so many messages; none after a moment without one."""
+
+    async def _consume(self) -> None:
+        while not self._stop.is_set():
+            for message in await self._take(await self._room()):
+                job = MessageJob(message)
+                self._limiter.acquire_on_behalf_of_nowait(job)
+                self._start(job)
+
+    async def _room(self) -> int:
+        """Wait until there is room; return for how many messages."""
+        async with self._limiter:
+            pass
+        return int(self._limiter.available_tokens)
+
+    async def _run_job(self, job: MessageJob[Message]) -> None:
+        try:
+            await super()._run_job(job)
+        finally:
+            self._limiter.release_on_behalf_of(job)
+
+
+def check_handler(handler: Any) -> Handler:
+    """Return a handler that is async.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    call = getattr(handler, "__call__", None)  # noqa: B004 -- an object whose call is async
+    if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(call):
+        raise ConfigError(f"the handler must be async def, got {handler!r}")
+    return handler  # type: ignore[no-any-return]

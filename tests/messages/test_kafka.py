@@ -1,0 +1,551 @@
+"""Consumers of Kafka, on a real broker of its protocol and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRebalanceListener, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
+
+from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup.integrations.kafka import ORIGIN, Consumer, body, header, offset
+from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, REASON
+
+from ..brokers import FAST_GROUP, KafkaServer
+from ..servers import RedisServer
+
+Waiter = Callable[..., Awaitable[Any]]
+Handler = Callable[[Any], Awaitable[Any]]
+
+
+class Shop:
+    """A topic with a group; publishes orders, and begins consumers of them."""
+
+    def __init__(self, server: KafkaServer, stack: AsyncExitStack) -> None:
+        self.server = server
+        self.topic, self.dead, self.group = (server.name(stem) for stem in ("topic", "dead", "group"))
+        self._stack = stack
+
+    async def open(self, partitions: int = 1) -> Shop:
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.server.url)
+        await admin.start()
+        await admin.create_topics([NewTopic(self.topic, partitions, 1), NewTopic(self.dead, 1, 1)])
+        await admin.close()
+        producer = AIOKafkaProducer(bootstrap_servers=self.server.url)
+        self.producer: AIOKafkaProducer = await self._stack.enter_async_context(producer)
+        return self
+
+    async def publish(self, *ids: str, key: str | None = None, partition: int = 0, **headers: bytes) -> None:
+        for each in ids:
+            await self.producer.send_and_wait(
+                self.topic,
+                each.encode(),
+                key=key and key.encode(),
+                partition=partition,
+                headers=[("id", each.encode()), *headers.items()],
+            )
+
+    def kafka(self, *topics: str, **options: Any) -> AIOKafkaConsumer:
+        options = {"group_id": self.group, "enable_auto_commit": False, **FAST_GROUP, **options}
+        return AIOKafkaConsumer(
+            *topics, bootstrap_servers=self.server.url, auto_offset_reset="earliest", **options
+        )
+
+    @asynccontextmanager
+    async def consumer(
+        self, dedup: Dedup | None, handler: Handler, kafka: AIOKafkaConsumer | None = None, **options: Any
+    ) -> AsyncIterator[Consumer]:
+        """A consumer at work; the partition is assigned by hand, as a group takes its time to form."""
+        if kafka is None:
+            kafka = self.kafka()
+            kafka.assign([TopicPartition(self.topic, 0)])
+        options = {"key": header("id"), "retry_delay": 0.0, **options}
+        async with Consumer(kafka, dedup, **options) as consumer, kafka:
+            running = asyncio.create_task(consumer.run(handler))
+            try:
+                yield consumer
+            finally:
+                consumer.stop()
+                await running
+
+    async def committed(self, partition: int = 0) -> int | None:
+        async with self.kafka() as kafka:
+            found: int | None = await kafka.committed(TopicPartition(self.topic, partition))
+            return found
+
+    async def dead_letters(self) -> list[Any]:
+        async with self.kafka(group_id=None) as kafka:
+            kafka.assign([TopicPartition(self.dead, 0)])
+            found = await kafka.getmany(timeout_ms=5000)
+            return [record for records in found.values() for record in records]
+
+
+@asynccontextmanager
+async def shop_of(server: KafkaServer, partitions: int = 1) -> AsyncIterator[Shop]:
+    async with AsyncExitStack() as stack:
+        yield await Shop(server, stack).open(partitions)
+
+
+@asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[Dedup]:
+    async with Dedup(url, namespace="m", timeout=5.0, **options) as dedup:
+        yield dedup
+
+
+class Work:
+    """A handler: remembers what it did; `then` is what each message does."""
+
+    def __init__(self, then: Callable[[str], Any] = lambda order: None) -> None:
+        self.done: list[str] = []
+        self.begun: list[str] = []
+        self.then = then
+
+    async def __call__(self, record: Any) -> None:
+        order = record.value.decode()
+        self.begun.append(order)
+        found = self.then(order)
+        if asyncio.iscoroutine(found):
+            await found
+        self.done.append(order)
+
+
+def fault(order: str) -> None:
+    raise ValueError("no such customer")
+
+
+def settled(consumer: Consumer) -> int:
+    return consumer.counts.first + consumer.counts.duplicate + consumer.counts.dead_lettered
+
+
+async def test_each_message_is_done_once(kafka: KafkaServer, redis_url: str, wait_until: Waiter) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        work = Work()
+        await shop.publish("a", "b", "c", "b", "a", "c")
+        async with shop.consumer(dedup, work) as consumer:
+            await wait_until(lambda: settled(consumer) == 6, description="all are settled")
+        assert sorted(work.done) == ["a", "b", "c"]
+        assert (consumer.counts.first, consumer.counts.duplicate) == (3, 3)
+        assert await shop.committed() == 6
+
+
+async def test_a_commit_stops_at_the_first_unfinished(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        end = asyncio.Event()
+        work = Work(lambda order: end.wait() if order == "c" else None)
+        await shop.publish("a", "b", "c", "d", "e")
+        async with shop.consumer(dedup, work) as consumer:
+            await wait_until(lambda: len(work.done) == 4, description="the others are done")
+            await wait_until(lambda: is_committed(shop, 2), description="those before it are committed")
+            end.set()
+            await wait_until(lambda: is_committed(shop, 5), description="all are committed")
+        assert consumer.counts.first == 5
+
+
+async def is_committed(shop: Shop, wanted: int) -> bool:
+    found = await shop.committed()
+    assert found is None or found <= wanted
+    return found == wanted
+
+
+async def test_messages_with_one_key_are_worked_on_in_order(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        free = asyncio.Event()
+        tries: list[str] = []
+
+        def then(order: str) -> Any:
+            tries.append(order)
+            if order == "a" and tries.count("a") < 3:
+                raise ValueError("not yet")
+            if order == "other":
+                free.set()
+
+        await shop.publish("a", "b", "c", key="customer-1")
+        await shop.publish("other", key="customer-2")
+        async with shop.consumer(dedup, Work(then), retry_delay=0.05) as consumer:
+            await free.wait()
+            assert "b" not in tries
+            await wait_until(lambda: consumer.counts.first == 4, description="all are done")
+        assert [order for order in tries if order != "other"] == ["a", "a", "a", "b", "c"]
+
+
+async def test_a_partition_is_held_at_its_limit(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        end = asyncio.Event()
+        work = Work(lambda order: end.wait() if order == "a" else None)
+        await shop.publish("a", "b", "c", "d")
+        async with shop.consumer(dedup, work, limit=2) as consumer:
+            await wait_until(lambda: work.done == ["b"], description="the room is full")
+            assert (
+                consumer.counts.delivered == 2
+            )  # c would have to wait behind a, as its offset cannot be committed
+            end.set()
+            await wait_until(lambda: consumer.counts.first == 4, description="all are done")
+
+
+async def test_a_failed_message_is_tried_again_then_dead_lettered(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        work = Work(lambda order: fault(order) if order == "a" else None)
+        await shop.publish("a", key="customer", trace=b"t-1")
+        await shop.publish("b", key="customer")
+        async with shop.consumer(
+            dedup, work, attempts=3, dead_letter=shop.dead, producer=shop.producer
+        ) as consumer:
+            await wait_until(lambda: consumer.counts.first == 1, description="the next one is done")
+        assert work.begun == ["a", "a", "a", "b"]
+        assert (consumer.counts.retried, consumer.counts.dead_lettered) == (2, 1)
+        assert await shop.committed() == 2
+        (dead,) = await shop.dead_letters()
+        headers = dict(dead.headers)
+        assert (dead.value, dead.key, headers["id"], headers["trace"]) == (b"a", b"customer", b"a", b"t-1")
+        assert (headers[KEY], headers[REASON], headers[ATTEMPTS]) == (b"a", b"failed", b"3")
+        assert headers[ERROR] == b"ValueError: no such customer"
+        assert headers[ORIGIN] == f"{shop.topic}:0:0".encode()
+
+
+async def test_a_message_without_its_key_is_a_dead_letter(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        await shop.publish("a")
+        async with shop.consumer(
+            dedup, Work(), key=header("no-such"), dead_letter=shop.dead, producer=shop.producer
+        ) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
+        (dead,) = await shop.dead_letters()
+        assert dict(dead.headers)[REASON] == b"no_key"
+
+
+async def test_without_a_topic_a_dead_letter_is_logged(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        await shop.publish("a")
+        async with shop.consumer(dedup, Work(fault), attempts=1) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
+        assert await shop.committed() == 1
+        assert f"stays at {shop.topic}:0:0" in caplog.text
+
+
+async def test_a_dead_letter_that_is_not_published_is_not_skipped(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        await shop.publish("a")
+        publish, refusals = shop.producer.send_and_wait, 2
+
+        async def refused(*given: Any, **more: Any) -> Any:
+            nonlocal refusals
+            if refusals:
+                refusals -= 1
+                raise KafkaError("the broker is away")
+            return await publish(*given, **more)
+
+        monkeypatch.setattr(shop.producer, "send_and_wait", refused)
+        work = Work(fault)
+        async with shop.consumer(
+            dedup, work, attempts=1, dead_letter=shop.dead, producer=shop.producer
+        ) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
+        assert work.begun == ["a"]
+        (dead,) = await shop.dead_letters()
+        headers = dict(dead.headers)
+        assert (headers[ATTEMPTS], headers[ERROR]) == (b"1", b"ValueError: no such customer")
+
+
+async def test_a_dead_letter_published_again_is_worked_on(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        work = Work(fault)
+        await shop.publish("a")
+        async with shop.consumer(dedup, work, attempts=1) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
+            work.then = lambda order: None
+            await shop.publish("a", **{AGAIN: b"1"})
+            await wait_until(lambda: work.done == ["a"], description="it is done")
+
+
+async def test_a_crashed_consumers_message_goes_to_the_next(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        await shop.publish("a", "b")
+        forever = Work(lambda order: asyncio.Event().wait() if order == "b" else None)
+        own = shop.kafka()
+        own.assign([TopicPartition(shop.topic, 0)])
+        async with Consumer(own, dedup, key=offset) as crashing, own:
+            running = asyncio.create_task(crashing.run(forever))
+            await wait_until(lambda: is_committed(shop, 1), description="the first is committed")
+            running.cancel()
+            await asyncio.wait([running])
+        work = Work()
+        async with shop.consumer(dedup, work, key=offset) as consumer:
+            await wait_until(lambda: consumer.counts.first == 1, description="the second is done")
+        assert work.done == ["b"]
+
+
+async def test_stop_ends_what_was_begun_and_leaves_the_rest(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        end = asyncio.Event()
+        work = Work(lambda order: end.wait())
+        await shop.publish("a", "b", key="customer")
+        async with shop.consumer(dedup, work) as consumer:
+            await wait_until(lambda: work.begun == ["a"], description="the first is begun")
+            consumer.stop()
+            end.set()
+        assert work.begun == ["a"]
+        assert await shop.committed() == 1
+        rest = Work()
+        async with shop.consumer(dedup, rest):
+            await wait_until(lambda: rest.done == ["b"], description="the next consumer does the second")
+
+
+async def test_grace_cuts_off_a_handler_and_frees_its_key(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        work = Work(lambda order: asyncio.Event().wait())
+        await shop.publish("a")
+        async with shop.consumer(dedup, work, grace=0.05):
+            await wait_until(lambda: work.begun == ["a"], description="it is begun")
+        assert await shop.committed() is None
+        rest = Work()
+        async with shop.consumer(dedup, rest):
+            await wait_until(lambda: rest.done == ["a"], description="the next consumer does it")
+
+
+async def test_an_outage_holds_the_partition_and_keeps_the_group(
+    kafka: KafkaServer, server: RedisServer, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client leaves its group if nobody polls for max_poll_interval_ms: here that is over three times."""
+    monkeypatch.setattr("fastdedup.integrations.kafka._POLL", 0.1)
+    listener = Listener()
+    async with shop_of(kafka) as shop, opened(server.url) as dedup:
+        member = shop.kafka(max_poll_interval_ms=300)
+        member.subscribe([shop.topic], listener=listener)
+        async with shop.consumer(dedup, Work(), member, limit=1) as consumer:
+            await wait_until(lambda: member.assignment(), description="the group is formed")
+            server.kill()
+            await shop.publish("a", "b")
+            await wait_until(lambda: consumer.is_paused, description="the consumer is paused", deadline=20)
+            held = time.monotonic()
+            await wait_until(lambda: time.monotonic() - held > 1.0, description="three intervals")
+            server.start()
+            await wait_until(lambda: consumer.counts.first == 2, description="both are done")
+            assert not consumer.is_paused
+        assert consumer.counts.retried == 0
+        assert listener.revoked == [set()]
+
+
+class Listener(ConsumerRebalanceListener):
+    """A user's own listener."""
+
+    def __init__(self) -> None:
+        self.revoked: list[Any] = []
+        self.assigned: list[Any] = []
+
+    def on_partitions_revoked(self, revoked: Any) -> None:
+        self.revoked.append(set(revoked))
+
+    async def on_partitions_assigned(self, assigned: Any) -> None:
+        self.assigned.append(set(assigned))
+
+
+async def test_a_rebalance_in_the_middle_of_work_does_nothing_twice(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka, partitions=2) as shop, opened(redis_url) as dedup:
+        end = asyncio.Event()
+        first, second = Work(lambda order: end.wait()), Work(lambda order: end.wait())
+        for partition in (0, 1):
+            await shop.publish(*(f"{partition}-{n}" for n in range(3)), partition=partition)
+        one, other = shop.kafka(shop.topic), shop.kafka(shop.topic)
+        async with shop.consumer(dedup, first, one, limit=2) as consumer:
+            await wait_until(lambda: len(first.begun) == 4, description="all that there is room for is begun")
+            async with shop.consumer(dedup, second, other, limit=2):
+                await wait_until(lambda: len(one.assignment()) == 1, description="a rebalance")
+                await wait_until(lambda: consumer.counts.delivered > 4, description="it is delivered again")
+                end.set()
+                await wait_until(lambda: len(first.done + second.done) == 6, description="all are done")
+                await wait_until(lambda: all_committed(shop), description="all are committed")
+        assert sorted(first.done + second.done) == sorted(set(first.done + second.done))
+
+
+async def all_committed(shop: Shop) -> bool:
+    return [await shop.committed(partition) for partition in (0, 1)] == [3, 3]
+
+
+async def test_work_that_ends_in_time_is_committed_before_a_rebalance(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    listener = Listener()
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        end, work = asyncio.Event(), Work(lambda order: end.wait())
+        member = shop.kafka(rebalance_timeout_ms=20_000)
+        member.subscribe([shop.topic], listener=listener)
+        await shop.publish("a")
+        async with shop.consumer(dedup, work, member) as consumer:
+            await wait_until(lambda: work.begun == ["a"], description="it is begun")
+            leaving = asyncio.create_task(consumer._leave(member.assignment()))
+            await wait_until(
+                lambda: consumer._jobs and next(iter(consumer._jobs)).is_given_up, description="left"
+            )
+            assert not leaving.done()
+            end.set()
+            await leaving
+            assert await shop.committed() == 1
+
+
+async def test_a_partition_that_was_lost_is_not_committed(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        end, work = asyncio.Event(), Work(lambda order: end.wait())
+        await shop.publish("a")
+        async with shop.consumer(dedup, work) as consumer:
+            await wait_until(lambda: work.begun == ["a"], description="it is begun")
+            consumer._patience = 0.01
+            await consumer._leave([TopicPartition(shop.topic, 0)])
+            end.set()
+            await wait_until(lambda: consumer.counts.first == 1, description="it is done")
+        assert await shop.committed() is None
+
+
+async def test_one_error_of_the_client_is_survived(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastdedup.integrations.kafka._POLL", 0.01)
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        member = shop.kafka()
+        member.assign([TopicPartition(shop.topic, 0)])
+        poll, errors = member.getmany, 3
+
+        async def failing(*given: Any, **more: Any) -> Any:
+            nonlocal errors
+            if errors:
+                errors -= 1
+                raise KafkaError("the coordinator is away")
+            return await poll(*given, **more)
+
+        monkeypatch.setattr(member, "getmany", failing)
+        work = Work()
+        await shop.publish("a")
+        async with shop.consumer(dedup, work, member):
+            await wait_until(lambda: work.done == ["a"], description="it is done")
+
+
+async def test_an_error_that_lasts_ends_the_consumer(
+    kafka: KafkaServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fastdedup.integrations.kafka._POLL", 0.01)
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        member = shop.kafka()
+        member.assign([TopicPartition(shop.topic, 0)])
+
+        async def failing(*given: Any, **more: Any) -> Any:
+            raise KafkaError("not allowed")
+
+        monkeypatch.setattr(member, "getmany", failing)
+        async with Consumer(member, dedup, key=offset) as consumer, member:
+            with pytest.raises(KafkaError, match="not allowed"):
+                await consumer.run(Work())
+
+
+async def test_a_gate_that_is_not_open_ends_the_consumer(kafka: KafkaServer, redis_url: str) -> None:
+    async with shop_of(kafka) as shop:
+        await shop.publish("a")
+        member = shop.kafka()
+        member.assign([TopicPartition(shop.topic, 0)])
+        async with Consumer(member, Dedup(redis_url, namespace="m"), key=offset) as consumer, member:
+            with pytest.raises(UsageError):
+                await consumer.run(Work())
+        assert await shop.committed() is None
+
+
+# Keys and settings
+
+
+def record(**given: Any) -> Any:
+    return type("Record", (), {"topic": "orders", "partition": 3, "offset": 7, "headers": (), **given})
+
+
+def test_the_key_is_an_offset_a_header_or_a_digest() -> None:
+    assert offset(record()) == "orders:3:7"
+    headers = (("id", b"first"), ("id", b"last"), ("other", b""))
+    assert header("id")(record(headers=headers)) == "last"
+    assert header("no-such")(record()) is None
+    assert body(record(value=b"a")) == body(record(value=b"a")) != body(record(value=None))
+
+
+async def a_handler(record: Any) -> None:
+    """Do nothing."""
+
+
+async def test_a_wrong_setting_is_named(kafka: KafkaServer, redis_url: str) -> None:
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        more = {"key": offset, "dead_letter": shop.dead, "producer": shop.producer}
+        for found, options, words in [
+            (shop.producer, {}, "kafka must be an aiokafka.AIOKafkaConsumer, got AIOKafkaProducer"),
+            (shop.kafka(shop.topic, enable_auto_commit=True), {}, "enable_auto_commit=False"),
+            (shop.kafka(shop.topic, group_id=None), {}, "give it group_id="),
+            (shop.kafka(shop.topic, value_deserializer=bytes), {}, "must have no deserializers"),
+            (shop.kafka(shop.topic), {"producer": None}, "give both, got str and NoneType"),
+            (shop.kafka(shop.topic), {"dead_letter": None}, "give both, got NoneType and"),
+            (shop.kafka(shop.topic), {"limit": 0}, "limit must be a whole number"),
+            (shop.kafka(shop.topic), {"dead_letter": shop.topic}, "dead_letter must be a topic that is not"),
+            (shop.kafka(), {}, "subscribed to no topic"),
+        ]:
+            with pytest.raises(ConfigError, match=words):
+                async with Consumer(found, dedup, **{**more, **options}):
+                    pass
+            await found.stop() if found is not shop.producer else None
+        member = shop.kafka(shop.topic)
+        consumer = Consumer(member, dedup, **more)
+        with pytest.raises(UsageError, match="not open"):
+            await consumer.run(a_handler)
+        with pytest.raises(ConfigError, match="must be async def"):
+            await consumer.run(print)
+        await member.stop()
+
+
+async def test_a_missing_topic_for_dead_letters_is_named(
+    kafka: KafkaServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unknown(topic: str) -> Any:
+        raise UnknownTopicOrPartitionError  # this broker makes each topic that is asked for
+
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        monkeypatch.setattr(shop.producer, "partitions_for", unknown)
+        member = shop.kafka()
+        member.assign([TopicPartition(shop.topic, 0)])
+        options = {"key": offset, "dead_letter": "no-such", "producer": shop.producer}
+        async with Consumer(member, dedup, **options) as consumer, member:
+            with pytest.raises(ConfigError, match="no topic 'no-such' for dead letters"):
+                await consumer.run(a_handler)
+
+
+async def test_a_pattern_of_topics_is_listened_to(redis_url: str) -> None:
+    async with opened(redis_url) as dedup:
+        member = AIOKafkaConsumer(group_id="g", enable_auto_commit=False)
+        member.subscribe(pattern="^orders-")
+        async with Consumer(member, dedup, key=offset):
+            subscription = member._subscription
+            assert subscription.subscribed_pattern.pattern == "^orders-"
+            assert type(subscription.listener).__module__ == "fastdedup.integrations.kafka"
+        await member.stop()

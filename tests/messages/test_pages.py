@@ -1,0 +1,65 @@
+"""The pages of the brokers: their Python runs, and does what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+
+from fastdedup import Dedup
+from fastdedup.integrations import kafka as kafka_consumer
+
+from ..brokers import FAST_GROUP, KafkaServer
+
+Waiter = Callable[..., Awaitable[Any]]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def names_of(page: str, **urls: str) -> dict[str, Any]:
+    """Run all of a page's Python; return its names."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL)
+    text = "\n".join(blocks)
+    for old, new in urls.items():
+        text = text.replace({"redis": "redis://localhost:6379/0"}.get(old, old), new)
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(text, page, "exec"), names)
+    return names
+
+
+async def stopped(running: asyncio.Task[None]) -> None:
+    running.cancel()
+    await asyncio.wait([running])
+
+
+async def test_kafkas_page_runs(kafka: KafkaServer, redis_url: str, wait_until: Waiter) -> None:
+    done: list[bytes] = []
+    names = names_of("kafka.md", redis=redis_url, **{"localhost:9092": kafka.url})
+    fast = {**FAST_GROUP, "auto_offset_reset": "earliest"}
+    names["AIOKafkaConsumer"] = lambda *given, **more: AIOKafkaConsumer(*given, **more, **fast)
+
+    async def on_order(record: Any) -> None:
+        if record.value == b"bad":
+            raise kafka_consumer.DeadLetterError("this order was cancelled")
+        done.append(record.value)
+
+    names["on_order"] = on_order
+    async with AIOKafkaProducer(bootstrap_servers=kafka.url) as producer:
+        for value in (b"first", b"first", b"bad"):
+            await producer.send_and_wait("orders", value, headers=[("message-id", value)])
+    running = asyncio.create_task(names["main"]())
+    await wait_until(lambda: done == [b"first"], description="it is done")
+    await stopped(running)
+    own = names["AIOKafkaConsumer"](
+        "orders", bootstrap_servers=kafka.url, group_id="other", enable_auto_commit=False
+    )
+    async with Dedup(redis_url, namespace="page") as dedup:
+        running = asyncio.create_task(names["consume"](own, dedup))
+        dead = AIOKafkaConsumer(bootstrap_servers=kafka.url, auto_offset_reset="earliest")
+        dead.subscribe(["orders.dead"])
+        async with dead:
+            assert (await dead.getone()).value == b"bad"
+        await stopped(running)
