@@ -63,6 +63,7 @@ DRIVERS = {"redis", "hiredis"}
 DRIVER_USERS = {
     "stores.sidecar.store": "the sidecar answers in the Redis protocol, which hiredis reads",
     "sidecar.client": "the command line asks a running sidecar, as any Redis client would",
+    "integrations.redis_streams": "its broker is a Redis: the user gives the client, whose errors tell what to repeat",
     "demo.wires": "the demo shows that an ordinary Redis client can speak to the sidecar",
     "bench.contestants": "redis-py's SET NX PX is the row that fastdedup is compared with",
     "bench.rounds": "a contestant's own errors are caught and shown",
@@ -79,7 +80,7 @@ MIRRORS = {
     "Inbox": {"sql.inbox", "sync.sql"},
     "Receipt": {"sql.receipt", "sync.sql"},
     "Once": {"sql.once", "sync.sql"},
-    "Consumer": {"integrations.rabbitmq.consumer", "integrations.kafka"},
+    "Consumer": {"integrations.rabbitmq.consumer", "integrations.kafka", "integrations.redis_streams"},
     "AsyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "SyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "IdempotencyMiddleware": {"integrations.asgi", "integrations.wsgi", "integrations.django.middleware"},

@@ -129,13 +129,13 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
         self._handler = check_handler(handler)
         if not self._is_open:
             raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
-        async with anyio.create_task_group() as self._group:
-            self._group.start_soon(self._guarded, self._beside)
+        async with anyio.create_task_group() as self._tasks:
+            self._tasks.start_soon(self._guarded, self._beside)
             await self._guarded(self._consume)
             await self._finish()
             with anyio.move_on_after(self._grace):
                 await self._guarded(self._last)
-            self._group.cancel_scope.cancel()
+            self._tasks.cancel_scope.cancel()
         if self._fault is not None:
             raise self._fault
 
@@ -173,7 +173,7 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
         self._jobs.add(job)
         if self._stop.is_set():
             job.give_up()
-        self._group.start_soon(self._guarded, self._run_job, job)
+        self._tasks.start_soon(self._guarded, self._run_job, job)
 
     async def _decide(self, job: JobT, *, failed: int, again: bool) -> Decision:
         """Do the work of a delivery if it is the first; return what the broker shall be told."""

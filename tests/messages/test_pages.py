@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from redis.asyncio import Redis
 
 from fastdedup import Dedup
 from fastdedup.integrations import kafka as kafka_consumer
@@ -63,3 +64,22 @@ async def test_kafkas_page_runs(kafka: KafkaServer, redis_url: str, wait_until: 
         async with dead:
             assert (await dead.getone()).value == b"bad"
         await stopped(running)
+
+
+async def test_the_page_of_redis_streams_runs(redis_url: str, wait_until: Waiter) -> None:
+    names = names_of("redis-streams.md", redis=redis_url)
+    done: list[Any] = []
+
+    async def on_order(entry: Any) -> None:
+        done.append(entry.fields[b"id"])
+
+    names["on_order"] = on_order
+    async with Redis.from_url(redis_url) as redis:
+        running = asyncio.create_task(names["main"]())
+        await wait_until(lambda: redis.exists("orders"), description="the group is made")
+        for _ in range(2):
+            await redis.xadd("orders", {"id": "order-7"})
+        await wait_until(lambda: done, description="it is done")
+        await stopped(running)
+        assert done == [b"order-7"]
+        await redis.flushdb()  # streams have no TTL

@@ -1,0 +1,287 @@
+"""Redis Streams with redis-py: a consumer of a group whose handler does its work once for each entry.
+
+    async with Consumer(redis, dedup, stream="orders", group="billing", key=field("id")) as consumer:
+        await consumer.run(on_order)
+
+Main path: `Consumer.run` → XREADGROUP, XAUTOCLAIM → `Deliveries.handle` → XACK.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+from redis import ConnectionError as RedisConnectionError
+from redis import ReadOnlyError, ResponseError
+from redis import TimeoutError as RedisTimeoutError
+from redis.asyncio import Redis, RedisCluster
+
+try:
+    import anyio
+except ImportError as error:
+    raise ImportError(
+        "fastdedup.integrations.redis_streams needs anyio: pip install 'fastdedup[redis-streams]'"
+    ) from error
+
+from ..checks import Seconds, milliseconds
+from ..errors import ConfigError
+from ..gateway import Dedup
+from ..messages.consumer import GRACE, RETRY_DELAY, MessageJob, PullingConsumer
+from ..messages.decisions import Decision
+from ..messages.deliveries import Deliveries
+from ..messages.headers import AGAIN, attempts_of, dead_letter_headers, is_again
+from ..messages.keys import KeyRule, text_of
+from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
+from ..sql.inbox import Inbox
+from ..sql.once import Begin
+
+LIMIT: Final = 256
+"""Entries in hand at once, by default."""
+ORIGIN: Final = "x-fastdedup-origin"
+"""The field of a dead letter that says where it was: stream and id."""
+_BLOCK: Final = 0.5
+"""Seconds that a read waits for entries."""
+_AWAY_PAUSE: Final = 1.0
+"""Seconds until a Redis that does not answer is asked again."""
+_PREFIX: Final = "fastdedup-"
+_LONG_GONE_MS: Final = 3_600_000
+_AWAY: Final = (RedisConnectionError, RedisTimeoutError, ReadOnlyError, OSError)
+log = logging.getLogger("fastdedup.messages")
+
+__all__ = ["Consumer", "DeadLetterError", "StreamEntry", "entry_id", "field"]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEntry:
+    """An entry of a stream.
+
+    Attributes:
+        stream: the stream's name.
+        id: the entry's id.
+        fields: its fields, in bytes unless the client decodes them.
+        deliveries: how often it was delivered, this delivery included.
+    """
+
+    stream: str
+    id: str
+    fields: Mapping[Any, Any]
+    deliveries: int = 1
+
+
+def entry_id(entry: StreamEntry) -> str:
+    """Return the entry's stream and id.
+
+    A redelivery has the same ones. A message that its publisher adds again has not: then use `field`.
+    """
+    return f"{entry.stream}:{entry.id}"
+
+
+def field(name: str) -> Callable[[StreamEntry], str | None]:
+    """Return a rule: the key is a field's value."""
+
+    def key(entry: StreamEntry) -> str | None:
+        return text_of(entry.fields.get(name, entry.fields.get(name.encode())))
+
+    return key
+
+
+class Consumer(PullingConsumer[StreamEntry]):
+    """Consumes a stream as a member of a group; the handler's work is done once for each entry.
+
+    Use it as an async context manager, and call `run` in it. An entry is acknowledged when it is done. One that was
+    not done is tried again here, after `retry_delay` seconds, and is a dead letter after `attempts`. Entries of a
+    member that died are taken over.
+
+    Args:
+        redis: a redis.asyncio client; a long read takes a connection of its pool.
+        dedup: the gate, open; None where an inbox decides alone.
+        stream: the stream's name.
+        group: the group's name; the group exists.
+        key: a function of the entry: `field("id")`, `entry_id`, or your own.
+        inbox: decides in the handler's own transaction; the handler is called with the transaction and the entry.
+        begin: begins a transaction, such as `Session.begin`; by default the inbox's.
+        name: the consumer's name, by default the group's. Two consumers of one entry both do their work.
+        wait: seconds to hold an entry while another delivery of it is at work.
+        attempts: how often the handler is begun for an entry, crashes included.
+        retry_delay: seconds until an entry that was not done is tried again.
+        dead_letter: a stream for dead letters. By default a dead letter is logged, and stays in its own stream.
+        fingerprint: a function of the entry; another entry with the same key is a dead letter.
+        limit: entries in hand at once.
+        idle: seconds after which an entry is taken from a member that says nothing of it: it died.
+        grace: seconds that handlers get to end after `stop`.
+
+    Raises:
+        ConfigError: a setting is wrong; the message names it.
+    """
+
+    def __init__(
+        self,
+        redis: Redis | RedisCluster,
+        dedup: Dedup | None,
+        *,
+        stream: str,
+        group: str,
+        key: KeyRule,
+        inbox: Inbox | None = None,
+        begin: Begin | None = None,
+        name: str | None = None,
+        wait: Seconds = WAIT,
+        attempts: int = ATTEMPTS,
+        retry_delay: Seconds = RETRY_DELAY,
+        dead_letter: str | None = None,
+        fingerprint: Callable[[StreamEntry], Any] | None = None,
+        limit: int = LIMIT,
+        idle: Seconds = 60.0,
+        grace: Seconds = GRACE,
+    ) -> None:
+        _check_client(redis)
+        for each, value in (("stream", stream), ("group", group)):
+            if not isinstance(value, str) or not value:
+                raise ConfigError(f"{each} must be a name, got {value!r}")
+        if dead_letter == stream:
+            raise ConfigError(f"dead_letter must be another stream, got {dead_letter!r}")
+        rules = MessageRules(name or group, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
+        deliveries = Deliveries(rules, dedup, inbox, begin)
+        super().__init__(deliveries, retry_delay=retry_delay, grace=grace, limit=limit)
+        self._redis: Any = redis
+        self._stream = stream
+        self._group = group
+        self._member = f"{_PREFIX}{secrets.token_hex(8)}"
+        self._dead_letter = dead_letter
+        self._idle_ms = milliseconds(idle, "idle")
+        self._counts_deliveries = dedup is None
+        # Mutable: when to look for the entries of dead members next, and from which entry on.
+        self._next_look = 0.0
+        self._cursor = "0-0"
+
+    async def _open(self) -> None:
+        try:
+            groups = await self._redis.xinfo_groups(self._stream)
+        except ResponseError:
+            groups = []
+        if self._group not in {_text(each["name"]) for each in groups}:
+            raise ConfigError(
+                f"the stream {self._stream!r} has no group {self._group!r}: await redis.xgroup_create("
+                f"{self._stream!r}, {self._group!r}, id='0', mkstream=True)"
+            )
+        await self._forget_the_long_gone()
+
+    async def _forget_the_long_gone(self) -> None:
+        """Remove members that ended long ago and have no entries: each consumer is a new member."""
+        for member in await self._redis.xinfo_consumers(self._stream, self._group):
+            ours = _text(member["name"]).startswith(_PREFIX)
+            if ours and not member["pending"] and member["idle"] > _LONG_GONE_MS:
+                await self._redis.xgroup_delconsumer(self._stream, self._group, member["name"])
+
+    # Taking
+
+    async def _take(self, room: int) -> Sequence[StreamEntry]:
+        try:
+            if monotonic() >= self._next_look and (found := await self._take_over(room)):
+                return found
+            reply = await self._redis.xreadgroup(
+                self._group, self._member, {self._stream: ">"}, count=room, block=round(_BLOCK * 1000)
+            )
+        except _AWAY as error:
+            log.warning("consumer %r: its Redis does not answer: %s", self._name, error)
+            with anyio.move_on_after(_AWAY_PAUSE):
+                await self._stop.wait()
+            return []
+        return [StreamEntry(self._stream, entry, fields) for entry, fields in _entries(reply)]
+
+    async def _take_over(self, room: int) -> list[StreamEntry]:
+        """Take entries over from members that died."""
+        reply = await self._redis.xautoclaim(
+            self._stream, self._group, self._member, self._idle_ms, start_id=self._cursor, count=room
+        )
+        self._cursor = _text(reply[0])
+        if self._cursor == "0-0":  # all were looked at
+            self._next_look = monotonic() + self._idle_ms / 2000
+        in_hand = {job.message.id for job in self._jobs}
+        found = {_text(entry): fields for entry, fields in reply[1] if fields}
+        found = {entry: fields for entry, fields in found.items() if entry not in in_hand}
+        counts = await self._deliveries_of(found) if self._counts_deliveries else {}
+        return [
+            StreamEntry(self._stream, entry, fields, counts.get(entry, 2)) for entry, fields in found.items()
+        ]
+
+    async def _deliveries_of(self, entries: Collection[str]) -> dict[str, int]:
+        """Return how often these entries were delivered."""
+        if not entries:
+            return {}
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for entry in entries:
+                pipe.xpending_range(self._stream, self._group, min=entry, max=entry, count=1)
+            replies = await pipe.execute()
+        return {
+            _text(each["message_id"]): int(each["times_delivered"]) for reply in replies for each in reply
+        }
+
+    async def _beside(self) -> None:
+        """Say every now and then that this member is alive, and has its entries."""
+        while True:
+            await anyio.sleep(self._idle_ms / 3000)
+            await self._set_idle(0, [job.message.id for job in self._jobs])
+
+    async def _give_back(self, job: MessageJob[StreamEntry]) -> None:
+        """Let the next member that looks take the entry over."""
+        await self._set_idle(self._idle_ms, [job.message.id])
+
+    async def _set_idle(self, idle_ms: int, ids: list[str]) -> None:
+        if ids:
+            with suppress(*_AWAY):
+                await self._redis.xclaim(
+                    self._stream, self._group, self._member, 0, ids, idle=idle_ms, justid=True
+                )
+
+    # Working
+
+    async def _work_on(self, job: MessageJob[StreamEntry]) -> None:
+        entry = job.message
+        headers = _headers(entry)
+        failed = max(attempts_of(headers), entry.deliveries - 1 if self._counts_deliveries else 0)
+        await self._decide_in_place(job, failed=failed, again=is_again(headers))
+        try:
+            await self._redis.xack(self._stream, self._group, entry.id)
+        except _AWAY as error:
+            log.warning("consumer %r: an entry is delivered again: its XACK failed: %s", self._name, error)
+
+    async def _lay(self, entry: StreamEntry, decision: Decision) -> None:
+        if self._dead_letter is None:
+            log.error("the dead letter stays at %s, and is skipped", entry_id(entry))
+            return
+        ours = {**dead_letter_headers({}, decision, self._name), ORIGIN: entry_id(entry)}
+        theirs = {name: value for name, value in entry.fields.items() if _text(name) not in {*ours, AGAIN}}
+        await self._redis.xadd(self._dead_letter, {**theirs, **ours})
+
+
+def _headers(entry: StreamEntry) -> dict[str, Any]:
+    return {_text(name): value for name, value in entry.fields.items()}
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="surrogateescape") if isinstance(value, bytes) else str(value)
+
+
+def _entries(reply: Any) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """Yield id and fields of what XREADGROUP has answered, in RESP2 a list, in RESP3 a dict of lists in lists."""
+    for entries in reply.values() if isinstance(reply, dict) else (each[1] for each in reply or ()):
+        for entry in entries[0] if entries and isinstance(entries[0], list) else entries:
+            yield _text(entry[0]), entry[1]
+
+
+def _check_client(redis: Any) -> None:
+    if not isinstance(redis, Redis | RedisCluster):
+        kind = f"{type(redis).__module__}.{type(redis).__name__}"
+        raise ConfigError(f"redis must be a redis.asyncio.Redis or RedisCluster, got {kind}")
+    pool = getattr(redis, "connection_pool", None)
+    timeout = None if pool is None else pool.connection_kwargs.get("socket_timeout")
+    if timeout is not None and timeout <= _BLOCK:
+        raise ConfigError(
+            f"redis must have a socket_timeout above {_BLOCK:g} s, as its reads wait so long, got {timeout!r}"
+        )

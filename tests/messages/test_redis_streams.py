@@ -1,0 +1,388 @@
+"""Consumers of Redis Streams, on a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import redis
+from redis.asyncio import Redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup.integrations.redis_streams import ORIGIN, Consumer, StreamEntry, entry_id, field
+from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, REASON
+
+from ..servers import RedisServer
+from .test_rules import Shop as Database
+
+Waiter = Callable[..., Awaitable[Any]]
+Handler = Callable[..., Awaitable[Any]]
+_numbers = itertools.count(1)
+
+
+class Shop:
+    """A stream with a group, on a Redis of its own beside the gate's; streams have no TTL."""
+
+    def __init__(self, server: RedisServer, **options: Any) -> None:
+        self.server = server
+        self.stream = f"orders-{next(_numbers)}"
+        self.dead = f"{self.stream}-dead"
+        self.raw = server.client()
+        self.raw.xgroup_create(self.stream, "billing", id="0", mkstream=True)
+        self.redis = Redis(
+            unix_socket_path=str(server.socket),
+            retry=Retry(NoBackoff(), 0),
+            **options,  # type: ignore[arg-type]
+        )
+
+    def add(self, *ids: str, **fields: Any) -> None:
+        for each in ids:
+            self.raw.xadd(self.stream, {"id": each, **fields})
+
+    def pending(self) -> int:
+        return int(self.raw.xpending(self.stream, "billing")["pending"])
+
+    def dead_letters(self) -> list[Any]:
+        return [fields for _, fields in self.raw.xrange(self.dead)]
+
+    def make(self, dedup: Dedup | None, **options: Any) -> Consumer:
+        options = {"key": field("id"), "retry_delay": 0.0, **options}
+        return Consumer(self.redis, dedup, stream=self.stream, group="billing", **options)
+
+    @asynccontextmanager
+    async def consumer(
+        self, dedup: Dedup | None, handler: Handler, **options: Any
+    ) -> AsyncIterator[Consumer]:
+        async with self.make(dedup, **options) as consumer:
+            running = asyncio.create_task(consumer.run(handler))
+            try:
+                yield consumer
+            finally:
+                consumer.stop()
+                await running
+
+
+@asynccontextmanager
+async def shop_of(server: RedisServer, **options: Any) -> AsyncIterator[Shop]:
+    shop = Shop(server, **options)
+    try:
+        yield shop
+    finally:
+        await shop.redis.aclose()
+        shop.raw.close()
+
+
+@asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[Dedup]:
+    async with Dedup(url, namespace="m", timeout=5.0, **options) as dedup:
+        yield dedup
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdedup.integrations.redis_streams._BLOCK", 0.02)
+    monkeypatch.setattr("fastdedup.integrations.redis_streams._AWAY_PAUSE", 0.02)
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[RedisServer]:
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+class Work:
+    """A handler: remembers what it did; `then` is what each entry does."""
+
+    def __init__(self, then: Callable[[str], Any] = lambda order: None) -> None:
+        self.done: list[str] = []
+        self.begun: list[str] = []
+        self.then = then
+
+    async def __call__(self, *given: Any) -> None:
+        fields = given[-1].fields
+        order = str(fields["id"]) if "id" in fields else fields[b"id"].decode()
+        self.begun.append(order)
+        found = self.then(order)
+        if asyncio.iscoroutine(found):
+            await found
+        self.done.append(order)
+
+
+def fault(order: str) -> None:
+    raise ValueError("no such customer")
+
+
+@pytest.mark.parametrize("options", [{"protocol": 2}, {"protocol": 3, "decode_responses": True}], ids=str)
+async def test_each_message_is_done_once(
+    streams: RedisServer, redis_url: str, wait_until: Waiter, options: dict[str, Any]
+) -> None:
+    async with shop_of(streams, **options) as shop, opened(redis_url) as dedup:
+        work = Work()
+        shop.add("a", "b", "a", "b")
+        async with shop.consumer(dedup, work) as consumer:
+            await wait_until(
+                lambda: consumer.counts.delivered == 4 and not shop.pending(), description="acked"
+            )
+            shop.add("c")
+            await wait_until(lambda: "c" in work.done, description="one that comes later is done")
+        assert sorted(work.done) == ["a", "b", "c"]
+        assert (consumer.counts.first, consumer.counts.duplicate) == (3, 2)
+
+
+async def test_a_failed_entry_is_tried_again_then_dead_lettered(
+    streams: RedisServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        work = Work(fault)
+        shop.raw.xadd(shop.stream, {"id": "a", "total": "7", b"\xff": "no text"})
+        async with shop.consumer(dedup, work, attempts=3, dead_letter=shop.dead) as consumer:
+            await wait_until(lambda: not shop.pending() and shop.dead_letters(), description="a dead letter")
+            assert (consumer.counts.retried, consumer.counts.dead_lettered) == (2, 1)
+        (dead,) = shop.dead_letters()
+        assert work.begun == ["a"] * 3
+        assert (dead[b"id"], dead[b"total"], dead[b"\xff"], dead[KEY.encode()]) == (
+            b"a",
+            b"7",
+            b"no text",
+            b"a",
+        )
+        assert (dead[REASON.encode()], dead[ATTEMPTS.encode()]) == (b"failed", b"3")
+        assert dead[ERROR.encode()] == b"ValueError: no such customer"
+        assert dead[ORIGIN.encode()].startswith(shop.stream.encode())
+
+
+async def test_a_dead_letter_added_again_is_worked_on(
+    streams: RedisServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        work = Work(fault)
+        shop.add("a")
+        async with shop.consumer(dedup, work, attempts=1) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="a dead letter")
+            assert f"stays at {shop.stream}:" in caplog.text
+            work.then = lambda order: None
+            shop.add("a", **{AGAIN: 1})
+            await wait_until(lambda: work.done == ["a"], description="it is done")
+
+
+async def test_an_entry_without_its_key_is_a_dead_letter(
+    streams: RedisServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        shop.add("a")
+        async with shop.consumer(dedup, Work(), key=field("no-such"), dead_letter=shop.dead):
+            await wait_until(shop.dead_letters, description="a dead letter")
+        assert shop.dead_letters()[0][REASON.encode()] == b"no_key"
+
+
+async def test_no_more_entries_are_taken_than_the_limit(
+    streams: RedisServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        end = asyncio.Event()
+        work = Work(lambda order: end.wait())
+        shop.add("a", "b", "c")
+        async with shop.consumer(dedup, work, limit=2) as consumer:
+            await wait_until(lambda: len(work.begun) == 2, description="two are begun")
+            assert shop.pending() == 2
+            end.set()
+            await wait_until(lambda: consumer.counts.first == 3, description="all are done")
+
+
+async def test_entries_of_a_dead_member_are_taken_over(
+    streams: RedisServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        shop.add("a", "b")
+        shop.raw.xreadgroup("billing", "dead", {shop.stream: ">"})
+        work = Work()
+        async with shop.consumer(dedup, work, idle=0.05, key=entry_id):
+            await wait_until(lambda: sorted(work.done) == ["a", "b"], description="both are done")
+            await wait_until(lambda: not shop.pending(), description="both are acknowledged")
+
+
+async def test_entries_at_work_are_not_taken_over(
+    streams: RedisServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        end, slow, other = asyncio.Event(), Work(lambda order: end.wait()), Work()
+        shop.add("slow")
+        async with shop.consumer(dedup, slow, idle=0.3, limit=1, grace=1.0):
+            await wait_until(lambda: slow.begun, description="it is begun")
+            async with shop.consumer(dedup, other, idle=0.3) as second:
+                loop = asyncio.get_running_loop()
+                ends = loop.time() + 0.8
+                await wait_until(lambda: loop.time() > ends, description="more than twice the idle time")
+                assert second.counts.delivered == 0
+                end.set()
+                await wait_until(lambda: slow.done == ["slow"], description="it is done")
+
+
+async def test_what_stop_leaves_is_taken_over_at_once(
+    streams: RedisServer, redis_url: str, wait_until: Waiter
+) -> None:
+    """An idle time of an hour: the next member must not wait for it."""
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        tried, rest = Work(fault), Work()
+        shop.add("a")
+        async with shop.consumer(dedup, tried, retry_delay=60.0, idle=3600.0) as consumer:
+            await wait_until(lambda: consumer.counts.retried == 1, description="it waits for another try")
+        async with shop.consumer(dedup, rest, idle=3600.0):
+            await wait_until(lambda: rest.done == ["a"], description="the next one does it")
+
+
+async def test_stop_ends_what_was_begun(streams: RedisServer, redis_url: str, wait_until: Waiter) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        end = asyncio.Event()
+        work = Work(lambda order: end.wait())
+        shop.add("a")
+        async with shop.consumer(dedup, work) as consumer:
+            await wait_until(lambda: work.begun, description="it is begun")
+            consumer.stop()
+            end.set()
+        assert work.done == ["a"]
+        assert shop.pending() == 0
+
+
+async def test_an_outage_of_its_own_redis_is_survived(
+    redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = RedisServer("--appendonly", "yes", "--appendfsync", "always").start()
+    try:
+        async with shop_of(server) as shop, opened(redis_url) as dedup:
+            end = asyncio.Event()
+            work = Work(lambda order: end.wait() if order == "a" else None)
+            async with shop.consumer(dedup, work, idle=0.2) as consumer:
+                shop.add("a")
+                await wait_until(lambda: work.begun == ["a"], description="it is begun")
+                server.kill()
+                end.set()
+                await wait_until(lambda: "its XACK failed" in caplog.text, description="it is done")
+                server.start()
+                shop.add("b")
+                await wait_until(lambda: not shop.pending(), description="both are acknowledged")
+            assert work.done == ["a", "b"]
+            assert consumer.counts.duplicate == 1
+    finally:
+        server.stop()
+
+
+async def test_an_outage_of_the_gate_holds_the_entries(
+    streams: RedisServer, server: RedisServer, wait_until: Waiter
+) -> None:
+    async with (
+        shop_of(streams) as shop,
+        Dedup(server.url, namespace="m", timeout=0.1) as dedup,
+        shop.consumer(dedup, Work()) as consumer,
+    ):
+        server.kill()
+        shop.add("a", "b")
+        await wait_until(lambda: consumer.counts.held == 2, description="both are held")
+        assert consumer.is_paused
+        server.start()
+        await wait_until(lambda: consumer.counts.first == 2, description="both are done")
+        assert consumer.counts.retried == 0
+
+
+async def test_with_an_inbox_alone_deliveries_count_as_attempts(
+    streams: RedisServer, wait_until: Waiter, tmp_path: Any
+) -> None:
+    database = Database(tmp_path / "shop.db")
+    async with shop_of(streams) as shop:
+        shop.add("a")
+        for member in ("died", "died-too"):
+            shop.raw.xreadgroup("billing", member, {shop.stream: ">"})
+            pending = shop.raw.xpending_range(shop.stream, "billing", "-", "+", 1)
+            shop.raw.xclaim(shop.stream, "billing", member, 0, [pending[0]["message_id"]])
+        options = {"inbox": database.inbox, "idle": 0.001, "dead_letter": shop.dead}
+        work = Work()
+        async with shop.consumer(None, work, attempts=2, **options):
+            await wait_until(shop.dead_letters, description="a dead letter")
+        assert shop.dead_letters()[0][REASON.encode()] == b"exhausted"
+        assert work.begun == []
+        shop.add("b")
+        async with shop.consumer(None, work, **options):
+            await wait_until(lambda: work.done == ["b"], description="the next is done")
+
+
+async def test_members_of_long_ago_are_removed(
+    streams: RedisServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        shop.add("a")
+        shop.raw.xreadgroup("billing", "fastdedup-has-entries", {shop.stream: ">"})
+        for member in ("fastdedup-old", "another's"):
+            shop.raw.xgroup_createconsumer(shop.stream, "billing", member)
+        async with shop.make(dedup):
+            pass
+        assert len(members(shop)) == 3
+        monkeypatch.setattr("fastdedup.integrations.redis_streams._LONG_GONE_MS", -1)
+        async with shop.make(dedup):
+            pass
+        assert members(shop) == {b"fastdedup-has-entries", b"another's"}
+
+
+def members(shop: Shop) -> set[bytes]:
+    return {each["name"] for each in shop.raw.xinfo_consumers(shop.stream, "billing")}
+
+
+# Keys and settings
+
+
+def test_the_key_is_a_field_or_the_entrys_id() -> None:
+    entry = StreamEntry("orders", "7-0", {"id": "text", b"raw": b"bytes", b"number": b"\xff"})
+    assert entry_id(entry) == "orders:7-0"
+    assert [field(name)(entry) for name in ("id", "raw", "number", "none")] == ["text", "bytes", "ff", None]
+
+
+async def a_handler(entry: StreamEntry) -> None:
+    """Do nothing."""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stream": ""}, "stream must be a name"),
+        ({"group": None}, "group must be a name"),
+        ({"dead_letter": "orders"}, "dead_letter must be another stream"),
+        ({"limit": 0}, "limit must be a whole number"),
+        ({"idle": 0}, "idle must be"),
+        ({"redis": redis.Redis()}, "must be a redis.asyncio.Redis or RedisCluster, got redis.client.Redis"),
+        ({"redis": Redis(socket_timeout=0.01)}, "socket_timeout above"),
+    ],
+)
+async def test_a_wrong_setting_is_named(redis_url: str, options: dict[str, Any], words: str) -> None:
+    async with opened(redis_url) as dedup:
+        more = {"redis": Redis(), "stream": "orders", "group": "billing", "key": entry_id, **options}
+        with pytest.raises(ConfigError, match=words):
+            Consumer(more.pop("redis"), dedup, **more)
+
+
+async def test_a_group_that_is_not_there_is_named(streams: RedisServer, redis_url: str) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        for stream, group in (("no-such", "billing"), (shop.stream, "no-such")):
+            consumer = Consumer(shop.redis, dedup, stream=stream, group=group, key=entry_id)
+            with pytest.raises(ConfigError, match=f"the stream '{stream}' has no group '{group}': await"):
+                await consumer.__aenter__()
+
+
+async def test_a_group_that_is_removed_ends_the_consumer(streams: RedisServer, redis_url: str) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup, shop.make(dedup) as consumer:
+        shop.raw.xgroup_destroy(shop.stream, "billing")
+        with pytest.raises(redis.ResponseError, match="NOGROUP"):
+            await consumer.run(a_handler)
+
+
+async def test_a_gate_that_is_not_open_ends_the_consumer(streams: RedisServer, redis_url: str) -> None:
+    async with shop_of(streams) as shop, shop.make(Dedup(redis_url, namespace="m")) as consumer:
+        shop.add("a")
+        with pytest.raises(UsageError):
+            await consumer.run(a_handler)
+        assert shop.pending() == 1
