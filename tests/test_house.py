@@ -63,7 +63,7 @@ DRIVERS = {"redis", "hiredis"}
 DRIVER_USERS = {
     "stores.sidecar.store": "the sidecar answers in the Redis protocol, which hiredis reads",
     "sidecar.client": "the command line asks a running sidecar, as any Redis client would",
-    "integrations.redis_streams": "its broker is a Redis: the user gives the client, whose errors tell what to repeat",
+    "integrations.redis_streams": "its broker is a Redis: the errors of the client tell what to repeat",
     "demo.wires": "the demo shows that an ordinary Redis client can speak to the sidecar",
     "bench.contestants": "redis-py's SET NX PX is the row that fastdedup is compared with",
     "bench.rounds": "a contestant's own errors are caught and shown",
