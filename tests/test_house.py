@@ -81,6 +81,11 @@ MIRRORS = {
     "Receipt": {"sql.receipt", "sync.sql"},
     "Once": {"sql.once", "sync.sql"},
     "Consumer": {"integrations.rabbitmq.consumer", "integrations.kafka", "integrations.redis_streams"},
+    "DedupMiddleware": {
+        "integrations.faststream.middleware",
+        "integrations.dramatiq",
+        "integrations.taskiq",
+    },
     "AsyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "SyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "IdempotencyMiddleware": {"integrations.asgi", "integrations.wsgi", "integrations.django.middleware"},

@@ -53,8 +53,9 @@ class DedupMiddleware(TaskiqMiddleware):
 
     def __init__(self, dedup: Dedup, *, wait: Seconds = WAIT) -> None:
         super().__init__()
-        if not isinstance(dedup, Dedup):
-            kind = f"{type(dedup).__module__}.{named(dedup)}"
+        given: object = dedup
+        if not isinstance(given, Dedup):
+            kind = f"{type(given).__module__}.{named(given)}"
             raise ConfigError(f"dedup must be a fastdedup.Dedup, got {kind}: taskiq is asynchronous")
         self._dedup = dedup
         self._wait = check_seconds(wait, "wait", least=_LEAST_WAIT)
