@@ -146,6 +146,18 @@ def calling_itself(self: Any, name: str, depth: int = 0) -> int:
     return tell(name) if depth else self(name, 1) + 100
 
 
+@once()
+def next_step(first: int) -> int:
+    """The second step of a chain; without a key of its own."""
+    return tell(f"after-{first}")
+
+
+@once(key=lambda name: name)
+def first_step(name: str) -> str:
+    tell(name)
+    return name
+
+
 @app.task
 def total(numbers: list[int]) -> int:
     return sum(numbers)

@@ -206,6 +206,21 @@ def test_a_chord_with_a_duplicate_in_its_header_completes(
 
 
 @prefork
+def test_a_redelivered_step_does_not_double_the_next(
+    worker: WorkerProcess, celery: Celery, name: str
+) -> None:
+    """A redelivery sends the next step again, as the first delivery may have died before it did."""
+    steps = celery.tasks.first_step.s(name).set(queue=name) | celery.tasks.next_step.s()
+    sent = steps.apply_async()
+    with celery.tasks.diary() as diary:
+        message = diary.rpop(name)
+        diary.lpush("celery", message, message)
+    assert celery.get(sent, sent.parent) == [1, name]
+    until(lambda: worker.log.count(f"{sent.id}] succeeded") == 2, "the next step came twice")
+    assert (celery.runs(name), celery.runs(f"after-{name}")) == (1, 1)
+
+
+@prefork
 def test_a_publisher_can_name_the_key_in_the_header(worker: WorkerProcess, celery: Celery, name: str) -> None:
     headers = {"x-fastdedup-key": name}
     calls = [

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import celery
+import dramatiq.brokers.stub
 import pytest
 from celery.exceptions import Retry
+from taskiq import InMemoryBroker
 
 import fastdedup
 from fastdedup import ConfigError, InProgressError, InvalidKeyError, UnavailableError
@@ -177,11 +182,11 @@ def test_a_class_can_be_the_apps_base_and_hold_the_settings(dedup: Dedup) -> Non
             return order_id
 
     Once.dedup = dedup
-    app = app_of()
-    app.Task = Once
+    app = celery.Celery("shop", broker="memory://", set_as_current=False, task_cls=Once)
+    app.conf.task_always_eager = True
     app.finalize()
     assert app.tasks["celery.chord_unlock"]._gate is None
-    task = app.task(charge)
+    task = app.task(shared=False)(charge)
     assert [task.delay("7", times).get() for times in (1, 2)] == ["7*1"] * 2
 
 
@@ -322,6 +327,21 @@ def test_the_lost_lease_of_a_finished_body_raises_nothing(server: RedisServer) -
         assert robbed.delay(7).get() == 7
         assert other[0].acquired
         other[0].complete()
+
+
+def test_the_pages_python_runs(dedup: Dedup) -> None:
+    page = (Path(__file__).parents[2] / "docs/celery.md").read_text(encoding="utf-8")
+    blocks = [block.partition("```")[0] for block in page.split("```python\n")[1:]]
+    app, stub = app_of(), dramatiq.brokers.stub.StubBroker(middleware=[])
+    actor = functools.partial(dramatiq.actor, broker=stub)
+    names: dict[str, Any] = {"__name__": __name__, "app": app, "dedup": dedup, "broker": stub}
+    names |= {"dramatiq": SimpleNamespace(actor=actor), "RedisStreamBroker": lambda url: InMemoryBroker()}
+    for block in blocks:
+        exec(compile(block.replace("redis://localhost:6379/0", "memory://"), "docs/celery.md", "exec"), names)
+    assert len(blocks) == 3
+    assert list(app.tasks["tests.messages.test_celery_settings.charge"].delay(7).get() or []) == []
+    assert stub.actors["charge"].options["dedup_key"](7) == "order:7"
+    assert asyncio.iscoroutinefunction(names["charge"].original_func)
 
 
 def test_the_rules_need_neither_celery_nor_a_broker() -> None:
