@@ -89,6 +89,7 @@ MIRRORS = {
     "AsyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "SyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "IdempotencyMiddleware": {"integrations.asgi", "integrations.wsgi", "integrations.django.middleware"},
+    "DedupMiddleware": {"integrations.dramatiq", "integrations.taskiq"},
 }
 
 

@@ -53,11 +53,7 @@ class DedupMiddleware(TaskiqMiddleware):
 
     def __init__(self, dedup: Dedup, *, wait: Seconds = WAIT) -> None:
         super().__init__()
-        given: object = dedup
-        if not isinstance(given, Dedup):
-            kind = f"{type(given).__module__}.{named(given)}"
-            raise ConfigError(f"dedup must be a fastdedup.Dedup, got {kind}: taskiq is asynchronous")
-        self._dedup = dedup
+        self._dedup = _checked_gate(dedup)
         self._wait = check_seconds(wait, "wait", least=_LEAST_WAIT)
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
@@ -133,6 +129,13 @@ class DedupMiddleware(TaskiqMiddleware):
             return None
         _current.set(None)  # a call of the task within its own body is a plain call
         return message
+
+
+def _checked_gate(dedup: Any) -> Dedup:
+    if isinstance(dedup, Dedup):
+        return dedup
+    kind = f"{type(dedup).__module__}.{named(dedup)}"
+    raise ConfigError(f"dedup must be a fastdedup.Dedup, got {kind}: taskiq is asynchronous")
 
 
 async def _leave(decision: Decision) -> None:
