@@ -22,8 +22,8 @@ export PYTHONDONTWRITEBYTECODE :=
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
-demo: $(CLI) ## run the flash sale and the payments; REDIS_URL=redis://… runs it on a real Redis, ARGS='--buyers 500' passes options
-	@$(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(ARGS)
+demo: $(CLI) ## run the flash sale, the payments and consumers of RabbitMQ; REDIS_URL=redis://… runs it on a real Redis, ARGS='--buyers 500' passes options
+	@RABBITMQ="$$(.ci/demo-rabbitmq.sh)" $(BIN)/fastdedup demo $${REDIS_URL:+--url "$$REDIS_URL"} $(ARGS)
 
 demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS='--port 8000 --workers 2'
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/fastdedup demo --web $(ARGS)
@@ -132,14 +132,14 @@ $(VENV):
 	@touch $@
 
 $(CLI): $(VENV) pyproject.toml
-	@echo "Installing fastdedup[sidecar] ..."
-	@$(PIP) --editable '.[sidecar]'
+	@echo "Installing fastdedup[sidecar,rabbitmq,aiosqlite] ..."
+	@$(PIP) --editable '.[sidecar,rabbitmq,aiosqlite]'
 	@touch $@
 
 $(WEB): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[web] ..."
 	@$(PIP) --editable '.[web]'
-	@touch $(CLI) $@
+	@touch $@
 
 $(DEV): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[dev] ..."
@@ -149,4 +149,4 @@ $(DEV): $(VENV) pyproject.toml
 $(BENCH): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[bench] ..."
 	@$(PIP) --editable '.[bench]'
-	@touch $(CLI) $(WEB) $@
+	@touch $(WEB) $@

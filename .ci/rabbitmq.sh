@@ -2,6 +2,7 @@
 # Prints the path of RabbitMQ's script rabbitmq-server, which the tests start, and gets it where none is found.
 # Debian's is only unpacked, with Erlang, into build/rabbitmq: installing it would start a broker on this machine.
 # RABBITMQ=/path/to/rabbitmq-server names one explicitly; erl and epmd must stand beside it, or be on the PATH.
+# With ONLY_FIND=1 none is got.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -77,6 +78,7 @@ if [ -n "${RABBITMQ:-}" ]; then
 fi
 
 find_server && exit
+[ -z "${ONLY_FIND:-}" ] || exit 1
 get_server >&2 || say "it could not be had from here"
 hash -r
 find_server && exit

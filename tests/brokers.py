@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import re
 import shutil
 import signal
 import socket
@@ -19,9 +18,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from typing import Self
+
+from fastdedup.demo import rabbit_node
 
 from .database_server import found
 from .servers import free_port
@@ -203,54 +203,11 @@ class RabbitServer(Broker):
         return any(f"%2F_{quorum_queue}".encode() in file.read_bytes() for file in names)
 
     def _command(self) -> list[str]:
-        listener = f'{{tcp_listeners, [{{"127.0.0.1", {self.port}}}]}}'
-        terms = ", ".join((listener, *self.settings))
-        (self.folder / "advanced.config").write_text(f"[{{rabbit, [{terms}]}}].\n")
-        (self.folder / "enabled").write_text("[].\n")
-        self._make_home()
-        # epmd, which tells Erlang's nodes of each other, is in the group of the server, and ends with it.
-        script = 'epmd -port "$ERL_EPMD_PORT" -address 127.0.0.1 & exec "$0"'
-        return ["sh", "-c", script, str(self._program())]
-
-    def _make_home(self) -> None:
-        """Show the node the libraries that it needs: with all sixty on Erlang's path a start computes 3.9 s."""
-        home = self.folder / "home"
-        if home.exists():
-            return
-        (home / "plugins").mkdir(parents=True)
-        scripts = self._program().parent
-        (home / "sbin").symlink_to(scripts)
-        for folder in needed(scripts.parent / "plugins"):
-            (home / "plugins" / folder.name).symlink_to(folder)
+        rabbit_node.prepare(self._program(), self.folder, self.port, self.settings)
+        return rabbit_node.command(self._program())
 
     def _environment(self) -> Mapping[str, str]:
-        folder = str(self.folder)
-        return {
-            "PATH": f"{self._program().parent}:{os.environ['PATH']}",
-            "HOME": folder,  # where Erlang keeps the cookie
-            "LC_ALL": "C.UTF-8",
-            "ERL_EPMD_PORT": str(free_port()),
-            "ERL_EPMD_ADDRESS": "127.0.0.1",
-            "RABBITMQ_DIST_PORT": str(free_port()),
-            "RABBITMQ_NODENAME": "rabbit@localhost",
-            "RABBITMQ_MNESIA_BASE": f"{folder}/data",
-            "RABBITMQ_LOG_BASE": folder,
-            "RABBITMQ_LOGS": "-",
-            "RABBITMQ_PID_FILE": f"{folder}/pid",
-            "RABBITMQ_CONF_ENV_FILE": f"{folder}/none",
-            "RABBITMQ_CONFIG_FILE": f"{folder}/none",
-            "RABBITMQ_ADVANCED_CONFIG_FILE": f"{folder}/advanced.config",
-            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled",
-            "RABBITMQ_SCRIPTS_DIR": f"{folder}/home/sbin",
-            "RABBITMQ_PLUGINS_DIR": f"{folder}/home/plugins",
-            "RABBITMQ_ALLOW_INPUT": "1",  # else a shell stays between this process and the server
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": " ".join(
-                (
-                    "-noinput -start_epmd false -kernel inet_dist_use_interface {127,0,0,1}",
-                    "+S 1:1 +SDcpu 1:1 +SDio 1",
-                )
-            ),
-        }
+        return rabbit_node.environment(self._program(), self.folder, free_port(), free_port())
 
     def _greets(self, connection: socket.socket) -> bool:
         connection.sendall(b"AMQP\x00\x00\x09\x01")
@@ -258,21 +215,6 @@ class RabbitServer(Broker):
 
     def _program(self) -> Path:
         return found("RABBITMQ", "rabbitmq.sh")
-
-
-@cache
-def needed(plugins: Path) -> list[Path]:
-    """Give the folders of RabbitMQ's server and of the libraries that it depends on, among those of its plugins."""
-    folders = {folder.name.partition("-")[0]: folder for folder in plugins.iterdir()}
-    wanted, names = set[str](), ["rabbit"]
-    while names:
-        name = names.pop()
-        if name in folders and name not in wanted:
-            wanted.add(name)
-            description = (folders[name] / "ebin" / f"{name}.app").read_text()
-            applications = re.search(r"\{applications,\s*\[([^]]*)]", description)
-            names += re.findall(r"\w+", applications[1]) if applications else []
-    return [folders[name] for name in sorted(wanted)]
 
 
 class NatsServer(Broker):

@@ -20,7 +20,7 @@ from fastdedup.demo.sale import Report
 from fastdedup.web.response import Response, ResponseCodec
 
 FEW_CALLERS = (Scenario("few", "Four callers", "claim", 4),)
-DEMO = ["demo", "--buyers", "100", "--stock", "7", "--no-sidecar", "--payments", "0"]
+DEMO = ["demo", "--buyers", "100", "--stock", "7", "--no-sidecar", "--payments", "0", "--messages", "0"]
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_demo_names_each_broken_promise_and_fails(
 
 
 def test_demo_sells_through_a_sidecar_too(run: Callable[..., Result]) -> None:
-    result = run("demo", "--buyers", "60", "--stock", "7", "--payments", "0", "--json")
+    result = run("demo", "--buyers", "60", "--stock", "7", "--payments", "0", "--messages", "0", "--json")
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     report = json.loads(result.stdout)["sidecar"]
     assert (report["sold"], report["duplicates_replayed"], report["violations"]) == (7, 120, [])
@@ -141,7 +141,8 @@ def test_demo_goes_without_a_sidecar_where_its_extra_is_missing_unless_asked() -
     script = (
         "import sys; sys.modules['uvicorn'] = None\n"
         "from fastdedup.__main__ import main\n"
-        "sys.argv = ['fastdedup', 'demo', '--buyers', '20', '--payments', '0', '--json', *sys.argv[1:]]; main()"
+        "few = ['--buyers', '20', '--payments', '0', '--messages', '0', '--json']\n"
+        "sys.argv = ['fastdedup', 'demo', *few, *sys.argv[1:]]; main()"
     )
     silent, asked = (
         subprocess.run(

@@ -26,6 +26,7 @@ from fastdedup import Dedup, DedupError, ForeignRecordError, Record
 from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
 from fastdedup.bench import Table as Played
 from fastdedup.cli.dead_letters import COMMANDS as DEAD_LETTERS
+from fastdedup.cli.demo_messages import messages_options, play_messages
 from fastdedup.cli.inbox import COMMANDS as INBOX
 from fastdedup.cli.shop import web_options
 from fastdedup.cli.sidecar import COMMANDS as SIDECAR
@@ -141,6 +142,7 @@ def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -
     show_default=True,
     help="Messages of a payment consumer that is killed in the middle; 0 for none.",
 )
+@messages_options
 @gate_options(namespace="demo", url="memory://")
 def demo(
     buyers: int,
@@ -148,11 +150,15 @@ def demo(
     stock: int,
     sidecar: bool | None,
     payments: int,
+    messages: int,
+    rabbitmq: str | None,
     url: str,
     namespace: str,
     as_json: bool,
 ) -> None:
-    """Run a flash sale and a payment consumer, and check that the gate and the inbox kept their promises.
+    """Run a flash sale, a payment consumer and consumers of a broker, and check that each promise was kept.
+
+    The broker is a RabbitMQ of the demo's own, where there is one.
 
     Names each broken promise, and exits with 1 if there is one. Every run has a new namespace, which begins with
     the given name; its records expire within a minute. With --web it serves a shop in your browser, in which you
@@ -166,17 +172,23 @@ def demo(
     if again and not as_json:
         Console().print(_sale_table(again, title="The same through a sidecar, from 4 processes"))
     paid = _payments(url, namespace, payments, quiet=as_json) if payments else None
-    if as_json:
-        more = ({"sidecar": _sale_facts(again)} if again else {}) | (
-            {"payments": asdict(paid)} if paid else {}
-        )
-        _print_json(_sale_facts(report) | more)
-    elif paid:
+    if paid and not as_json:
         Console().print(_payments_table(paid))
+    consumed, broken = (
+        play_messages(url, namespace, messages, rabbitmq, quiet=as_json) if messages else (None, ())
+    )
+    if as_json:
+        acts = {
+            "sidecar": again and _sale_facts(again),
+            "payments": paid and asdict(paid),
+            "messages": consumed,
+        }
+        _print_json(_sale_facts(report) | {name: facts for name, facts in acts.items() if facts})
     violations = [
         *report.violations,
         *(again.violations if again else ()),
         *(paid.violations if paid else ()),
+        *broken,
     ]
     for violation in violations:
         click.echo(f"Broken promise: {violation}", err=True)

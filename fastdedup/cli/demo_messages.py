@@ -1,0 +1,87 @@
+"""The last act of `fastdedup demo`: messages from a broker, whose consumers are killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from ..demo.messages import LeftOutError, MessageReport, run_messages
+
+Command = Callable[..., Any]
+
+
+def messages_options(command: Command) -> Command:
+    """Add the options of this act."""
+    messages = click.option(
+        "--messages",
+        type=click.IntRange(min=0),
+        default=2_000,
+        show_default=True,
+        help="Messages from a broker, each published twice, whose consumers are killed; 0 for none.",
+    )
+    rabbitmq = click.option(
+        "--rabbitmq",
+        envvar="RABBITMQ",
+        show_envvar=True,
+        help="RabbitMQ's script rabbitmq-server, to start a node of the demo's own. [default: the one on the PATH]",
+    )
+    return messages(rabbitmq(command))
+
+
+def play_messages(
+    url: str, namespace: str, messages: int, rabbitmq: str | None, *, quiet: bool
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Play the act; return its facts and its broken promises. Shows a table, unless it is to be quiet.
+
+    Where there is no broker the act says so, and is left out: that is no failure.
+    """
+    columns = (
+        TextColumn("Consuming"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("messages"),
+        TimeElapsedColumn(),
+    )
+    try:
+        with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
+            task = progress.add_task("messages", total=messages)
+            report = run_messages(
+                url,
+                namespace,
+                messages=messages,
+                rabbitmq=rabbitmq,
+                on_paid=lambda paid: progress.update(task, completed=paid),
+            )
+    except LeftOutError as error:
+        if not quiet:
+            click.echo(f"Messages from a broker are left out: {error}")
+        return {"left_out": str(error)}, ()
+    if not quiet:
+        Console().print(messages_table(report))
+    return asdict(report), report.violations
+
+
+def messages_table(report: MessageReport) -> Table:
+    """Return the figures for people."""
+    table = Table(title=f"Messages from {report.broker}, by gate and inbox", box=ROUNDED, show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("messages", f"{report.messages:,}")
+    table.add_row("published, each twice", f"{report.published:,}")
+    table.add_row("consumers killed in the middle", f"{report.kills:,}")
+    table.add_row("seconds", f"{report.seconds:.1f}")
+    table.add_section()
+    table.add_row("payments made", f"{report.payments:,} of {report.messages:,}")
+    table.add_row("duplicates answered, of those counted", f"{report.duplicates:,}")
+    table.add_section()
+    kept = not report.violations
+    table.add_row("promises", Text("kept" if kept else "BROKEN", style="bold green" if kept else "bold red"))
+    return table
