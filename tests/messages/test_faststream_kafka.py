@@ -22,7 +22,7 @@ GROUP = "billing"
 
 class KafkaLab(Lab):
     def broker(self, *middlewares: Any) -> Any:
-        return KafkaBroker(self.server.url, middlewares=middlewares, graceful_timeout=0.2)
+        return KafkaBroker(self.server.url, middlewares=middlewares, graceful_timeout=5.0)
 
     def subscribe(self, broker: Any, **options: Any) -> Any:
         options = {"ack_policy": AckPolicy.ACK, "group_id": self.group, **FAST_GROUP, **options}
@@ -52,7 +52,7 @@ class KafkaLab(Lab):
 class ConfluentLab(KafkaLab):
     def broker(self, *middlewares: Any) -> Any:
         config = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 100}
-        return ConfluentBroker(self.server.url, middlewares=middlewares, graceful_timeout=0.2, config=config)
+        return ConfluentBroker(self.server.url, middlewares=middlewares, graceful_timeout=5.0, config=config)
 
     def subscribe(self, broker: Any, **options: Any) -> Any:
         options = {"ack_policy": AckPolicy.ACK, "group_id": self.group, "polling_interval": 0.01, **options}

@@ -23,7 +23,7 @@ DURABLE = "billing"
 
 class NatsLab(Lab):
     def broker(self, *middlewares: Any) -> Any:
-        return NatsBroker(self.server.url, middlewares=middlewares, graceful_timeout=0.2)
+        return NatsBroker(self.server.url, middlewares=middlewares, graceful_timeout=5.0)
 
     def stream(self, place: str) -> JStream:
         return JStream(place, subjects=[place])

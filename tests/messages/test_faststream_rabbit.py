@@ -22,7 +22,7 @@ from .faststream_lab import Cases, Lab, fault
 
 class RabbitLab(Lab):
     def broker(self, *middlewares: Any) -> Any:
-        return RabbitBroker(self.server.url, middlewares=middlewares, graceful_timeout=0.2)
+        return RabbitBroker(self.server.url, middlewares=middlewares, graceful_timeout=5.0)
 
     def subscribe(self, broker: Any, **options: Any) -> Any:
         queue = RabbitQueue(self.place, durable=True, arguments=options.pop("arguments", None))

@@ -22,7 +22,7 @@ GROUP = "billing"
 
 class StreamLab(Lab):
     def broker(self, *middlewares: Any) -> Any:
-        return RedisBroker(self.server.url, middlewares=middlewares, graceful_timeout=0.2)
+        return RedisBroker(self.server.url, middlewares=middlewares, graceful_timeout=5.0)
 
     def subscribe(self, broker: Any, **options: Any) -> Any:
         consumer = {"group": GROUP, "consumer": "a", "polling_interval": 5, **options}
