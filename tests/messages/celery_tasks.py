@@ -42,7 +42,7 @@ class OnceTask(DedupTask):
 
 
 def once(**options: Any) -> Any:
-    return app.task(base=OnceTask, **options)
+    return app.task(base=OnceTask, shared=False, **options)  # shared: each app of the process would get it
 
 
 def diary() -> redis.Redis:
@@ -158,7 +158,7 @@ def first_step(name: str) -> str:
     return name
 
 
-@app.task
+@app.task(shared=False)
 def total(numbers: list[int]) -> int:
     return sum(numbers)
 
