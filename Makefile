@@ -132,8 +132,8 @@ $(VENV):
 	@touch $@
 
 $(CLI): $(VENV) pyproject.toml
-	@echo "Installing fastdedup[sidecar,rabbitmq,aiosqlite] ..."
-	@$(PIP) --editable '.[sidecar,rabbitmq,aiosqlite]'
+	@echo "Installing fastdedup[sidecar,rabbitmq,aiosqlite,faststream] ..."
+	@$(PIP) --editable '.[sidecar,rabbitmq,aiosqlite,faststream]'
 	@touch $@
 
 $(WEB): $(VENV) pyproject.toml

@@ -66,6 +66,8 @@ def play_messages(
         return {"left_out": str(error)}, ()
     if not quiet:
         Console().print(messages_table(report))
+        if report.note:
+            click.echo(f"Not RabbitMQ: {report.note}")
     return asdict(report), report.violations
 
 

@@ -158,7 +158,7 @@ def demo(
 ) -> None:
     """Run a flash sale, a payment consumer and consumers of a broker, and check that each promise was kept.
 
-    The broker is a RabbitMQ of the demo's own, where there is one.
+    The broker is a RabbitMQ of the demo's own, where there is one, else FastStream's in memory.
 
     Names each broken promise, and exits with 1 if there is one. Every run has a new namespace, which begins with
     the given name; its records expire within a minute. With --web it serves a shop in your browser, in which you

@@ -1,7 +1,7 @@
 """Messages from a broker: each published twice, its consumers killed at random, the work counted at the end.
 
-Main path: `run_messages` → `messages_on_rabbitmq.deliver` → `report_of`. The gate answers duplicates, and where
-it cannot, the inbox's row in the transaction of the work does.
+Main path: `run_messages` → `deliver` of `messages_on_rabbitmq`, or of `messages_in_memory` → `report_of`. The gate
+answers duplicates, and where it cannot, the inbox's row in the transaction of the work does.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from .message_run import DEADLINE, Given, MessageRun
 from .rabbit_node import RabbitNode, find_rabbitmq
 
 _RABBITMQ: Final = ("aio_pika", "aiosqlite", "anyio")
+_IN_MEMORY: Final = (*_RABBITMQ, "faststream")
 
 
 class LeftOutError(DedupError):
@@ -40,6 +41,7 @@ class MessageReport:
     payments: int  # rows in the database
     duplicates: int  # as far as a consumer could tell before it was killed
     seconds: float
+    note: str  # why it was no RabbitMQ; empty where it was
     violations: tuple[str, ...]  # the promises that were broken; empty after a good run
 
 
@@ -68,17 +70,17 @@ def run_messages(
         on_paid: called with how many payments were made so far.
 
     Raises:
-        LeftOutError: there is no RabbitMQ.
+        LeftOutError: neither RabbitMQ nor FastStream's broker in memory can be had.
     """
     given = Given(url, f"{namespace}-{os.urandom(4).hex()}", messages, on_paid)
     with ExitStack() as stack:
         try:
             node = stack.enter_context(_node(rabbitmq))
         except UnavailableError as error:
-            raise LeftOutError(str(error)) from None
+            return _in_memory(given, str(error))
         from .messages_on_rabbitmq import deliver
 
-        return _played(given, f"RabbitMQ {node.version}", lambda run: deliver(run, node.url))
+        return _played(given, f"RabbitMQ {node.version}", "", lambda run: deliver(run, node.url))
 
 
 def _node(rabbitmq: str | None) -> RabbitNode:
@@ -97,6 +99,17 @@ def _node(rabbitmq: str | None) -> RabbitNode:
     return RabbitNode(program)
 
 
+def _in_memory(given: Given, why: str) -> MessageReport:
+    if missing := _missing(_IN_MEMORY):
+        raise LeftOutError(
+            f"{why}. FastStream's broker in memory would do, but there is no {missing}: "
+            "pip install 'fastdedup[rabbitmq,aiosqlite,faststream]'"
+        )
+    from .messages_in_memory import deliver
+
+    return _played(given, "FastStream's broker in memory", why, deliver)
+
+
 def _missing(packages: tuple[str, ...]) -> str:
     return ", ".join(name for name in packages if not _installed(name))
 
@@ -108,7 +121,7 @@ def _installed(name: str) -> bool:
         return False
 
 
-def _played(given: Given, broker: str, way: Way) -> MessageReport:
+def _played(given: Given, broker: str, note: str, way: Way) -> MessageReport:
     with tempfile.TemporaryDirectory(prefix="fastdedup-demo-") as folder:
         path = Path(folder) / "messages.sqlite3"
         with closing(Effects(path)) as effects:
@@ -117,10 +130,10 @@ def _played(given: Given, broker: str, way: Way) -> MessageReport:
             way(run)
             seconds = perf_counter() - began
             run.paid()
-            return report_of(run, effects.by_message(), broker, seconds)
+            return report_of(run, effects.by_message(), broker, note, seconds)
 
 
-def report_of(run: MessageRun, paid: Counter[str], broker: str, seconds: float) -> MessageReport:
+def report_of(run: MessageRun, paid: Counter[str], broker: str, note: str, seconds: float) -> MessageReport:
     """Count, and name what was broken."""
     lost = sum(message not in paid for message in run.messages)
     twice = sum(count > 1 for count in paid.values())
@@ -137,5 +150,6 @@ def report_of(run: MessageRun, paid: Counter[str], broker: str, seconds: float) 
         payments=paid.total(),
         duplicates=run.duplicates,
         seconds=seconds,
+        note=note,
         violations=tuple(violations),
     )

@@ -20,7 +20,7 @@ from click.testing import CliRunner, Result
 import fastdedup.demo.messages as act
 from fastdedup import UnavailableError
 from fastdedup.cli.main import cli
-from fastdedup.demo import message_run, messages_on_rabbitmq, rabbit_node
+from fastdedup.demo import message_run, messages_in_memory, messages_on_rabbitmq, rabbit_node
 from fastdedup.demo.message_run import MessageRun
 from fastdedup.demo.rabbit_node import RabbitNode, find_rabbitmq
 
@@ -54,7 +54,7 @@ def program(tmp_path: Path) -> Callable[[str], Path]:
 
 def played(url: str, messages: int, way: Callable[[MessageRun], None]) -> act.MessageReport:
     paid: list[int] = []
-    report = act._played(message_run.Given(url, "demo", messages, paid.append), "a broker", way)
+    report = act._played(message_run.Given(url, "demo", messages, paid.append), "a broker", "", way)
     assert paid[-1] == report.payments
     return report
 
@@ -68,6 +68,27 @@ def test_each_message_is_paid_once_though_consumers_are_killed(
     assert report.violations == ()
     assert (report.payments, report.published, report.kills) == (120, 240, 2)
     assert 0 < report.duplicates <= 240
+
+
+def test_each_message_is_paid_once_though_tasks_are_cancelled(url: str) -> None:
+    """On the broker in memory a consumer's death is a cancellation."""
+    report = played(url, 100, messages_in_memory.deliver)
+    assert report.violations == ()
+    assert (report.payments, report.published) == (100, 200)
+    assert report.kills > 0
+    assert report.duplicates >= 100
+
+
+def test_without_rabbitmq_the_broker_in_memory_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(act, "find_rabbitmq", lambda named: None)
+    shown = run(*DEMO)
+    assert shown.exit_code == 0, shown.output
+    for words in (
+        "Messages from FastStream's broker in memory",
+        "30 of 30",
+        "Not RabbitMQ: no RabbitMQ was found",
+    ):
+        assert words in shown.stdout
 
 
 def test_a_consumer_that_cannot_start_ends_the_act_with_its_words(
@@ -162,10 +183,12 @@ def test_the_act_is_left_out_where_no_broker_can_be_had(
     monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
     monkeypatch.setattr(act, "find_rabbitmq", lambda named: None)
+    monkeypatch.setitem(sys.modules, "faststream", None)
     shown = run(*DEMO, *options)
     assert shown.exit_code == 0, shown.output
     why = json.loads(shown.stdout)["messages"]["left_out"] if options else " ".join(shown.stdout.split())
     assert "no RabbitMQ was found: `make rabbitmq` gets it" in why
+    assert "there is no faststream: pip install" in why
 
 
 def test_without_its_client_rabbitmq_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
