@@ -7,13 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.box import ROUNDED
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from ..demo.messages import LeftOutError, MessageReport, run_messages
+from .tables import facts_table, verdict
 
 Command = Callable[..., Any]
 
@@ -73,17 +72,17 @@ def play_messages(
 
 def messages_table(report: MessageReport) -> Table:
     """Return the figures for people."""
-    table = Table(title=f"Messages from {report.broker}, by gate and inbox", box=ROUNDED, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_row("messages", f"{report.messages:,}")
-    table.add_row("published, each twice", f"{report.published:,}")
-    table.add_row("consumers killed in the middle", f"{report.kills:,}")
-    table.add_row("seconds", f"{report.seconds:.1f}")
-    table.add_section()
-    table.add_row("payments made", f"{report.payments:,} of {report.messages:,}")
-    table.add_row("duplicates answered, of those counted", f"{report.duplicates:,}")
-    table.add_section()
-    kept = not report.violations
-    table.add_row("promises", Text("kept" if kept else "BROKEN", style="bold green" if kept else "bold red"))
-    return table
+    return facts_table(
+        f"Messages from {report.broker}, by gate and inbox",
+        {
+            "messages": f"{report.messages:,}",
+            "published, each twice": f"{report.published:,}",
+            "consumers killed in the middle": f"{report.kills:,}",
+            "seconds": f"{report.seconds:.1f}",
+        },
+        {
+            "payments made": f"{report.payments:,} of {report.messages:,}",
+            "duplicates answered": f"{report.duplicates:,}",
+        },
+        {"promises": verdict(not report.violations)},
+    )

@@ -31,6 +31,7 @@ from fastdedup.cli.inbox import COMMANDS as INBOX
 from fastdedup.cli.shop import web_options
 from fastdedup.cli.sidecar import COMMANDS as SIDECAR
 from fastdedup.cli.sidecar import sidecar_sale, sidecar_wanted
+from fastdedup.cli.tables import facts_table, verdict
 from fastdedup.codec import JSONCodec
 from fastdedup.compiled import build
 from fastdedup.demo.payments import PaymentReport, run_payments
@@ -224,7 +225,7 @@ def _progress(doing: str, things: str, *, quiet: bool) -> Progress:
 
 
 def _payments_table(report: PaymentReport) -> Table:
-    return _facts_table(
+    return facts_table(
         "Payments by gate and inbox, on SQLite",
         {
             "messages": f"{report.messages:,}",
@@ -237,24 +238,8 @@ def _payments_table(report: PaymentReport) -> Table:
             "duplicates answered by the gate": f"{report.by_gate:,}",
             "duplicates answered by the inbox's row": f"{report.by_row:,}",
         },
-        {"promises": _verdict(not report.violations)},
+        {"promises": verdict(not report.violations)},
     )
-
-
-def _facts_table(title: str, *sections: dict[str, str | Text]) -> Table:
-    """Return a table of names and figures, with a line between two sections."""
-    table = Table(title=title, box=ROUNDED, show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for section in sections:
-        for name, figure in section.items():
-            table.add_row(name, figure)
-        table.add_section()
-    return table
-
-
-def _verdict(kept: bool) -> Text:
-    return Text("kept" if kept else "BROKEN", style="bold green" if kept else "bold red")
 
 
 def _sale_facts(report: Report) -> dict[str, Any]:
@@ -266,7 +251,7 @@ def _sale_facts(report: Report) -> dict[str, Any]:
 
 
 def _sale_table(report: Report, *, title: str) -> Table:
-    return _facts_table(
+    return facts_table(
         title,
         {
             "buyers": f"{report.buyers:,}",
@@ -288,7 +273,7 @@ def _sale_table(report: Report, *, title: str) -> Table:
             "claim latency p50": f"{report.p50_ms:.1f} ms",
             "claim latency p99": f"{report.p99_ms:.1f} ms",
         },
-        {"promises": _verdict(not report.violations)},
+        {"promises": verdict(not report.violations)},
     )
 
 
