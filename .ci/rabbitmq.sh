@@ -51,7 +51,7 @@ erlang=(base asn1 crypto eldap inets mnesia os-mon parsetools public-key runtime
 
 # Debian's erl looks for Erlang in /usr/lib: this one looks where it stands, and stands beside rabbitmq-server too.
 unpack_server() {
-  .ci/unpack.sh build/rabbitmq rabbitmq-server "${erlang[@]/#/erlang-}"
+  .ci/unpack.sh build/rabbitmq rabbitmq-server "${erlang[@]/#/erlang-}" || return 1
   local root=build/rabbitmq/usr/lib sbin
   sed -i 's|ROOTDIR=/usr/lib/erlang$|ROOTDIR=$(dirname "$(dirname "$(readlink -f "$0")")")|' "$root/erlang/bin/erl"
   for sbin in "$root"/rabbitmq/lib/rabbitmq_server-*/sbin; do

@@ -38,7 +38,7 @@ done
 
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-download "$@" || { as_root apt-get update -qq && download "$@"; }
+download "$@" || { as_root apt-get update -qq && download "$@"; } || exit 1
 
 mapfile -t libraries < <(missing_libraries "${packages[@]}")
 if [ "${#libraries[@]}" -gt 0 ]; then

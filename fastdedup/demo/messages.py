@@ -80,7 +80,8 @@ def run_messages(
             return _in_memory(given, str(error))
         from .messages_on_rabbitmq import deliver
 
-        return _played(given, f"RabbitMQ {node.version}", "", lambda run: deliver(run, node.url))
+        # In the node's folder, which is removed however this process ends.
+        return _played(given, f"RabbitMQ {node.version}", "", lambda run: deliver(run, node.url), node.folder)
 
 
 def _node(rabbitmq: str | None) -> RabbitNode:
@@ -121,8 +122,8 @@ def _installed(name: str) -> bool:
         return False
 
 
-def _played(given: Given, broker: str, note: str, way: Way) -> MessageReport:
-    with tempfile.TemporaryDirectory(prefix="fastdedup-demo-") as folder:
+def _played(given: Given, broker: str, note: str, way: Way, within: Path | None = None) -> MessageReport:
+    with tempfile.TemporaryDirectory(prefix="fastdedup-demo-", dir=within) as folder:
         path = Path(folder) / "messages.sqlite3"
         with closing(Effects(path)) as effects:
             run = MessageRun(given, path, effects)
