@@ -160,7 +160,7 @@ def business_key(*parts: str | int, window: Seconds | None = None, at: float | N
     """
     if not parts:
         raise InvalidKeyError("business_key() needs at least one part")
-    key = "|".join(_part(part) for part in parts)
+    key = "|".join([_part(part) for part in parts])
     if window is None:
         return key
     size = seconds_of(window)

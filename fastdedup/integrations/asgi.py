@@ -57,7 +57,8 @@ class GuardedApp:
                 body = await exchange.body()
                 if body is None:
                     return None  # the client left before it sent the whole request: nothing has happened
-                await self._lifespan.ready()
+                if not self._lifespan.is_ready:
+                    await self._lifespan.ready()
                 request = request_of(scope, body)
                 principal = guard.rule.principal(request)
                 if isawaitable(principal):
@@ -131,8 +132,10 @@ class IdempotencyMiddleware(GuardedApp):
 def route_path(scope: Scope) -> str:
     """Return the path below the application's mount."""
     path: str = scope["path"]
-    root: str = scope.get("root_path", "").rstrip("/")
-    below = path.removeprefix(root)
+    root: str = scope.get("root_path", "")
+    if not root:
+        return path or "/"
+    below = path.removeprefix(root.rstrip("/"))
     return below if below.startswith("/") else path if below else "/"
 
 

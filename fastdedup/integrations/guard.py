@@ -59,9 +59,11 @@ class Guard:
         """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise."""
         rule, mark = self.rule, self.rule.mark(request)
         name = rule.scope_key(request.method, request.path, principal, key, mount=request.mount)
-        return await patiently(
-            lambda wait: self.dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew), rule.wait
-        )
+        # Not by `patiently`, which takes a coroutine more.
+        found = await self.dedup.claim(name, fingerprint=mark, renew=rule.renew)
+        if rule.wait and found.outcome is Outcome.IN_PROGRESS:
+            return await self.dedup.claim(name, fingerprint=mark, wait=rule.wait, renew=rule.renew)
+        return found
 
     async def redeem(self, token: str, subject: str | None) -> Claim:
         """Redeem a form's token for a subject of `issued_subject`. Raises what `Tokens.redeem` raises."""

@@ -81,8 +81,8 @@ def _leads_back(response: Response, path: str) -> bool:
 
     The redirected request has the same key, so a kept redirect would be replayed to it for ever, or answered 422.
     """
-    location = response.header(b"location")
-    if response.status not in _REPEATS or location is None:
+    location = response.header(b"location") if response.status in _REPEATS else None
+    if location is None:
         return False
     try:
         target = urlsplit(urljoin(quote(path, errors="surrogateescape"), location.decode("latin-1"))).path

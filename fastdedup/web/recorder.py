@@ -13,6 +13,7 @@ from .response import DEGRADED, UNSTORED, Headers, Response
 from .rules import Rule
 
 _WITHOUT_BODY = (204, 304)
+_KIND_SIZE, _LENGTH_SIZE = len("content-type"), len("content-length")
 Marks = list[tuple[bytes, bytes]]
 """Headers that mark a response: degraded, or not stored."""
 
@@ -41,10 +42,11 @@ class Recorder:
         # unless it redirects.
         self.undone = False
         self.invalid = False
-        # Mutable, of the response: its head, its body so far; is it passed on, and as a stream; is it over, so that
-        # the claim is settled; the effect on the claim.
+        # Mutable, of the response: its head, the length that it tells, its body so far; is it passed on, and as a
+        # stream; is it over, so that the claim is settled; the effect on the claim.
         self._status = 0
         self._headers: Headers = ()
+        self._length = b""
         self._reason = ""
         self._chunks: list[bytes] = []
         self._size = 0
@@ -60,11 +62,20 @@ class Recorder:
         """
         self._status, self._headers, self._reason = status, headers, reason
         self.taken()
-        if stream is None:
-            stream = any(streams(value) for name, value in headers if name.lower() == b"content-type")
-        if stream and not self.passing:
+        told = self._told_by(headers)
+        if (told if stream is None else stream) and not self.passing:
             self.passing = self._streams = True
         return self.passing
+
+    def _told_by(self, headers: Headers) -> bool:
+        """Return whether the headers tell of a stream, and remember the length that they tell."""
+        self._length, told = b"", False
+        for name, value in headers:
+            if len(name) == _KIND_SIZE and name.lower() == b"content-type":
+                told = told or streams(value)
+            elif len(name) == _LENGTH_SIZE and name.lower() == b"content-length":
+                self._length = value
+        return told
 
     def body(self, chunk: bytes) -> bool:
         """Take a piece of the body. Return whether the response is passed on: then send `taken`."""
@@ -95,8 +106,8 @@ class Recorder:
 
     def _is_broken(self, response: Response) -> bool:
         """True where the body is shorter than its Content-Length: its client gets an error, so a retry runs again."""
-        length, size = response.header(b"content-length"), len(response.body)
-        if not response.whole or length is None or not length.isdigit() or response.status in _WITHOUT_BODY:
+        length, size = self._length, len(response.body)
+        if not response.whole or not length.isdigit() or response.status in _WITHOUT_BODY:
             return False
         if len(length) < 19 and size >= int(length):
             return False

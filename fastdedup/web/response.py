@@ -68,8 +68,8 @@ class HeaderFilter:
     def __call__(self, headers: Headers) -> Headers:
         """Return the headers that are stored, their names as they are spelled."""
         keep, drop = self._keep, self._drop
-        lower = [(name.lower(), (name, value)) for name, value in headers]
-        return [pair for name, pair in lower if name not in drop and (keep is None or name in keep)]
+        kept = [pair for pair in headers if pair[0].lower() not in drop]
+        return kept if keep is None else [pair for pair in kept if pair[0].lower() in keep]
 
 
 class ResponseCodec:
