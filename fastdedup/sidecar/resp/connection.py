@@ -30,6 +30,8 @@ from .large import LargeReplies, LargeReply
 _TOO_MUCH = error(
     "UNAVAILABLE", "1000 requests take too much memory (limits.requests_in_all): send fewer at once"
 )
+_IN_ONE_TURN = 32
+"""The commands of one client that run in one turn of the loop: 1,000 of 100 clients each would take 0.7 s."""
 _SHUTTING_DOWN = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
 
 
@@ -104,8 +106,9 @@ class RespConnection(asyncio.Protocol):
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
         # Mutable: the commands that are answered now: all, or, inside a MULTI, which is refused, those that end it.
         self._commands = commands
-        # Mutable: the unanswered commands, in order; the tasks under way; the claims to release when the client goes;
-        # the bytes of commands since all were answered.
+        # Mutable: the commands that run in a later turn of the loop; the unanswered ones, in order; the tasks under
+        # way; the claims to release when the client goes; the bytes of commands since all were answered.
+        self._backlog: deque[list[bytes]] = deque()
         self._slots: deque[ReplyPlace] = deque()
         self._brief = TaskLine(namespaces.turns.brief, "fastdedup-command")
         self._patient = TaskLine(namespaces.turns.waiting, "fastdedup-command")
@@ -159,10 +162,13 @@ class RespConnection(asyncio.Protocol):
             commands = self._frames.feed(data)
         except FrameError as fault:
             self.counters.bad_requests += 1
-            for command in fault.before:
-                self._run(command)
+            self._backlog.extend(fault.before)
+            self._run_backlog()
             self._hang_up(error("ERR", f"Protocol error: {fault}"))
             return
+        if len(commands) > _IN_ONE_TURN or self._backlog:
+            self._backlog.extend(commands)
+            commands = self._next_commands()
         for command in commands:
             self._run(command)
         if self._access.counts_pending:
@@ -180,6 +186,7 @@ class RespConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """Answer what the client has asked, where it still reads; it sends nothing more (asyncio calls this)."""
+        self._run_backlog()
         self._draining = True
         self._stopping = False
         if hung_up(self._transport):
@@ -194,6 +201,7 @@ class RespConnection(asyncio.Protocol):
         self._connections.discard(self)
         if self._timer is not None:
             self._timer.cancel()
+        self._backlog.clear()
         self._brief.clear()
         self._patient.clear()
         self.large.clear()
@@ -332,6 +340,29 @@ class RespConnection(asyncio.Protocol):
         else:
             self.answer(command.slot, reply)
 
+    def _next_commands(self) -> list[list[bytes]]:
+        """Take the commands that run in this turn of the loop; the rest runs in later ones, and others' between."""
+        backlog = self._backlog
+        commands = [backlog.popleft() for _ in range(min(_IN_ONE_TURN, len(backlog)))]
+        if backlog:
+            self._pause()
+            self.loop.call_soon(self._go_on)
+        return commands
+
+    def _go_on(self) -> None:
+        if not self._backlog:
+            return
+        for command in self._next_commands():
+            self._run(command)
+        if not self._slots or self._slots[0].reply is not None or self._waiting:
+            self._flush()
+        self._weigh()
+        self._resume()
+
+    def _run_backlog(self) -> None:
+        while self._backlog:
+            self._run(self._backlog.popleft())
+
     def _run(self, command: list[bytes]) -> None:
         answer: bytes | ReplyPlace
         handler = self._commands.get(command[0]) or self._commands.get(command[0].upper())
@@ -360,7 +391,7 @@ class RespConnection(asyncio.Protocol):
             self._taken = 0
             if self._share.size:
                 self._weigh()
-            if self._draining and not self.gone:
+            if self._draining and not self.gone and not self._backlog:
                 self._transport.close()
                 return
         if not self._reading and len(slots) + self.extra <= self._limits.in_flight // 2:
@@ -418,11 +449,13 @@ class RespConnection(asyncio.Protocol):
     def _weigh(self) -> None:
         """Count what this client's commands take."""
         replies = sum([len(slot.reply) for slot in self._slots if slot.reply is not None])
-        self._share.weigh(self._frames.size + len(self._slots) * PLACE + replies)
+        places = len(self._slots) + len(self._backlog)
+        self._share.weigh(self._frames.size + places * PLACE + replies)
 
     def _shed(self) -> None:
         """Hang up: at once where replies are due, as an error would be taken for one of them."""
         self._frames.give_up()
+        self._backlog.clear()
         if self._slots:
             self.cut()
         elif not self.gone:
@@ -472,6 +505,7 @@ class RespConnection(asyncio.Protocol):
             not self._reading
             and self._writing
             and not self.gone
+            and not self._backlog
             and len(self._slots) + self.extra <= self._limits.in_flight
             and self._taken <= self._room
         ):
