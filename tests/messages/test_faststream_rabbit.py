@@ -15,6 +15,7 @@ from faststream.rabbit import RabbitBroker, RabbitQueue
 
 from fastdedup import Dedup
 from fastdedup.integrations.faststream import message_id
+from fastdedup.messages.headers import again_headers
 
 from ..brokers import RabbitServer
 from .faststream_lab import Cases, Lab, fault
@@ -82,6 +83,22 @@ async def test_the_message_id_is_that_of_the_wire(
             )
         assert lab.runs == [7]
         assert lab.dead[0]["x-fastdedup-reason"] == "no_key"
+        assert lab.dead[0]["x-fastdedup-queue"] == lab.place  # where `fastdedup dead-letters` puts it again
+
+
+async def test_a_dead_letter_without_an_id_gets_none_when_it_is_taken_again(
+    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
+) -> None:
+    """The client makes an id up for each copy; as a key it would let the work be done once for each copy."""
+    async with opened(redis_url) as dedup:
+        lab = make(dedup, key=message_id)
+        async with lab.open():
+            await lab.publish_bare(7)
+            await wait_until(lambda: lab.dead, description="a dead letter")
+            again = {name: value for name, value in lab.dead[0].items() if name != "body"}
+            await lab.publish(7, again_headers(again))
+            await wait_until(lambda: len(lab.dead) == 2, description="a dead letter again")
+        assert lab.runs == []
 
 
 async def test_faststreams_own_message_id_is_another_in_each_delivery(

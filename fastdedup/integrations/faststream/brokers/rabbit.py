@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....errors import ConfigError
+from ....messages.headers import QUEUE
 from ..settings import GuardSettings
 from .base import BrokerWay, refuse_ack_first, refuse_loop
 
@@ -14,7 +14,10 @@ class RabbitWay(BrokerWay):
     """RabbitMQ, by aio-pika."""
 
     def message_id(self, raw: Any) -> str | None:
-        """Return the property `message_id`, as it was on the wire."""
+        """Return the property `message_id`, as it was on the wire when the message was published."""
+        from ...rabbitmq.places import restore_origin
+
+        restore_origin(raw)  # aiormq makes an id up for a dead letter's copy that had none
         return raw.message_id  # type: ignore[no-any-return]
 
     def name_of(self, subscriber: Any) -> str:
@@ -33,25 +36,15 @@ class RabbitWay(BrokerWay):
     async def bury(
         self, message: Any, subscriber: Any, publisher: Any, destination: str, headers: Mapping[str, Any]
     ) -> None:
-        """Publish a copy to a queue; raise ConfigError where there is none of that name."""
-        from aio_pika import DeliveryMode, Message
-        from aiormq import spec
+        """Publish a copy to a queue, by the channel that the message came by."""
+        from aio_pika import Message
 
-        raw = message.raw_message
-        copy = Message(
-            raw.body,
-            headers=dict(headers),
-            content_type=raw.content_type,
-            content_encoding=raw.content_encoding,
-            delivery_mode=DeliveryMode.PERSISTENT,
-            priority=raw.priority,
-            correlation_id=raw.correlation_id,
-            reply_to=raw.reply_to,
-            message_id=raw.message_id,
-            timestamp=raw.timestamp,
-            type=raw.type,
-            app_id=raw.app_id,
-        )
-        answer = await publisher.publish(copy, queue=destination, mandatory=True)
-        if answer is not None and not isinstance(answer, spec.Basic.Ack):  # None from a TestRabbitBroker
-            raise ConfigError(f"there is no queue {destination!r} for dead letters: declare it")
+        from ...rabbitmq.places import publish_copy
+
+        raw, more = message.raw_message, {**headers, QUEUE: self.name_of(subscriber)}
+        if type(raw).__module__ != "faststream.rabbit.testing":
+            await publish_copy(raw, "", destination, more)
+            return
+        # A TestRabbitBroker has no channels.
+        copy = Message(raw.body, headers=more, content_type=raw.content_type, message_id=raw.message_id)
+        await publisher.publish(copy, queue=destination)
