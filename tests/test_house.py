@@ -80,7 +80,12 @@ MIRRORS = {
     "Inbox": {"sql.inbox", "sync.sql"},
     "Receipt": {"sql.receipt", "sync.sql"},
     "Once": {"sql.once", "sync.sql"},
-    "Consumer": {"integrations.rabbitmq.consumer", "integrations.kafka", "integrations.redis_streams"},
+    "Consumer": {
+        "integrations.rabbitmq.consumer",
+        "integrations.kafka",
+        "integrations.nats",
+        "integrations.redis_streams",
+    },
     "DedupMiddleware": {
         "integrations.faststream.middleware",
         "integrations.dramatiq",

@@ -5,6 +5,7 @@ integration carries out. No broker is known here.
 """
 
 from .decisions import Action, Counts, Decision, Reason
+from .ids import new_id, republished_id
 from .keys import body_digest
 from .rules import DeadLetterError, MessageRules
 
@@ -16,4 +17,6 @@ __all__ = [
     "MessageRules",
     "Reason",
     "body_digest",
+    "new_id",
+    "republished_id",
 ]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import nats as nats_client
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from nats.js.errors import NotFoundError
 from redis.asyncio import Redis
 
 from fastdedup import Dedup
 from fastdedup.integrations import kafka as kafka_consumer
 
-from ..brokers import FAST_GROUP, KafkaServer
+from ..brokers import FAST_GROUP, KafkaServer, NatsServer
 
 Waiter = Callable[..., Awaitable[Any]]
 DOCS = Path(__file__).parents[2] / "docs"
@@ -83,3 +86,34 @@ async def test_the_page_of_redis_streams_runs(redis_url: str, wait_until: Waiter
         await stopped(running)
         assert done == [b"order-7"]
         await redis.flushdb()  # streams have no TTL
+
+
+async def test_the_page_of_nats_runs(nats: NatsServer, redis_url: str, wait_until: Waiter) -> None:
+    names = names_of("nats.md", redis=redis_url, **{"nats://localhost:4222": nats.url})
+    done: list[Any] = []
+
+    async def on_order(message: Any) -> None:
+        done.append(message.data)
+
+    names["on_order"] = on_order
+    async with await nats_client.connect(nats.url) as connection:
+        js = connection.jetstream()
+        running = asyncio.create_task(names["main"]())
+        await wait_until(lambda: stream_of(js), description="the stream is made")
+        await js.publish("orders", b"order-7", headers={"Nats-Msg-Id": "m-7"})
+        await wait_until(lambda: done, description="it is done")
+        await stopped(running)
+        await js.delete_stream("ORDERS")
+
+
+async def stream_of(js: Any) -> bool:
+    with suppress(NotFoundError):
+        await js.consumer_info("ORDERS", "billing")
+        return True
+    return False
+
+
+def test_the_page_of_ids_tells_the_truth() -> None:
+    names = names_of("message-ids.md")
+    assert names["paid"] == names["again"] != names["shipped"]
+    assert len({*map(len, (names["paid"], names["click"]))}) == 1

@@ -1,0 +1,246 @@
+"""NATS JetStream with nats-py: a consumer whose handler does its work once for each message.
+
+    subscription = await js.pull_subscribe("orders", durable="billing")
+    async with Consumer(subscription, dedup, key=message_id) as consumer:
+        await consumer.run(on_order)
+
+Main path: `Consumer.run` → `fetch` → `Deliveries.handle` → ack, nak with a delay, or term.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+try:
+    import anyio
+    from nats.aio.msg import Msg
+    from nats.errors import ConnectionClosedError, Error, NoRespondersError
+    from nats.js import JetStreamContext
+    from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
+    from nats.js.errors import NotFoundError, ServiceUnavailableError
+except ImportError as error:
+    raise ImportError("fastdedup.integrations.nats needs nats-py: pip install 'fastdedup[nats]'") from error
+
+from ..checks import Seconds
+from ..errors import ConfigError
+from ..gateway import Dedup
+from ..messages.consumer import GRACE, RETRY_DELAY, MessageJob, PullingConsumer
+from ..messages.decisions import Action, Decision
+from ..messages.deliveries import Deliveries
+from ..messages.headers import AGAIN, attempts_of, dead_letter_headers, is_again
+from ..messages.keys import KeyRule, body_digest
+from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
+from ..sql.inbox import Inbox
+from ..sql.once import Begin
+
+LIMIT: Final = 256
+"""Messages in hand at once, by default."""
+ORIGIN: Final = "x-fastdedup-origin"
+"""The header of a dead letter that says where it was: stream and sequence."""
+MESSAGE_ID: Final = "Nats-Msg-Id"
+"""The header by which JetStream itself drops what is published twice within its duplicate window."""
+_OF_NATS: Final = "nats-"
+"""Headers with this beginning tell the server what to do with a message that is published."""
+_FETCH: Final = 1.0
+"""Seconds that a fetch waits for messages: so long at most `stop` waits for it."""
+_EMPTY_PAUSE: Final = 0.01
+log = logging.getLogger("fastdedup.messages")
+
+__all__ = ["Consumer", "DeadLetterError", "body", "header", "message_id", "sequence"]
+
+
+def message_id(message: Msg) -> str | None:
+    """Return the header `Nats-Msg-Id`, as its publisher has set it."""
+    return (message.headers or {}).get(MESSAGE_ID)
+
+
+def header(name: str) -> Callable[[Msg], str | None]:
+    """Return a rule: the key is a header's value."""
+
+    def key(message: Msg) -> str | None:
+        return (message.headers or {}).get(name)
+
+    return key
+
+
+def sequence(message: Msg) -> str:
+    """Return the message's stream and its sequence there.
+
+    A redelivery has the same ones. A message that its publisher sends again has not: then use `message_id`.
+    """
+    metadata = message.metadata
+    return f"{metadata.stream}:{metadata.sequence.stream}"
+
+
+def body(message: Msg) -> str:
+    """Return a digest of the message's data.
+
+    Two orders with equal data are one order then: choose it only where the data name their event, by a time or a
+    number.
+    """
+    return body_digest(message.data)
+
+
+class Consumer(PullingConsumer[Msg]):
+    """Consumes a pull subscription; the handler's work is done once for each message.
+
+    Use it as an async context manager, and call `run` in it. A message is acknowledged when it is done, delivered
+    again after `retry_delay` seconds where it was not, and becomes a dead letter after `attempts`. While it is in
+    hand, the server is told that it is in progress, so `ack_wait` does not run out.
+
+    Args:
+        subscription: of `js.pull_subscribe`.
+        dedup: the gate, open; None where an inbox decides alone.
+        key: a function of the message: `message_id`, `header("order-id")`, `sequence`, or your own.
+        inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
+        begin: begins a transaction, such as `Session.begin`; by default the inbox's.
+        name: the consumer's name, by default that of the subscription's consumer. Two consumers of one message both
+            do their work.
+        wait: seconds to hold a message while another delivery of it is at work.
+        attempts: how often the handler is begun for a message, crashes included.
+        retry_delay: seconds until a message that was not done is delivered again.
+        dead_letter: a subject of another stream for dead letters. By default a dead letter is logged, and stays where
+            it is, in its stream.
+        fingerprint: a function of the message; another message with the same key is a dead letter.
+        limit: messages in hand at once.
+        grace: seconds that handlers get to end after `stop`.
+
+    Raises:
+        ConfigError: a setting is wrong; the message names it.
+    """
+
+    def __init__(
+        self,
+        subscription: JetStreamContext.PullSubscription,
+        dedup: Dedup | None,
+        *,
+        key: KeyRule,
+        inbox: Inbox | None = None,
+        begin: Begin | None = None,
+        name: str | None = None,
+        wait: Seconds = WAIT,
+        attempts: int = ATTEMPTS,
+        retry_delay: Seconds = RETRY_DELAY,
+        dead_letter: str | None = None,
+        fingerprint: Callable[[Msg], Any] | None = None,
+        limit: int = LIMIT,
+        grace: Seconds = GRACE,
+    ) -> None:
+        if not isinstance(subscription, JetStreamContext.PullSubscription):
+            raise ConfigError(
+                f"subscription must be of js.pull_subscribe(…), got {type(subscription).__name__}"
+            )
+        rules = MessageRules(
+            name or subscription._consumer, key, wait=wait, attempts=attempts, fingerprint=fingerprint
+        )
+        deliveries = Deliveries(rules, dedup, inbox, begin)
+        super().__init__(deliveries, retry_delay=retry_delay, grace=grace, limit=limit)
+        self._subscription = subscription
+        self._jetstream = subscription._js
+        self._dead_letter = dead_letter
+        self._counts_deliveries = dedup is None
+        self._heartbeat = 0.0
+
+    async def _open(self) -> None:
+        info = await self._subscription.consumer_info()
+        assert info.config is not None
+        _check_config(info.name, info.config)
+        self._heartbeat = min(info.config.backoff or [info.config.ack_wait or 30.0]) / 3
+        await self._see_dead_letters(info.stream_name)
+
+    async def _see_dead_letters(self, stream: str) -> None:
+        """Raise ConfigError unless dead letters have a place."""
+        if self._dead_letter is None:
+            retention = (await self._jetstream.stream_info(stream)).config.retention
+            if retention != RetentionPolicy.LIMITS:
+                raise ConfigError(
+                    f"the stream {stream!r} deletes what is settled: give dead_letter=, a subject of another stream"
+                )
+            return
+        try:
+            place = await self._jetstream.find_stream_name_by_subject(self._dead_letter)
+        except NotFoundError:
+            raise ConfigError(
+                f"no stream has the subject {self._dead_letter!r} for dead letters: add one, js.add_stream(…)"
+            ) from None
+        if place == stream:
+            raise ConfigError(
+                f"dead_letter must be a subject of another stream than {stream!r}, got {self._dead_letter!r}"
+            )
+
+    async def _take(self, room: int) -> Sequence[Msg]:
+        try:
+            return await self._subscription.fetch(room, timeout=_FETCH)
+        except TimeoutError:
+            await anyio.sleep(_EMPTY_PAUSE)  # the server may say at once that it has nothing
+        except (ServiceUnavailableError, NoRespondersError) as error:
+            log.warning("consumer %r: JetStream does not answer: %s", self._name, error)
+            await anyio.sleep(_FETCH)
+            with suppress(TimeoutError, ServiceUnavailableError, NoRespondersError):
+                await self._subscription.consumer_info()  # raises NotFoundError where it was deleted
+        return ()
+
+    async def _beside(self) -> None:
+        """Tell the server now and then of what is in hand."""
+        while True:
+            await anyio.sleep(self._heartbeat)
+            for job in tuple(self._jobs):
+                with suppress(Error):
+                    await job.message.in_progress()
+
+    async def _work_on(self, job: MessageJob[Msg]) -> None:
+        message = job.message
+        headers = message.headers or {}
+        failed = max(
+            attempts_of(headers), message.metadata.num_delivered - 1 if self._counts_deliveries else 0
+        )
+        decision = await self._decide(job, failed=failed, again=is_again(headers))
+        try:
+            await self._tell(message, decision)
+        except ConnectionClosedError:
+            raise
+        except Error as error:
+            log.warning("consumer %r: a message is delivered again: its ack failed: %s", self._name, error)
+
+    async def _tell(self, message: Msg, decision: Decision) -> None:
+        if decision.action is Action.ACK:
+            await message.ack()
+        elif decision.action is Action.RETRY:
+            await message.nak(delay=self._retry_delay)
+        else:
+            await message.term()
+
+    async def _give_back(self, job: MessageJob[Msg]) -> None:
+        with suppress(Error):
+            await job.message.nak()
+
+    async def _lay(self, message: Msg, decision: Decision) -> None:
+        if self._dead_letter is None:
+            log.error("the dead letter stays at %s, and is skipped", sequence(message))
+            return
+        ours = {**dead_letter_headers({}, decision, self._name), ORIGIN: sequence(message)}
+        # Not the publisher's: the server drops what it has seen, be it another consumer's dead letter or a later one.
+        ours[MESSAGE_ID] = f"dead:{self._name}:{sequence(message)}"
+        theirs = {
+            name: value
+            for name, value in (message.headers or {}).items()
+            if not name.lower().startswith(_OF_NATS) and name not in {*ours, AGAIN}
+        }
+        lines = {name: " ".join(str(value).split()) for name, value in {**theirs, **ours}.items()}
+        await self._jetstream.publish(self._dead_letter, message.data, headers=lines)
+
+
+def _check_config(name: str, config: ConsumerConfig) -> None:
+    """Raise ConfigError unless a consumer lets us decide what is done, and when it is given up."""
+    if config.ack_policy != AckPolicy.EXPLICIT:  # from the server it is text
+        raise ConfigError(
+            f"the consumer {name!r} must be acknowledged message by message: make it with ack_policy=explicit"
+        )
+    if config.max_deliver not in (None, -1):
+        raise ConfigError(
+            f"the consumer {name!r} gives a message up after {config.max_deliver} deliveries (max_deliver), and "
+            "leaves no dead letter: make it without max_deliver, as attempts= counts"
+        )

@@ -1,0 +1,368 @@
+"""Consumers of NATS JetStream, on a real server and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import nats as nats_client
+import pytest
+from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
+from nats.js.errors import NotFoundError
+
+from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup.integrations.nats import MESSAGE_ID, ORIGIN, Consumer, body, header, message_id, sequence
+from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, REASON
+
+from ..brokers import NatsServer
+from ..servers import RedisServer
+from .test_rules import Shop as Database
+
+Waiter = Callable[..., Awaitable[Any]]
+Handler = Callable[..., Awaitable[Any]]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fastdedup.integrations.nats._FETCH", 0.05)
+
+
+class Shop:
+    """A stream with a consumer, and another stream for dead letters."""
+
+    def __init__(self, server: NatsServer, connection: Any) -> None:
+        self.subject, self.dead = server.name("orders"), server.name("dead")
+        self.connection = connection
+        self.js = connection.jetstream()
+
+    async def open(self, **options: Any) -> Shop:
+        await self.js.add_stream(StreamConfig(name=self.subject, subjects=[self.subject], **options))
+        await self.js.add_stream(name=self.dead, subjects=[self.dead])
+        return self
+
+    async def publish(self, *orders: str, **headers: str) -> None:
+        for order in orders:
+            await self.js.publish(self.subject, order.encode(), headers={"id": order, **headers})
+
+    async def subscription(self, durable: str = "billing", **config: Any) -> Any:
+        return await self.js.pull_subscribe(self.subject, durable=durable, config=ConsumerConfig(**config))
+
+    @asynccontextmanager
+    async def consumer(
+        self, dedup: Dedup | None, handler: Handler, subscription: Any = None, **options: Any
+    ) -> AsyncIterator[Consumer]:
+        subscription = subscription or await self.subscription()
+        options = {"key": header("id"), "retry_delay": 0.0, **options}
+        async with Consumer(subscription, dedup, **options) as consumer:
+            running = asyncio.create_task(consumer.run(handler))
+            try:
+                yield consumer
+            finally:
+                consumer.stop()
+                await running
+
+    async def unsettled(self, durable: str = "billing") -> int:
+        info = await self.js.consumer_info(self.subject, durable)
+        return int(info.num_ack_pending + info.num_pending)
+
+    async def dead_letters(self) -> list[Any]:
+        state = (await self.js.stream_info(self.dead)).state
+        return [
+            await self.js.get_msg(self.dead, number)
+            for number in range(state.first_seq, state.last_seq + 1)
+            if state.messages
+        ]
+
+
+@asynccontextmanager
+async def shop_of(server: NatsServer, **options: Any) -> AsyncIterator[Shop]:
+    connection = await nats_client.connect(server.url)
+    try:
+        yield await Shop(server, connection).open(**options)
+    finally:
+        await connection.close()
+
+
+@asynccontextmanager
+async def opened(url: str, **options: Any) -> AsyncIterator[Dedup]:
+    async with Dedup(url, namespace="m", timeout=5.0, **options) as dedup:
+        yield dedup
+
+
+class Work:
+    """A handler: remembers what it did; `then` is what each message does."""
+
+    def __init__(self, then: Callable[[str], Any] = lambda order: None) -> None:
+        self.done: list[str] = []
+        self.begun: list[str] = []
+        self.then = then
+
+    async def __call__(self, *given: Any) -> None:
+        order = given[-1].data.decode()
+        self.begun.append(order)
+        found = self.then(order)
+        if asyncio.iscoroutine(found):
+            await found
+        self.done.append(order)
+
+
+def fault(order: str) -> None:
+    raise ValueError("no such\ncustomer")
+
+
+async def test_each_message_is_done_once(nats: NatsServer, redis_url: str, wait_until: Waiter) -> None:
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        work = Work()
+        await shop.publish("a", "b", "a", "b")
+        async with shop.consumer(dedup, work) as consumer:
+            await wait_until(lambda: consumer.counts.duplicate == 2, description="all are settled")
+            await shop.publish("c")
+            await wait_until(lambda: "c" in work.done, description="one that comes later is done")
+        assert sorted(work.done) == ["a", "b", "c"]
+        await wait_until(lambda: is_settled(shop), description="all are acknowledged")
+
+
+async def is_settled(shop: Shop) -> bool:
+    return await shop.unsettled() == 0
+
+
+async def test_a_failed_message_is_delivered_again_then_dead_lettered(
+    nats: NatsServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        work = Work(fault)
+        await shop.publish("a", trace="t-1", **{MESSAGE_ID: "a"})
+        async with shop.consumer(
+            dedup, work, attempts=3, retry_delay=0.01, dead_letter=shop.dead
+        ) as consumer:
+            await wait_until(shop.dead_letters, description="a dead letter")
+            await wait_until(lambda: is_settled(shop), description="the message is terminated")
+        assert work.begun == ["a"] * 3
+        assert (consumer.counts.retried, consumer.counts.dead_lettered) == (2, 1)
+        (dead,) = await shop.dead_letters()
+        assert (dead.data, dead.headers["id"], dead.headers["trace"]) == (b"a", "a", "t-1")
+        assert [dead.headers[name] for name in (KEY, REASON, ATTEMPTS)] == ["a", "failed", "3"]
+        assert dead.headers[ERROR] == "ValueError: no such customer"
+        assert dead.headers[ORIGIN] == f"{shop.subject}:1"
+
+
+async def test_two_consumers_of_a_message_both_leave_a_dead_letter(
+    nats: NatsServer, redis_url: str, wait_until: Waiter
+) -> None:
+    """The server drops what has an id that it has seen."""
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        await shop.publish("a", **{MESSAGE_ID: "a"})
+        for durable in ("billing", "shipping"):
+            subscription = await shop.subscription(durable)
+            options = {"attempts": 1, "dead_letter": shop.dead}
+            async with shop.consumer(dedup, Work(fault), subscription, **options) as consumer:
+                await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
+        assert len(await shop.dead_letters()) == 2
+
+
+async def test_a_dead_letter_published_again_is_worked_on(
+    nats: NatsServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        work = Work(fault)
+        await shop.publish("a")
+        async with shop.consumer(dedup, work, attempts=1) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
+            assert f"stays at {shop.subject}:1" in caplog.text
+            work.then = lambda order: None
+            await shop.publish("a", **{AGAIN: "1"})
+            await wait_until(lambda: work.done == ["a"], description="it is done")
+
+
+async def test_a_message_without_its_key_is_a_dead_letter(
+    nats: NatsServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        await shop.publish("a")
+        async with shop.consumer(dedup, Work(), key=message_id, dead_letter=shop.dead):
+            await wait_until(shop.dead_letters, description="a dead letter")
+        assert (await shop.dead_letters())[0].headers[REASON] == "no_key"
+
+
+async def test_a_slow_handler_keeps_its_message(nats: NatsServer, redis_url: str, wait_until: Waiter) -> None:
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        end, work = asyncio.Event(), Work(lambda order: end.wait())
+        await shop.publish("a")
+        subscription = await shop.subscription(ack_wait=0.3)
+        async with shop.consumer(dedup, work, subscription, grace=1.0) as consumer:
+            await wait_until(lambda: work.begun, description="it is begun")
+            loop = asyncio.get_running_loop()
+            ends = loop.time() + 0.8
+            await wait_until(lambda: loop.time() > ends, description="more than twice ack_wait")
+            assert consumer.counts.delivered == 1
+            end.set()
+            await wait_until(lambda: consumer.counts.first == 1, description="it is done")
+
+
+async def test_a_crashed_consumers_message_is_delivered_again(
+    nats: NatsServer, redis_url: str, wait_until: Waiter
+) -> None:
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        forever, work = Work(lambda order: asyncio.Event().wait()), Work()
+        await shop.publish("a")
+        subscription = await shop.subscription(ack_wait=0.2)
+        async with Consumer(subscription, dedup, key=sequence) as crashing:
+            running = asyncio.create_task(crashing.run(forever))
+            await wait_until(lambda: forever.begun, description="it is begun")
+            running.cancel()
+            await asyncio.wait([running])
+        async with shop.consumer(dedup, work, key=sequence):
+            await wait_until(lambda: work.done == ["a"], description="it is done")
+
+
+async def test_stop_ends_what_was_begun_and_gives_the_rest_back(
+    nats: NatsServer, redis_url: str, wait_until: Waiter
+) -> None:
+    """The rest waits for a twin that is at work elsewhere; ack_wait is 30 s, and is not waited for."""
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        end, rest = asyncio.Event(), Work()
+        work = Work(lambda order: end.wait())
+        async with shop.consumer(dedup, work, wait=30.0) as consumer:
+            await shop.publish("a", "a")
+            await wait_until(lambda: consumer.counts.held == 1, description="the second waits for the first")
+            consumer.stop()
+            end.set()
+        assert (work.done, consumer.counts.first) == (["a"], 1)
+        async with shop.consumer(dedup, rest) as other:
+            await wait_until(lambda: other.counts.duplicate == 1, description="the next one has the second")
+
+
+async def test_an_outage_of_the_gate_holds_the_messages(
+    nats: NatsServer, server: RedisServer, wait_until: Waiter
+) -> None:
+    async with shop_of(nats) as shop, Dedup(server.url, namespace="m", timeout=0.1) as dedup:
+        subscription = await shop.subscription(ack_wait=0.5)
+        async with shop.consumer(dedup, Work(), subscription) as consumer:
+            server.kill()
+            await shop.publish("a", "b")
+            await wait_until(lambda: consumer.counts.held == 2, description="both are held")
+            assert consumer.is_paused
+            server.start()
+            await wait_until(lambda: consumer.counts.first == 2, description="both are done")
+            assert (consumer.counts.delivered, consumer.counts.retried) == (2, 0)
+
+
+async def test_a_restart_of_the_broker_is_survived(redis_url: str, wait_until: Waiter) -> None:
+    with NatsServer() as server:
+        connection = await nats_client.connect(
+            server.url, reconnect_time_wait=0.05, max_reconnect_attempts=-1, error_cb=ignored
+        )
+        async with opened(redis_url) as dedup:
+            shop, work = await Shop(server, connection).open(), Work()
+            async with shop.consumer(dedup, work):
+                await shop.publish("a")
+                await wait_until(lambda: work.done == ["a"], description="it is done")
+                server.restart()
+                await wait_until(lambda: is_published(shop, "b"), description="it is connected again")
+                await wait_until(lambda: work.done == ["a", "b"], description="the next one is done")
+        await connection.close()
+
+
+async def is_published(shop: Shop, order: str) -> bool:
+    with suppress(nats_client.errors.Error):
+        await shop.js.publish(shop.subject, order.encode(), headers={"id": order}, timeout=0.2)
+        return True
+    return False
+
+
+async def ignored(error: Exception) -> None:
+    """Say nothing of a lost connection."""
+
+
+async def test_with_an_inbox_alone_deliveries_count_as_attempts(
+    nats: NatsServer, wait_until: Waiter, tmp_path: Any
+) -> None:
+    database, work = Database(tmp_path / "shop.db"), Work()
+    async with shop_of(nats) as shop:
+        subscription = await shop.subscription()
+        await shop.publish("a")
+        for _ in range(2):
+            (message,) = await subscription.fetch(1)
+            await message.nak()
+        options = {"inbox": database.inbox, "attempts": 2, "dead_letter": shop.dead}
+        async with shop.consumer(None, work, subscription, **options):
+            await wait_until(shop.dead_letters, description="a dead letter")
+            assert (await shop.dead_letters())[0].headers[REASON] == "exhausted"
+            await shop.publish("b")
+            await wait_until(lambda: work.done == ["b"], description="the next is done")
+
+
+async def test_a_consumer_that_is_deleted_ends_ours(nats: NatsServer, redis_url: str) -> None:
+    async with (
+        shop_of(nats) as shop,
+        opened(redis_url) as dedup,
+        Consumer(await shop.subscription(), dedup, key=sequence) as consumer,
+    ):
+        await shop.js.delete_consumer(shop.subject, "billing")
+        with pytest.raises(NotFoundError):
+            await consumer.run(Work())
+
+
+async def test_a_gate_that_is_not_open_ends_the_consumer(nats: NatsServer, redis_url: str) -> None:
+    async with shop_of(nats) as shop:
+        await shop.publish("a")
+        gate = Dedup(redis_url, namespace="m")
+        async with Consumer(await shop.subscription(), gate, key=sequence) as consumer:
+            with pytest.raises(UsageError):
+                await consumer.run(Work())
+        assert await shop.unsettled() == 1
+
+
+# Keys and settings
+
+
+def message(**headers: str) -> Any:
+    reply = "$JS.ACK.orders.billing.1.7.3.1700000000000000000.0"
+    return nats_client.aio.msg.Msg(None, "orders", reply, b"data", headers or None)  # type: ignore[arg-type]
+
+
+def test_the_key_is_an_id_a_header_a_sequence_or_a_digest() -> None:
+    assert message_id(message(**{MESSAGE_ID: "m-7"})) == "m-7"
+    assert header("order")(message(order="o-7")) == "o-7"
+    assert message_id(message()) is header("order")(message()) is None
+    assert sequence(message()) == "orders:7"
+    assert body(message()) == body(message(order="other"))
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"ack_policy": AckPolicy.NONE}, "message by message"),
+        ({"ack_policy": AckPolicy.ALL}, "message by message"),
+        ({"max_deliver": 5}, "after 5 deliveries"),
+    ],
+)
+async def test_a_wrong_consumer_is_named(
+    nats: NatsServer, redis_url: str, config: dict[str, Any], words: str
+) -> None:
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        consumer = Consumer(await shop.subscription(**config), dedup, key=sequence)
+        with pytest.raises(ConfigError, match=words):
+            await consumer.__aenter__()
+
+
+async def test_a_wrong_place_for_dead_letters_is_named(nats: NatsServer, redis_url: str) -> None:
+    async with shop_of(nats, retention=RetentionPolicy.WORK_QUEUE) as shop, opened(redis_url) as dedup:
+        subscription = await shop.subscription()
+        for place, words in (
+            (None, "deletes what is settled"),
+            ("no-such", "no stream has the subject 'no-such'"),
+            (shop.subject, "a subject of another stream"),
+        ):
+            consumer = Consumer(subscription, dedup, key=sequence, dead_letter=place)
+            with pytest.raises(ConfigError, match=words):
+                await consumer.__aenter__()
+
+
+async def test_a_push_subscription_is_refused(nats: NatsServer, redis_url: str) -> None:
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        subscription = await shop.js.subscribe(shop.subject)
+        with pytest.raises(ConfigError, match="subscription must be of js"):
+            Consumer(subscription, dedup, key=sequence)
