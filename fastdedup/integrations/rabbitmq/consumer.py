@@ -159,12 +159,14 @@ class Consumer:
         if not isinstance(channel, AbstractRobustChannel):
             channel.close_callbacks.add(self._on_close)
         handout = Handout[AbstractIncomingMessage]()
+        # Before the group, which would wrap the error of a connection that is lost now.
+        underlay = await channel.get_underlay_channel()
+        tag = await reply(self._queue.consume(self._taker(handout)))
         async with anyio.create_task_group() as group:
             for _ in range(self._prefetch):
                 group.start_soon(self._work, handout, handler)
-            tag = await reply(self._queue.consume(self._taker(handout)))
             if not isinstance(channel, AbstractRobustChannel):
-                group.start_soon(self._watch, await channel.get_underlay_channel(), tag)
+                group.start_soon(self._watch, underlay, tag)
             await self._stop.wait()
             with suppress(*_LOST), anyio.move_on_after(self._grace):
                 await reply(self._queue.cancel(tag))
