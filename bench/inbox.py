@@ -192,7 +192,7 @@ class Postgres:
             return float(size / MANY_ROWS)
 
 
-async def _open_postgres(stack: AsyncExitStack, connections: int) -> Postgres:
+async def open_postgres(stack: AsyncExitStack, connections: int) -> Postgres:
     import asyncpg  # type: ignore[import-untyped] # ships no types
 
     server = stack.enter_context(PostgresServer(durable=True))
@@ -206,7 +206,7 @@ async def _open_postgres(stack: AsyncExitStack, connections: int) -> Postgres:
 
 
 async def _postgres(stack: AsyncExitStack, seconds: float, names: tuple[str, str], way: str) -> Pair:
-    database = await _open_postgres(stack, CONNECTIONS)
+    database = await open_postgres(stack, CONNECTIONS)
     table = {"receive": TABLE, "by_hand": "by_hand"}.get(way)
     size = {"bytes_an_id": await database.bytes_an_id(table)} if table else {}
 
@@ -222,7 +222,7 @@ async def _fastidempotent(stack: AsyncExitStack, seconds: float) -> Pair:
     from fastidempotent.backends.postgres import PostgresBackend
     from fastidempotent.models import IdempotencyRecord, IdempotencyStatus
 
-    database = await _open_postgres(stack, CONNECTIONS)
+    database = await open_postgres(stack, CONNECTIONS)
     backend = PostgresBackend(database.url, pool_size=CONNECTIONS)
     await stack.enter_async_context(backend)
 
@@ -243,7 +243,7 @@ async def _fastidempotent(stack: AsyncExitStack, seconds: float) -> Pair:
 
 
 async def _postgres_purge(stack: AsyncExitStack) -> Pair:
-    database = await _open_postgres(stack, FOREGROUND + 1)
+    database = await open_postgres(stack, FOREGROUND + 1)
     fill = (
         f"INSERT INTO {TABLE} (id, at) SELECT gen_random_uuid(), now() - interval '8 days' "
         f"FROM generate_series(1, {OLD_ROWS})"
@@ -364,7 +364,7 @@ async def _sqlite(stack: AsyncExitStack, seconds: float) -> Pair:
 
 
 async def _storm(stack: AsyncExitStack, run: Run) -> Pair:
-    database = await _open_postgres(stack, STORM_CONNECTIONS)
+    database = await open_postgres(stack, STORM_CONNECTIONS)
     gate = await stack.enter_async_context(Dedup(run.plan.url, namespace=run.plan.namespace, timeout=5.0))
     begun = 0
 

@@ -18,14 +18,15 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import asyncpg
 import psycopg
 
+from bench.forked import Forked, Run
 from bench.server import private_server
 from fastdedup import Dedup, InProgressError
 from fastdedup.sql import Inbox
@@ -119,17 +120,24 @@ WAYS = {
 # The consumer
 
 
+@asynccontextmanager
+async def transactions(database: PostgresDatabase) -> AsyncIterator[Begin]:
+    """Give a consumer its connections: a function that begins a transaction."""
+    async with asyncpg.create_pool(**database.asyncpg, min_size=0, max_size=4) as pool:
+
+        @asynccontextmanager
+        async def begin() -> AsyncIterator[Any]:
+            async with pool.acquire() as connection, connection.transaction():
+                yield connection
+
+        yield begin
+
+
 async def consume(way: Way, database: PostgresDatabase, url: str, wire: socket.socket) -> None:
     """Handle messages, lines on a socket; answer each with "a" (acknowledged) or "r" (refused)."""
     reader, writer = await asyncio.open_unix_connection(sock=wire)
     tasks = set()
-    async with asyncpg.create_pool(**database.asyncpg, min_size=0, max_size=4) as pool:
-
-        @asynccontextmanager
-        async def begin():  # type: ignore[no-untyped-def]
-            async with pool.acquire() as connection, connection.transaction():
-                yield connection
-
+    async with transactions(database) as begin:
         gate = Dedup(url, namespace="kills", lease=LEASE, timeout=2.0)
         if way.gated:
             await gate.open()
@@ -154,18 +162,11 @@ async def consume(way: Way, database: PostgresDatabase, url: str, wire: socket.s
 # The broker
 
 
-class Consumer:
-    """A forked process, and what it holds."""
+class Consumer(Forked):
+    """A consumer's process, and what it holds."""
 
-    def __init__(self, run: Callable[[socket.socket], Awaitable[None]]) -> None:
-        self.wire, theirs = socket.socketpair()
-        self.pid = os.fork()
-        if self.pid == 0:
-            self.wire.close()
-            with suppress(BaseException):
-                asyncio.run(run(theirs))
-            os._exit(0)
-        theirs.close()
+    def __init__(self, run: Run) -> None:
+        super().__init__(run)
         self.holds: Counter[str] = Counter()
         self.acks_left = random.randint(1, LONGEST_LIFE)
         self.rest = b""
@@ -179,20 +180,11 @@ class Consumer:
         *lines, self.rest = (self.rest + self.wire.recv(65_536)).split(b"\n")
         return [line.decode() for line in lines]
 
-    def kill(self) -> None:
-        """End it as a crash would."""
-        os.kill(self.pid, signal.SIGKILL)
-        self.close()
-
-    def close(self) -> None:
-        self.wire.close()
-        os.waitpid(self.pid, 0)
-
 
 class Broker:
     """Delivers each message twice, and again what was not acknowledged."""
 
-    def __init__(self, run: Callable[[socket.socket], Awaitable[None]], kills: int) -> None:
+    def __init__(self, run: Run, kills: int) -> None:
         self._run = run
         self._kills = kills
         # Mutable: what is to be delivered, by when; the consumers; the counts.
@@ -271,6 +263,21 @@ class Broker:
         self._selector.close()
 
 
+# What is left
+
+
+def make_tables(database: PostgresDatabase) -> None:
+    """Make the tables of the consumers, empty."""
+    with psycopg.connect(**database.psycopg, autocommit=True) as connection:
+        connection.execute(TABLES)  # type: ignore[arg-type]
+
+
+def effects_of(database: PostgresDatabase) -> dict[str, int]:
+    """Return for each message that left an effect how many it left."""
+    with psycopg.connect(**database.psycopg) as connection:
+        return dict(connection.execute("SELECT message, count(*) FROM effects GROUP BY 1").fetchall())
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """What came of one way."""
@@ -286,15 +293,13 @@ class Tally:
 def measure(name: str, kills: int, database: PostgresDatabase, url: str) -> Tally:
     """Kill consumers of one way; count. No other thread may run in this process, as it forks."""
     way = WAYS[name]
-    with psycopg.connect(**database.psycopg, autocommit=True) as connection:
-        connection.execute(TABLES)  # type: ignore[arg-type]
+    make_tables(database)
     broker = Broker(lambda wire: consume(way, database, url, wire), kills)
     gc.freeze()
     began = time.perf_counter()
     broker.deliver()
     seconds = time.perf_counter() - began
-    with psycopg.connect(**database.psycopg) as connection:
-        counts = dict(connection.execute("SELECT message, count(*) FROM effects GROUP BY 1").fetchall())
+    counts = effects_of(database)
     return Tally(
         kills=broker.kills,
         messages=broker.published,

@@ -12,6 +12,9 @@ from bench.growth import growth, growth_steps, soak, soak_steps
 from bench.held import held, held_steps
 from bench.inbox import inbox, inbox_purge, inbox_purge_steps, inbox_steps, inbox_storm, inbox_storm_steps
 from bench.memory import memory, memory_steps
+from bench.messages import messages, messages_steps
+from bench.messages_inbox import messages_inbox, messages_inbox_steps
+from bench.messages_waits import messages_waits, messages_waits_steps
 from bench.peers import EVERYONE, FULL_CYCLE, LIBRARIES, ONE_CALL_EACH, REDIS_BENCHMARK
 from bench.processes import processes, processes_steps
 from bench.run import Job, Run
@@ -76,6 +79,11 @@ JOBS = (
     Job("inbox", inbox, inbox_steps, needs_private=True),  # these three start databases of their own
     Job("inbox-storm", inbox_storm, inbox_storm_steps, needs_private=True),
     Job("inbox-purge", inbox_purge, inbox_purge_steps, needs_private=True),
+    Job(
+        "messages", messages, messages_steps, needs_private=True
+    ),  # these three start a RabbitMQ of their own
+    Job("messages-inbox", messages_inbox, messages_inbox_steps, needs_private=True),
+    Job("messages-waits", messages_waits, messages_waits_steps, needs_private=True),
     Job("growth", growth, growth_steps, needs_private=True),
     Job("soak", soak, soak_steps, needs_private=True),
 )

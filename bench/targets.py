@@ -10,6 +10,9 @@ from bench.frozen import HEALTHY
 from bench.growth import FEW_KEYS
 from bench.held import ROWS as HELD
 from bench.inbox import BY_HAND, FOLDED, MARIADB, MARIADB_PURGE, POSTGRES, PURGE, RESULT, SQLITE, STORM
+from bench.messages import A_KEY_EACH, BARE, BARE_LISTS, FASTSTREAM, GATE, ONE_KEY, SET_NX, SET_NX_16
+from bench.messages_inbox import NAMES as DUPLICATES
+from bench.messages_waits import DOWN, DOWN_BY_HAND, TWIN, TWIN_BY_HAND, TWIN_SHORT
 from bench.pairs import ABOVE
 from bench.peers import IDEMPOTENCY_KIT, IN_LISTS, POWERTOOLS, REDIS_BENCHMARK
 from bench.processes import ONE, SAME, TWO
@@ -128,6 +131,14 @@ def _purged(name: str, names: tuple[str, str]) -> Callable[[Report], float]:
     return _figure("inbox-purge", name, names[1])
 
 
+def _half_duplicates(report: Report) -> float:
+    return _ratio("messages-inbox", ABOVE, DUPLICATES[1])(report)
+
+
+def _waits(name: str, row: str) -> Callable[[Report], float]:
+    return _figure("messages-waits", name, row)
+
+
 def _p99_added(report: Report) -> float:
     return _figure("sidecar", "p99_added_us", HOP[1])(report) / 1000
 
@@ -189,6 +200,19 @@ TARGETS = (
     Target("20", "purge in PostgreSQL, rows a second", _purged("purged_rate", PURGE), 100_000),
     Target("20", "… p99 beside it, ratio to none", _ratio("inbox-purge", ABOVE, PURGE[1]), 3, **AT_MOST),
     Target("20", "purge in MariaDB, the longest batch, ms", _purged("batch_ms", MARIADB_PURGE), 50, **AT_MOST),
+    Target("21", "Consumer with the gate, ratio to bare aio-pika callbacks", _ratio("messages", BARE, GATE), 0.6),
+    Target("21", "… to SET NX EX by hand", _ratio("messages", SET_NX, GATE), 1.5),
+    Target("21", "… to SET NX EX by hand over 16 connections", _ratio("messages", SET_NX_16, GATE), 1.5),
+    Target("21", "… messages of 50 items, a key for each message", _ratio("messages", BARE_LISTS, ONE_KEY), 0.85),
+    Target("21", "… a key for each item, by claim_many", _ratio("messages", BARE_LISTS, A_KEY_EACH)),
+    Target("21", "… FastStream without dedup, ratio to bare callbacks", _ratio("messages", BARE, FASTSTREAM)),
+    Target("22", "gate and inbox, half of it duplicates, ratio to the inbox", _half_duplicates, 1.3),
+    Target("23", "deliveries of a message whose twin works for 2 s", _waits("deliveries", TWIN), 3, **AT_MOST),
+    Target("23", "… with wait=1", _waits("deliveries", TWIN_SHORT), 3, **AT_MOST),
+    Target("23", "… requeued at once", _waits("deliveries", TWIN_BY_HAND)),
+    Target("24", "redeliveries while Redis is down", _waits("redelivered", DOWN), 0, **AT_MOST),
+    Target("24", "… ms until consuming resumes", _waits("resumed_ms", DOWN), 1000, **AT_MOST),
+    Target("24", "… redeliveries, requeued at once", _waits("redelivered", DOWN_BY_HAND)),
 )  # fmt: skip
 
 
@@ -213,6 +237,10 @@ PLAYED = {
     "18": ("inbox",),
     "19": ("inbox-storm",),
     "20": ("inbox-purge",),
+    "21": ("messages",),
+    "22": ("messages-inbox",),
+    "23": ("messages-waits",),
+    "24": ("messages-waits",),
 }
 """The scenarios of each target: without a played scenario the target has no verdict."""
 

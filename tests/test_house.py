@@ -93,9 +93,7 @@ MIRRORS = {
     },
     "AsyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "SyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
-    "DedupMiddleware": {"integrations.dramatiq", "integrations.faststream.middleware", "integrations.taskiq"},
     "IdempotencyMiddleware": {"integrations.asgi", "integrations.wsgi", "integrations.django.middleware"},
-    "DedupMiddleware": {"integrations.dramatiq", "integrations.taskiq"},
 }
 
 

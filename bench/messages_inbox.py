@@ -1,0 +1,92 @@
+"""Consumers of RabbitMQ whose inbox decides, with a gate before it and without. Main path: `messages_inbox`."""
+
+import asyncio
+import random
+import secrets
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+from time import perf_counter, process_time
+from typing import Any
+
+import aio_pika
+from aio_pika.abc import AbstractIncomingMessage
+
+from bench.inbox import BARE as INSERT
+from bench.inbox import KEEP, Postgres, open_postgres
+from bench.messages import BODY, check
+from bench.pairs import Figures, Pair, play_pairs
+from bench.queues import Broker, Filled, broker
+from bench.run import Run
+from fastdedup import Dedup
+from fastdedup.bench import Table, collector
+from fastdedup.integrations.rabbitmq import Consumer, message_id
+from fastdedup.sql import Inbox
+
+CONNECTIONS = 32
+MESSAGES = 2000  # of a turn of one second; each is delivered twice
+NAMES = ("Consumer with the inbox alone", "Consumer with gate and inbox")
+NOTE = (
+    f"PostgreSQL with fsync, {CONNECTIONS} connections, by asyncpg; the work is one INSERT. Each message was "
+    "published twice, in random order: one delivery in two is a duplicate. Figures are of deliveries."
+)
+
+
+def messages_inbox_steps(run: Run) -> int:
+    return 2 * run.plan.rounds
+
+
+async def messages_inbox(run: Run) -> Table:
+    """Let consumers take messages and duplicates, with a gate and without."""
+    async with AsyncExitStack() as stack:
+        rows = await play_pairs(run.plan, "messages-inbox", [(NAMES, partial(_pair, stack, run))])
+    return Table("messages-inbox", "Duplicates at consumers of RabbitMQ", "rate", tuple(rows), notes=(NOTE,))
+
+
+async def _pair(stack: AsyncExitStack, run: Run) -> Pair:
+    rabbit = await stack.enter_async_context(broker())
+    database = await open_postgres(stack, CONNECTIONS)
+    gate = await stack.enter_async_context(Dedup(run.plan.url, namespace=run.plan.namespace, timeout=5.0))
+    return Pair(
+        NAMES, (partial(_turn, run, rabbit, database, None), partial(_turn, run, rabbit, database, gate)), ""
+    )
+
+
+async def _turn(run: Run, rabbit: Broker, database: Postgres, gate: Dedup | None) -> Figures:
+    made = _twice(max(50, round(run.plan.seconds * MESSAGES)))
+    async with rabbit.filled(run, made, len(made) // 2) as filled:
+        with collector(tuned=True):
+            began, cpu = perf_counter(), process_time()
+            async with asyncio.timeout(60.0):
+                await _consume(filled, database, gate)
+            seconds, cpu = perf_counter() - began, process_time() - cpu
+        check(filled)
+    return {"rate": len(made) / seconds, "cpu_us": 1e6 * cpu / len(made)}
+
+
+async def _consume(filled: Filled, database: Postgres, gate: Dedup | None) -> None:
+    async def work(connection: Any, message: AbstractIncomingMessage) -> None:
+        await connection.execute(INSERT, message.message_id)
+        await filled.on_message(message)
+
+    inbox = Inbox("bench-messages", keep=KEEP, begin=database.begin)
+    async with Consumer(filled.queue, gate, key=message_id, inbox=inbox, declare=True) as consumer:
+        running = asyncio.create_task(consumer.run(work))
+        await _until(lambda: consumer.counts.first + consumer.counts.duplicate == filled.messages, running)
+        consumer.stop()
+        await running
+
+
+async def _until(holds: Callable[[], bool], running: Awaitable[None]) -> None:
+    """Wait until a condition holds, or a consumer ends with an error."""
+    while not holds():
+        await asyncio.wait([running], timeout=0.002)  # type: ignore[list-item,type-var] # a task
+        if running.done():  # type: ignore[attr-defined]
+            await running
+
+
+def _twice(count: int) -> list[aio_pika.Message]:
+    """Make messages, each twice, in random order."""
+    names = [secrets.token_hex(16) for _ in range(count)] * 2
+    random.shuffle(names)
+    return [aio_pika.Message(BODY, message_id=name) for name in names]

@@ -1,0 +1,175 @@
+"""The messages' rows of the benchmark: what is played, checked, and made of it. No test looks at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aio_pika
+import pytest
+
+from bench import messages, messages_waits
+from bench.forked import Forked
+from bench.messages import BARE, CONTESTANTS, GATE, NOT_PLAYED, Contestant, check, play_rounds, row_of
+from bench.messages_inbox import NAMES
+from bench.messages_waits import ROWS, Watched
+from bench.pairs import ABOVE
+from bench.queues import Broker, Filled, ready
+from bench.report import Report
+from bench.run import Run
+from bench.targets import verdicts
+from fastdedup.bench import ClaimedTwiceError, Plan, Row, Table
+
+from ..brokers import RabbitServer
+
+
+def run(url: str = "") -> Run:
+    return Run(Plan(url, rounds=1, seconds=0.01), 0, 0, ())
+
+
+async def nothing(filled: Filled) -> None:
+    raise AssertionError
+
+
+def filled(*handled: str, count: int) -> Filled:
+    found = Filled(None, count, count, "", "", "")  # type: ignore[arg-type] # no queue is looked at
+    for name in handled:
+        asyncio.run(found.on_item(name))
+    return found
+
+
+# On a real RabbitMQ
+
+
+@pytest.mark.parametrize("lists", [False, True])
+async def test_each_way_handles_each_item_once(
+    rabbitmq: RabbitServer, redis_url: str, lists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "TIMES", 1)
+    contestants = [each for each in CONTESTANTS if each.lists is lists]
+    async with await aio_pika.connect(rabbitmq.url) as connection:
+        found, faults = await play_rounds(run(redis_url), Broker(rabbitmq, connection), contestants)
+    assert not faults
+    assert all(len(turns) == 1 for turns in found.values())
+
+
+async def test_a_way_that_leaves_messages_unhandled_is_a_fault(
+    rabbitmq: RabbitServer, redis_url: str
+) -> None:
+    async def give_up(filled: Filled) -> None:
+        """Take no message."""
+
+    async with await aio_pika.connect(rabbitmq.url) as connection:
+        broker = Broker(rabbitmq, connection)
+        _, faults = await play_rounds(run(redis_url), broker, [Contestant("lazy", give_up)])
+    assert "ClaimedTwiceError" in faults["lazy"]
+
+
+async def test_a_queue_is_gone_after_its_turn(rabbitmq: RabbitServer) -> None:
+    async with await aio_pika.connect(rabbitmq.url) as connection:
+        broker = Broker(rabbitmq, connection)
+        async with broker.queue() as queue:
+            assert await ready(queue) == 0
+        async with connection.channel() as channel:
+            with pytest.raises(aio_pika.exceptions.ChannelNotFoundEntity):
+                await channel.declare_queue(queue.name, passive=True)
+
+
+# What is made of it
+
+
+def test_each_item_handled_once_is_no_fault() -> None:
+    check(filled("a", "b", count=2))
+
+
+@pytest.mark.parametrize("handled", [("a",), ("a", "a"), ("a", "b", "b")])
+def test_an_item_handled_twice_or_never_voids_the_turn(handled: tuple[str, ...]) -> None:
+    with pytest.raises(ClaimedTwiceError):
+        check(filled(*handled, count=2))
+
+
+def test_a_row_s_ratio_is_the_median_of_the_rounds() -> None:
+    found: Any = {
+        "base": [{"rate": 10.0}, {"rate": 100.0}, {"rate": 20.0}],
+        "ours": [{"rate": 5.0}, {"rate": 10.0}, {"rate": 12.0}],
+    }
+    row = row_of(Contestant("ours", nothing, ("base",)), found, {})
+    assert (row.figures, row.ratios) == ({"rate": 10.0}, {"base": 0.5})
+
+
+def test_a_baseline_that_failed_gives_no_ratio() -> None:
+    found: Any = {"base": [], "ours": [{"rate": 5.0}]}
+    faults = {"base": "n/a: why"}
+    assert row_of(Contestant("ours", nothing, ("base",)), found, faults).ratios == {}
+    assert row_of(Contestant("base", nothing), found, faults).note == "n/a: why"
+
+
+@pytest.mark.parametrize("module", [messages, messages_waits])
+async def test_without_rabbitmq_every_row_says_why(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    @asynccontextmanager
+    async def missing() -> AsyncIterator[Broker]:
+        raise FileNotFoundError("no rabbitmq-server here")
+        yield
+
+    monkeypatch.setattr(module, "broker", missing)
+    play = getattr(module, module.__name__.removeprefix("bench."))
+    table = await play(run())
+    assert table.rows
+    assert all(row.note.startswith("n/a: ") for row in table.rows)
+
+
+def test_every_message_target_has_its_row() -> None:
+    rows = [Row(each.name, {"rate": 9.0}, dict.fromkeys(each.bases, 9.0)) for each in CONTESTANTS]
+    waits = [Row(name, {"deliveries": 1.0, "redelivered": 0.0, "resumed_ms": 9.0}) for name in ROWS]
+    tables = (
+        Table("messages", "", "rate", tuple(rows)),
+        Table("messages-inbox", "", "rate", (Row(NAMES[1], {}, {ABOVE: 9.0}),)),
+        Table("messages-waits", "", "deliveries", tuple(waits)),
+    )
+    found = [line[-1] for line in verdicts(Report({}, {}, tables))]
+    assert found.count("short") == 0
+    assert found.count("pass") == 9
+
+
+def test_the_gate_is_compared_with_bare_callbacks() -> None:
+    [gate] = [each for each in CONTESTANTS if each.name == GATE]
+    assert BARE in gate.bases
+    assert not NOT_PLAYED.keys() & {each.name for each in CONTESTANTS}
+
+
+async def test_a_second_copy_is_counted_once_for_each_delivery() -> None:
+    watched = Watched(0.0)
+    message: Any = aio_pika.Message(b"", message_id="one")
+    assert [watched.key(message) for _ in range(3)] == ["one"] * 3
+    await watched.handler(message)
+    await watched.begun(1)
+    assert watched.deliveries == {"one": 3}
+
+
+# Processes to be killed
+
+
+def test_a_forked_process_is_heard_and_killed() -> None:
+    async def echo(wire: socket.socket) -> None:
+        wire.send(wire.recv(10))
+        wire.recv(10)
+
+    process = Forked(echo)
+    process.wire.send(b"one")
+    assert process.wire.recv(10) == b"one"
+    process.kill()
+    with pytest.raises(ProcessLookupError):
+        process.kill()
+
+
+def test_a_forked_process_shows_its_error(capfd: pytest.CaptureFixture[str]) -> None:
+    async def fail(wire: socket.socket) -> None:
+        raise ValueError("no such customer")
+
+    process = Forked(fail)
+    assert process.wire.recv(10) == b""
+    process.close()
+    assert "no such customer" in capfd.readouterr().err
