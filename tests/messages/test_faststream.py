@@ -155,7 +155,7 @@ async def test_a_message_that_recovers_is_done(redis_url: str) -> None:
 async def test_an_attempt_sees_the_message_as_it_came(redis_url: str) -> None:
     async with opened(redis_url) as shop:
 
-        async def on_order(order: dict[str, int]) -> None:
+        async def on_order(order: Any) -> None:
             shop.runs.append(order.pop("number"))
             if len(shop.runs) < 2:
                 fault()
@@ -341,6 +341,21 @@ async def test_a_request_gets_its_answer(redis_url: str) -> None:
         assert len(shop.runs) == 1
 
 
+async def test_the_answer_to_a_request_is_no_delivery(redis_url: str) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        guard = DedupMiddleware(dedup, key=message_id)
+        broker = RabbitBroker(middlewares=[guard])
+
+        @broker.subscriber("orders")
+        async def on_order(order: Any) -> str:
+            return "invoice 7"
+
+        async with TestRabbitBroker(broker):
+            answer = await broker.request(7, "orders", message_id="order-7", timeout=5.0)
+            assert await answer.decode() == "invoice 7"
+        assert guard.counts["orders"].delivered == 1
+
+
 async def test_a_result_that_was_not_published_comes_with_the_duplicate(redis_url: str) -> None:
     async with opened(redis_url, keep_result=True) as shop:
         shop.handle(publish=True)
@@ -365,13 +380,17 @@ async def test_a_result_that_was_not_published_comes_with_the_duplicate(redis_ur
 # With an inbox
 
 
-@pytest.mark.parametrize("gated", [True, False], ids=["gate and inbox", "inbox alone"])
-async def test_the_handler_gets_the_inboxs_transaction(redis_url: str, tmp_path: Path, gated: bool) -> None:
+@pytest.fixture
+def database(tmp_path: Path) -> Path:
+    """An SQLite database with an inbox, and a table of effects."""
     path = tmp_path / "shop.db"
     with sqlite3.connect(path) as connection:
         connection.executescript(dialect_of("sqlite", TableName(TABLE)).ddl())
         connection.execute("CREATE TABLE work (id INTEGER)")
+    return path
 
+
+def inbox_of(path: Path) -> Inbox:
     @asynccontextmanager
     async def begin() -> AsyncIterator[aiosqlite.Connection]:
         async with aiosqlite.connect(path, isolation_level=None) as connection:
@@ -383,9 +402,18 @@ async def test_the_handler_gets_the_inboxs_transaction(redis_url: str, tmp_path:
                 raise
             await connection.commit()
 
+    return Inbox("billing", keep=WEEK, begin=begin)
+
+
+def effects(path: Path) -> list[Any]:
+    with sqlite3.connect(path) as connection:
+        return [number for (number,) in connection.execute("SELECT id FROM work")]
+
+
+@pytest.mark.parametrize("gated", [True, False], ids=["gate and inbox", "inbox alone"])
+async def test_the_handler_gets_the_inboxs_transaction(redis_url: str, database: Path, gated: bool) -> None:
     async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
-        inbox = Inbox("billing", keep=WEEK, begin=begin)
-        shop = Shop(dedup if gated else None, inbox=inbox, keep_result=True)
+        shop = Shop(dedup if gated else None, inbox=inbox_of(database), keep_result=True)
 
         async def on_order(order: int, session: Transaction) -> str:
             await session.execute("INSERT INTO work VALUES (?)", (order,))
@@ -400,8 +428,16 @@ async def test_the_handler_gets_the_inboxs_transaction(redis_url: str, tmp_path:
             await shop.publish()
     assert shop.runs == [7, 7]
     assert shop.replies == ["invoice 7"] * 2
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT id FROM work").fetchall() == [(7,)]
+    assert effects(database) == [7]
+
+
+async def test_attempts_count_without_a_gate_too(database: Path) -> None:
+    shop = Shop(None, inbox=inbox_of(database), attempts=3)
+    shop.handle()
+    shop.then = fault
+    async with shop.open():
+        await shop.publish()
+    assert (len(shop.runs), shop.dead[0][0]["x-fastdedup-attempts"]) == (3, 3)
 
 
 # Setups

@@ -10,7 +10,7 @@ from typing import Any
 import aio_pika
 import amqp
 import pytest
-from faststream import AckPolicy, Context
+from faststream import AckPolicy, BaseMiddleware, Context
 from faststream.rabbit import RabbitBroker, RabbitQueue
 
 from fastdedup import Dedup
@@ -163,6 +163,35 @@ async def test_a_dead_letter_without_a_queue_leaves_the_message(
             await wait_until(lambda: lab.counts.delivered >= 2, description="it is delivered again")
         assert lab.counts.dead_lettered == 0
         assert await lab.left() == 1
+
+
+class FailsOnce(BaseMiddleware):  # type: ignore[type-arg,misc]
+    """Fails the first publication of a result."""
+
+    failed = False
+
+    async def publish_scope(self, call_next: Any, cmd: Any) -> Any:
+        if cmd.destination.endswith("-dead") and not FailsOnce.failed:
+            FailsOnce.failed = True
+            raise ConnectionError("the broker is gone")
+        return await call_next(cmd)
+
+
+async def test_a_result_that_was_not_published_comes_with_the_next_delivery(
+    redis_url: str, make: Callable[..., RabbitLab], wait_until: Any
+) -> None:
+    async with opened(redis_url) as dedup:
+        lab = make(dedup, keep_result=True)
+        lab.then = lambda: "invoice 7"
+        broker = lab.broker(lab.guard, FailsOnce)
+        lab.subscribe(broker)(broker.publisher(lab.dead_place)(lab.on_order))
+        async with lab.observed():
+            await broker.start()
+            await lab.order(7)
+            await wait_until(lambda: lab.dead, description="the result")
+            await broker.stop()
+        assert (lab.runs, lab.dead[0]["body"], lab.counts.duplicate) == ([7], "invoice 7", 1)
+        assert await lab.left() == 0
 
 
 async def test_an_outage_of_the_gate_costs_no_delivery(
