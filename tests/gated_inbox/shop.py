@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -166,6 +166,16 @@ def held() -> tuple[asyncio.Event, Body]:
         return key
 
     return go_on, act
+
+
+async def at_work(
+    shop: Shop, call: Coroutine[Any, Any, Any], wait_until: Callable[..., Awaitable[Any]]
+) -> tuple[asyncio.Event, asyncio.Task[Any]]:
+    """Start a call whose work waits; give the event that lets it go on, and its task, once it is at work."""
+    go_on, shop.act = held()
+    task = asyncio.create_task(call)
+    await wait_until(lambda: shop.runs, description="it is at work")
+    return go_on, task
 
 
 async def redelivered(shop: Shop, key: str) -> list[Any]:

@@ -16,7 +16,7 @@ from fastdedup.sql import RetryTransaction
 from fastdedup.sql import once as once_module
 
 from ..servers import RedisServer
-from .shop import WAYS, Place, Shop, answer, broken, held, open_shop, redelivered
+from .shop import WAYS, Place, Shop, answer, at_work, broken, held, open_shop, redelivered
 from .times import LEASE
 
 Waiter = Callable[..., Awaitable[Any]]
@@ -69,9 +69,7 @@ async def test_at_the_claim(opened: Opener, mortal_redis: RedisServer, key: str,
 
 async def test_waiting_at_the_gate(opened: Opener, key: str, wait_until: Waiter) -> None:
     async with opened(wait=30.0) as shop:
-        go_on, shop.act = held()
-        first = asyncio.create_task(shop.handle(key))
-        await wait_until(lambda: shop.runs, description="the first is at work")
+        go_on, first = await at_work(shop, shop.handle(key), wait_until)
         second = asyncio.create_task(shop.elsewhere(key))
         await wait_until(
             lambda: shop.gate._namespace.connection.wakeups._count, description="the second waits"
@@ -86,9 +84,7 @@ async def test_waiting_at_the_gate(opened: Opener, key: str, wait_until: Waiter)
 async def test_waiting_for_a_twins_row(way: str, opened: Opener, key: str, wait_until: Waiter) -> None:
     async with opened(way) as shop:
         twin = shop.inbox.once(key=lambda transaction, key: key, begin=shop.begin)(shop._work)
-        go_on, shop.act = held()
-        first = asyncio.create_task(twin(key))  # without the gate
-        await wait_until(lambda: shop.runs, description="the first is at work")
+        go_on, first = await at_work(shop, twin(key), wait_until)
         second = asyncio.create_task(shop.handle(key))
         await wait_until(shop.place.waiting, description="the second waits for the first's row")
         await cancelled(second)
@@ -182,9 +178,7 @@ async def test_between_two_attempts(
 async def test_a_gate_that_is_closed_under_the_work(opened: Opener, key: str, wait_until: Waiter) -> None:
     """The work is committed, and its caller gets the result."""
     async with opened() as shop:
-        go_on, shop.act = held()
-        task = asyncio.create_task(shop.handle(key))
-        await wait_until(lambda: shop.runs, description="it is at work")
+        go_on, task = await at_work(shop, shop.handle(key), wait_until)
         await shop.gate.aclose()
         go_on.set()
         assert await task == key

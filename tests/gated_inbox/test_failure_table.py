@@ -16,7 +16,7 @@ from fastdedup.model import State
 from fastdedup.sql import once
 
 from ..servers import RedisServer
-from .shop import WAYS, Place, Shop, answer, broken, flush, held, open_shop, redelivered
+from .shop import WAYS, Place, Shop, answer, at_work, broken, flush, open_shop, redelivered
 from .times import LEASE
 
 LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
@@ -61,9 +61,7 @@ async def test_a_waiter_at_the_gate_goes_on_without_redis(
     monkeypatch.setattr(once, "LOOK", 0.1)
     monkeypatch.setattr(once, "MENDING", 0.1)
     async with open_shop(mortal_postgres, mortal_redis, wait=30.0) as shop:
-        go_on, shop.act = held()
-        first = asyncio.create_task(shop.handle(key))
-        await wait_until(lambda: shop.runs, description="the first is at work")
+        go_on, first = await at_work(shop, shop.handle(key), wait_until)
         second = asyncio.create_task(shop.elsewhere(key))
         await wait_until(
             lambda: shop.gate._namespace.connection.wakeups._count, description="the second waits"
@@ -178,9 +176,7 @@ async def test_two_owners_do_the_work_once(
 ) -> None:
     """Redis forgets the first owner's claim: the second waits at the first's row, and answers by it."""
     async with open_shop(mortal_postgres, mortal_redis, gate={"lease": LEASE}) as shop:
-        go_on, shop.act = held()
-        first = asyncio.create_task(shop.handle(key))
-        await wait_until(lambda: shop.runs, description="the first is at work")
+        go_on, first = await at_work(shop, shop.handle(key), wait_until)
         flush(mortal_redis)
         second = asyncio.create_task(shop.handle(key))
         await wait_until(shop.place.waiting, description="the second waits for the first's row")

@@ -13,7 +13,7 @@ from fastdedup import InProgressError
 from fastdedup.sql.local_calls import LocalCalls
 
 from ..servers import RedisServer
-from .shop import Place, answer, held, open_shop
+from .shop import Place, answer, at_work, held, open_shop
 
 Waiter = Callable[..., Awaitable[Any]]
 LONG = 30.0
@@ -130,9 +130,7 @@ async def test_a_duplicate_behind_a_long_call_is_told_in_time(
     mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
     async with open_shop(mortal_postgres, mortal_redis, wait=0.1) as shop:
-        go_on, shop.act = held()
-        first = asyncio.create_task(shop.handle(key))
-        await wait_until(lambda: shop.runs, description="the first is at work")
+        go_on, first = await at_work(shop, shop.handle(key), wait_until)
         with pytest.raises(InProgressError):
             await shop.handle(key)
         go_on.set()
