@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final, cast
+from weakref import WeakKeyDictionary
 
 import anyio
 from aio_pika import IncomingMessage
@@ -33,6 +35,8 @@ _MANY: Final = 1_000_000_000
 _PERSISTENT: Final = 2
 _REFUSED_PAUSE: Final = 0.5
 """Seconds until a place that has refused a message is asked again: it is full."""
+_LOCKS: WeakKeyDictionary[AbstractChannel, dict[str, anyio.Lock]] = WeakKeyDictionary()
+"""Held while a message of an id is published on a channel."""
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -222,19 +226,39 @@ async def publish_copy(
     place = f"{exchange!r} by {routing_key!r}" if exchange else f"the queue {routing_key!r}"
     unroutable = UnroutableError(f"no queue takes the messages for {place}: declare or bind it again")
     try:
-        answer = await message.channel.basic_publish(
-            message.body,
-            exchange=exchange,
-            routing_key=routing_key,
-            properties=_properties(message, headers, expiration),
-            mandatory=True,
-        )
+        async with _alone(message.channel, message.message_id):
+            answer = await message.channel.basic_publish(
+                message.body,
+                exchange=exchange,
+                routing_key=routing_key,
+                properties=_properties(message, headers, expiration),
+                mandatory=True,
+            )
     except PublishError:  # what came back, on a channel whose on_return_raises is true
         raise unroutable from None
     except DeliveryError as refused:
         raise RefusedError(f"{place} refuses a message: {refused}") from None
     if not isinstance(answer, spec.Basic.Ack):
         raise unroutable
+
+
+@asynccontextmanager
+async def _alone(channel: AbstractChannel, message_id: str | None) -> AsyncIterator[None]:
+    """Let one message of an id be published at a time.
+
+    aiormq tells a returned message by its id: of two that are under way it would count the other as confirmed.
+    """
+    if not message_id:  # then aiormq makes up one for each
+        yield
+        return
+    locks = _LOCKS.setdefault(channel, {})
+    lock = locks.setdefault(message_id, anyio.Lock())
+    try:
+        async with lock:
+            yield
+    finally:
+        if not lock.locked():
+            locks.pop(message_id, None)
 
 
 def _properties(
