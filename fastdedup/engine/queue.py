@@ -117,7 +117,7 @@ class OperationQueue:
 
     def excuse(self, seconds: float) -> None:
         """Let all operations count as accepted that much later: for so long the loop was blocked."""
-        for queue in self._queues.values():
+        for queue in (*self._queues.values(), self._large):
             for op in queue:
                 op.at += seconds
 
