@@ -196,20 +196,26 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
                 faults = 0
 
     async def _poll(self) -> Mapping[TopicPartition, list[ConsumerRecord]]:
-        """Return what there is room for. It waits for at most a moment, as `max_poll_interval_ms` asks for polls."""
+        """Return what there is room for; nothing after a moment, or once woken."""
+        found: Mapping[TopicPartition, list[ConsumerRecord]] = {}
+        with self._wakeable():
+            found = await self._ask()
+        await checkpoint()
+        return found
+
+    async def _ask(self) -> Mapping[TopicPartition, list[ConsumerRecord]]:
+        """Poll for at most a moment, as `max_poll_interval_ms` asks for polls. A rebalance makes it take longer."""
         rooms = {place: self._room_of(place) for place in self._kafka.assignment()}
         rooms = {place: room for place, room in rooms.items() if room > 0}
         for place, room in rooms.items():  # one by one: the first would else get the room of all
             if found := await self._kafka.getmany(place, max_records=room):
-                await checkpoint()
                 return found  # type: ignore[no-any-return]
-        with self._wakeable():
-            if rooms:
-                return await self._kafka.getmany(  # type: ignore[no-any-return]
-                    *rooms, timeout_ms=round(_POLL * 1000), max_records=min(rooms.values())
-                )
-            await self._kafka.getmany(_NOWHERE)  # a poll that takes nothing
-            await anyio.sleep(_POLL)
+        if rooms:
+            return await self._kafka.getmany(  # type: ignore[no-any-return]
+                *rooms, timeout_ms=round(_POLL * 1000), max_records=min(rooms.values())
+            )
+        await self._kafka.getmany(_NOWHERE)  # a poll that takes nothing
+        await anyio.sleep(_POLL)
         return {}
 
     def _wakeable(self) -> anyio.CancelScope:

@@ -450,6 +450,23 @@ async def test_one_error_of_the_client_is_survived(
             await wait_until(lambda: work.done == ["a"], description="it is done")
 
 
+async def test_stop_waits_for_no_rebalance(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poll returns once the group has rebalanced, which may be never."""
+    async with shop_of(kafka) as shop, opened(redis_url) as dedup:
+        member, polls = shop.kafka(), []
+        member.assign([TopicPartition(shop.topic, 0)])
+
+        async def rebalancing(*given: Any, **more: Any) -> Any:
+            polls.append(given)
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(member, "getmany", rebalancing)
+        async with shop.consumer(dedup, Work(), member):
+            await wait_until(lambda: polls, description="a poll is under way")
+
+
 async def test_an_error_that_lasts_ends_the_consumer(
     kafka: KafkaServer, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
