@@ -196,13 +196,14 @@ class Consumer(PullingConsumer[StreamEntry]):
 
     async def _take_over(self, room: int) -> list[StreamEntry]:
         """Take entries over from members that died."""
+        # Before the call: one that is acknowledged meanwhile was ours.
+        in_hand = {job.message.id for job in self._jobs}
         reply = await self._redis.xautoclaim(
             self._stream, self._group, self._member, self._idle_ms, start_id=self._cursor, count=room
         )
         self._cursor = _text(reply[0])
         if self._cursor == "0-0":  # all were looked at
             self._next_look = monotonic() + self._idle_ms / 2000
-        in_hand = {job.message.id for job in self._jobs}
         found = {_text(entry): fields for entry, fields in reply[1] if fields}
         found = {entry: fields for entry, fields in found.items() if entry not in in_hand}
         counts = await self._deliveries_of(found) if self._counts_deliveries else {}

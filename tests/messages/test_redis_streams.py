@@ -269,7 +269,7 @@ async def test_an_outage_of_its_own_redis_is_survived(
                 shop.add("b")
                 await wait_until(lambda: not shop.pending(), description="both are acknowledged")
             assert work.done == ["a", "b"]
-            assert consumer.counts.duplicate == 1
+            assert consumer.counts.duplicate >= 1
     finally:
         server.stop()
 
