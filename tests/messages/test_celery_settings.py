@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import celery
 import dramatiq.brokers.stub
 import pytest
-from celery.exceptions import Retry
+from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 from taskiq import InMemoryBroker
 
 import fastdedup
@@ -212,6 +213,39 @@ def test_an_eager_retry_runs_until_it_succeeds(dedup: Dedup) -> None:
     assert late.delay(1).get() == 3
     assert attempts == [1, 2, 3]
     assert late.delay(1).get() == 3
+
+
+def test_an_eager_failure_is_the_duplicates_failure(dedup: Dedup) -> None:
+    """The last attempt ends Celery's own retries too, and those of autoretry_for with the error that they retried."""
+    runs: list[str] = []
+
+    def fail(self: Any, kind: str) -> None:
+        runs.append(kind)
+        raise ValueError("declined") if kind == "auto" else self.retry(countdown=0)
+
+    options = {"bind": True, "attempts": 2, "autoretry_for": (ValueError,), "retry_kwargs": {"countdown": 0}}
+    task = app_of().task(base=DedupTask, dedup=dedup, key=lambda kind: kind, **options)(fail)
+    for kind, error in (("auto", ValueError), ("own", MaxRetriesExceededError)):
+        errors = [task.delay(kind).result for _ in range(2)]
+        assert [type(each) for each in errors] == [error] * 2
+        assert str(errors[0]) == str(errors[1])
+        assert runs.count(kind) == 2
+
+
+@pytest.mark.parametrize("way_out", [Ignore, Reject, SystemExit])
+def test_what_is_no_failure_frees_the_key(dedup: Dedup, way_out: type[BaseException]) -> None:
+    runs: list[int] = []
+
+    @app_of().task(base=DedupTask, dedup=dedup, key=lambda: "7")
+    def leave() -> int:
+        runs.append(1)
+        if len(runs) == 1:
+            raise way_out
+        return len(runs)
+
+    with suppress(SystemExit):
+        leave.delay()
+    assert leave.delay().get() == 2
 
 
 def test_an_eager_twin_is_an_error_instead_of_a_delay(dedup: Dedup) -> None:
