@@ -32,6 +32,7 @@ from fastdedup.integrations.faststream import (
     message_id,
     offset,
 )
+from fastdedup.integrations.faststream.brokers.redis import RedisWay
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
@@ -667,3 +668,19 @@ def test_a_subscriber_has_a_name_of_its_own(redis_url: str, make: Callable[[Any]
     )
     guard.check(make(guard))
     assert list(guard.counts) == [f"shop/{name}"]
+
+
+async def test_an_entry_of_an_older_faststream_is_acknowledged_by_its_group() -> None:
+    """Before 0.7.8 an entry's `ack()` sends nothing without them, and FastStream then takes it for acknowledged."""
+    told: list[dict[str, Any]] = []
+
+    class OldEntry:
+        async def ack(self, **options: Any) -> None:
+            told.append(options)
+
+    class Subscriber:
+        stream_sub = StreamSub("orders", group="billing", consumer="a")
+        _client = object()
+
+    await RedisWay().ack(OldEntry(), Subscriber())
+    assert told == [{"redis": Subscriber._client, "group": "billing"}]

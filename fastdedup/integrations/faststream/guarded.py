@@ -55,12 +55,12 @@ class Guarded:
             )
         return decision
 
-    async def settle(self, message: Any, decision: Decision) -> None:
+    async def settle(self, message: Any, subscriber: Any, decision: Decision) -> None:
         """Tell the broker. A dead letter that was published, or is discarded, is acknowledged; else it is refused."""
         if decision.action is Action.DEAD_LETTER and self.settings.dead_letter is None:
             await message.reject()
         else:
-            await message.ack()
+            await self.broker.ack(message, subscriber)
 
     async def _bury(self, message: Any, subscriber: Any, publisher: Any, decision: Decision) -> None:
         """Publish a dead letter, where a place for it was named."""

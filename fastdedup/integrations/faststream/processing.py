@@ -92,7 +92,7 @@ class Processing(BaseMiddleware):
             return False
         if exc_val is None:
             if decision.action is not Action.RETRY:
-                await guarded.settle(message, decision)
+                await guarded.settle(message, self._subscriber, decision)
         elif isinstance(exc_val, Exception) and decision.action is Action.ACK:
             await self._unpublished(guarded, decision, exc_val)
         return False
@@ -199,7 +199,7 @@ class Processing(BaseMiddleware):
             decision.key,
             error,
         )
-        await guarded.settle(self._message, decision)
+        await guarded.settle(self._message, self._subscriber, decision)
 
     async def _give_back(self, pause: float) -> None:
         """Let the broker deliver the message again, not at once."""

@@ -55,6 +55,10 @@ class BrokerWay(ABC):
         """Let the broker deliver a message again after a pause. False where only holding it delays it."""
         return False
 
+    async def ack(self, message: Any, subscriber: Any) -> None:
+        """Acknowledge a message."""
+        await message.ack()
+
     @abstractmethod
     async def bury(
         self, message: Any, subscriber: Any, publisher: Any, destination: str, headers: Mapping[str, Any]

@@ -46,6 +46,14 @@ class RedisWay(BrokerWay):
         """False: an entry that is given back only waits among those that are pending."""
         return False
 
+    async def ack(self, message: Any, subscriber: Any) -> None:
+        """Acknowledge a message. Before FastStream 0.7.8 an entry does not know its group."""
+        stream = _part(subscriber, "stream_sub")
+        if stream is None or hasattr(message, "group"):
+            await message.ack()
+        else:
+            await message.ack(redis=subscriber._client, group=stream.group)
+
     async def bury(
         self, message: Any, subscriber: Any, publisher: Any, destination: str, headers: Mapping[str, Any]
     ) -> None:
