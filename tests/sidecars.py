@@ -25,7 +25,7 @@ from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.server import SidecarServer
 
-from .servers import DEADLINE
+from .servers import DEADLINE, unmeasured
 
 ROOT = Path(__file__).parents[1]
 
@@ -63,7 +63,9 @@ class Sidecar:
     def start(self) -> Sidecar:
         """Return once it accepts connections."""
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(self._command, cwd=ROOT, stdout=log, stderr=log)
+            self._process = subprocess.Popen(
+                self._command, cwd=ROOT, env=unmeasured(), stdout=log, stderr=log
+            )
         ends = time.monotonic() + DEADLINE
         while time.monotonic() < ends:
             assert self._process.poll() is None, (self.folder / "log").read_text()
