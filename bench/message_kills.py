@@ -84,9 +84,9 @@ async def connected(url: str) -> AsyncIterator[AbstractRobustChannel]:
         await connection.close()
 
 
-async def declare(url: str) -> None:
-    """Make the durable quorum queues."""
-    dedup = Dedup("memory://", namespace="declare")
+async def declare(url: str, redis: str) -> None:
+    """Make the durable quorum queues; and import, once for all consumers, what a `Dedup` imports as it opens."""
+    dedup = Dedup(redis, namespace="declare")
     async with connected(url) as channel, dedup:
         arguments = {"x-queue-type": "quorum"}
         queue = await channel.declare_queue(QUEUE, durable=True, arguments=arguments)
@@ -326,7 +326,7 @@ def measure(way: Way, kills: int, broker_kills: int, limit: float) -> Tally:
     ):
         database = postgres.fresh()
         make_tables(database)
-        asyncio.run(declare(rabbit.url))
+        asyncio.run(declare(rabbit.url, redis))
         until(lambda: all(rabbit.would_keep(name) for name in PLACES), "the queues are on disk")
         gc.freeze()
         crew = Crew(way, database, redis, rabbit.url)

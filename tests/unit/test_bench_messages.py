@@ -27,7 +27,7 @@ from ..brokers import RabbitServer
 
 
 def run(url: str = "") -> Run:
-    return Run(Plan(url, rounds=1, seconds=0.01), 0, 0, ())
+    return Run(Plan(url, rounds=1, seconds=0.001), 0, 0, ())
 
 
 async def nothing(filled: Filled) -> None:
@@ -45,10 +45,7 @@ def filled(*handled: str, count: int) -> Filled:
 
 
 @pytest.mark.parametrize("lists", [False, True])
-async def test_each_way_handles_each_item_once(
-    rabbitmq: RabbitServer, redis_url: str, lists: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(messages, "TIMES", 1)
+async def test_each_way_handles_each_item_once(rabbitmq: RabbitServer, redis_url: str, lists: bool) -> None:
     contestants = [each for each in CONTESTANTS if each.lists is lists]
     async with await aio_pika.connect(rabbitmq.url) as connection:
         found, faults = await play_rounds(run(redis_url), Broker(rabbitmq, connection), contestants)
