@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import aio_pika
 from aio_pika.abc import AbstractIncomingMessage, AbstractRobustChannel
@@ -79,7 +79,7 @@ async def connected(url: str) -> AsyncIterator[AbstractRobustChannel]:
     """Give a channel that outlives the broker's restarts."""
     connection = await aio_pika.connect_robust(url, reconnect_interval=0.1, fail_fast=False)
     try:
-        yield cast(AbstractRobustChannel, await connection.channel())
+        yield await connection.channel()
     finally:
         await connection.close()
 
