@@ -39,7 +39,7 @@ from ..messages.consumer import GRACE, RETRY_DELAY, BrokerConsumer
 from ..messages.decisions import Decision
 from ..messages.deliveries import Deliveries
 from ..messages.headers import AGAIN, attempts_of, dead_letter_headers, is_again
-from ..messages.keys import KeyRule, body_digest, text_of
+from ..messages.keys import KeyRule, body_digest, place_in_log, text_of
 from ..messages.partitions import Partition, PartitionJob
 from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
 from ..sql.inbox import Inbox
@@ -66,10 +66,14 @@ __all__ = ["Consumer", "DeadLetterError", "body", "header", "offset"]
 
 
 def offset(record: ConsumerRecord) -> str:
-    """Return the message's topic, partition and offset.
+    """Return the message's topic, partition, offset and time.
 
     A redelivery has the same ones. A message that its publisher sends again has not: then use `header`.
     """
+    return place_in_log(record.topic, record.partition, record.offset, record.timestamp)
+
+
+def _place(record: ConsumerRecord) -> str:
     return f"{record.topic}:{record.partition}:{record.offset}"
 
 
@@ -250,9 +254,9 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
 
     async def _lay(self, record: ConsumerRecord, decision: Decision) -> None:
         if self._producer is None:
-            log.error("the dead letter stays at %s, and is skipped", offset(record))
+            log.error("the dead letter stays at %s, and is skipped", _place(record))
             return
-        ours = {**dead_letter_headers({}, decision, self._name), ORIGIN: offset(record)}
+        ours = {**dead_letter_headers({}, decision, self._name), ORIGIN: _place(record)}
         theirs = [(name, value) for name, value in record.headers if name not in ours and name != AGAIN]
         await self._producer.send_and_wait(
             self._dead_letter,

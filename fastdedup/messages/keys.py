@@ -64,6 +64,11 @@ def text_of(value: Any) -> str | None:
     return str(value)
 
 
+def place_in_log(topic: str, partition: int, offset: int, time_ms: int) -> str:
+    """Return a message's place in a log as a key; with its time, because a topic made anew begins at 0 again."""
+    return f"{topic}/{partition}/{offset}@{time_ms}"
+
+
 def body_digest(body: bytes) -> str:
     """Return a key made of a message's body, for publishers that set no id.
 

@@ -499,11 +499,13 @@ async def test_a_gate_that_is_not_open_ends_the_consumer(kafka: KafkaServer, red
 
 
 def record(**given: Any) -> Any:
-    return type("Record", (), {"topic": "orders", "partition": 3, "offset": 7, "headers": (), **given})
+    about = {"topic": "orders", "partition": 3, "offset": 7, "timestamp": 1000, "headers": ()}
+    return type("Record", (), {**about, **given})
 
 
 def test_the_key_is_an_offset_a_header_or_a_digest() -> None:
-    assert offset(record()) == "orders:3:7"
+    assert offset(record()) == "orders/3/7@1000"
+    assert offset(record()) != offset(record(timestamp=2000)), "a topic that was made anew"
     headers = (("id", b"first"), ("id", b"last"), ("other", b""))
     assert header("id")(record(headers=headers)) == "last"
     assert header("no-such")(record()) is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ....messages.keys import place_in_log
 from .kafka import KafkaWay
 
 
@@ -12,7 +13,7 @@ class ConfluentWay(KafkaWay):
 
     def offset(self, raw: Any) -> str | None:
         """Return topic, partition and offset, and the record's time."""
-        return f"{raw.topic()}/{raw.partition()}/{raw.offset()}@{raw.timestamp()[1]}"
+        return place_in_log(raw.topic(), raw.partition(), raw.offset(), raw.timestamp()[1])
 
     def record_key(self, raw: Any) -> Any:
         """Return a record's own key."""

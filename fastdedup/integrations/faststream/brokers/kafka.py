@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....errors import ConfigError
+from ....messages.keys import place_in_log
 from ..settings import GuardSettings
 from .base import BrokerWay, as_text, need_dead_letter, refuse_ack_first, refuse_batches, refuse_loop
 
@@ -15,7 +16,7 @@ class KafkaWay(BrokerWay):
 
     def offset(self, raw: Any) -> str | None:
         """Return topic, partition and offset, and the record's time: a topic that is made anew begins at 0 again."""
-        return f"{raw.topic}/{raw.partition}/{raw.offset}@{raw.timestamp}"
+        return place_in_log(raw.topic, raw.partition, raw.offset, raw.timestamp)
 
     def name_of(self, subscriber: Any) -> str:
         """Return the group and its topics."""
