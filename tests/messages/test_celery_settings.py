@@ -79,7 +79,6 @@ def begun(options: dict[str, Any], **settings: Any) -> Any:
         ({"max_retries": None}, "max_retries=None retries without end: set attempts="),
         ({"wait": -1}, "wait must be between 0 s"),
     ],
-    ids=lambda value: str(value)[:40],
 )
 def test_a_wrong_setting_is_refused_at_the_start(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as refused:

@@ -242,7 +242,6 @@ def test_a_direct_call_is_a_plain_call(queue: Queue, name: str) -> None:
         ({"dedup_key": message_id, "dedup_attempts": 0}, "attempts must be a whole number"),
         ({"dedup_key": message_id, "dedup_fingerprint": 7}, "dedup_fingerprint= must be a function"),
     ],
-    ids=str,
 )
 def test_a_wrong_option_is_refused_at_the_start(queue: Queue, options: dict[str, Any], words: str) -> None:
     def charge(order_id: str) -> None: ...

@@ -175,7 +175,6 @@ def charge(order_id: str) -> None: ...
         ({"key": "name"}, "key= must be a function of the task's arguments"),
         ({"attempts": 0}, "attempts must be a whole number"),
     ],
-    ids=str,
 )
 def test_a_wrong_setting_is_refused_at_the_start(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
