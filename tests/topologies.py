@@ -26,7 +26,7 @@ from redis.retry import Retry
 from fastdedup.stores.redis.cluster.node import Node
 from fastdedup.stores.redis.connection import RedisConnection
 
-DEADLINE = 30.0
+DEADLINE = 60.0
 HOST = "127.0.0.1"
 
 

@@ -542,12 +542,16 @@ def test_a_wrong_setting_is_named(options: dict[str, Any], words: str) -> None:
         ((None, None), "a gate, an inbox, or both"),
         (("redis://h", None), "dedup must be a fastdedup.Dedup, got str"),
         ((None, "billing"), "inbox must be a fastdedup.sql.Inbox, got str"),
-        ((None, Inbox("nothing-begins", keep=WEEK)), "begin="),
     ],
 )
 def test_a_wrong_gate_or_inbox_is_named(given: tuple[Any, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Deliveries(MessageRules("orders", lambda message: "a"), *given)
+
+
+def test_an_inbox_needs_what_begins_a_transaction() -> None:
+    with pytest.raises(ConfigError, match="begin="):
+        Deliveries(MessageRules("orders", lambda message: "a"), None, Inbox("nothing-begins", keep=WEEK))
 
 
 def test_a_consumer_needs_a_name() -> None:
