@@ -103,8 +103,9 @@ class Engine:
         self._now = 0.0
         self._deadline = Deadline(self._loop, timeout, self._earliest_deadline, self._come_due)
         self._drained: asyncio.Future[None] | None = None
-        # Mutable: for each key the claim that leads.
+        # Mutable: for each key the claim that leads; those of waiters that surely were not sent yet.
         self._leaders: dict[bytes, ClaimOp] = {}
+        self._unsent: dict[bytes, ClaimOp] = {}
         self._in_child = InChild(self._leave_to_parent)
         self.named = NamedClaims()
         """The open claims of caller-chosen owners; all parts of a store share one."""
@@ -176,6 +177,11 @@ class Engine:
 
     def _follow(self, leader: ClaimOp, op: ClaimOp) -> asyncio.Future[Reply]:
         if leader.terms is not op.terms or leader.fingerprint != op.fingerprint:
+            self._put(op)
+            return op.future
+        if op.terms.watch and self._unsent.get(op.wire) is not leader:
+            # The store may have answered the leader before this waiter began to listen: its news would be lost.
+            self._leaders[op.wire] = self._unsent[op.wire] = op
             self._put(op)
             return op.future
         self._pending += 1
@@ -281,6 +287,7 @@ class Engine:
             lost = self._loop.time() - self._now
             if lost > BLOCKED:
                 self._queue.excuse(lost)  # the loop was blocked: what came before that is sent only now
+        self._unsent.clear()
         queue, claims = self._queue, self._claims
         while (claims or queue.others) and (free := self._max_in_flight - len(self._batches)) > 0:
             ops = queue.next_batch(free) if queue.others else queue.take_claims(free)

@@ -30,6 +30,7 @@ from fastdedup.stores.memory import MemoryStore
 from ..virtual import Link, VirtualLoop, virtual
 
 TERMS = terms(Mode.CLAIM, 1000, 2000, False)
+WAITING = terms(Mode.CLAIM, 1000, 2000, True)
 
 
 class HeldStore:
@@ -71,6 +72,11 @@ class HeldStore:
 
 def claim(key: str) -> ClaimOp:
     return ClaimOp(key.encode(), TERMS, draw_owner(), None)
+
+
+def waiting(key: str) -> ClaimOp:
+    """Give the claim of a caller that waits: the store is to send it news of the key."""
+    return ClaimOp(key.encode(), WAITING, draw_owner(), None)
 
 
 def settle(key: str, size: int = 0) -> SettleOp:
@@ -174,6 +180,32 @@ async def test_a_blocked_loop_takes_no_time_from_what_waits(blocked: float) -> N
     loop.block(blocked)
     await asyncio.gather(*futures)
     await engine.drain()
+
+
+async def test_a_waiter_follows_no_claim_that_was_sent_before_it_listened() -> None:
+    """What the store has answered may have changed since, and the news of that come before the waiter listened."""
+    store = HeldStore()
+    engine = Engine(store, timeout=5)
+    early = engine.claim(waiting("k"))
+    await turns()
+    late = [engine.claim(waiting("k")) for _ in range(3)]
+    await turns()
+    assert store.sizes == [1, 1]
+    store.let_go(0)
+    await early
+    assert not any(each.done() for each in late)
+    store.let_go(1)
+    await asyncio.gather(*late)
+
+
+async def test_waiters_of_one_turn_share_few_claims() -> None:
+    store = HeldStore()
+    engine = Engine(store, timeout=5)
+    futures = [engine.claim(waiting("k")) for _ in range(100)]
+    await turns()
+    assert sum(store.sizes) == 2
+    store.let_go(0)
+    await asyncio.gather(*futures)
 
 
 async def test_too_much_pending_is_refused() -> None:
