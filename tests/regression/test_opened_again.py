@@ -129,6 +129,7 @@ async def test_closed_before_it_was_opened_it_opens(redis_url: str) -> None:
         assert await outcome(dedup) == "acquired"
 
 
+@pytest.mark.no_cover
 async def test_a_thousand_times_leave_nothing(redis_url: str) -> None:
     dedup = gate(redis_url)
     sms = dedup.scoped("sms")

@@ -7,6 +7,8 @@ import gc
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from fastdedup import Dedup, Outcome
 from fastdedup.claims.call import KnownCall
 from fastdedup.gate import recent
@@ -35,6 +37,7 @@ async def succeed(dedup: Dedup, keys: range, result: str) -> None:
             assert claim.outcome is Outcome.SUCCEEDED
 
 
+@pytest.mark.no_cover
 async def test_memory_is_given_back_where_nothing_more_is_asked(
     redis_url: str, redis_server: RedisServer, wait_until: WaitUntil
 ) -> None:
@@ -50,6 +53,7 @@ async def test_memory_is_given_back_where_nothing_more_is_asked(
         assert remembered() <= before
 
 
+@pytest.mark.no_cover
 async def test_the_gates_of_a_process_share_one_bound(redis_url: str) -> None:
     """Of entries as of bytes."""
     before = remembered()
