@@ -329,6 +329,7 @@ def test_bench_shows_a_table_for_each_scenario(
     assert "4/4" in result.stderr  # the progress bar's last line
 
 
+@pytest.mark.no_cover
 def test_bench_prints_nothing_but_json_for_programs(at_redis: Callable[..., Result]) -> None:
     result = at_redis(*TINY, "--json")
     assert (result.exit_code, result.stderr) == (0, "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .crowd import CLICKS, send_crowd
 from .shops import ShopProcess
 
-BUYERS, STOCK = 2_000, 100  # the whole of it: python -m tests.integrations.crowd --buyers 10000
+BUYERS, STOCK = 800, 100  # the whole of it: python -m tests.integrations.crowd --buyers 10000
 
 
 async def test_exactly_the_stock_is_sold_and_every_click_of_a_buyer_is_told_the_same() -> None:
