@@ -56,27 +56,23 @@ class MessageJob(Generic[Message]):
             self.scope.cancel()
 
 
-class BrokerConsumer(ABC, Generic[Message, JobT]):
-    """What the consumers of all brokers share.
+class ConsumerLife(ABC):
+    """What the consumers of all brokers share: how they open, stop, and tell of themselves.
 
     Args:
         deliveries: decides on each delivery.
-        retry_delay: seconds until a message that was not done is delivered again.
         grace: seconds that handlers get to end after `stop`.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
     """
 
-    def __init__(self, deliveries: Deliveries, *, retry_delay: Seconds, grace: Seconds) -> None:
+    def __init__(self, deliveries: Deliveries, *, grace: Seconds) -> None:
         self._deliveries = deliveries
         self._name = deliveries.rules.consumer
-        self._retry_delay = check_seconds(retry_delay, "retry_delay", least=0.0)
         self._grace = check_seconds(grace, "grace", least=0.0)
         self._stop = anyio.Event()
-        # Mutable: the messages in hand, what says that one of them has ended, and why it cannot go on.
-        self._jobs: set[JobT] = set()
-        self._one_ended = anyio.Event()
+        # Mutable: may `run` be called, and why it cannot go on.
         self._is_open = False
         self._fault: Exception | None = None
 
@@ -110,11 +106,55 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
         return self._deliveries.is_paused
 
     def stop(self) -> None:
+        """Take no more messages; `run` returns once those in hand are done, or `grace` seconds are over."""
+        self._stop.set()
+
+    @abstractmethod
+    async def _open(self) -> None:
+        """Raise ConfigError unless the broker is set up for this consumer."""
+
+    def _checked(self, handler: Any) -> Handler:
+        """Return the handler, where `run` may begin.
+
+        Raises:
+            ConfigError: the handler is not async.
+            UsageError: the consumer is not open.
+        """
+        checked = check_handler(handler)
+        if not self._is_open:
+            raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
+        return checked
+
+    def _give_up(self, error: Exception) -> None:
+        self._fault = self._fault or error
+        self.stop()
+
+
+class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
+    """A consumer with a task for each message in hand.
+
+    Args:
+        deliveries: decides on each delivery.
+        retry_delay: seconds until a message that was not done is delivered again.
+        grace: seconds that handlers get to end after `stop`.
+
+    Raises:
+        ConfigError: a setting is wrong; the message names it.
+    """
+
+    def __init__(self, deliveries: Deliveries, *, retry_delay: Seconds, grace: Seconds) -> None:
+        super().__init__(deliveries, grace=grace)
+        self._retry_delay = check_seconds(retry_delay, "retry_delay", least=0.0)
+        # Mutable: the messages in hand, and what says that one of them has ended.
+        self._jobs: set[JobT] = set()
+        self._one_ended = anyio.Event()
+
+    def stop(self) -> None:
         """Take no more messages; `run` returns once the handlers at work have ended, or `grace` seconds are over.
 
         A message whose handler was not begun goes back: the broker delivers it again.
         """
-        self._stop.set()
+        super().stop()
         for job in tuple(self._jobs):
             job.give_up()
 
@@ -126,9 +166,7 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
             UsageError: the consumer is not open.
             an error of the broker's client that no repeating mends.
         """
-        self._handler = check_handler(handler)
-        if not self._is_open:
-            raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
+        self._handler = self._checked(handler)
         async with anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._guarded, self._beside)
             await self._guarded(self._consume)
@@ -140,10 +178,6 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
             raise self._fault
 
     # What an integration brings
-
-    @abstractmethod
-    async def _open(self) -> None:
-        """Raise ConfigError unless the broker is set up for this consumer."""
 
     @abstractmethod
     async def _consume(self) -> None:
@@ -211,10 +245,6 @@ class BrokerConsumer(ABC, Generic[Message, JobT]):
         if job.is_given_up:
             job.scope.cancel()
         await anyio.sleep(seconds)
-
-    def _give_up(self, error: Exception) -> None:
-        self._fault = self._fault or error
-        self.stop()
 
     async def _guarded(self, call: Callable[..., Awaitable[None]], *given: Any) -> None:
         """Await a call; its error stops the consumer, and is raised by `run`."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 
 import anyio
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue, AbstractRobustChannel
 from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 from anyio.abc import TaskGroup
 
-from ...checks import Seconds, check_count, check_seconds
-from ...errors import ConfigError, UsageError
+from ...checks import Seconds, check_count
+from ...errors import ConfigError
 from ...gateway import Dedup
-from ...messages.decisions import Action, Counts, Decision
+from ...messages.consumer import GRACE, RETRY_DELAY, ConsumerLife
+from ...messages.decisions import Action, Decision
 from ...messages.deliveries import Deliveries
 from ...messages.handout import Handout
 from ...messages.headers import attempts_of, is_again
@@ -38,7 +37,7 @@ _LOOK: Final = 1.0
 log = logging.getLogger("fastdedup.messages")
 
 
-class Consumer:
+class Consumer(ConsumerLife):
     """Consumes a queue; the handler's work is done once for each message, however often the broker delivers it.
 
     Use it as an async context manager, and call `run` in it. A message is acknowledged when it is done, waits
@@ -77,69 +76,37 @@ class Consumer:
         name: str | None = None,
         wait: Seconds = WAIT,
         attempts: int = ATTEMPTS,
-        retry_delay: Seconds = 1.0,
+        retry_delay: Seconds = RETRY_DELAY,
         dead_letter: str | None = None,
         declare: bool = False,
         fingerprint: Callable[[AbstractIncomingMessage], Any] | None = None,
         prefetch: int = PREFETCH,
-        grace: Seconds = 30.0,
+        grace: Seconds = GRACE,
     ) -> None:
         if not isinstance(queue, AbstractQueue):
             raise ConfigError(
                 f"queue must be an aio_pika queue, got {type(queue).__name__}: await channel.declare_queue(…)"
             )
         rules = MessageRules(name or queue.name, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
-        self._deliveries = Deliveries(rules, dedup, inbox, begin)
+        super().__init__(Deliveries(rules, dedup, inbox, begin), grace=grace)
         self._places = Places(
             queue, retry_delay=retry_delay, dead_letter=dead_letter, declare=declare, attempts=attempts
         )
         self._queue = queue
-        self._name = rules.consumer
         self._prefetch = check_count(prefetch, "prefetch")
-        self._grace = check_seconds(grace, "grace", least=0.0)
-        self._stop = anyio.Event()
-        # Mutable: deliveries in hand, and whoever waits for their end; why it cannot go on.
+        # Mutable: deliveries in hand, and whoever waits for their end.
         self._in_hand = 0
         self._idle = anyio.Event()
-        self._open = False
-        self._fault: BaseException | None = None
 
     def __repr__(self) -> str:
         return f"<Consumer {self._name!r} of {self._queue.name!r}>"
 
-    async def __aenter__(self) -> Self:
-        """See that the places for retries and dead letters are there.
-
-        Raises:
-            ConfigError: one is not, or the channel does not confirm what is published.
-        """
+    async def _open(self) -> None:
         if not getattr(self._queue.channel, "publisher_confirms", True):
             raise ConfigError(
                 "the queue's channel must confirm what is published: open it without publisher_confirms=False"
             )
         await self._places.open(self._queue)
-        self._open = True
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.stop()
-        self._open = False
-
-    @property
-    def counts(self) -> Counts:
-        """What came of the deliveries so far."""
-        return self._deliveries.counts
-
-    @property
-    def is_paused(self) -> bool:
-        """True while messages are held for a store that does not answer."""
-        return self._deliveries.is_paused
-
-    def stop(self) -> None:
-        """Take no more messages; `run` returns once those in hand are done, or `grace` seconds are over."""
-        self._stop.set()
 
     async def run(self, handler: Handler) -> None:
         """Consume until `stop` is called.
@@ -148,12 +115,7 @@ class Consumer:
             ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
             ConnectionError: the connection was lost, or the queue deleted; a robust connection opens both again.
         """
-        if not inspect.iscoroutinefunction(handler) and not inspect.iscoroutinefunction(
-            getattr(handler, "__call__", None)  # noqa: B004 -- an object whose call is async
-        ):
-            raise ConfigError(f"the handler must be async def, got {handler!r}")
-        if not self._open:
-            raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
+        self._checked(handler)
         channel = self._queue.channel
         await reply(channel.set_qos(prefetch_count=self._prefetch))
         if not isinstance(channel, AbstractRobustChannel):
@@ -236,7 +198,3 @@ class Consumer:
             self._give_up(
                 ConnectionError(f"the broker delivers no more of {self._queue.name!r}: it was deleted")
             )
-
-    def _give_up(self, error: BaseException) -> None:
-        self._fault = self._fault or error
-        self.stop()
