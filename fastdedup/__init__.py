@@ -10,6 +10,7 @@ from .errors import (
     ForeignRecordError,
     InProgressError,
     InvalidKeyError,
+    LedgerFullError,
     MismatchError,
     ResultError,
     ResultTooLargeError,
@@ -21,9 +22,19 @@ from .errors import (
 from .fallback import FallbackPolicy, LocalLRU, Reject
 from .gateway import Dedup
 from .keys import Fingerprint, business_key, fingerprint
+from .ledger import Ledger
 from .lock import Lock
 from .machine import StateMachine
-from .model import Batching, BreakerState, Outcome, Record, State, Transition, TransitionOutcome
+from .model import (
+    Batching,
+    BreakerState,
+    LedgerStats,
+    Outcome,
+    Record,
+    State,
+    Transition,
+    TransitionOutcome,
+)
 
 __version__ = "0.1.0"
 
@@ -41,6 +52,9 @@ __all__ = [
     "FallbackPolicy",
     "Batching",
     "BreakerState",
+    # Ledgers
+    "Ledger",
+    "LedgerStats",
     # State machines
     "StateMachine",
     "Transition",
@@ -53,6 +67,7 @@ __all__ = [
     # Errors
     "DedupError",
     "UnavailableError",
+    "LedgerFullError",
     "ShortfallError",
     "UnknownTransitionError",
     "ClaimLostError",

@@ -76,6 +76,13 @@ class UnknownTransitionError(UnavailableError):
         self.version = version
 
 
+class LedgerFullError(UnavailableError):
+    """A bucket of the ledger has no room: it holds 18 times as many ids as planned. Nothing was remembered.
+
+    Found the ledger with a greater capacity, or with a shorter window.
+    """
+
+
 class ClaimLostError(DedupError):
     """This owner no longer holds the key: its lease ended, and another owner may have it. Nothing was changed.
 

@@ -158,6 +158,20 @@ class GateBypassed:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerFilling:
+    """A ledger holds four fifths of the ids that it is planned for, or more. Told once an hour at most.
+
+    A full ledger goes on: it takes more time for each id, and its chance of a false duplicate rises.
+    """
+
+    namespace: str
+    ledger: str
+    """The ledger's name."""
+    fill: float
+    """Ids by capacity."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerPaused:
     """A consumer of messages waits for a store that does not answer: it holds what it has, and spends no attempt."""
 
@@ -206,6 +220,7 @@ Event = (
     | UndoOverflow
     | BatchedBySlot
     | GateBypassed
+    | LedgerFilling
     | ConsumerPaused
     | ConsumerResumed
     | DeadLettered

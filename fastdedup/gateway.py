@@ -23,6 +23,7 @@ from .gate.connection import Connection
 from .gate.namespace import Namespace
 from .gate.settings import Settings
 from .keys import digest
+from .ledger import Ledger
 from .lock import LockCall
 from .machine import StateMachine, Transitions
 from .model import Batching, BreakerState, Record
@@ -456,6 +457,44 @@ class Dedup:
     ) -> StateMachine:
         """Define a state machine whose instances live in the store. See `StateMachine`."""
         return StateMachine(self._namespace, name, initial=initial, transitions=transitions, ttl=ttl)
+
+    def ledger(
+        self,
+        name: str,
+        *,
+        window: Seconds,
+        capacity: int,
+        exact: bool = True,
+        width: int | None = None,
+        write: Literal["set", "append"] = "set",
+        allow_eviction: bool = False,
+    ) -> Ledger:
+        """Return a ledger, which remembers ids for days in some 11 bytes each. See `Ledger`.
+
+        Args:
+            name: 1 to 64 characters; every process that uses the ledger passes the same settings with it.
+            window: seconds, or a timedelta, for which an id is remembered.
+            capacity: ids in one window. It may hold more, and gets slower then; it takes no memory beforehand.
+            exact: a new id is taken for a duplicate once in 10**15 times (7 bytes of digest). False: 4 bytes, once
+                in 50 million times.
+            width: bytes of digest where these two do not suit: 16 is as much as a UUID, 3 needs exact=False.
+            write: "set" writes an id's whole bucket (0.6 kB to replicas and the append-only file), "append" its end,
+                for more memory.
+            allow_eviction: do not refuse a store that evicts keys when its memory is full.
+
+        Raises:
+            ConfigError: a setting is not valid; the message names it.
+        """
+        return Ledger(
+            self._namespace,
+            name,
+            window=window,
+            capacity=capacity,
+            exact=exact,
+            width=width,
+            write=write,
+            allow_eviction=allow_eviction,
+        )
 
     # Inspection and administration
 

@@ -125,3 +125,32 @@ class Transition:
     def changed(self) -> bool:
         """True where this call moved the machine."""
         return self.outcome is TransitionOutcome.CHANGED
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerStats:
+    """What a ledger holds, as `Ledger.stats` found it.
+
+    Attributes:
+        name: the ledger's name.
+        ids: how many ids it remembers now. Estimated from some buckets where it has more than 1,000 of these.
+        capacity: ids in one window that it is planned for.
+        fill: ids by capacity. Above 1 it goes on, with more time and a greater chance of a false duplicate an id.
+        window: seconds for which an id is remembered.
+        slots: parts of the window; an id is remembered for up to one part more.
+        width: bytes of an id's digest.
+        bytes: memory of its buckets in the store, as the store says it.
+        bytes_an_id: memory by ids; 0.0 of an empty ledger.
+        false_duplicates: new ids that are expected to be taken for duplicates, in a window as full as this one.
+    """
+
+    name: str
+    ids: int
+    capacity: int
+    fill: float
+    window: float
+    slots: int
+    width: int
+    bytes: int
+    bytes_an_id: float
+    false_duplicates: float

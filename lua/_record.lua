@@ -33,6 +33,7 @@ local CLAIMS = 'IPWSFR'
 local OK, REENTERED, TAKEN, IN_PROGRESS, SUCCEEDED, FAILED, MISMATCH = 0, 1, 2, 3, 4, 5, 6
 local UNKNOWN, LOST, FOREIGN, ALREADY, ILLEGAL, STALE, ABSENT = 7, 8, 9, 10, 11, 12, 13
 local OUTRANKED, OVERRULED, UNCONFIRMED, UNSURE, TOO_LARGE, ELSEWHERE, REFUSED, AGAIN = 14, 15, 16, 17, 18, 19, 20, 21
+local FULL = 22
 local MAX_STATE = 64 -- bytes of a machine's state
 
 local byte, char, sub, find, floor = string.byte, string.char, string.sub, string.find, math.floor
@@ -156,21 +157,30 @@ local function checked(record, states)
   return record
 end
 
--- Returns the record; false where the key is absent; nil and FOREIGN as `checked`; nil and TOO_LARGE, ELSEWHERE or
--- REFUSED.
+-- Returns the value; false where the key is absent; nil and FOREIGN, TOO_LARGE, ELSEWHERE or REFUSED.
 -- Each script touches a key by this first, so whatever follows is not refused for the key's slot.
-local function read(key, states)
-  local record = redis.pcall('GETRANGE', key, '0', ARGV[2]) -- one byte more than the limit, of a larger value
-  if record == '' then
+local function fetch(key)
+  local value = redis.pcall('GETRANGE', key, '0', ARGV[2]) -- one byte more than the limit, of a larger value
+  if value == '' then
     if redis.call('PTTL', key) == -2 then return false end
     return nil, FOREIGN
   end
-  if refused(record) then
-    local code = refused_alone(record)
+  if type(value) == 'string' then
+    if #value > tonumber(ARGV[2]) then return nil, TOO_LARGE end
+    return value
+  end
+  if refused(value) then
+    local code = refused_alone(value)
     if code then return nil, code end
     redis.call('GETRANGE', key, '0', '0') -- raises the refusal
   end
-  if type(record) == 'string' and #record > tonumber(ARGV[2]) then return nil, TOO_LARGE end
+  return nil, FOREIGN
+end
+
+-- Returns the record; false where the key is absent; nil and FOREIGN as `checked`; nil and a code as `fetch`.
+local function read(key, states)
+  local record, fault = fetch(key)
+  if not record then return record, fault end
   return checked(record, states)
 end
 

@@ -36,7 +36,7 @@ FLOORS = (
     ("sql.faults",),
     ("",),  # the package itself: the public names
     ("gateway",),
-    ("tokens", "machine", "lock", "once"),
+    ("tokens", "machine", "lock", "once", "ledger"),
     ("claims",),
     ("claim",),
     ("gate",),
@@ -45,7 +45,7 @@ FLOORS = (
     ("stores",),
     ("stores.sidecar",),
     ("stores.redis", "stores.memory"),
-    ("stores.base", "stores.entry"),
+    ("stores.base", "stores.entry", "stores.memory_ledgers"),
     ("protocol",),
     ("keys",),
     ("client",),  # for those who call an API over HTTP: it knows nothing of the gate

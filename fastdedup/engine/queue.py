@@ -17,10 +17,14 @@ _LARGE_BATCH: Final = 16
 """Claims in a batch of those with large results: `claim.lua` brings 4 MiB in a call, of 256 KiB each by default."""
 
 # These verbs always go first, because they free keys. They cannot starve the claims, as every settling needs a
-# claim before it. A release must overtake the claims that wait for its key.
-_URGENT: Final = (Verb.ADOPT, Verb.SETTLE, Verb.RELEASE, Verb.RENEW)
+# claim before it. A release must overtake the claims that wait for its key, and what a call has given up must be
+# taken back before the same call asks again.
+_URGENT: Final = (Verb.ADOPT, Verb.SETTLE, Verb.RELEASE, Verb.RENEW, Verb.FORGET_ID)
 # These verbs take turns: the verb that was served goes to the end.
-_IN_TURN: Final = (Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET)
+_IN_TURN: Final = (
+    *(Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET),
+    *(Verb.FIRST, Verb.SEEN, Verb.LEDGER, Verb.WEIGH),
+)
 
 
 class Batch:
@@ -73,6 +77,7 @@ class OperationQueue:
         # Claims with large results, in their own turn: other claims need not wait until all of these are brought.
         self._large: deque[Op] = deque()
         self._turns = deque([*(self._queues[verb] for verb in _IN_TURN), self._large])
+        self._firsts = self._queues[Verb.FIRST]
         self.claims = self._queues[Verb.CLAIM]
         """The queue of claims: `Engine.claim` appends to it directly, which saves a call."""
         self.others = 0
@@ -148,8 +153,10 @@ class OperationQueue:
         if queue is self._large:
             return self._take_large()
         batch: list[Op] = []
-        weight = 0
-        while queue and len(batch) < self._max_batch and weight < self._max_bytes:
+        weight, most = 0, self._max_batch
+        if queue is self._firsts:
+            most = self._share(len(queue), free)
+        while queue and len(batch) < most and weight < self._max_bytes:
             op = queue.popleft()
             weight += op.weight
             batch.append(op)
@@ -167,6 +174,10 @@ class OperationQueue:
                 batch.append(op)
         return batch
 
+    def _share(self, waiting: int, free: int) -> int:
+        """Return how many operations the next batch takes, so that all free batches get some."""
+        return min(self._max_batch, max(self._min_batch, -(-waiting // free)))
+
     def take_claims(self, free: int) -> list[Op]:
         """Take the next batch of claims; `free` as for `next_batch`.
 
@@ -175,7 +186,7 @@ class OperationQueue:
         """
         queue = self.claims
         waiting = len(queue)
-        size = min(waiting, self._max_batch, max(self._min_batch, -(-waiting // free)))
+        size = min(waiting, self._share(waiting, free))
         taken = [queue.popleft() for _ in range(size)]
         batch = [op for op in taken if not op.future.done()]
         if len(batch) != size:

@@ -21,7 +21,8 @@ from ..errors import DedupError, UnavailableError
 from ..events import Event, UndoOverflow
 from ..forking import InChild
 from ..protocol.keyspace import names_of
-from ..protocol.operations import ClaimOp, Op, ReadOp, RefusedAlone, ReleaseOp, Reply, Stored
+from ..protocol.ledgers import FirstOp, ForgetIdOp
+from ..protocol.operations import ClaimOp, Code, Op, ReadOp, RefusedAlone, ReleaseOp, Reply, Stored
 from ..tasks import stop
 
 MAX_GIVEN_UP = 10_000
@@ -39,18 +40,24 @@ Holding = tuple[bytes, bytes]
 
 
 class GivenUp:
-    """One claim that was given up.
+    """One claim, or one id of a ledger, that was given up.
 
     Attributes:
         consumed: it consumed a token.
+        id: what remembered an id; None for a claim.
         again_at: when to look again, in the loop's time, once nothing was found; 0 before.
     """
 
-    __slots__ = ("again_at", "consumed")
+    __slots__ = ("again_at", "consumed", "id")
 
-    def __init__(self, consumed: bool) -> None:
+    def __init__(self, consumed: bool, id: FirstOp | None = None) -> None:
         self.consumed = consumed
+        self.id = id
         self.again_at = 0.0
+
+    def look(self, wire: bytes) -> Op:
+        """Return the operation that finds out what it left; of an id, that removes it at once, by its nonce."""
+        return ReadOp(wire) if self.id is None else ForgetIdOp(wire, self.id.entry, self.id.terms)
 
 
 class UndoList:
@@ -87,6 +94,16 @@ class UndoList:
             self._waiting[holding] = given_up
         else:
             self._put(holding, given_up)
+
+    def add_id(self, op: FirstOp) -> None:
+        """Remember an id that a call may have remembered, and of which nobody was told."""
+        if not self._closed:
+            self._put((op.wire, op.entry), GivenUp(False, op))
+
+    def keep_id(self, op: FirstOp) -> None:
+        """Leave an id alone: the call that gave it up asks for it again."""
+        if self._given_up:
+            self._given_up.pop((op.wire, op.entry), None)
 
     def all(self) -> list[Holding]:
         """Return what is to be taken back."""
@@ -129,7 +146,7 @@ class UndoList:
     def take_over(self, former: UndoList) -> None:
         """Go on with what another list has left, whose event loop has ended."""
         for holding, given_up in former._given_up.items():
-            self._given_up.setdefault(holding, GivenUp(given_up.consumed))
+            self._given_up.setdefault(holding, GivenUp(given_up.consumed, given_up.id))
         if self._given_up:
             self._try_later()
 
@@ -189,7 +206,7 @@ class UndoList:
     async def _round(self) -> bool:
         """Look at the oldest; False where the store did not answer for all of them."""
         looked_at = self._due()
-        found = await self._ask([ReadOp(wire) for (wire, _), _ in looked_at])
+        found = await self._ask([given_up.look(wire) for (wire, _), given_up in looked_at])
         held: list[tuple[Holding, ReleaseOp]] = []
         for (holding, given_up), record in zip(looked_at, found, strict=True):
             if self._given_up.get(holding) is not given_up:
@@ -200,6 +217,8 @@ class UndoList:
             elif is_unanswered(record):
                 # To the end: where a store is made of parts, the others' turn must come.
                 self._given_up[holding] = self._given_up.pop(holding)
+            elif record is Code.OK:  # an id, which was removed just now
+                del self._given_up[holding]
             else:
                 self._nothing_found(holding, given_up)
         answers = await self._ask([release for _, release in held])

@@ -25,9 +25,10 @@ class Kind(Enum):
     TOKEN = (b"?", b"!")
     LOCK = (b"&", b"%")
     MACHINE = (b"@", b"$")
+    LEDGER = (b"~", b"~")
 
 
-_WIRE: Final = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$])(.*)", re.DOTALL)
+_WIRE: Final = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$~])(.*)", re.DOTALL)
 _DIGEST_BYTES: Final = 16
 _READABLE_MARKS: Final = {kind.value[0] for kind in Kind}
 

@@ -40,6 +40,7 @@ class Code(IntEnum):
     ELSEWHERE = 19
     REFUSED = 20
     AGAIN = 21
+    FULL = 22
 
 
 class Verb(StrEnum):
@@ -54,6 +55,15 @@ class Verb(StrEnum):
     READ = "read"
     FORGET = "forget"
     ADOPT = "adopt"
+    LEDGER = "ledger"
+    FIRST = "first"
+    SEEN = "seen"
+    FORGET_ID = "forget_id"
+    WEIGH = "weigh"
+
+
+UNREPEATED: Final = (Verb.FORGET, Verb.FORGET_ID)
+"""Verbs whose operations name no owner: sent again, one might remove what the next owner has put there."""
 
 
 class Mode(StrEnum):
@@ -447,20 +457,43 @@ class Stored:
         self.payload = payload
 
 
+class StoredForm:
+    """What a ledger was founded with: the text in the store, and the server's time when it was read, in ms."""
+
+    __slots__ = ("now_ms", "text")
+
+    def __init__(self, text: bytes, now_ms: int) -> None:
+        self.text = text
+        self.now_ms = now_ms
+
+
+class Weight:
+    """What a ledger's bucket holds: all its entries, those that are not over, and bytes of memory."""
+
+    __slots__ = ("entries", "living", "size")
+
+    def __init__(self, entries: int, living: int, size: int) -> None:
+        self.entries = entries
+        self.living = living
+        self.size = size
+
+
 Reply = (
     Verdict
     | Moved
     | Stored
     | Adopted
+    | StoredForm
+    | Weight
     | Code
     | Redirect
     | UnavailableError
     | ResultTooLargeError
     | ForeignRecordError
 )
-"""A claim gets a Verdict or FOREIGN; a transition Moved; a read Stored, ABSENT or FOREIGN; an adoption Adopted;
-every other operation a Code. UNCONFIRMED means OK, but too few replicas confirmed the change. Any operation may
-get UnavailableError (it alone was refused; RefusedAlone where certainly nothing was done, scripts say REFUSED),
-ResultTooLargeError (the result is over the store's own limit) or ForeignRecordError (the key's value is over the
-store's limit for a record; scripts say TOO_LARGE). A part of a store answers Redirect where the operation belongs
-to another part; scripts say ELSEWHERE."""
+"""A claim gets a Verdict or FOREIGN; a transition Moved; a read Stored, ABSENT or FOREIGN; an adoption Adopted; the
+founding of a ledger StoredForm; the weighing of a bucket Weight or ABSENT; every other operation a Code. UNCONFIRMED
+means OK, but too few replicas confirmed the change. Any operation may get UnavailableError (it alone was refused;
+RefusedAlone where certainly nothing was done, scripts say REFUSED), ResultTooLargeError (the result is over the
+store's own limit) or ForeignRecordError (the key's value is over the store's limit for a record; scripts say
+TOO_LARGE). A part of a store answers Redirect where the operation belongs to another part; scripts say ELSEWHERE."""

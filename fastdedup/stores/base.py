@@ -34,6 +34,10 @@ class Store(Protocol):
     13. The operations of a batch are independent: a bad key fails alone.
     14. When a watched key is freed or settled, the listener is told.
     15. A record made elsewhere is adopted, unless the key holds a record that outranks it: then both are named.
+    16. Of any number of calls that name an id of a ledger within its window, exactly one is the first.
+    17. The same call naming its id again, after a lost reply, gets the same answer.
+    18. An id is remembered for its ledger's window, and up to 1 % longer; then it is new again.
+    19. What a call has remembered is taken back by its nonce alone, and by `forget` for everybody.
 
     Where a store cannot answer it raises UnavailableError, and no other error.
     """
@@ -186,6 +190,19 @@ class ClockComparingStore(Protocol):
 
     max_clock_skew: float
     """Seconds by which a clock may differ. Set by the gate when it opens the store: a tenth of its lease."""
+
+
+@runtime_checkable
+class EvictingStore(Protocol):
+    """An optional ability of a store: to tell whether it may evict keys."""
+
+    async def eviction_policy(self) -> str | None:
+        """Return what it does when its memory is full, by Redis's names; None where that is not known.
+
+        Raises:
+            UnavailableError: the store does not answer.
+        """
+        ...
 
 
 @runtime_checkable

@@ -9,6 +9,7 @@ from random import randrange
 
 from ..errors import UnavailableError
 from ..model import Outcome
+from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp, WeighOp
 from ..protocol.operations import (
     Adopted,
     AdoptOp,
@@ -30,6 +31,7 @@ from ..protocol.operations import (
     Verdict,
 )
 from .entry import LIVE, SETTLED, Entry, judge, stored, verdict_on
+from .memory_ledgers import ID_BYTES, MemoryLedgers
 
 _STATES = ("I", "P", "W", "S", "F", "R", "M")
 _OVERHEAD = 400
@@ -73,6 +75,7 @@ class MemoryStore:
         self._entries: dict[bytes, Entry] = {}
         self._expiry: list[tuple[int, bytes]] = []
         self._bytes = 0
+        self._ledgers = MemoryLedgers(self._make_room)
         # Microseconds, so that two processes that give a key away in the same millisecond give different fences.
         self._offset = randrange(1000)
         # One fence for all keys: so the next fence of a forgotten or expired key is higher, whatever the clock does.
@@ -95,6 +98,7 @@ class MemoryStore:
         self._entries.clear()
         self._expiry.clear()
         self._listeners.clear()
+        self._ledgers.clear()
         self._bytes = 0
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
@@ -138,6 +142,10 @@ class MemoryStore:
                 return self._forget(op)
             case AdoptOp():
                 return self._adopt(op, now)
+            case LedgerOp():
+                return self._ledgers.found(op, now)
+            case FirstOp() | SeenOp() | ForgetIdOp() | WeighOp():
+                return self._ledgers.apply(op, now)
         raise TypeError(f"the memory store has no operation {type(op).__name__}: {op!r}")
 
     def holds(self, wire: bytes) -> bool:
@@ -407,6 +415,8 @@ class MemoryStore:
             heapify(self._expiry)
 
     def _expire(self, now: int) -> None:
+        if self._ledgers:
+            self._ledgers.expire(now)
         while self._expiry and self._expiry[0][0] <= now:
             expires, wire = heappop(self._expiry)
             entry = self._entries.get(wire)
@@ -417,11 +427,15 @@ class MemoryStore:
         self._bytes -= _OVERHEAD + len(self._entries.pop(wire).payload)
 
     def _make_room(self, size: int = 0) -> None:
-        while len(self._entries) >= self._maxsize or self._bytes + _OVERHEAD + size > self._max_bytes:
+        while True:
+            records = len(self._entries) + len(self._ledgers)
+            taken = self._bytes + len(self._ledgers) * ID_BYTES
+            if records < self._maxsize and taken + _OVERHEAD + size <= self._max_bytes:
+                return
             if self._evict():
                 continue
             raise NoRoomError(
-                f"the local store is full: {len(self._entries)} unexpired records, {self._bytes} bytes; "
+                f"the local store is full: {records} unexpired records, {taken} bytes; "
                 "new keys are refused, because no claim may be forgotten (raise maxsize or lower ttl)"
             )
 

@@ -43,6 +43,7 @@ from fastdedup.events import (
     Event,
     GateBypassed,
     LeaseLost,
+    LedgerFilling,
     PrimaryRestarted,
     Replayed,
     Shortfall,
@@ -89,7 +90,7 @@ def on_event(event: Event) -> None:
         case ClockSkew():
             assert_type(event.offset_seconds, float)
         case _:
-            assert_type(event, Replayed | UndoOverflow | GateBypassed | DeadLettered)
+            assert_type(event, Replayed | UndoOverflow | GateBypassed | LedgerFilling | DeadLettered)
 
 
 async def login() -> tuple[None, str]:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import fastdedup.stores.redis.scripts as scripts
 from fastdedup import ConfigError, Dedup
 from fastdedup.model import Outcome
 from fastdedup.protocol.keyspace import Keyspace, Kind
+from fastdedup.protocol.ledgers import FirstOp, ForgetIdOp, LedgerForm, LedgerOp, LedgerTerms, SeenOp, WeighOp
 from fastdedup.protocol.operations import (
     AdoptOp,
     ClaimOp,
@@ -70,8 +72,8 @@ class Header:
 
 
 def test_every_verb_has_exactly_one_file() -> None:
-    """And there is no other file but the shared one."""
-    assert sorted([*VERBS, "_record"]) == FILES
+    """And there is no other file but the shared ones."""
+    assert sorted([*VERBS, "_record", "_ledger"]) == FILES
 
 
 def test_every_verb_has_a_face() -> None:
@@ -126,6 +128,23 @@ def adopt_op(number: int) -> AdoptOp:
     return AdoptOp(WIRE(str(number)), record, None)
 
 
+@cache
+def ledger_terms(window: int) -> LedgerTerms:
+    return LedgerTerms(LedgerForm(capacity=10**8, width=7, window_ms=window, secret=b"s" * 32), "set", 99)
+
+
+def first_op(number: int, window: int = 1000) -> FirstOp:
+    return FirstOp(WIRE(str(number)), b"d" * 7 + b"n" * 5, ledger_terms(window))
+
+
+def seen_op(number: int, window: int = 1000) -> SeenOp:
+    return SeenOp(WIRE(str(number)), b"d" * 7, ledger_terms(window))
+
+
+def forget_id_op(number: int, window: int = 1000) -> ForgetIdOp:
+    return ForgetIdOp(WIRE(str(number)), b"d" * 7, ledger_terms(window))
+
+
 def transition_op(number: int, keep: int = 30) -> TransitionOp:
     return TransitionOp(
         WIRE(str(number)),
@@ -153,6 +172,21 @@ RUNS = {
     "release": Run(release_op, 1, {"consumed": 0}),
     "renew": Run(renew_op, 1, {"lease_ms": 30, "keep_ms": 90}),
     "issue": Run(issue_op, 1, {"ttl_ms": 30}),
+    "first": Run(
+        first_op,
+        1,
+        {
+            "slot_us": 10_000,
+            "keep_ms": 1_250,
+            "width": 7,
+            "young": 16,
+            "named": 4,
+            "most": 2_000,
+            "until_ms": 99,
+        },
+    ),
+    "seen": Run(seen_op, 1, {"slot_us": 10_000, "width": 7, "until_ms": 99}),
+    "forget_id": Run(forget_id_op, 1, {"slot_us": 10_000, "width": 7, "until_ms": 99}),
 }
 
 
@@ -219,7 +253,8 @@ def test_the_codes_in_a_header_are_those_that_the_script_answers(name: str) -> N
     """Neither one too many nor one too few."""
     body = lua_source(name).split("local reply", 1)[1]
     used = {code.name for code in Code if re.search(rf"\b{code.name}\b", re.sub(r"--.*", "", body))}
-    if re.search(r"\bfault\b", body):  # what `read` says of a value that cannot be used
+    # What `read`, `fetch` and `fetch_bucket` say of a value that cannot be used.
+    if re.search(r"\bfault\b|\bfetch_bucket\b", body):
         used |= {"FOREIGN", "TOO_LARGE", "ELSEWHERE", "REFUSED"}
     named = Header.of(name).codes()
     # A claim's codes are the outcome table; pairs are named for the keys that were not OK.
@@ -364,6 +399,11 @@ def op_for(verb: Verb) -> Op:
         Verb.READ: lambda number: ReadOp(WIRE(str(number))),
         Verb.FORGET: lambda number: ForgetOp(WIRE(str(number))),
         Verb.ADOPT: adopt_op,
+        Verb.LEDGER: lambda number: LedgerOp(WIRE(str(number)), b"{}", 1000),
+        Verb.FIRST: lambda number: first_op(number, 10_000),
+        Verb.SEEN: lambda number: seen_op(number, 10_000),
+        Verb.FORGET_ID: lambda number: forget_id_op(number, 10_000),
+        Verb.WEIGH: lambda number: WeighOp(WIRE(str(number)), ledger_terms(10_000)),
     }
     return makers[verb](1)
 

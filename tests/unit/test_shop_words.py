@@ -7,7 +7,7 @@ import re
 import pytest
 
 from fastdedup.demo.shop import front
-from fastdedup.demo.shop.ledger import Count, Order
+from fastdedup.demo.shop.order_book import Count, Order
 from fastdedup.demo.shop.pages import Notice, ShopPage
 from fastdedup.demo.shop.sessions import Session
 from fastdedup.demo.shop.stats import BOXES, box_of

@@ -29,9 +29,9 @@ async def _asked(shop: WebShop, word: str) -> str:
 
 @router.get("/stats")
 async def stats(shop: OurShop) -> dict[str, Any]:
-    """Return the sales from the shop's own ledger, and fastdedup's answers from the counts of all workers."""
+    """Return the sales from the shop's own order book, and fastdedup's answers from the counts of all workers."""
     shop.publish()
-    count = shop.ledger.count()
+    count = shop.order_book.count()
     return {
         "orders": count.orders,
         "sold": count.sold,
@@ -71,5 +71,5 @@ async def gate(gate: Annotated[Literal["on", "off"], Form()]) -> RedirectRespons
 @router.post("/restock")
 async def restock(shop: OurShop) -> RedirectResponse:
     """Add as many units as the sale began with."""
-    shop.ledger.restock(shop.settings.stock)
+    shop.order_book.restock(shop.settings.stock)
     return RedirectResponse("/", 303)

@@ -144,7 +144,7 @@ async def _product(
             token = await shop.form(page.session)
         except UnavailableError:
             token, notice = "", notice or _DOWN
-    count = shop.ledger.count()
+    count = shop.order_book.count()
     return shown(page.product(token, count, quantity=quantity, notice=notice), status)
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from ... import Claim, Dedup
 from ...integrations.fastapi import Claimed, OneTimeToken
-from .ledger import SoldOut
+from .order_book import SoldOut
 from .pages import MOST
 from .shop import WebShop, shop_of, shown
 from .watch import PAYING
@@ -77,9 +77,9 @@ async def order(
 
 
 def entered(request: Request, name: str, wanted: int, *, degraded: bool = False) -> JSONResponse:
-    """Enter an order into the ledger, and answer with it."""
+    """Enter an order into the order book, and answer with it."""
     basket = f"{name}:{request.headers.get('idempotency-key', '')}"
-    placed = shop_of(request).ledger.sell(name, wanted, basket=basket, degraded=degraded)
+    placed = shop_of(request).order_book.sell(name, wanted, basket=basket, degraded=degraded)
     if isinstance(placed, SoldOut):
         return JSONResponse({"detail": "sold out", "left": placed.left}, 410)
     facts: dict[str, Any] = {"order": placed.number, "buyer": placed.buyer, "quantity": placed.quantity}
@@ -118,7 +118,7 @@ async def submit(
 
 
 async def paid(request: Request, wanted: int, *, degraded: bool = False) -> HTMLResponse:
-    """Take the payment, enter the order into the ledger, and show the receipt."""
+    """Take the payment, enter the order into the order book, and show the receipt."""
     shop = shop_of(request)
     page = shop.page(request)
     if page.session is None:  # tokens are issued only to visitors that are signed in
@@ -127,7 +127,7 @@ async def paid(request: Request, wanted: int, *, degraded: bool = False) -> HTML
     await anyio.sleep(_PAYMENT)
     setattr(request.state, PAYING, perf_counter() - started)
     basket = await sent_token(request)
-    placed = shop.ledger.sell(page.session.name, wanted, basket=basket, degraded=degraded)
+    placed = shop.order_book.sell(page.session.name, wanted, basket=basket, degraded=degraded)
     if isinstance(placed, SoldOut):
         return shown(page.sold_out(placed.left), 410)
     return shown(page.order(placed), 201)

@@ -11,7 +11,7 @@ from html import escape
 from importlib.resources import files
 from string import Template
 
-from .ledger import Count, Order
+from .order_book import Count, Order
 from .sessions import MAX_NAME, Session
 
 PRICE, BEFORE = 49, 79

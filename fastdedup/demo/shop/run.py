@@ -22,7 +22,7 @@ import anyio
 
 from ...errors import ConfigError, UnavailableError
 from .control import answer
-from .ledger import Ledger
+from .order_book import OrderBook
 from .redis_server import ShopRedis, find_server
 from .settings import ShopSettings
 
@@ -66,8 +66,8 @@ def run(options: ShopOptions, on_ready: Callable[[str], None]) -> None:
             opens_at=time.time() + options.opens_in,
             token_ttl=options.token_ttl,
         )
-        with closing(Ledger(settings.ledger)) as ledger:
-            ledger.set_up(options.stock)
+        with closing(OrderBook(settings.order_book)) as order_book:
+            order_book.set_up(options.stock)
         asyncio.run(Demo(settings, binary, listener, options.workers).main(on_ready))
 
 

@@ -15,7 +15,7 @@ class ShopSettings:
     """One worker's settings.
 
     Attributes:
-        folder: the demo's private folder: sockets, Redis's file, the ledger, the workers' counts.
+        folder: the demo's private folder: sockets, Redis's file, the order book, the workers' counts.
         secret: signs the sessions; the same in all workers.
         stock: units for sale.
         opens_at: when the sale opens, in seconds since 1970.
@@ -41,9 +41,9 @@ class ShopSettings:
         return Path(self.folder) / "control.sock"
 
     @property
-    def ledger(self) -> Path:
+    def order_book(self) -> Path:
         """The file of the shop's own database."""
-        return Path(self.folder) / "ledger.sqlite"
+        return Path(self.folder) / "orders.sqlite"
 
     def environment(self) -> dict[str, str]:
         """Return the environment variable that gives these settings to a child."""

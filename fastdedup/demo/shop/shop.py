@@ -1,4 +1,4 @@
-"""The state that the routes share: two `Dedup`s, the ledger, the figures, the connection to the parent."""
+"""The state that the routes share: two `Dedup`s, the order book, the figures, the connection to the parent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse
 
 from ... import Dedup, LocalLRU, Reject, UnavailableError
 from .control import ControlLine
-from .ledger import Ledger
+from .order_book import OrderBook
 from .orphan import orphaned
 from .pages import Html, ShopPage
 from .sessions import COOKIE, Session, opened
@@ -43,7 +43,7 @@ class WebShop:
         self.settings = settings
         self.folder = Path(settings.folder)
         self.tally = Tally(self.folder, settings.number)
-        self.ledger = Ledger(settings.ledger)
+        self.order_book = OrderBook(settings.order_book)
         self.control = ControlLine(on_end=lambda: orphaned(settings))
         self.dedup = Dedup(
             f"unix://{settings.redis_socket}?db=0",
@@ -104,7 +104,7 @@ class WebShop:
                     yield
         finally:
             self.control.close()
-            self.ledger.close()
+            self.order_book.close()
 
     @asynccontextmanager
     async def _ticking(self) -> AsyncIterator[None]:
@@ -116,7 +116,7 @@ class WebShop:
     async def _tick(self) -> None:
         while True:
             self.publish()
-            self.ledger.look()
+            self.order_book.look()
             with suppress(UnavailableError):
                 # Orders would also notice an outage, but for minutes there may be no order.
                 await self.dedup.get("heartbeat")

@@ -24,6 +24,7 @@ from ...events import (
     Event,
     GateBypassed,
     LeaseLost,
+    LedgerFilling,
     PrimaryRestarted,
     Replayed,
     Shortfall,
@@ -146,5 +147,7 @@ def _text_of(event: Event) -> str:
             return f"Not put into Redis: {reason}."
         case LeaseLost() | Shortfall() | UndoOverflow() | BatchedBySlot() | ClockSkew() | GateBypassed():
             return type(event).__name__
+        case LedgerFilling(ledger=ledger, fill=fill):
+            return f"The ledger {ledger} is {fill:.0%} full."
         case Degraded() | ConsumerPaused() | ConsumerResumed() | DeadLettered():
             return ""

@@ -1,6 +1,6 @@
 """The same two ways to order for a visitor who has turned the gate off: every click is an order of its own.
 
-The ledger, the payment and the answers are those of `orders.py`; only fastdedup is left out.
+The order book, the payment and the answers are those of `orders.py`; only fastdedup is left out.
 """
 
 from typing import Annotated

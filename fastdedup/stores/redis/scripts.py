@@ -43,6 +43,8 @@ _TOO_LARGE: Final = Code.TOO_LARGE.value
 _REFUSED: Final = Code.REFUSED.value
 ONLY_CODES: Final = (_TOO_LARGE, Code.ELSEWHERE.value, _REFUSED, Code.AGAIN.value)
 """Answers of any script that come without a record."""
+_OF_BUCKETS: Final = (Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.WEIGH)
+"""Verbs whose scripts begin with `_ledger.lua` too."""
 _FAR_US: Final = 86_400_000_000
 """Microseconds by which a fence may be ahead of its server's clock: no real time is further ahead."""
 
@@ -169,7 +171,8 @@ class LoadedScript:
     __slots__ = ("_head", "pack", "read", "sha", "text")
 
     def __init__(self, verb: Verb, face: Script) -> None:
-        self.text = lua_source("_record") + lua_source(verb.value)
+        shared = lua_source("_record") + (lua_source("_ledger") if verb in _OF_BUCKETS else "")
+        self.text = shared + lua_source(verb.value)
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self._head = pack_parts(["EVALSHA", self.sha])[2:-2]
         self.pack = face.pack

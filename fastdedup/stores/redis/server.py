@@ -12,7 +12,7 @@ from typing import Any
 import hiredis
 
 from ...model import Outcome
-from ...protocol.operations import Code, Moved, Op, Reply, Verb, Verdict, mark_unsure
+from ...protocol.operations import UNREPEATED, Code, Moved, Op, Reply, Verb, Verdict, mark_unsure
 from ..base import Done
 from .reconnect import Reconnector
 from .scripts import CallHead, LoadedScript, pack
@@ -90,7 +90,7 @@ class RedisServer:
         Any answer but a script's replies makes the engine use `execute`.
         """
         connection = self._reconnector.connection
-        if connection is None or verb is Verb.FORGET:
+        if connection is None or verb in UNREPEATED:
             return False
         if self._wait:
             return self._begin_confirmed(verb, ops, done)
@@ -136,7 +136,7 @@ class RedisServer:
         False: nothing was sent, because there is no open connection or because the verb must not be repeated.
         """
         connection = self._reconnector.connection
-        if connection is None or verb is Verb.FORGET:
+        if connection is None or verb in UNREPEATED:
             return False
 
         def on_replies(replies: list[Any]) -> None:
@@ -153,8 +153,7 @@ class RedisServer:
         """Send calls in one write, and set the answer of each call.
 
         When the connection breaks, the calls are sent once more: every operation names its owner, so a repeated
-        operation gets the same answer as the first time. FORGET names no owner and is not repeated, because it might
-        remove the record of the next owner.
+        operation gets the same answer as the first time. Those of `UNREPEATED` name no owner and are not repeated.
 
         Args:
             verb: the verb of all calls.
@@ -166,7 +165,7 @@ class RedisServer:
         try:
             await self._send(verb, calls, asking, guest)
             broken = [call for call in calls if isinstance(call.answer, ConnectionError)]
-            if broken and verb is not Verb.FORGET:
+            if broken and verb not in UNREPEATED:
                 await self._send(verb, broken, asking, guest)
         except Exception as error:  # noqa: BLE001 -- given to the callers of these operations
             for call in calls:

@@ -27,6 +27,7 @@ from ...protocol.operations import (
     Verb,
     with_fingerprint,
 )
+from .ledger_scripts import FirstScript, ForgetIdScript, LedgerScript, SeenScript, WeighScript
 from .records import encode, is_state, read_record
 from .scripts import ONLY_CODES, Args, ClaimScript, LoadedScript, Script, answer_of, ceil_ms
 
@@ -220,6 +221,11 @@ FACES: dict[Verb, Script] = {
     Verb.READ: ReadScript(),
     Verb.FORGET: ForgetScript(),
     Verb.ADOPT: AdoptScript(),
+    Verb.LEDGER: LedgerScript(),
+    Verb.FIRST: FirstScript(),
+    Verb.SEEN: SeenScript(),
+    Verb.FORGET_ID: ForgetIdScript(),
+    Verb.WEIGH: WeighScript(),
 }
 
 

@@ -4,7 +4,7 @@ It does not use fastdedup, so its counts prove fastdedup's effect. It is a SQLit
 No operation takes longer than a file write, so the event loop calls them directly.
 
 Stock is set aside once for each basket, which is one form, or one key of a buyer. Then the order is entered, as often
-as `sell` is called: like many shops, the ledger leaves it to others to call it once. So the same basket sold twice is
+as `sell` is called: like many shops, the book leaves it to others to call it once. So the same basket sold twice is
 a unit sold that nobody took from the shelf.
 """
 
@@ -53,7 +53,7 @@ class SoldOut:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """The figures of the ledger: units sold and left, and the number of orders.
+    """The figures of the order book: units sold and left, and the number of orders.
 
     Attributes:
         stocked: units that were ever put on the shelf.
@@ -72,7 +72,7 @@ class Count:
         return self.sold + self.left - self.stocked
 
 
-class Ledger:
+class OrderBook:
     """One process's connection to the database at `path`."""
 
     def __init__(self, path: Path) -> None:

@@ -1,0 +1,475 @@
+"""`Ledger`: remembers ids for days in a tenth of the memory of records, and answers "seen before?", nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from hashlib import blake2b
+from random import sample
+from typing import Any, Final, Literal, cast
+
+from .checks import Seconds, check_count, check_seconds, milliseconds, shown
+from .errors import ConfigError, LedgerFullError, UnavailableError, foreign
+from .events import LedgerFilling
+from .gate.namespace import Namespace
+from .keys import check_namespace
+from .model import LedgerStats
+from .protocol.ledgers import (
+    NONCE_BYTES,
+    SLOTS,
+    Addresses,
+    FirstOp,
+    ForgetIdOp,
+    LedgerForm,
+    LedgerOp,
+    LedgerTerms,
+    SeenOp,
+    WeighOp,
+    id_bytes,
+    ledger_wire,
+)
+from .protocol.operations import Code, Reply, StoredForm, Weight
+from .protocol.owners import draw_owner, owner_field, owner_text
+from .stores.base import EvictingStore
+
+_EXACT: Final = 7
+_NARROW: Final = 4
+_WIDTHS: Final = (3, 4, 7, 16)
+_LEAST_WINDOW: Final = 0.1
+_MOST_CAPACITY: Final = 40_000_000_000
+_LOOK_AGAIN: Final = 10.0
+"""Seconds after which the ledger's form is read again: a store that lost its data gets the same form again."""
+_RELY_MS: Final = 30_000
+"""Milliseconds for which the scripts let a client rely on a form that it has read."""
+_KEEP_MS: Final = 86_400_000
+"""Milliseconds for which a form outlives two windows of which nobody asked for the ledger."""
+_SAMPLE: Final = 1000
+"""Buckets that are weighed to learn what a ledger holds."""
+_HOUR: Final = 3600.0
+_TRIES: Final = 3
+
+Write = Literal["set", "append"]
+
+
+class LedgerView:
+    """What one process knows of a ledger's form, and relies on for half a minute."""
+
+    __slots__ = ("addresses", "form", "terms", "text", "until")
+
+    def __init__(self, wire: bytes, form: LedgerForm, found: StoredForm, write: Write, now: float) -> None:
+        self.form = form
+        self.text = found.text
+        self.addresses = Addresses(wire, form)
+        self.terms = LedgerTerms(form, write, found.now_ms + _RELY_MS)
+        self.until = now + _LOOK_AGAIN
+
+
+class ListedId(FirstOp):
+    """One id of a list. It takes its answer itself: all of a list share one future."""
+
+    __slots__ = ("_list", "answer")
+
+    def __init__(self, ids: IdList, wire: bytes, entry: bytes, terms: LedgerTerms) -> None:
+        self.wire = wire
+        self.witness = None
+        self.entry = entry
+        self.terms = terms
+        self._list = ids
+        self.answer: Any = None
+
+    def take(self, reply: Reply) -> None:
+        """Keep the store's reply."""
+        self.answer = reply
+        self._list.answered()
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the error that came in the reply's place."""
+        self.answer = error
+        self._list.answered()
+
+
+class IdList:
+    """The ids of one call, which are answered together."""
+
+    def __init__(self) -> None:
+        # Mutable: how many answers are missing, and the future of all, done when the last one has come.
+        self._left = 0
+        self._done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answered(self) -> None:
+        """One more id has its answer."""
+        self._left -= 1
+        if not self._left and not self._done.done():
+            self._done.set_result(None)
+
+    async def ask(self, namespace: Namespace, ops: list[ListedId]) -> None:
+        """Send the operations, and wait until each has an answer or an error in its place."""
+        self._left = len(ops)
+        ask, done = namespace.ask, self._done
+        for op in ops:
+            try:
+                ask.begin(op, done)
+            except UnavailableError as fault:
+                op.fail(fault)
+        if self._left:
+            await done
+
+
+class Ledger:
+    """Remembers ids for a window, as `dedup.ledger` makes it. Use it where only "seen before?" is asked.
+
+    An id costs some 11 bytes of Redis memory, a record 120 to 185. There is no owner, no lease and no result: the id
+    is remembered before the work is done. Where the work may fail half-way, claim instead.
+
+    Every process that uses the ledger names the same capacity, window and width. The first one founds it.
+    """
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        name: str,
+        *,
+        window: Seconds,
+        capacity: int,
+        exact: bool = True,
+        width: int | None = None,
+        write: Write = "set",
+        allow_eviction: bool = False,
+    ) -> None:
+        check_namespace(name, "a ledger's name")
+        check_seconds(window, "window", least=_LEAST_WINDOW)
+        if check_count(capacity, "capacity") > _MOST_CAPACITY:
+            raise ConfigError(f"capacity must be at most {_MOST_CAPACITY}, got {shown(capacity)}")
+        if write not in ("set", "append"):
+            raise ConfigError(f"write must be 'set' or 'append', got {shown(write)}")
+        self._namespace = namespace
+        self.name = name
+        """The ledger's name."""
+        self._window_ms = milliseconds(window, "window")
+        self._capacity = capacity
+        self._width = check_width(exact, width)
+        self._write = write
+        self._allow_eviction = bool(allow_eviction)
+        self._wire = ledger_wire(namespace.settings.namespace, name)
+        # Mutable: the form as it was read last; the task that reads it; when its filling may next be told.
+        self._view: LedgerView | None = None
+        self._opening: asyncio.Task[LedgerView] | None = None
+        self._tell_from = 0.0
+
+    def __repr__(self) -> str:
+        return f"<Ledger {self.name!r} capacity={self._capacity} window={self._window_ms / 1000:g}>"
+
+    @property
+    def window(self) -> float:
+        """Seconds for which an id is remembered; the truth is up to 1 % longer."""
+        return self._window_ms / 1000
+
+    @property
+    def capacity(self) -> int:
+        """Ids in one window that it is planned for."""
+        return self._capacity
+
+    async def first(self, id: Any, *, owner: str | None = None) -> bool:
+        """Remember an id. Returns True where this call is the first within the window, else False.
+
+        Args:
+            id: text, bytes, an integer or a UUID, of 1 byte to 64 KiB. Text and its UTF-8 are one id, and so are an
+                integer and its decimal text.
+            owner: your own name for this call, of up to 63 bytes: the same name gets the same answer again. Without
+                it, a call that ends in an error takes back what it remembered.
+
+        Raises:
+            UnavailableError: the store did not answer and the policy does not either. Call again, with
+                `owner=error.owner` or without.
+            LedgerFullError: the ledger holds some 18 times its capacity.
+            ConfigError: the ledger was founded with other settings, or the store evicts keys.
+            InvalidKeyError: the id or the owner cannot be used.
+            ForeignRecordError: its bucket holds a value that fastdedup did not write.
+            UsageError: not open, closed, or another event loop.
+        """
+        data = id_bytes(id)
+        name = draw_owner() if owner is None else owner_field(owner)
+        nonce = nonce_of(name)
+        for _ in range(_TRIES):
+            view = self._view
+            if view is None or view.until <= asyncio.get_running_loop().time():
+                view = await self._look_again()
+            wire, digest = view.addresses.find(data)
+            op = FirstOp(wire, digest + nonce, view.terms)
+            reply = await self._ask_first(op, name, named=owner is not None)
+            if reply is Code.OK:
+                if view.terms.seen_fill > view.form.filling_from:
+                    self._is_filling(view)
+                return True
+            if reply is Code.ALREADY:
+                return False
+            self._judge(reply)
+        raise self._changes_all_the_time()
+
+    async def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
+        """Remember ids, as `first` does each; of one that stands in the list twice the first is True.
+
+        Either all are answered, or none is remembered: where one cannot be answered, what the others remembered is
+        taken back, and the error raised. With `owner=` it is kept, and the same call gets the same answers again.
+        """
+        data = list(map(id_bytes, ids))
+        name = draw_owner() if owner is None else owner_field(owner)
+        asked: list[ListedId] = []
+        try:
+            answers = await self._answers(dict.fromkeys(data), nonce_of(name), asked)
+        except BaseException as error:
+            if isinstance(error, UnavailableError):
+                error.owner = owner_text(name)
+            if owner is None:
+                self._take_back(asked)
+            raise
+        # The first of equal ids takes the answer away, so the others are duplicates.
+        return [answers.pop(each, False) for each in data]
+
+    async def seen(self, id: Any) -> bool:
+        """Return whether an id is remembered. Nothing is changed, so the answer may be outdated when it arrives.
+
+        Errors as for `first`.
+        """
+        data = id_bytes(id)
+        for _ in range(_TRIES):
+            view = await self._present_view()
+            reply = await self._namespace.ask.run(SeenOp(*view.addresses.find(data), view.terms))
+            if reply is Code.ALREADY or reply is Code.ABSENT:
+                return reply is Code.ALREADY
+            self._judge(reply)
+        raise self._changes_all_the_time()
+
+    async def forget(self, id: Any) -> bool:
+        """Remove an id, so that it is new again; False where it was not remembered. Errors as for `first`."""
+        data = id_bytes(id)
+        for _ in range(_TRIES):
+            view = await self._present_view()
+            reply = await self._namespace.ask.run(ForgetIdOp(*view.addresses.find(data), view.terms))
+            if reply is Code.OK or reply is Code.ABSENT:
+                return reply is Code.OK
+            self._judge(reply)
+        raise self._changes_all_the_time()
+
+    async def stats(self) -> LedgerStats:
+        """Return what the ledger holds, from at most 1,000 of its buckets. Errors as for `first`."""
+        view = await self._present_view()
+        form = view.form
+        buckets = range(form.buckets)
+        looked_at = buckets if form.buckets <= _SAMPLE else sample(buckets, _SAMPLE)
+        entries, living, size = 0, 0, 0
+        asked = [
+            self._namespace.ask.run(WeighOp(view.addresses.bucket(number), view.terms))
+            for number in looked_at
+        ]
+        for weight in await asyncio.gather(*asked):
+            if isinstance(weight, Weight):
+                entries += weight.entries
+                living += weight.living
+                size += weight.size
+            elif weight is not Code.ABSENT:
+                self._judge(weight)
+        share = form.buckets / len(looked_at)
+        ids = round(living * share)
+        a_bucket = entries / len(looked_at)
+        return LedgerStats(
+            name=self.name,
+            ids=ids,
+            capacity=form.capacity,
+            fill=ids / form.capacity,
+            window=form.window_ms / 1000,
+            slots=SLOTS,
+            width=form.width,
+            bytes=round(size * share),
+            bytes_an_id=size / living if living else 0.0,
+            false_duplicates=ids * a_bucket / 256.0**form.width,
+        )
+
+    # To the store
+
+    async def _ask_first(self, op: FirstOp, name: bytes, *, named: bool) -> Reply:
+        """Return the verdict; where there is none, what the store may have remembered is taken back."""
+        namespace = self._namespace
+        undo = namespace.connection.undo
+        undo.keep_id(op)
+        try:
+            answer: Any = await namespace.ask.begin(op)
+        except UnavailableError as error:
+            answer = error
+        except asyncio.CancelledError:
+            if not named:
+                undo.add_id(op)
+            raise
+        try:
+            return namespace.ask.verdict(op, answer)
+        except UnavailableError as error:
+            if not named:
+                undo.add_id(op)
+            error.owner = owner_text(name)
+            raise
+
+    async def _answers(self, ids: Iterable[bytes], nonce: bytes, asked: list[ListedId]) -> dict[bytes, bool]:
+        """Return an answer for each of some ids that differ. Whatever is sent is put into `asked` before."""
+        answers: dict[bytes, bool] = {}
+        missing = list(ids)
+        for _ in range(_TRIES):
+            if not missing:
+                return answers
+            view = await self._present_view()
+            ops = await self._ask_list(view, missing, nonce, asked)
+            for each, op in zip(missing, ops, strict=True):
+                if op.answer is not Code.STALE:
+                    answers[each] = op.answer is Code.OK
+            missing = [each for each in missing if each not in answers]
+            if not missing and view.terms.seen_fill > view.form.filling_from:
+                self._is_filling(view)
+        if missing:
+            raise self._changes_all_the_time()
+        return answers
+
+    async def _ask_list(
+        self, view: LedgerView, ids: list[bytes], nonce: bytes, asked: list[ListedId]
+    ) -> list[ListedId]:
+        """Ask for ids that differ. The answer of each operation is then OK, ALREADY or STALE."""
+        namespace, shared = self._namespace, IdList()
+        find, terms = view.addresses.find, view.terms
+        ops = []
+        for each in ids:
+            wire, digest = find(each)
+            ops.append(ListedId(shared, wire, digest + nonce, terms))
+        undo = namespace.connection.undo
+        if undo:
+            for op in ops:
+                undo.keep_id(op)
+        asked += ops
+        await shared.ask(namespace, ops)
+        for op in ops:
+            if op.answer is not Code.OK and op.answer is not Code.ALREADY:
+                op.answer = namespace.ask.verdict(op, op.answer)
+                if op.answer is not Code.OK and op.answer is not Code.ALREADY:
+                    self._judge(op.answer)
+        return ops
+
+    def _take_back(self, asked: Iterable[ListedId]) -> None:
+        """Let the store forget, as soon as it answers, what a call has remembered that ends in an error."""
+        undo = self._namespace.connection.undo
+        for op in asked:
+            if op.answer is not Code.ALREADY:
+                undo.add_id(op)
+
+    def _judge(self, reply: Reply) -> None:
+        """Let a STALE operation be asked again; raise for any other reply that is no answer."""
+        if reply is Code.STALE:
+            self._view = None
+        elif reply is Code.FULL:
+            raise LedgerFullError(
+                f"a bucket of the ledger {self.name!r} is full: it holds far more ids than its capacity of "
+                f"{self._capacity}; found it with a greater one",
+                retry_after=self.window / SLOTS,
+            )
+        else:
+            raise foreign(f"ledger {self.name}")
+
+    def _changes_all_the_time(self) -> UnavailableError:
+        return UnavailableError(f"the form of the ledger {self.name!r} changes all the time; try again")
+
+    # Its form
+
+    async def _present_view(self) -> LedgerView:
+        view = self._view
+        if view is None or view.until <= asyncio.get_running_loop().time():
+            return await self._look_again()
+        return view
+
+    async def _look_again(self) -> LedgerView:
+        """Found the ledger, or read its form. Where that fails, what is known serves while the scripts take it."""
+        if self._opening is None or self._opening.done():
+            self._opening = self._namespace.connection.keep(self._open())
+        try:
+            return await asyncio.shield(self._opening)
+        except UnavailableError:
+            if self._view is None:
+                raise
+            return self._view
+
+    async def _open(self) -> LedgerView:
+        former = self._view
+        if former is None:
+            await self._check_eviction()
+        wanted = LedgerForm.drawn(capacity=self._capacity, width=self._width, window_ms=self._window_ms)
+        text = wanted.text() if former is None else former.text
+        reply = await self._namespace.ask.run(LedgerOp(self._wire, text, 2 * self._window_ms + _KEEP_MS))
+        if not isinstance(reply, StoredForm):
+            raise foreign(f"ledger {self.name}")
+        now = asyncio.get_running_loop().time()
+        form = LedgerForm.read(reply.text)
+        if form is None:
+            raise ConfigError(
+                f"the form of the ledger {self.name!r} cannot be read: a newer version of fastdedup founded it, or "
+                "another program wrote its key; upgrade, or remove the key"
+            )
+        self._check(form)
+        view = LedgerView(self._wire, form, reply, self._write, now)
+        if former is not None and former.text == view.text:
+            view.terms.seen_fill = former.terms.seen_fill
+        self._view = view
+        return view
+
+    def _check(self, form: LedgerForm) -> None:
+        for name, ours, theirs in (
+            ("capacity", self._capacity, form.capacity),
+            ("width", self._width, form.width),
+            ("window", self._window_ms / 1000, form.window_ms / 1000),
+        ):
+            if ours != theirs:
+                raise ConfigError(
+                    f"the ledger {self.name!r} was founded with {name}={theirs:g}, this one has {name}={ours:g}: "
+                    "with that it would forget all ids; use its settings, or another name"
+                )
+
+    async def _check_eviction(self) -> None:
+        store = self._namespace.connection.store
+        if self._allow_eviction or not isinstance(store, EvictingStore):
+            return
+        policy = await store.eviction_policy()
+        if policy not in (None, "noeviction"):
+            raise ConfigError(
+                f"the store may evict keys (maxmemory-policy {policy}), so the ledger {self.name!r} would forget "
+                "ids, and nobody would notice; set maxmemory-policy noeviction, or pass allow_eviction=True"
+            )
+
+    def _is_filling(self, view: LedgerView) -> None:
+        now = asyncio.get_running_loop().time()
+        if now < self._tell_from:
+            return
+        self._tell_from = now + _HOUR
+        fill = view.terms.seen_fill * view.form.buckets / view.form.capacity
+        self._namespace.connection.report(
+            LedgerFilling(self._namespace.settings.namespace, self.name, round(fill, 3))
+        )
+
+
+def check_width(exact: Any, width: Any) -> int:
+    """Return the bytes of a digest.
+
+    Raises:
+        ConfigError: there is no such width, or it contradicts `exact`.
+    """
+    if width is None:
+        return _EXACT if exact else _NARROW
+    if isinstance(width, bool) or width not in _WIDTHS:
+        raise ConfigError(
+            f"width must be 16 (as a UUID), 7 (the default), 4 or 3 (narrow), got {shown(width)}"
+        )
+    if exact and width < _EXACT:
+        raise ConfigError(
+            f"width={width} takes some new ids for duplicates: pass exact=False to say that this is fine, or width=7"
+        )
+    return cast(int, width)
+
+
+def nonce_of(name: bytes) -> bytes:
+    """Return the nonce of a call by its owner field."""
+    if name[0]:
+        return blake2b(name, digest_size=NONCE_BYTES).digest()
+    return name[1 : 1 + NONCE_BYTES]

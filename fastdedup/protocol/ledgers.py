@@ -1,0 +1,272 @@
+"""The operations on ledgers, and where an id's entry lies: its bucket, and its digest in there.
+
+`lua/_ledger.lua` describes the layout. A ledger was founded with its capacity, its window and a secret; from these
+follow its buckets, and every process finds the same ones.
+"""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import blake2b
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+
+from ..errors import InvalidKeyError
+from .keyspace import Kind
+from .operations import Op, Verb
+
+SLOTS: Final = 100
+"""Parts of a window: an id is kept for the window and up to one part more."""
+NONCE_BYTES: Final = 5
+_EXPIRY_SLOTS: Final = 125
+"""Slots after which a bucket expires, from when it was written anew; see `_ledger.lua`."""
+_PLANNED: Final = 112
+"""Entries in a bucket of a full ledger: fewer cost more memory for each key, more cost time for each id."""
+_NAMED: Final = (4, 200)
+"""Entries of a bucket whose calls are known by their nonces, at least and at most."""
+_NAMED_IN_ALL: Final = 100_000
+"""Entries of a ledger whose calls are known: as many as a fast consumer brings in half a second."""
+_FREE_PLACES: Final = {"set": 12, "append": 40}
+"""Inserts that fill a free place of a bucket, before it is written anew."""
+_MOST: Final = 2000
+"""Entries in a bucket at most; 18 times as many as planned. A bucket of 2,000 wide ones has 34 kB."""
+_SECRET_BYTES: Final = 32
+_FILLING: Final = 0.8
+"""Share of the capacity from which a ledger counts as filling."""
+FOREVER_MS: Final = 1 << 52
+"""Later than any server's time, and exact in Lua."""
+_MAX_ID: Final = 64 * 1024
+_DIGITS: Final = [
+    byte.encode() for byte in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+]
+_PAIRS: Final = [high + low for high in _DIGITS for low in _DIGITS]
+
+
+class LedgerTerms:
+    """What the operations on a ledger share; a batch states it once. Compared by identity.
+
+    Attributes:
+        until_ms: the server's time until which these may be relied on: then the ledger's form is asked for again.
+    """
+
+    __slots__ = (
+        "keep_ms",
+        "most",
+        "named",
+        "seen_fill",
+        "slot_us",
+        "until_ms",
+        "width",
+        "window_ms",
+        "young",
+    )
+
+    def __init__(self, form: LedgerForm, write: str, until_ms: int) -> None:
+        self.window_ms = form.window_ms
+        self.slot_us = form.window_ms * 1000 // SLOTS
+        self.keep_ms = self.slot_us * _EXPIRY_SLOTS // 1000
+        self.width = form.width
+        least, most = _NAMED
+        self.named = min(most, max(least, -(-_NAMED_IN_ALL // form.buckets)))
+        self.young = self.named + max(_FREE_PLACES[write], self.named // 4)
+        self.most = _MOST
+        self.until_ms = until_ms
+        self.seen_fill = 0.0
+        """Entries in the buckets that were written lately, a moving mean; set by a store that knows."""
+
+    def saw_fill(self, entries: int, buckets: int) -> None:
+        """Take in how many entries these buckets have."""
+        share = buckets / (buckets + 2000)
+        self.seen_fill += (entries / buckets - self.seen_fill) * share
+
+
+class FirstOp(Op):
+    """Remember an id. OK where this call is the first; ALREADY, STALE or FULL where it is not remembered for it."""
+
+    verb = Verb.FIRST
+    __slots__ = ("entry", "terms")
+
+    def __init__(self, wire: bytes, entry: bytes, terms: LedgerTerms) -> None:
+        self.wire = wire
+        self.witness = None
+        self.entry = entry
+        """The digest and the nonce."""
+        self.terms = terms
+
+
+class SeenOp(Op):
+    """Look whether an id is remembered: ALREADY or ABSENT."""
+
+    verb = Verb.SEEN
+    __slots__ = ("digest", "terms")
+
+    def __init__(self, wire: bytes, digest: bytes, terms: LedgerTerms) -> None:
+        self.wire = wire
+        self.witness = None
+        self.digest = digest
+        self.terms = terms
+
+
+class ForgetIdOp(Op):
+    """Remove an id: OK, ABSENT or STALE. `entry`: the digest; with a nonce only what that call has remembered."""
+
+    verb = Verb.FORGET_ID
+    __slots__ = ("entry", "terms", "until_ms")
+
+    def __init__(self, wire: bytes, entry: bytes, terms: LedgerTerms) -> None:
+        self.wire = wire
+        self.witness = None
+        self.entry = entry
+        self.terms = terms
+        # What a call has remembered is taken back where it lies, whatever became of the ledger since.
+        self.until_ms = terms.until_ms if len(entry) == terms.width else FOREVER_MS
+
+
+class LedgerOp(Op):
+    """Found a ledger, or read its form: the reply is a `StoredForm`. `former`: the form to replace; empty: none."""
+
+    verb = Verb.LEDGER
+    __slots__ = ("form", "former", "ttl_ms")
+
+    def __init__(self, wire: bytes, form: bytes, ttl_ms: int, former: bytes = b"") -> None:
+        self.wire = wire
+        self.witness = None
+        self.form = form
+        self.ttl_ms = ttl_ms
+        self.former = former
+
+
+class WeighOp(Op):
+    """Count what a bucket holds: the reply is a `Weight`, or ABSENT."""
+
+    verb = Verb.WEIGH
+    __slots__ = ("terms",)
+
+    def __init__(self, wire: bytes, terms: LedgerTerms) -> None:
+        self.wire = wire
+        self.witness = None
+        self.terms = terms
+
+
+class LedgerForm:
+    """What a ledger was founded with. Its text lies in the store; the secret in it must not be shown.
+
+    Attributes:
+        capacity: ids that it is planned for in one window.
+        width: bytes of a digest.
+        window_ms: for how long an id is remembered.
+        buckets: how many buckets it has.
+    """
+
+    __slots__ = ("buckets", "capacity", "secret", "width", "window_ms")
+
+    def __init__(self, *, capacity: int, width: int, window_ms: int, secret: bytes) -> None:
+        self.capacity = capacity
+        self.width = width
+        self.window_ms = window_ms
+        self.secret = secret
+        self.buckets = -(-capacity // _PLANNED)
+
+    @property
+    def filling_from(self) -> float:
+        """Entries in a bucket from which the ledger counts as filling."""
+        return _FILLING * self.capacity / self.buckets
+
+    def __repr__(self) -> str:
+        return f"<LedgerForm capacity={self.capacity} width={self.width} window_ms={self.window_ms}>"
+
+    @classmethod
+    def drawn(cls, *, capacity: int, width: int, window_ms: int) -> LedgerForm:
+        """Return a form with a new secret."""
+        return cls(
+            capacity=capacity, width=width, window_ms=window_ms, secret=secrets.token_bytes(_SECRET_BYTES)
+        )
+
+    def text(self) -> bytes:
+        """Return the text that the store keeps."""
+        return orjson.dumps(
+            {
+                "capacity": self.capacity,
+                "width": self.width,
+                "window_ms": self.window_ms,
+                "slots": SLOTS,
+                "secret": self.secret.hex(),
+            }
+        )
+
+    @classmethod
+    def read(cls, text: bytes) -> LedgerForm | None:
+        """Read a form's text; None where it is no text of a form that this version knows."""
+        try:
+            found = orjson.loads(text)
+            capacity, width, window_ms = (found[name] for name in ("capacity", "width", "window_ms"))
+            secret = bytes.fromhex(found["secret"])
+            fits = found["slots"] == SLOTS and len(secret) == _SECRET_BYTES
+            fits = fits and all(type(number) is int and number > 0 for number in (capacity, width, window_ms))
+        except (ValueError, TypeError, KeyError):
+            return None
+        if not fits or width > 16:
+            return None
+        return cls(capacity=capacity, width=width, window_ms=window_ms, secret=secret)
+
+
+class Addresses:
+    """Finds where the entries of a ledger's ids lie."""
+
+    __slots__ = ("_buckets", "_hash", "_short", "_stem")
+
+    def __init__(self, stem: bytes, form: LedgerForm) -> None:
+        self._stem = stem + b"{"
+        self._buckets = form.buckets
+        self._short = form.buckets <= 1 << 24
+        # The secret as salt and person, which make a hash of its own at no cost for each id.
+        self._hash = blake2b(digest_size=8 + form.width, salt=form.secret[:16], person=form.secret[16:])
+
+    def find(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's digest."""
+        hashed = self._hash.copy()
+        hashed.update(data)
+        digest = hashed.digest()
+        return self.bucket(int.from_bytes(digest[:8], "big") % self._buckets), digest[8:]
+
+    def bucket(self, number: int) -> bytes:
+        """Return the store key of a bucket. Its number is in braces: on a Cluster that alone chooses the slot."""
+        name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
+        if not self._short:
+            name = _PAIRS[number >> 24] + name
+        return self._stem + name + b"}"
+
+
+def ledger_wire(namespace: str, name: str) -> bytes:
+    """Return the store key of a ledger: its form lies there, and its buckets' keys begin with it."""
+    return namespace.encode() + b":" + Kind.LEDGER.value[0] + name.encode()
+
+
+def id_bytes(id: Any) -> bytes:
+    """Return an id as bytes. Text stands for its UTF-8, an integer and a UUID for their text.
+
+    Raises:
+        InvalidKeyError: it is empty, over 64 KiB, of another type, or text that UTF-8 cannot encode.
+    """
+    if type(id) is str:
+        try:
+            data = id.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidKeyError(f"an id must be text that UTF-8 can encode: {error.reason}") from None
+    elif type(id) is bytes:
+        data = id
+    elif isinstance(id, int) and not isinstance(id, bool):
+        data = b"%d" % id
+    elif isinstance(id, str | UUID):
+        data = str(id).encode()
+    elif isinstance(id, bytearray | memoryview):
+        data = bytes(id)
+    else:
+        raise InvalidKeyError(f"an id must be text, bytes, an integer or a UUID, got {type(id).__name__}")
+    if 0 < len(data) <= _MAX_ID:
+        return data
+    if not data:
+        raise InvalidKeyError("the id is empty: it would make every message a duplicate of the first")
+    raise InvalidKeyError(f"an id must have at most {_MAX_ID} bytes, got {len(data)}")

@@ -1,0 +1,76 @@
+-- What the scripts of ledgers share; stores/redis/scripts.py puts this text between _record.lua and each of them.
+--
+-- A ledger remembers ids for its window. An id is known by a digest of `width` bytes, under a secret of the ledger; a
+-- hash of the id chooses one of the ledger's buckets. A bucket is one string:
+--   1      format version                  8-     `young` places for the youngest entries, in their order: a slot byte, the
+--   2      L                                      digest, and the nonce of the call that remembered it (5 bytes); a place
+--   3      width of a digest                      that is free holds zeros
+--   4      the slot in which its           then   the tags of the old entries, the oldest first: two bytes of the digest
+--          expiry was set                  then   the old entries, in the same order: a slot byte, and the other bytes of
+--   5      young                                  the digest
+--   6-7    how many old entries it has
+-- Only the part up to the tags is read for an id: what a script reads becomes a Lua string, which the server hashes byte
+-- by byte. Most inserts fill a free place, and write nothing else. Once no place is free, the bucket is written anew:
+-- all but the youngest entries become old ones and lose their nonces, those that are over are cut, and the expiry is set
+-- again.
+--
+-- A slot is a hundredth of the window; its byte is its number modulo 255, plus 1. An entry lives for 100 whole slots and
+-- the rest of its own: for the window and up to 1 %. A bucket expires 125 slots after its expiry was set, and takes no
+-- further entry 22 slots after that, so each entry lives out its time. Entries that are over are cut whenever the expiry
+-- is set, so none gets older than 226 slots. An age of 250 and more stands for an entry whose clock was ahead: it lives.
+--
+-- The nonce names the call that remembered an id: the same call asked again, after a lost reply, is answered as the
+-- first time.
+
+local SLOTS, AHEAD = 100, 250
+local EXPIRY_SERVES = 22 -- slots for which a bucket's expiry serves further entries
+local HEAD = 7
+local NONCE = 5
+local TAG = 2
+local TAGS_AT_ONCE = 128 -- tags that are read with the head
+
+local function slot_of(slot_us)
+  -- The later of the server's clock and what the client has seen from any server: a slot must not fall.
+  return floor(fresh_fence / slot_us) % 255 + 1
+end
+
+-- True for an entry of this slot byte, in a slot now.
+local function lives(then_slot, slot)
+  local age = (slot - then_slot) % 255
+  return age <= SLOTS or age >= AHEAD
+end
+
+-- Returns the beginning of the bucket up to its tags, the index of the first tag, how many old entries it has, and the
+-- slot of its expiry; false where it is absent; nil and a code.
+local function fetch_bucket(key, width)
+  local part, fault = fetch(key)
+  if not part then return part, fault end
+  local version, kind, stored, since, young, high, low = byte(part, 1, HEAD)
+  if version ~= 1 or kind ~= 76 or stored ~= width or not low then return nil, FOREIGN end
+  local tags, old = HEAD + 1 + young * (width + 1 + NONCE), high * 256 + low
+  if #part ~= tags - 1 + old * (width + 1) then return nil, FOREIGN end
+  return part, tags, old, since
+end
+
+-- Returns the indexes of the first byte of a digest's living entry, and of its tag; the tag's is nil for a young entry.
+local function place_of(bucket, tags, old, digest, slot)
+  local size = #digest + 1
+  local at = find(bucket, digest, HEAD + 2, true)
+  while at and at < tags do
+    local place = at - 1
+    local then_slot = byte(bucket, place)
+    if (place - HEAD - 1) % (size + NONCE) == 0 and then_slot ~= 0 and lives(then_slot, slot) then return place, nil end
+    at = find(bucket, digest, at + 1, true)
+  end
+  local tag, others, entries = sub(digest, 1, TAG), sub(digest, TAG + 1), tags + TAG * old
+  at = find(bucket, tag, tags, true)
+  while at and at < entries do
+    local number = (at - tags) / TAG
+    local place = entries + number * (size - TAG)
+    if number % 1 == 0 and sub(bucket, place + 1, place + size - TAG - 1) == others and lives(byte(bucket, place), slot) then
+      return place, at
+    end
+    at = find(bucket, tag, at + 1, true)
+  end
+  return nil, nil
+end

@@ -1,0 +1,139 @@
+-- Remember ids in ledgers: the first call that names an id within the window is told OK, every other call ALREADY.
+--
+-- KEYS[i]  the key of the bucket that an id belongs to
+-- ARGV     after floor_us and limit, runs, each for a stretch of ids of one ledger: count, slot_us, keep_ms, width, young,
+--          named, most, until_ms; then an entry per key: the digest, and the nonce of this call.
+--          keep_ms: how long a bucket lives once its expiry is set; young: places for the youngest entries
+--          named: how many entries keep their nonces when the bucket is written anew
+--          most: entries that a bucket may have
+--          until_ms: the server's time until which the client may rely on what it knows of the ledger
+-- returns  {now_us, 0, entries, i, code, ...}: how many entries the buckets of this call have, to learn how full the ledger
+--          is; a pair for each key that was not OK: ALREADY, STALE (what is known of the ledger is too old: nothing was
+--          done), FULL (the bucket has no room: nothing was done), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
+
+local reply = { now_us, 0, 0 }
+local entries = 0
+local pcall = redis.pcall
+
+local function answer(i, code)
+  local n = #reply
+  reply[n + 1], reply[n + 2] = i, code
+end
+
+-- Writes a whole bucket. Returns nil, or a code where it was not written. The caller has read the key.
+local function write(key, value, ledger)
+  local set = pcall('SET', key, value, 'PX', ledger.keep)
+  if not set.err then return nil end
+  return forbidden(set) and REFUSED or redis.call('SET', key, value, 'PX', ledger.keep)
+end
+
+-- Writes the bucket anew, with a further entry.
+local function rewrite(key, bucket, tags, old, entry, ledger)
+  local width, slot, step = ledger.width, ledger.slot, ledger.step
+  local entries_from, size, cut, kept = tags + TAG * old, width + 1 - TAG, 0, {}
+  while cut < old and not lives(byte(bucket, entries_from + cut * size), slot) do cut = cut + 1 end
+  for at = HEAD + 1, tags - 1, step do
+    local then_slot = byte(bucket, at)
+    if then_slot ~= 0 and lives(then_slot, slot) then kept[#kept + 1] = sub(bucket, at, at + step - 1) end
+  end
+  kept[#kept + 1] = ledger.stamp .. entry
+  local ageing = math.max(#kept - ledger.named, 0)
+  local count = old - cut + ageing
+  if count > ledger.most then return FULL end
+  local aged_tags, aged = {}, {}
+  for i = 1, ageing do
+    local item = kept[i]
+    aged_tags[i] = sub(item, 2, 1 + TAG)
+    aged[i] = sub(item, 1, 1) .. sub(item, 2 + TAG, width + 1)
+  end
+  return write(key, table.concat({
+    ledger.head, char(floor(count / 256), count % 256),
+    table.concat(kept, '', ageing + 1), string.rep(ledger.zeros, ledger.young - #kept + ageing),
+    sub(bucket, tags + TAG * cut, entries_from - 1), table.concat(aged_tags),
+    sub(bucket, entries_from + cut * size), table.concat(aged),
+  }), ledger)
+end
+
+-- Returns nil where the id is remembered for this call, else a code.
+local function remember(key, entry, ledger)
+  local width, slot, step = ledger.width, ledger.slot, ledger.step
+  local bucket, tags, old, since = fetch_bucket(key, width)
+  if bucket == nil then return tags end
+  if not bucket then return write(key, ledger.fresh .. entry .. ledger.rest, ledger) end
+  local place, tag = place_of(bucket, tags, old, sub(entry, 1, width), slot)
+  if place then
+    if tag or sub(bucket, place + width + 1, place + step - 1) ~= sub(entry, width + 1) then return ALREADY end
+    write_again(key)
+    return nil
+  end
+  entries = entries + old + ledger.young
+  local free = find(bucket, ledger.zeros, HEAD + 1, true)
+  -- The nonce before a free place may end in zeros.
+  free = free and HEAD + 1 + math.ceil((free - HEAD - 1) / step) * step
+  if not free or free >= tags or (slot - since) % 255 > EXPIRY_SERVES then
+    return rewrite(key, bucket, tags, old, entry, ledger)
+  end
+  local set = pcall('SETRANGE', key, free - 1, ledger.stamp .. entry)
+  if type(set) == 'number' then return nil end
+  return forbidden(set) and REFUSED or redis.call('SETRANGE', key, free - 1, ledger.stamp .. entry)
+end
+
+-- What the ids of a run share; its arguments begin at `a`.
+local function ledger_of(a)
+  local slot, width, young = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
+  local head, step = VERSION .. 'L' .. char(width, slot, young), width + 1 + NONCE
+  local zeros = string.rep('\0', step)
+  return {
+    slot = slot, keep = ARGV[a + 2], width = width, young = young, named = tonumber(ARGV[a + 5]),
+    most = tonumber(ARGV[a + 6]), head = head, step = step, zeros = zeros, stamp = char(slot),
+    fresh = head .. '\0\0' .. char(slot), rest = string.rep(zeros, young - 1),
+    tags = HEAD + 1 + young * step, reach = tostring(HEAD + young * step + TAG * TAGS_AT_ONCE - 1), offsets = {},
+  }
+end
+
+-- The way of nearly every id, which saves a sixth of the instructions: it is new, and its bucket has a free place. The
+-- same as `remember`, but that it reads no more than the tags. Returns true where the id was remembered; else nothing was done.
+local function fill(key, entry, ledger)
+  local part, tags, digest = pcall('GETRANGE', key, '0', ledger.reach), ledger.tags, nil
+  if #part < tags - 1 then return false end -- absent, or an error
+  local version, kind, stored, since, young, high, low = byte(part, 1, HEAD)
+  if version ~= 1 or kind ~= 76 or stored ~= ledger.width or young ~= ledger.young or high > 0 or low > TAGS_AT_ONCE
+    or (ledger.slot - since) % 255 > EXPIRY_SERVES then return false end
+  digest = sub(entry, 1, stored)
+  if find(part, digest, HEAD + 2, true) then return false end
+  local at = find(part, sub(digest, 1, TAG), tags, true)
+  if at and at < tags + TAG * low then return false end
+  local free = find(part, ledger.zeros, HEAD + 1, true)
+  if not free then return false end
+  local step, offsets = ledger.step, ledger.offsets
+  local beyond = (free - HEAD - 1) % step
+  if beyond > 0 then free = free + step - beyond end -- the nonce before ends in zeros
+  if free >= tags then return false end
+  local offset = offsets[free]
+  if not offset then
+    offset = tostring(free - 1)
+    offsets[free] = offset
+  end
+  entries = entries + low + young
+  return type(pcall('SETRANGE', key, offset, ledger.stamp .. entry)) == 'number'
+end
+
+local KEYS, ARGV = KEYS, ARGV
+local a, i = 3, 1
+while i <= #KEYS do
+  local last = i + tonumber(ARGV[a]) - 1
+  local ledger, stale = ledger_of(a), now_ms > tonumber(ARGV[a + 7])
+  a = a + 8
+  for k = i, last do
+    if stale then
+      answer(k, STALE)
+    elseif not fill(KEYS[k], ARGV[a], ledger) then
+      local code = remember(KEYS[k], ARGV[a], ledger)
+      if code then answer(k, code) end
+    end
+    a = a + 1
+  end
+  i = last + 1
+end
+reply[3] = entries
+return reply

@@ -1,0 +1,47 @@
+-- Remove ids from ledgers: for good, or only what one call has remembered.
+--
+-- KEYS[i]  the key of the bucket that an id belongs to
+-- ARGV     after floor_us and limit, runs, each for a stretch of ids of one ledger: count, slot_us, width, until_ms; then an
+--          entry per key: the digest, and the nonce of the call whose entry is to go, or nothing for any entry.
+-- returns  {now_us, code, ...}: a code for each key: OK, ABSENT, STALE, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
+
+local reply = { now_us }
+
+-- Returns the bucket without the entry at `place`; `tag` is nil for a young entry.
+local function without(bucket, tags, old, place, tag, width)
+  if tag then
+    local count, size = old - 1, width + 1 - TAG
+    return sub(bucket, 1, HEAD - 2) .. char(floor(count / 256), count % 256) .. sub(bucket, HEAD + 1, tag - 1)
+      .. sub(bucket, tag + TAG, place - 1) .. sub(bucket, place + size)
+  end
+  local step = width + 1 + NONCE
+  return sub(bucket, 1, place - 1) .. sub(bucket, place + step, tags - 1) .. string.rep('\0', step) .. sub(bucket, tags)
+end
+
+local function remove(key, entry, slot, width)
+  local bucket, tags, old = fetch_bucket(key, width)
+  if bucket == nil then return tags end
+  if not bucket then return ABSENT end
+  local nonce = sub(entry, width + 1)
+  local place, tag = place_of(bucket, tags, old, sub(entry, 1, width), slot)
+  if not place then return ABSENT end
+  if nonce ~= '' and (tag or sub(bucket, place + width + 1, place + width + NONCE) ~= nonce) then return ABSENT end
+  local value, ttl = without(bucket, tags, old, place, tag, width), math.max(redis.call('PTTL', key), 1)
+  local set = redis.pcall('SET', key, value, 'PX', ttl)
+  if not set.err then return OK end
+  return forbidden(set) and REFUSED or redis.call('SET', key, value, 'PX', ttl)
+end
+
+local a, i = 3, 1
+while i <= #KEYS do
+  local last = i + tonumber(ARGV[a]) - 1
+  local slot, width = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 2])
+  local stale = now_ms > tonumber(ARGV[a + 3])
+  a = a + 4
+  for k = i, last do
+    reply[k + 1] = stale and STALE or remove(KEYS[k], ARGV[a], slot, width)
+    a = a + 1
+  end
+  i = last + 1
+end
+return reply

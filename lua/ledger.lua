@@ -1,0 +1,36 @@
+-- Found a ledger, or read what it was founded with; a founded ledger is changed only by who names its present form.
+--
+-- KEYS[i]  a ledger's key
+-- ARGV     after floor_us and limit, three per key: ttl_ms, for how long it lives if nobody asks again; the form that is
+--          replaced, empty to replace none; the form to store
+-- returns  {now_us, code, form, ...}: a pair for each key: OK and the form that the ledger has now, or FOREIGN, TOO_LARGE,
+--          ELSEWHERE, REFUSED and nothing
+
+local MARK = VERSION .. 'N'
+local reply = { now_us }
+
+local function found(key, ttl, former, form)
+  local stored, fault = fetch(key)
+  if stored == nil then return fault, '' end
+  if stored and sub(stored, 1, 2) ~= MARK then return FOREIGN, '' end
+  local present = stored and sub(stored, 3)
+  if present and present ~= former then
+    redis.call('PEXPIRE', key, ttl)
+    return OK, present
+  end
+  local set = redis.pcall('SET', key, MARK .. form, 'PX', ttl)
+  if set.err then
+    if forbidden(set) then return REFUSED, '' end
+    redis.call('SET', key, MARK .. form, 'PX', ttl)
+  end
+  return OK, form
+end
+
+local a = 3
+for i, key in ipairs(KEYS) do
+  local code, form = found(key, ARGV[a], ARGV[a + 1], ARGV[a + 2])
+  local n = #reply
+  reply[n + 1], reply[n + 2] = code, form
+  a = a + 3
+end
+return reply

@@ -1,0 +1,35 @@
+-- Count what the buckets of ledgers hold. Nothing is changed.
+--
+-- KEYS[i]  a bucket's key
+-- ARGV     after floor_us and limit, two per key: slot_us, width
+-- returns  {now_us, code, entries, living, bytes, ...}: for each key all entries, those that are not over, and its memory;
+--          code: OK, ABSENT, FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
+
+local reply = { now_us }
+
+local function weigh(key, slot, width)
+  local bucket, tags, old = fetch_bucket(key, width)
+  if not bucket then return bucket == false and ABSENT or tags, 0, 0, 0 end
+  local entries, living = 0, 0
+  local function count(from, to, step)
+    for at = from, to, step do
+      local then_slot = byte(bucket, at)
+      if then_slot ~= 0 then
+        entries = entries + 1
+        if lives(then_slot, slot) then living = living + 1 end
+      end
+    end
+  end
+  count(HEAD + 1, tags - 1, width + 1 + NONCE)
+  count(tags + TAG * old, #bucket, width + 1 - TAG)
+  local usage = redis.pcall('MEMORY', 'USAGE', key)
+  return OK, entries, living, type(usage) == 'number' and usage or #bucket
+end
+
+local a = 3
+for i, key in ipairs(KEYS) do
+  local n = #reply
+  reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = weigh(key, slot_of(tonumber(ARGV[a])), tonumber(ARGV[a + 1]))
+  a = a + 2
+end
+return reply

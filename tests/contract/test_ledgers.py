@@ -1,0 +1,245 @@
+"""Guarantees 16 to 19: ledgers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fastdedup import ConfigError, Dedup, ForeignRecordError, InvalidKeyError, Ledger
+from fastdedup.protocol.ledgers import ledger_wire
+
+from ..stores import STORES, Backend
+
+WaitUntil = Callable[..., Any]
+HOUR = 3600.0
+pytestmark = pytest.mark.parametrize(
+    "backend", [each for each in STORES if each not in ("local", "sidecar")], indirect=True
+)
+
+
+def ledger_of(dedup: Dedup, name: str = "orders", **settings: Any) -> Ledger:
+    return dedup.ledger(name, **{"window": HOUR, "capacity": 10_000, **settings})
+
+
+# 16: one first call
+
+
+async def test_of_many_calls_one_is_the_first(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        ledgers = [ledger_of(dedup), ledger_of(dedup)]
+        answers = await asyncio.gather(*(ledgers[n % 2].first("id") for n in range(100)))
+        assert Counter(answers) == {True: 1, False: 99}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"capacity": 90},
+        {"width": 16},
+        {"exact": False},
+        {"width": 3, "exact": False},
+        {"write": "append"},
+    ],
+    ids=["usual", "one bucket", "wide", "narrow", "narrowest", "append"],
+)
+async def test_every_id_is_first_once(backend: Backend, settings: dict[str, Any]) -> None:
+    """Also once a bucket was written anew: its entries lose their nonces, never their place."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup, **settings)
+        for start in range(0, 900, 150):
+            assert await ledger.first_many(range(start, start + 150)) == [True] * 150
+            assert not any(await ledger.first_many(range(start + 150)))
+        assert not await ledger.first(0)
+        assert (await ledger.stats()).ids == 900
+
+
+async def test_ids_of_a_list_may_be_equal(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        assert await ledger.first_many(["a", "b", "a", b"b", "c"]) == [True, True, False, False, True]
+        assert await ledger.first_many([]) == []
+
+
+async def test_text_bytes_and_numbers_are_one_id(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        assert await ledger.first("ü") is True
+        assert await ledger.first("ü".encode()) is False
+        assert await ledger.first(10**30) is True
+        assert await ledger.first(str(10**30)) is False
+        assert await ledger.first(UUID(int=7)) is True
+        assert await ledger.first(str(UUID(int=7))) is False
+        assert await ledger.first(b"\0\xff" * 1000) is True
+
+
+async def test_ledgers_are_apart(backend: Backend) -> None:
+    """Of two names, and of two namespaces."""
+    async with backend.make() as dedup, backend.make(namespace="t2") as other:
+        ledgers = [ledger_of(dedup), ledger_of(dedup, "other"), ledger_of(other)]
+        assert [await ledger.first("id") for ledger in ledgers] == [True, True, True]
+
+
+# 17: retries
+
+
+async def test_the_same_call_gets_the_same_answer(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        assert [await ledger.first("id", owner="me") for _ in range(3)] == [True, True, True]
+        assert await ledger.first("id", owner="you") is False
+        assert await ledger.first("id") is False
+        ids = [f"id{n}" for n in range(70)]
+        assert await ledger.first_many([*ids, "id"], owner="me too") == [True] * 70 + [False]
+        assert await ledger.first_many([*ids, "id"], owner="me too") == [True] * 70 + [False]
+        assert not any(await ledger.first_many(ids))
+
+
+# 18: the window
+
+
+async def test_an_id_is_new_again_after_the_window(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup, window=0.4)
+        asked = asyncio.get_running_loop().time()
+        assert await ledger.first("id") is True
+        assert await ledger.first("id") is False
+        await wait_until(lambda: ledger.first("id"), description="the id is new again")
+        assert asyncio.get_running_loop().time() - asked >= 0.4
+        assert await ledger.first("id") is False
+
+
+async def test_ids_that_are_over_leave_the_bucket(backend: Backend, wait_until: WaitUntil) -> None:
+    """Whoever inserts makes room, also where a bucket never comes to its expiry."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup, window=0.3, capacity=50)
+        counter = iter(range(10**6))
+
+        async def has_turned_over() -> bool:
+            await ledger.first_many([next(counter) for _ in range(10)])
+            return next(counter) > 2000
+
+        await wait_until(has_turned_over, description="2,000 ids went through one bucket")
+        await wait_until(
+            lambda: ledger.first("the last"), description="a bucket that was full takes ids again"
+        )
+
+
+# 19: taking back
+
+
+async def test_a_forgotten_id_is_new(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup, capacity=90)
+        ids = list(range(120))
+        await ledger.first_many(ids)
+        assert await ledger.forget("never seen") is False
+        assert [await ledger.forget(each) for each in ids[::7]] == [True] * len(ids[::7])
+        assert [await ledger.seen(each) for each in ids] == [each % 7 != 0 for each in ids]
+        assert [await ledger.forget(each) for each in ids[::7]] == [False] * len(ids[::7])
+        assert await ledger.first_many(ids) == [each % 7 == 0 for each in ids]
+
+
+async def test_to_look_remembers_nothing(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        assert await ledger.seen("id") is False
+        assert await ledger.first("id") is True
+        assert await ledger.seen("id") is True
+
+
+async def test_a_cancelled_call_remembers_nothing(backend: Backend, wait_until: WaitUntil) -> None:
+    """Nobody was told that it was the first, so somebody else is."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        await ledger.seen("ledger is founded")
+        calls = [asyncio.ensure_future(ledger.first(f"id{n}")) for n in range(20)]
+        calls.append(asyncio.ensure_future(ledger.first_many([f"more{n}" for n in range(20)])))
+        await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+        async def is_empty() -> bool:
+            return (await ledger.stats()).ids == 0
+
+        await wait_until(is_empty, description="all are taken back")
+
+
+# Its form
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"capacity": 20_000}, "capacity"), ({"width": 16}, "width"), ({"window": 2 * HOUR}, "window")],
+)
+async def test_another_form_is_an_error(backend: Backend, settings: dict[str, Any], name: str) -> None:
+    """With other buckets it would forget everything."""
+    async with backend.make() as dedup:
+        assert await ledger_of(dedup, window=timedelta(hours=1)).first("id") is True
+        with pytest.raises(ConfigError, match=f"was founded with {name}="):
+            await ledger_of(dedup, **settings).first("id")
+        assert await ledger_of(dedup).first("id") is False
+
+
+async def test_the_secret_is_never_shown(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        await ledger.first("id")
+        assert ledger._view is not None
+        secret = ledger._view.form.secret
+        for shown in (repr(ledger), repr(ledger._view.form), str(await ledger.stats())):
+            assert secret.hex() not in shown
+            assert repr(secret) not in shown
+
+
+async def test_a_foreign_bucket_fails_alone(backend: Backend) -> None:
+    if backend.raw is None:
+        return  # nobody else writes to a memory store
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        await ledger.seen("ledger is founded")
+        assert ledger._view is not None
+        find = ledger._view.addresses.find
+        for name, value in (("list", None), ("text", b"x" * 5), ("odd", b"\1L\x07\1\4\0\0" + b"x" * 100)):
+            bucket = find(name.encode())[0]
+            backend.raw.lpush(bucket, "x") if value is None else backend.raw.set(bucket, value, px=60_000)
+            with pytest.raises(ForeignRecordError):
+                await ledger.first(name)
+            with pytest.raises(ForeignRecordError):
+                await ledger.first_many(["healthy", name])
+            with pytest.raises(ForeignRecordError):
+                await ledger.seen(name)
+            with pytest.raises(ForeignRecordError):
+                await ledger.forget(name)
+            backend.raw.delete(bucket)
+        assert await ledger.first("beside them") is True
+
+
+async def test_a_foreign_form_is_an_error(backend: Backend) -> None:
+    if backend.raw is None:
+        return
+    backend.raw.set(ledger_wire("t", "foreign"), b"somebody else's", px=60_000)
+    backend.raw.set(ledger_wire("t", "newer"), b"\1N{}", px=60_000)
+    async with backend.make() as dedup:
+        with pytest.raises(ForeignRecordError):
+            await ledger_of(dedup, "foreign").first("id")
+        with pytest.raises(ConfigError, match="newer version"):
+            await ledger_of(dedup, "newer").first("id")
+
+
+@pytest.mark.parametrize("id", ["", b"", None, 1.5, True, "\ud800", ["a"], "x" * 65_537])
+async def test_a_bad_id_is_an_error(backend: Backend, id: Any) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        with pytest.raises(InvalidKeyError):
+            await ledger.first(id)
+        with pytest.raises(InvalidKeyError):
+            await ledger.first_many(["good", id])
+        assert await ledger.seen("good") is False
