@@ -6,13 +6,13 @@ from time import monotonic
 from typing import Any, Final
 
 from ..claim import Claim
+from ..claims.call import ClaimCall
 from ..errors import ConfigError, InvalidKeyError, UsageError
 from ..gateway import Dedup
 from ..model import Outcome
 from ..sql.inbox import Inbox
 from ..sql.once import (
     ATTEMPTS,
-    LOOK,
     UNHEARD,
     Begin,
     CommitUnknown,
@@ -22,6 +22,7 @@ from ..sql.once import (
     free,
     mend,
     to_its_end,
+    wait_at,
 )
 from .decisions import Action, Decision, Reason
 from .delivery import Delivery
@@ -80,21 +81,18 @@ class InboxWay:
     async def _claim(self, dedup: Dedup, delivery: Delivery) -> Claim:
         key = self._inbox._rules.gate_key(delivery.key)
 
-        async def ask(wait: float) -> Claim:
-            claim: Claim = await dedup.claim(key, fingerprint=delivery.mark, renew=True, wait=wait)
-            return claim
+        def ask() -> ClaimCall:
+            return dedup.claim(key, fingerprint=delivery.mark, renew=True)
 
-        claim = await ask(0.0)
+        call = ask()
+        claim: Claim = await call
         if claim.outcome is Outcome.FAILED and delivery.again:
             await reopen(dedup, key)
-            claim = await ask(0.0)
+            call = ask()
+            claim = await call
         if claim.outcome is Outcome.IN_PROGRESS:
             self._pauses.counts.held += 1
-        ends = monotonic() + self._rules.wait
-        # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
-        while claim.outcome is Outcome.IN_PROGRESS and (left := ends - monotonic()) > 0.0:
-            claim = await ask(min(left, LOOK))
-        return claim
+        return await wait_at(call, claim, monotonic() + self._rules.wait)
 
     async def _transact(self, delivery: Delivery, claim: Claim | None) -> Decision:
         """Run the transaction. Holds the message while the database does not answer, or a COMMIT's reply was lost."""

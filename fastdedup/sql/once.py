@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from ..checks import Seconds, check_count, check_seconds
 from ..claim import Claim
-from ..claims.call import claim_of
+from ..claims.call import ClaimCall, claim_of
 from ..claims.waiting import end_of, wait_on
 from ..errors import (
     ClaimLostError,
@@ -198,7 +198,7 @@ class Once:
     async def _through_the_gate(self, key: str, name: str, ends: float) -> Any:
         """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
         try:
-            claim = await self._claim(name, ends)
+            claim = await claim_at(self._rules.gate, name, ends)
             if not claim.acquired:
                 return claim.replay()
         except UNHEARD as unheard:
@@ -226,17 +226,6 @@ class Once:
             raise error
         finally:
             del error  # it refers to this frame
-
-    async def _claim(self, name: str, ends: float) -> Claim:
-        gate: Dedup = self._rules.gate
-        call = gate.claim(name, renew=True)
-        claim: Claim = await call
-        # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
-        while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
-            # Not by another claim(wait=…), which would ask the store what it has just answered.
-            found = await wait_on(claim._namespace, call, end_of(min(left, LOOK)), claim._verdict)
-            claim = claim_of(claim._namespace, call, found, renew=True)
-        return claim
 
 
 class Transactions:
@@ -303,6 +292,28 @@ class Transactions:
             raise
         except Exception:  # noqa: BLE001 -- the work is committed, so its caller hears of no other error
             return
+
+
+async def claim_at(gate: Dedup, name: str, ends: float) -> Claim:
+    """Claim at the gate, and wait there as `wait_at` does."""
+    call = gate.claim(name, renew=True)
+    return await wait_at(call, await call, ends)
+
+
+async def wait_at(call: ClaimCall, claim: Claim, ends: float) -> Claim:
+    """Wait at the gate for another owner's work, where a claim has met one.
+
+    Args:
+        call: what was claimed, with a lease that is renewed.
+        claim: the answer to it.
+        ends: when to wait no longer, by `monotonic`.
+    """
+    # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
+    while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
+        # Not by another claim(wait=…), which would ask the store what it has just answered.
+        found = await wait_on(claim._namespace, call, end_of(min(left, LOOK)), claim._verdict)
+        claim = claim_of(claim._namespace, call, found, renew=True)
+    return claim
 
 
 async def mend(claim: Claim, result: Any) -> None:

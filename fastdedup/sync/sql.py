@@ -26,15 +26,16 @@ from ..sql.dialects.base import Figures
 from ..sql.drivers import Driver, driver_of
 from ..sql.drivers.base import is_retryable, run_now
 from ..sql.inbox import DAY
+from ..sql.local_calls import ThreadCalls
 from ..sql.once import (
     ATTEMPTS,
-    LOOK,
     MENDING,
     UNHEARD,
     CommitUnknown,
     OnceRules,
     arguments_before,
     bypassed,
+    claim_at,
     free,
     is_committed_perhaps,
     mend,
@@ -43,7 +44,7 @@ from ..sql.once import (
 from ..sql.purge import Ticker
 from ..sql.receipt import AnyReceipt
 from ..sql.rules import Busy, TableRules
-from .claim import Claim
+from .claim import Claim, take_back
 from .gateway import Dedup
 
 T = TypeVar("T")
@@ -113,6 +114,7 @@ class Inbox(AnyInbox[Begin]):
                 raise ConfigError(f"{function!r} is async: use once() of fastdedup.sql.Inbox")
 
             before = arguments_before(function)
+            calls = ThreadCalls()
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> T:
@@ -120,7 +122,7 @@ class Inbox(AnyInbox[Begin]):
                     return function(*args[:before], transaction, *args[before:], **kwargs)
 
                 key = rules.key(*args[:before], None, *args[before:], **kwargs)
-                result: T = Once(self, rules, beginning, work).run(key)
+                result: T = Once(self, rules, beginning, work).run(key, calls)
                 return result
 
             return wrapper
@@ -182,15 +184,26 @@ class Once:
         self._begin = begin
         self._work = work
 
-    def run(self, key: str) -> Any:
+    def run(self, key: str, calls: ThreadCalls) -> Any:
         """Claim at the gate, decide in the transaction, tell the gate."""
+        rules = self._rules
+        if rules.gate is None:
+            return self._decide(key, None)
+        name = rules.inbox.gate_key(key)
+        if not rules.wait:
+            return self._through_the_gate(key, name, 0.0)
+        ends = time.monotonic() + rules.wait
+        return calls.run(name, lambda: self._through_the_gate(key, name, ends), rules.wait)
+
+    def _through_the_gate(self, key: str, name: str, ends: float) -> Any:
+        """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
         try:
-            claim = self._claim(key)
-            if claim is not None and not claim.acquired:
+            claim = self._claim(name, ends)
+            if not claim.acquired:
                 return claim.replay()
         except UNHEARD as unheard:
             self._bypass(unheard)
-            claim = None
+            return self._decide(key, None)
         return self._decide(key, claim)
 
     def _bypass(self, error: DedupError) -> None:
@@ -216,16 +229,13 @@ class Once:
         finally:
             del error  # it refers to this frame
 
-    def _claim(self, key: str) -> Claim | None:
-        rules, gate = self._rules, self._rules.gate
-        if gate is None:
-            return None
-        name = rules.inbox.gate_key(key)
-        claim: Claim = gate.claim(name, renew=True)
-        ends = time.monotonic() + rules.wait
-        while claim.retry_after is not None and (left := ends - time.monotonic()) > 0.0:
-            claim = gate.claim(name, renew=True, wait=min(left, LOOK))
-        return claim
+    def _claim(self, name: str, ends: float) -> Claim:
+        gate: Dedup = self._rules.gate
+        background, dedup = gate._dedup.get()
+        seconds = gate._per_process.seconds + self._rules.wait
+        return Claim(
+            background, background.run(lambda: claim_at(dedup, name, ends), seconds, take_back(dedup))
+        )
 
     def _transact(self, key: str) -> Any:
         attempt = 0

@@ -18,6 +18,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 
 from fastdedup import Dedup, InProgressError, Record
 from fastdedup.events import Event
+from fastdedup.model import State
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
 from fastdedup.sql.rules import TABLE
@@ -108,6 +109,18 @@ def flush(redis: RedisServer) -> None:
     """Let Redis forget everything, as a failover to an empty replica does."""
     with redis.client() as client:
         client.flushall()
+
+
+def is_unsettled(record: Record | None) -> bool:
+    """True where a message was neither completed nor released at the gate. Its lease may have ended meanwhile."""
+    return record is None or record.state is State.PROCESSING
+
+
+def scripts(redis: RedisServer) -> int:
+    """Give the number of scripts that Redis has run."""
+    with redis.client() as client:
+        ran = client.info("commandstats")
+    return sum(int(ran[name]["calls"]) for name in ("cmdstat_evalsha", "cmdstat_eval") if name in ran)
 
 
 # Async

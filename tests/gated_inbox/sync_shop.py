@@ -42,6 +42,8 @@ class SyncShop:
             key=lambda transaction, key: key, begin=self.begin, **{"gate": gate, **options}
         )
         self.handle = once(self._work)
+        self.elsewhere = once(self._work)
+        """Handles messages as another process would: see `Shop`."""
 
     def _work(self, transaction: Any, key: str) -> Any:
         self.runs += 1
@@ -113,8 +115,8 @@ class Call:
     def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         self._outcome: Any = None
         self._error: BaseException | None = None
-        self._thread = Thread(target=self._run, args=(function, *args), daemon=True)
-        self._thread.start()
+        self.thread = Thread(target=self._run, args=(function, *args), daemon=True)
+        self.thread.start()
 
     def _run(self, function: Callable[..., Any], *args: Any) -> None:
         try:
@@ -124,8 +126,8 @@ class Call:
 
     @property
     def result(self) -> Any:
-        self._thread.join(20.0)
-        assert not self._thread.is_alive()
+        self.thread.join(20.0)
+        assert not self.thread.is_alive()
         if self._error is not None:
             raise self._error
         return self._outcome

@@ -10,21 +10,21 @@ from typing import Any
 import asyncpg
 import pytest
 
-from fastdedup import InProgressError, LocalLRU
+from fastdedup import LocalLRU
 from fastdedup.events import GateBypassed, LeaseLost, Replayed
 from fastdedup.model import State
 from fastdedup.sql import once
 
 from ..servers import RedisServer
-from .shop import WAYS, Place, Shop, answer, at_work, broken, flush, open_shop, redelivered
+from .shop import WAYS, Place, Shop, answer, at_work, broken, flush, is_unsettled, open_shop, redelivered
 from .times import LEASE
 
 LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, OSError)
 """What asyncpg raises where the connection is lost."""
 Waiter = Callable[..., Awaitable[Any]]
 BRIEF = {"timeout": 0.1}
-PROMPT = 2.0
-"""Seconds: far below the 30 that these tests would wait at the gate."""
+PROMPT = 10.0
+"""Seconds: far below the 30 that these tests would wait at the gate, also on a busy machine."""
 
 
 # Redis is down
@@ -71,7 +71,7 @@ async def test_a_waiter_at_the_gate_goes_on_without_redis(
             await wait_until(shop.place.waiting, description="the second waits for the first's row")
             go_on.set()
             assert await asyncio.gather(first, second) == [key, key]
-            assert time.monotonic() - began < 2 * PROMPT
+            assert time.monotonic() - began < PROMPT
         assert shop.runs == shop.place.effects(key) == 1
 
 
@@ -126,11 +126,7 @@ async def test_a_lost_reply_of_commit_leaves_the_gate_alone(
         with pytest.raises(Exception, match=r"(?i)connection") as failed:
             await shop.handle(key)
         assert shop.place.effects(key) == 1
-        record = await shop.record(key)
-        assert record is not None
-        assert record.state is State.PROCESSING
-        with pytest.raises(InProgressError):
-            await shop.handle(key)
+        assert is_unsettled(await shop.record(key))
         # The error that the caller keeps does not keep the lease alive.
         assert await wait_until(lambda: redelivered(shop, key), description="the lease ends") == [7]
         assert (shop.runs, shop.place.effects(key)) == (1, 1)
@@ -147,7 +143,7 @@ async def test_a_commit_that_never_arrived_is_done_later(
         shop.place.proxy.cut()
         with pytest.raises(Exception, match=r"(?i)connection"):
             await shop.handle(key)
-        assert (await shop.record(key)).state is State.PROCESSING  # type: ignore[union-attr]
+        assert is_unsettled(await shop.record(key))
         assert await wait_until(lambda: redelivered(shop, key), description="the lease ends") == [7]
         assert (shop.runs, shop.place.effects(key)) == (2, 1)
 
@@ -162,7 +158,7 @@ async def test_a_server_killed_at_commit_leaves_the_gate_alone(
         (proxy.cut if how == "before" else proxy.lose)(server.kill)
         with pytest.raises(LOST):
             await shop.handle(key)
-        assert (await shop.record(key)).state is State.PROCESSING  # type: ignore[union-attr]
+        assert is_unsettled(await shop.record(key))
         server.start()
         assert await wait_until(lambda: redelivered(shop, key), description="the lease ends") == [7]
         assert (shop.runs, shop.place.effects(key)) == (2 if how == "before" else 1, 1)
@@ -186,8 +182,8 @@ async def test_two_owners_do_the_work_once(
         )
         go_on.set()
         assert await asyncio.gather(first, second) == [key, key]
+        assert await wait_until(lambda: redelivered(shop, key), description="nobody holds the gate") == [key]
         assert shop.runs == shop.place.effects(key) == 1
-        assert (await shop.record(key)).result == key  # type: ignore[union-attr]
 
 
 async def test_a_second_owner_works_where_the_first_rolled_back(

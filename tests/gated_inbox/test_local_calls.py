@@ -13,7 +13,7 @@ from fastdedup import InProgressError
 from fastdedup.sql.local_calls import LocalCalls
 
 from ..servers import RedisServer
-from .shop import Place, answer, at_work, held, open_shop
+from .shop import Place, answer, at_work, held, open_shop, scripts
 
 Waiter = Callable[..., Awaitable[Any]]
 LONG = 30.0
@@ -107,6 +107,20 @@ async def test_duplicates_behind_a_call_do_not_wait_at_the_gate(
         go_on.set()
         assert await asyncio.gather(*calls) == [key] * 5
         assert (shop.runs, shop.place.effects(key)) == (1, 1)
+
+
+async def test_a_waiter_asks_the_gate_three_times(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+) -> None:
+    """It hears of the owner, puts itself on the owner's list, and gets the result; the owner asks twice."""
+    async with open_shop(mortal_postgres, mortal_redis, wait=LONG) as shop:
+        before = scripts(mortal_redis)
+        go_on, first = await at_work(shop, shop.handle(key), wait_until)
+        second = asyncio.create_task(shop.elsewhere(key))
+        await wait_until(lambda: scripts(mortal_redis) >= before + 3, description="the second is on the list")
+        go_on.set()
+        assert await asyncio.gather(first, second) == [key, key]
+        assert scripts(mortal_redis) == before + 5
 
 
 async def test_one_of_those_behind_a_failed_call_does_the_work(
