@@ -1,7 +1,8 @@
 """The calls of `once` that are under way in this process: of each key one goes ahead, the others wait behind it.
 
 A duplicate that waits at the gate asks it three times: it hears of the owner, puts itself on the owner's list, and
-gets the result. Behind a call of its own process it asks once, for the result. Who is first, the gate says as ever.
+gets the result. Behind a call of its own process it gets that call's result, which is committed, and asks nobody.
+Where that call fails, or takes too long, it asks the gate: who is first, the gate says as ever.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ from threading import Event
 from typing import Any, Generic, TypeVar
 
 E = TypeVar("E")
-T = TypeVar("T")
+Answer = Callable[[], Any]
+"""Gives a call's result: another object to each caller, as they may change it."""
 
 
 class Ends(Generic[E]):
-    """For each key the end of the call that is ahead. `new_end` makes one."""
+    """For each key the end of the call that is ahead, which brings its answer. `new_end` makes one."""
 
     def __init__(self, new_end: Callable[[], E]) -> None:
         self._new_end = new_end
@@ -38,55 +40,74 @@ class Ends(Generic[E]):
         self._ends.pop(name, None)
 
 
-class LocalCalls(Ends["asyncio.Future[None]"]):
+class LocalCalls(Ends["asyncio.Future[Answer | None]"]):
     """The calls of one decorated async function."""
 
     def __init__(self) -> None:
         super().__init__(lambda: asyncio.get_running_loop().create_future())
 
-    async def run(self, name: str, call: Callable[[], Coroutine[Any, Any, T]], wait: float) -> T:
-        """Run a call; before, wait for `wait` seconds at most for the end of the call that is ahead of it."""
+    async def run(self, name: str, call: Callable[[], Coroutine[Any, Any, Answer]], wait: float) -> Answer:
+        """Return the answer of the call that is ahead, or run this call.
+
+        It is run where no other is ahead; or where that has failed, or has not ended within `wait` seconds.
+        """
         end, is_own = self.ahead(name)
         if is_own:
             return await self._run_ahead(name, call, end)
         if end.get_loop() is asyncio.get_running_loop():
             # Once only: a thousand duplicates that wait for one after the other would wake each other.
             await asyncio.wait([end], timeout=wait)
+            if end.done() and (answer := end.result()) is not None:
+                return answer
         return await call()
 
     async def _run_ahead(
-        self, name: str, call: Callable[[], Coroutine[Any, Any, T]], end: asyncio.Future[None]
-    ) -> T:
+        self, name: str, call: Callable[[], Coroutine[Any, Any, Answer]], end: asyncio.Future[Answer | None]
+    ) -> Answer:
+        answer: Answer | None = None
         try:
-            return await call()
+            answer = await call()
+            return answer
         finally:
             self.over(name)
-            end.set_result(None)
+            end.set_result(answer)
 
 
-class ThreadCalls(Ends[Event]):
+class ThreadEnd:
+    """The end of a call that threads wait for."""
+
+    __slots__ = ("answer", "event")
+
+    def __init__(self) -> None:
+        self.event = Event()
+        # Mutable: set before the event.
+        self.answer: Answer | None = None
+
+
+class ThreadCalls(Ends[ThreadEnd]):
     """The calls of one decorated function that is not async. Each waits in its own thread."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: Event())  # the class is looked up late: gevent may replace it
+        super().__init__(ThreadEnd)
         # Mutable: the process whose calls these are.
         self._pid = os.getpid()
 
-    def run(self, name: str, call: Callable[[], T], wait: float) -> T:
-        """Run a call; before, wait for `wait` seconds at most for the end of the call that is ahead of it."""
+    def run(self, name: str, call: Callable[[], Answer], wait: float) -> Answer:
+        """Return the answer of the call that is ahead, or run this call: see `LocalCalls.run`."""
         if self._pid != os.getpid():  # forked: the calls of the former process never end here
             self._pid, self._ends = os.getpid(), {}
         end, is_own = self.ahead(name)
         if is_own:
             return self._run_ahead(name, call, end)
-        end.wait(wait)
-        return call()
+        end.event.wait(wait)
+        return call() if end.answer is None else end.answer
 
-    def _run_ahead(self, name: str, call: Callable[[], T], end: Event) -> T:
+    def _run_ahead(self, name: str, call: Callable[[], Answer], end: ThreadEnd) -> Answer:
         pid = self._pid
         try:
-            return call()
+            end.answer = call()
+            return end.answer
         finally:
             self.over(name)  # first, as a signal's handler may raise between two statements
-            if os.getpid() == pid:  # else forked by the call, maybe while a waiter held the end's lock
-                end.set()
+            if os.getpid() == pid:  # else forked by the call, maybe while a waiter held the event's lock
+                end.event.set()

@@ -38,7 +38,7 @@ from ..gateway import Dedup
 from ..model import Outcome
 from .drivers.base import is_retryable
 from .faults import DatabaseFault, fault_of
-from .local_calls import LocalCalls
+from .local_calls import Answer, LocalCalls
 from .receipt import Receipt
 from .rules import Busy, InboxRules
 
@@ -158,7 +158,8 @@ def once(
                 return function(*args[:before], transaction, *args[before:], **kwargs)
 
             key = rules.key(*args[:before], None, *args[before:], **kwargs)
-            result: T = await Once(receive, rules, begin, work).run(key, calls)
+            answer = await Once(receive, rules, begin, work).run(key, calls)
+            result: T = answer()
             return result
 
         return wrapper
@@ -184,7 +185,7 @@ class Once:
         self._rules = rules
         self._transactions = Transactions(receive, rules, begin, work)
 
-    async def run(self, key: str, calls: LocalCalls) -> Any:
+    async def run(self, key: str, calls: LocalCalls) -> Answer:
         """Claim at the gate, decide in the transaction, tell the gate."""
         rules = self._rules
         if rules.gate is None:
@@ -195,21 +196,22 @@ class Once:
         ends = monotonic() + rules.wait
         return await calls.run(name, lambda: self._through_the_gate(key, name, ends), rules.wait)
 
-    async def _through_the_gate(self, key: str, name: str, ends: float) -> Any:
+    async def _through_the_gate(self, key: str, name: str, ends: float) -> Answer:
         """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
         try:
             claim = await claim_at(self._rules.gate, name, ends)
             if not claim.acquired:
-                return claim.replay()
+                claim.replay()  # may raise
+                return claim.replay
         except UNHEARD as unheard:
             bypassed(self._rules.gate, self._rules.inbox, unheard)
             return await self._decide(key, None)
         return await self._decide(key, claim)
 
-    async def _decide(self, key: str, claim: Claim | None) -> Any:
+    async def _decide(self, key: str, claim: Claim | None) -> Answer:
         """Run the transaction, then tell the gate what came of it, where a claim is held there."""
         try:
-            result = await self._transactions.run(key)
+            answer = await self._transactions.answer(key)
         except CommitUnknown as unknown:
             error = unknown.error
         except BaseException:
@@ -218,8 +220,8 @@ class Once:
             raise
         else:
             if claim is not None:
-                await to_its_end(claim, mend(claim, result))
-            return result
+                await to_its_end(claim, mend(claim, answer()))
+            return answer
         if claim is not None:
             claim._unbind()  # not settled: its lease ends, and the next delivery asks the inbox
         try:
@@ -244,7 +246,11 @@ class Transactions:
         self._work = work
 
     async def run(self, key: str) -> Any:
-        """Return the result of the work, or of the work that was first.
+        """Return the result of the work, or of the work that was first. Errors as for `answer`."""
+        return (await self.answer(key))()
+
+    async def answer(self, key: str) -> Answer:
+        """Return what gives the result of the work, or of the work that was first.
 
         Raises:
             CommitUnknown: the COMMIT's reply was lost.
@@ -263,14 +269,15 @@ class Transactions:
                 pause = self._rules.pause(attempt, error)
             await asyncio.sleep(pause)
 
-    async def _attempt(self, key: str) -> Any:
+    async def _attempt(self, key: str) -> Answer:
         """Run one transaction."""
         commits = False
         try:
             async with self._begin() as transaction:
                 receipt = await self._receive(transaction, key, busy=self._rules.busy)
                 if not receipt.first:
-                    return receipt.replay()
+                    receipt.replay()  # may raise
+                    return receipt._answer()
                 result = await self._work(transaction)
                 # Where the work has caught an error that ended the transaction, its COMMIT would do nothing.
                 await (receipt._confirm() if result is None else receipt.complete(result))
@@ -281,7 +288,7 @@ class Transactions:
             raise
         if not self._rules.proven:
             await self._prove(key)
-        return receipt.result
+        return receipt._answer()
 
     async def _prove(self, key: str) -> None:
         """See at the first use that `begin` commits: otherwise the gate would drop work that was never done."""

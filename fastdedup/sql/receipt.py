@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from ..errors import InProgressError, UsageError
 from ..model import Outcome
 from .drivers import Driver
 from .drivers.base import run
+from .local_calls import Answer
 from .rules import Found, InboxRules
 
 
 class AnyReceipt:
     """What receipts of async and of synchronous code share. Its words are those of claims."""
 
-    __slots__ = ("_completed", "_driver", "_found", "_id", "_result", "_rules", "key")
+    __slots__ = ("_completed", "_driver", "_found", "_id", "_kept", "_result", "_rules", "key")
 
     def __init__(self, rules: InboxRules, driver: Driver, key: str, row_id: bytes, found: Found) -> None:
         self._rules = rules
@@ -23,8 +25,9 @@ class AnyReceipt:
         self._found = found
         self.key = key
         """The key that was received."""
-        # Mutable: was a result kept, and which.
+        # Mutable: was a result kept; what duplicates find; the result.
         self._completed = False
+        self._kept = found
         self._result: Any = None
 
     def __repr__(self) -> str:
@@ -78,7 +81,12 @@ class AnyReceipt:
     def _keep(self, payload: bytes) -> None:
         """Remember the result in the form that duplicates get it."""
         self._completed = True
-        self._result = self._rules.result(Found(Outcome.SUCCEEDED, payload), self.key)
+        self._kept = Found(Outcome.SUCCEEDED, payload)
+        self._result = self._rules.result(self._kept, self.key)
+
+    def _answer(self) -> Answer:
+        """Return what gives the result, decoded anew for each caller."""
+        return partial(self._rules.result, self._kept, self.key)
 
 
 class Receipt(AnyReceipt):

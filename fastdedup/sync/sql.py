@@ -26,7 +26,7 @@ from ..sql.dialects.base import Figures
 from ..sql.drivers import Driver, driver_of
 from ..sql.drivers.base import is_retryable, run_now
 from ..sql.inbox import DAY
-from ..sql.local_calls import ThreadCalls
+from ..sql.local_calls import Answer, ThreadCalls
 from ..sql.once import (
     ATTEMPTS,
     MENDING,
@@ -122,7 +122,7 @@ class Inbox(AnyInbox[Begin]):
                     return function(*args[:before], transaction, *args[before:], **kwargs)
 
                 key = rules.key(*args[:before], None, *args[before:], **kwargs)
-                result: T = Once(self, rules, beginning, work).run(key, calls)
+                result: T = Once(self, rules, beginning, work).run(key, calls)()
                 return result
 
             return wrapper
@@ -184,7 +184,7 @@ class Once:
         self._begin = begin
         self._work = work
 
-    def run(self, key: str, calls: ThreadCalls) -> Any:
+    def run(self, key: str, calls: ThreadCalls) -> Answer:
         """Claim at the gate, decide in the transaction, tell the gate."""
         rules = self._rules
         if rules.gate is None:
@@ -195,12 +195,13 @@ class Once:
         ends = time.monotonic() + rules.wait
         return calls.run(name, lambda: self._through_the_gate(key, name, ends), rules.wait)
 
-    def _through_the_gate(self, key: str, name: str, ends: float) -> Any:
+    def _through_the_gate(self, key: str, name: str, ends: float) -> Answer:
         """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
         try:
             claim = self._claim(name, ends)
             if not claim.acquired:
-                return claim.replay()
+                claim.replay()  # may raise
+                return claim.replay
         except UNHEARD as unheard:
             self._bypass(unheard)
             return self._decide(key, None)
@@ -212,17 +213,19 @@ class Once:
             background, dedup = self._rules.gate._dedup.get()
             background.tell(functools.partial(bypassed, dedup, self._rules.inbox, error))
 
-    def _decide(self, key: str, claim: Claim | None) -> Any:
+    def _decide(self, key: str, claim: Claim | None) -> Answer:
         try:
-            result = self._transact(key)
+            answer = self._transact(key)
         except CommitUnknown as unknown:
             error = unknown.error
         except BaseException:
             _settle(claim, free)
             raise
         else:
-            _settle(claim, lambda inner: mend(inner, result))
-            return result
+            if claim is not None:
+                result = answer()
+                _settle(claim, lambda inner: mend(inner, result))
+            return answer
         _settle(claim, _let_be)
         try:
             raise error
@@ -237,7 +240,7 @@ class Once:
             background, background.run(lambda: claim_at(dedup, name, ends), seconds, take_back(dedup))
         )
 
-    def _transact(self, key: str) -> Any:
+    def _transact(self, key: str) -> Answer:
         attempt = 0
         while True:
             attempt += 1
@@ -249,13 +252,14 @@ class Once:
                 pause = self._rules.pause(attempt, error)
             time.sleep(pause)
 
-    def _attempt(self, key: str) -> Any:
+    def _attempt(self, key: str) -> Answer:
         commits = False
         try:
             with self._begin() as transaction:
                 receipt = self._inbox.receive(transaction, key, busy=self._rules.busy)
                 if not receipt.first:
-                    return receipt.replay()
+                    receipt.replay()  # may raise
+                    return receipt._answer()
                 result = self._work(transaction)
                 if result is None:
                     receipt._confirm()
@@ -268,7 +272,7 @@ class Once:
             raise
         if not self._rules.proven:
             self._prove(key)
-        return receipt.result
+        return receipt._answer()
 
     def _prove(self, key: str) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Calls of one process with one key: one goes ahead, the others wait behind it before they ask the gate."""
+"""Calls of one process with one key: one goes ahead, the others wait behind it and get its result."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 
 from fastdedup import InProgressError
-from fastdedup.sql.local_calls import LocalCalls
+from fastdedup.sql.local_calls import Answer, LocalCalls
 
 from ..servers import RedisServer
-from .shop import Place, answer, at_work, held, open_shop, scripts
+from .shop import Place, answer, at_work, open_shop, scripts
 
 Waiter = Callable[..., Awaitable[Any]]
 LONG = 30.0
 
 
 class Calls:
-    """Calls of one key that say when they begin, and end when they are told."""
+    """Calls of one key that say when they begin; the one named "first" ends when it is told."""
 
     def __init__(self) -> None:
         self.local = LocalCalls()
@@ -28,13 +28,17 @@ class Calls:
         self.go_on = asyncio.Event()
 
     def start(self, name: str, wait: float = LONG) -> asyncio.Task[str]:
-        async def call() -> str:
+        async def call() -> Answer:
             self.begun.append(name)
             if name == "first":
                 await self.go_on.wait()
-            return name
+            return lambda: name
 
-        return asyncio.create_task(self.local.run("key", call, wait))
+        async def run() -> str:
+            answer = await self.local.run("key", call, wait)
+            return str(answer())
+
+        return asyncio.create_task(run())
 
 
 async def turn() -> None:
@@ -43,13 +47,14 @@ async def turn() -> None:
         await asyncio.sleep(0)
 
 
-async def test_later_calls_begin_when_the_first_has_ended() -> None:
+async def test_later_calls_get_the_answer_of_the_first() -> None:
     calls = Calls()
     tasks = [calls.start(name) for name in ("first", "second", "third")]
     await turn()
     assert calls.begun == ["first"]
     calls.go_on.set()
-    assert await asyncio.gather(*tasks) == ["first", "second", "third"]
+    assert await asyncio.gather(*tasks) == ["first", "first", "first"]
+    assert calls.begun == ["first"]
     assert not calls.local._ends
 
 
@@ -62,7 +67,7 @@ async def test_a_cancelled_call_holds_up_no_other(which: int) -> None:
     await turn()
     assert tasks[which].cancelled()
     calls.go_on.set()
-    assert await tasks[2] == "third"
+    assert await tasks[2] == ("third", "first")[which]
     assert await tasks[1 - which] == ("second", "first")[which]
 
 
@@ -81,11 +86,11 @@ async def test_calls_of_another_loop_are_not_waited_for() -> None:
     await turn()
     found: list[str] = []
 
-    async def call() -> str:
-        return "elsewhere"
+    async def call() -> Answer:
+        return lambda: "elsewhere"
 
     def elsewhere() -> None:
-        found.append(asyncio.run(calls.local.run("key", call, LONG)))
+        found.append(asyncio.run(calls.local.run("key", call, LONG))())
 
     thread = threading.Thread(target=elsewhere)
     thread.start()
@@ -95,18 +100,27 @@ async def test_calls_of_another_loop_are_not_waited_for() -> None:
     await first
 
 
-async def test_duplicates_behind_a_call_do_not_wait_at_the_gate(
+async def test_duplicates_behind_a_call_do_not_ask_the_gate(
     mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
+    """The first claims and completes. Each gets a result of its own, which it may change."""
     async with open_shop(mortal_postgres, mortal_redis, wait=LONG) as shop:
-        go_on, shop.act = held()
+        before = scripts(mortal_redis)
+        go_on = asyncio.Event()
+
+        async def act(transaction: Any, key: str) -> dict[str, str]:
+            await go_on.wait()
+            return {"key": key}
+
+        shop.act = act
         calls = [asyncio.create_task(shop.handle(key)) for _ in range(5)]
         await wait_until(lambda: shop.runs, description="the first is at work")
-        assert not shop.gate.in_flight
-        assert not shop.gate._namespace.connection.wakeups._count
         go_on.set()
-        assert await asyncio.gather(*calls) == [key] * 5
+        results = await asyncio.gather(*calls)
+        assert results == [{"key": key}] * 5
+        assert len(set(map(id, results))) == 5
         assert (shop.runs, shop.place.effects(key)) == (1, 1)
+        assert scripts(mortal_redis) == before + 2
 
 
 async def test_a_waiter_asks_the_gate_three_times(

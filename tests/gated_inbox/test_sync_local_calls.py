@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fastdedup import InProgressError
-from fastdedup.sql.local_calls import ThreadCalls
+from fastdedup.sql.local_calls import Answer, ThreadCalls, ThreadEnd
 
 from ..servers import RedisServer
 from .shop import Place, scripts
@@ -31,13 +31,13 @@ class Calls:
         self.go_on = Event()
 
     def start(self, name: str, wait: float = LONG) -> Call:
-        return Call(self.local.run, "key", lambda: self.call(name), wait)
+        return Call(lambda: self.local.run("key", lambda: self.call(name), wait)())
 
-    def call(self, name: str) -> str:
+    def call(self, name: str) -> Answer:
         self.begun.append(name)
         if name == "first":
             assert self.go_on.wait(LONG)
-        return name
+        return lambda: name
 
 
 def is_behind(call: Call) -> bool:
@@ -57,12 +57,13 @@ async def started(calls: Calls, wait_until: Waiter, *names: str) -> list[Call]:
     return [first, *others]
 
 
-async def test_later_calls_begin_when_the_first_has_ended(wait_until: Waiter) -> None:
+async def test_later_calls_get_the_answer_of_the_first(wait_until: Waiter) -> None:
     calls = Calls()
     threads = await started(calls, wait_until, "second", "third")
     assert calls.begun == ["first"]
     calls.go_on.set()
-    assert [each.result for each in threads] == ["first", "second", "third"]
+    assert [each.result for each in threads] == ["first", "first", "first"]
+    assert calls.begun == ["first"]
     assert not calls.local._ends
 
 
@@ -79,9 +80,9 @@ async def test_of_calls_at_the_same_time_one_goes_ahead(wait_until: Waiter) -> N
     calls = Calls()
     meeting = Barrier(2)
 
-    def new_end() -> Event:
+    def new_end() -> ThreadEnd:
         meeting.wait(LONG)
-        return Event()
+        return ThreadEnd()
 
     calls.local._new_end = new_end
     both = [calls.start("first"), calls.start("first")]
@@ -96,7 +97,7 @@ async def test_a_forked_process_waits_for_no_call_of_its_parent(wait_until: Wait
     (first,) = await started(calls, wait_until)
     child = os.fork()
     if child == 0:
-        os._exit(0 if calls.local.run("key", lambda: "child", LONG) == "child" else 1)
+        os._exit(0 if calls.local.run("key", lambda: str, LONG) is str else 1)
     ended: list[int] = []
 
     def has_ended() -> bool:
@@ -123,16 +124,26 @@ async def at_work(shop: SyncShop, key: str, wait_until: Waiter, others: int) -> 
     return [first, *duplicates]
 
 
-async def test_duplicates_behind_a_call_do_not_wait_at_the_gate(
+async def test_duplicates_behind_a_call_do_not_ask_the_gate(
     mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
+    """The first claims and completes. Each gets a result of its own, which it may change."""
     with open_sync_shop(mortal_postgres, mortal_redis, wait=LONG) as shop:
-        go_on, shop.act = held()
+        before = scripts(mortal_redis)
+        go_on = Event()
+
+        def act(transaction: Any, key: str) -> dict[str, str]:
+            assert go_on.wait(LONG)
+            return {"key": key}
+
+        shop.act = act
         calls = await at_work(shop, key, wait_until, others=4)
-        assert not shop.waiters
         go_on.set()
-        assert [call.result for call in calls] == [key] * 5
+        results = [call.result for call in calls]
+        assert results == [{"key": key}] * 5
+        assert len(set(map(id, results))) == 5
         assert (shop.runs, shop.place.effects(key)) == (1, 1)
+        assert scripts(mortal_redis) == before + 2
 
 
 async def test_a_waiter_asks_the_gate_three_times(
