@@ -18,12 +18,15 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any
 
+import orjson
+
 from bench.pairs import STRETCH, Figures, MakePair, Pair, play_pairs
 from bench.run import Run
 from fastdedup import Dedup
 from fastdedup.bench import Table
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sql.drivers.base import placed
 from fastdedup.sync.sql import Inbox as SyncInbox
 from tests.databases import MariaServer, PostgresServer
 
@@ -33,6 +36,7 @@ STORM_CONNECTIONS, DUPLICATES = 16, 10  # each message is delivered so often at 
 # waits for one waits for duplicates; were they more than the connections, the work alone would fill the pool.
 IN_FLIGHT = 8
 WORK = 0.005  # seconds that the work of a message takes, inside the transaction
+STORM_TIMES = 2  # rounds for each of the plan: with a gate a turn takes a second, which a slow fsync changes
 STORM_MESSAGES = 1000  # fewer would be over before a hundred questions of the bystander
 OLD_ROWS, FOREGROUND = 200_000, 16  # rows to purge, and the callers beside the purge
 TABLE = "fastdedup_inbox"
@@ -40,10 +44,13 @@ KEEP = timedelta(days=7)
 POSTGRES = ("PostgreSQL, bare transaction", "PostgreSQL, with the inbox")
 RESULT = ("PostgreSQL, bare", "PostgreSQL, with the inbox and a result")
 FOLDED = ("PostgreSQL, bare, again", "PostgreSQL, folded into the first statement")
+STATEMENTS = ("PostgreSQL, bare, beside the statements", "PostgreSQL, the inbox's statements by hand")
+ALL_STATEMENTS = ("PostgreSQL, bare, beside all statements", "PostgreSQL, … and the result's by hand")
 BY_HAND = ("PostgreSQL, bare, beside a table by hand", "PostgreSQL, with a table by hand")
 PEER = ("PostgreSQL, bare, beside fastidempotent", "PostgreSQL, with fastidempotent")
 MARIADB = ("MariaDB, bare transaction", "MariaDB, with the inbox")
 SQLITE = ("SQLite, bare transaction", "SQLite, with the inbox")
+SQLITE_STATEMENTS = ("SQLite, bare, beside the statements", "SQLite, the inbox's statements by hand")
 STORM = ("storm, inbox alone", "storm, gate and inbox")
 PURGE = ("PostgreSQL, no purge", "PostgreSQL, beside a purge")
 MARIADB_PURGE = ("MariaDB, no purge", "MariaDB, beside a purge")
@@ -77,6 +84,10 @@ FILLS = {
     f"now() + number * interval '1 ms' FROM generate_series(1, {MANY_ROWS}) AS number",
 }
 MARK = "message_id, consumer, status) VALUES ($1, 'billing', 'done') ON CONFLICT (message_id) DO NOTHING RETURNING 1"
+_POSTGRES = dialect_of("postgresql", TableName(TABLE))
+INSERT = placed(_POSTGRES.insert_one(bytes(16)).sql, "$")
+KEEP_RESULT = placed(_POSTGRES.complete(bytes(16), b"").sql, "$")
+SQLITE_INSERT = dialect_of("sqlite", TableName(TABLE)).insert_one(bytes(16)).sql
 FOLD = (
     f"WITH first AS (INSERT INTO {TABLE} (id) VALUES ($1) ON CONFLICT (id) DO NOTHING RETURNING 1) "
     "INSERT INTO invoice (message, amount) SELECT $2::text, 7 FROM first RETURNING 1"
@@ -98,13 +109,14 @@ async def inbox(run: Run) -> Table:
 
 
 def inbox_storm_steps(run: Run) -> int:
-    return 2 * run.plan.rounds
+    return 2 * STORM_TIMES * run.plan.rounds
 
 
 async def inbox_storm(run: Run) -> Table:
     """Measure a storm of duplicates at the inbox, with a gate before it and without."""
     pairs = partial(_storms, run)
-    return await _table(run, "inbox-storm", "Ten-fold duplicates at the SQL inbox", "rate", pairs, NOTES[1])
+    title = "Ten-fold duplicates at the SQL inbox"
+    return await _table(run, "inbox-storm", title, "rate", pairs, NOTES[1], times=STORM_TIMES)
 
 
 def inbox_purge_steps(run: Run) -> int:
@@ -116,9 +128,11 @@ async def inbox_purge(run: Run) -> Table:
     return await _table(run, "inbox-purge", "The SQL inbox beside its purge", "p99_ms", _purges, NOTES[2])
 
 
-async def _table(run: Run, name: str, title: str, main: str, pairs: MakePairs, note: str) -> Table:
+async def _table(
+    run: Run, name: str, title: str, main: str, pairs: MakePairs, note: str, *, times: int = 1
+) -> Table:
     async with AsyncExitStack() as stack:
-        rows = await play_pairs(run.plan, name, pairs(stack, STRETCH * run.plan.seconds))
+        rows = await play_pairs(run.plan, name, pairs(stack, STRETCH * run.plan.seconds), times=times)
     return Table(name, title, main, tuple(rows), notes=(note,))
 
 
@@ -127,10 +141,13 @@ def _transactions(stack: AsyncExitStack, seconds: float) -> list[tuple[tuple[str
         (POSTGRES, partial(_postgres, stack, seconds, POSTGRES, "receive")),
         (RESULT, partial(_postgres, stack, seconds, RESULT, "complete")),
         (FOLDED, partial(_postgres, stack, seconds, FOLDED, "fold")),
+        (STATEMENTS, partial(_postgres, stack, seconds, STATEMENTS, "statements")),
+        (ALL_STATEMENTS, partial(_postgres, stack, seconds, ALL_STATEMENTS, "all_statements")),
         (BY_HAND, partial(_postgres, stack, seconds, BY_HAND, "by_hand")),
         (PEER, partial(_fastidempotent, stack, seconds)),
         (MARIADB, partial(_mariadb, stack, seconds)),
-        (SQLITE, partial(_sqlite, stack, seconds)),
+        (SQLITE, partial(_sqlite, stack, seconds, SQLITE)),
+        (SQLITE_STATEMENTS, partial(_sqlite, stack, seconds, SQLITE_STATEMENTS)),
     ]
 
 
@@ -168,6 +185,18 @@ class Postgres:
             if receipt.first:
                 await connection.execute(BARE, message)
                 await receipt.complete({"invoice": message})
+
+    async def statements(self, message: str) -> None:
+        async with self.begin() as connection:
+            if await connection.execute(INSERT, uuid.uuid4()) == "INSERT 0 1":
+                await connection.execute(BARE, message)
+
+    async def all_statements(self, message: str) -> None:
+        row_id = uuid.uuid4()
+        async with self.begin() as connection:
+            if await connection.execute(INSERT, row_id) == "INSERT 0 1":
+                await connection.execute(BARE, message)
+                await connection.execute(KEEP_RESULT, orjson.dumps({"invoice": message}), row_id)
 
     async def by_hand(self, message: str) -> None:
         async with self.begin() as connection:
@@ -329,7 +358,7 @@ async def _mariadb_purge(stack: AsyncExitStack) -> Pair:
 # SQLite
 
 
-async def _sqlite(stack: AsyncExitStack, seconds: float) -> Pair:
+async def _sqlite(stack: AsyncExitStack, seconds: float, names: tuple[str, str]) -> Pair:
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fastdedup-bench-"))
     database = sqlite3.connect(Path(folder) / "inbox.sqlite3", isolation_level=None)
     stack.callback(database.close)
@@ -355,9 +384,14 @@ async def _sqlite(stack: AsyncExitStack, seconds: float) -> Pair:
             if box.receive(database, message).first:
                 database.execute(insert, (message,))
 
-    return Pair(
-        SQLITE, (partial(_callers, bare, seconds, 1), partial(_callers, receive, seconds, 1)), "sqlite3"
-    )
+    async def statements(message: str) -> None:
+        with begin():
+            if database.execute(SQLITE_INSERT, (uuid.uuid4().bytes,)).rowcount:
+                database.execute(insert, (message,))
+
+    way = receive if names is SQLITE else statements
+    turns = partial(_callers, bare, seconds, 1), partial(_callers, way, seconds, 1)
+    return Pair(names, turns, "sqlite3")
 
 
 # The storm

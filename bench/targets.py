@@ -9,7 +9,20 @@ from bench.cluster import CLIENT, SERVER, three
 from bench.frozen import HEALTHY
 from bench.growth import FEW_KEYS
 from bench.held import ROWS as HELD
-from bench.inbox import BY_HAND, FOLDED, MARIADB, MARIADB_PURGE, POSTGRES, PURGE, RESULT, SQLITE, STORM
+from bench.inbox import (
+    ALL_STATEMENTS,
+    BY_HAND,
+    FOLDED,
+    MARIADB,
+    MARIADB_PURGE,
+    POSTGRES,
+    PURGE,
+    RESULT,
+    SQLITE,
+    SQLITE_STATEMENTS,
+    STATEMENTS,
+    STORM,
+)
 from bench.messages import A_KEY_EACH, BARE, BARE_LISTS, FASTSTREAM, GATE, ONE_KEY, SET_NX, SET_NX_16
 from bench.messages_inbox import NAMES as DUPLICATES
 from bench.messages_waits import DOWN, DOWN_BY_HAND, TWIN, TWIN_BY_HAND, TWIN_SHORT
@@ -188,10 +201,13 @@ TARGETS = (
     Target("16", "p99 of healthy nodes, another is frozen, ratio to before", _healthy_p99, 1.5, **AT_MOST),
     Target("17", "sidecar, p99 of 100 active of 10,000 connections, ratio to 100", _held_p99, 2, **AT_MOST),
     Target("18", "inbox, ratio to a bare transaction, PostgreSQL", _inbox(POSTGRES), 0.75),
+    Target("18", "… its two statements by hand", _inbox(STATEMENTS)),
     Target("18", "… with a result", _inbox(RESULT), 0.65),
+    Target("18", "… its three statements by hand", _inbox(ALL_STATEMENTS)),
     Target("18", "… folded into the first statement", _inbox(FOLDED), 0.85),
     Target("18", "… MariaDB", _inbox(MARIADB), 0.7),
     Target("18", "… SQLite", _inbox(SQLITE), 0.9),
+    Target("18", "… its two statements by hand", _inbox(SQLITE_STATEMENTS)),
     Target("18", "bytes an id in PostgreSQL", _figure("inbox", "bytes_an_id", POSTGRES[1]), 115, **AT_MOST),
     Target("18", "… of a table by hand, with text keys", _figure("inbox", "bytes_an_id", BY_HAND[1])),
     Target("19", "storm of ten-fold duplicates, gate and inbox, ratio to the inbox", _inbox_storm(ABOVE), 3),

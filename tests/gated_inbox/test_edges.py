@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 
-from fastdedup import ConfigError, FailedError, UsageError
+from fastdedup import ConfigError, FailedError, InvalidKeyError, ResultTooLargeError, UsageError
 from fastdedup.events import GateBypassed
 from fastdedup.model import State
 from fastdedup.sql import Inbox, RetryTransaction
 from fastdedup.sync.sql import Inbox as SyncInbox
 
 from ..servers import RedisServer
-from .shop import WAYS, Place, answer, flush, open_shop
+from .shop import WAYS, Place, answer, flush, open_shop, scripts
 from .sync_shop import bypasses as sync_bypasses
 from .sync_shop import open_sync_shop
 from .times import WEEK
@@ -238,6 +238,27 @@ async def test_two_inboxes_at_one_gate_each_do_their_work(
             await handle(key)
             await handle(key)
         assert shop.runs == shop.place.effects(key) == 3
+
+
+async def test_a_result_too_large_frees_the_gate(
+    mortal_postgres: Place, mortal_redis: RedisServer, key: str
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+        shop.act = answer("x" * 300_000)
+        with pytest.raises(ResultTooLargeError):
+            await shop.handle(key)
+        assert (await shop.record(key)).state is State.RELEASED  # type: ignore[union-attr]
+        assert shop.place.effects(key) == 0
+
+
+async def test_a_key_of_another_type_reaches_no_gate(
+    mortal_postgres: Place, mortal_redis: RedisServer
+) -> None:
+    async with open_shop(mortal_postgres, mortal_redis) as shop:
+        before = scripts(mortal_redis)
+        with pytest.raises(InvalidKeyError, match="a key must be text"):
+            await shop.handle(7)
+        assert (shop.runs, scripts(mortal_redis)) == (0, before)
 
 
 async def test_the_longest_key_passes_the_gate(

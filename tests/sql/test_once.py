@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ConfigError, InProgressError, UsageError
+from fastdedup import ConfigError, InProgressError, InvalidKeyError, ResultTooLargeError, UsageError
 from fastdedup.sql import RetryTransaction
 from fastdedup.sql import once as once_module
 
@@ -106,6 +106,26 @@ async def test_an_error_of_the_function_rolls_back(of: Of, key: str, name: str) 
         assert done(party, key) == 0
         assert await handler(key) == 1.0
         assert (handler.runs, done(party, key)) == (2, 1)
+
+
+@pytest.mark.parametrize("name", BOTH)
+async def test_a_result_too_large_rolls_back(of: Of, key: str, name: str) -> None:
+    async with of(name)() as party:
+        handler = Handler(party, then=lambda run: "x" * 300_000 if run == 1 else run)
+        with pytest.raises(ResultTooLargeError):
+            await handler(key)
+        assert done(party, key) == 0
+        assert await handler(key) == 2
+
+
+@pytest.mark.parametrize("name", BOTH)
+async def test_a_key_of_another_type_is_refused(of: Of, name: str) -> None:
+    async with of(name)() as party:
+        handler = Handler(party)
+        for wrong in (7, None, b"bytes"):
+            with pytest.raises(InvalidKeyError, match="a key must be text"):
+                await handler(wrong)  # type: ignore[arg-type]
+        assert handler.runs == 0
 
 
 def ended(runs: int) -> Callable[[int], int]:

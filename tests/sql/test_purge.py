@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ConfigError, Dedup
+from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.sql import RetryTransaction
 from fastdedup.sql.dialects import TableName
 from fastdedup.sql.purge import Ticker
@@ -70,6 +70,17 @@ async def test_a_purge_deletes_in_batches_what_is_older_than_keep(of: Of, name: 
             assert (await party.receive(inbox, f"{HOUR + 30} 0")).first
             assert not (await party.receive(inbox, f"{HOUR - 30} 0")).first
         assert await party.call(inbox.purge) == 0
+
+
+async def test_a_purge_that_may_only_read_is_told(of: Of) -> None:
+    async with of("psycopg")() as party:
+        table = party.place.fresh_table()
+        await fill(party, table, {HOUR + 30: 1})
+        async with party.transaction():
+            await party.sql("SET default_transaction_read_only = on")
+        with pytest.raises(UsageError, match="give it a connection to the primary"):
+            await party.call(inbox_of(party, table).purge)
+        assert left(party.place, table) == 1
 
 
 @pytest.mark.parametrize("name", ["aiomysql", "pymysql"])
