@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fastdedup import InProgressError
+from fastdedup.sql import once
 from fastdedup.sql.local_calls import Answer, LocalCalls
 
 from ..servers import RedisServer
@@ -17,6 +18,8 @@ from .shop import Place, answer, at_work, open_shop, scripts
 
 Waiter = Callable[..., Awaitable[Any]]
 LONG = 30.0
+CALM = {"timeout": 5.0, "lease": 600.0}
+"""Settings of a gate that asks nothing again, and renews nothing, on a busy machine."""
 
 
 class Calls:
@@ -104,7 +107,7 @@ async def test_duplicates_behind_a_call_do_not_ask_the_gate(
     mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
     """The first claims and completes. Each gets a result of its own, which it may change."""
-    async with open_shop(mortal_postgres, mortal_redis, wait=LONG) as shop:
+    async with open_shop(mortal_postgres, mortal_redis, wait=LONG, gate=CALM) as shop:
         before = scripts(mortal_redis)
         go_on = asyncio.Event()
 
@@ -124,10 +127,15 @@ async def test_duplicates_behind_a_call_do_not_ask_the_gate(
 
 
 async def test_a_waiter_asks_the_gate_three_times(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    mortal_postgres: Place,
+    mortal_redis: RedisServer,
+    key: str,
+    wait_until: Waiter,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It hears of the owner, puts itself on the owner's list, and gets the result; the owner asks twice."""
-    async with open_shop(mortal_postgres, mortal_redis, wait=LONG) as shop:
+    monkeypatch.setattr(once, "LOOK", LONG)
+    async with open_shop(mortal_postgres, mortal_redis, wait=LONG, gate=CALM) as shop:
         before = scripts(mortal_redis)
         go_on, first = await at_work(shop, shop.handle(key), wait_until)
         second = asyncio.create_task(shop.elsewhere(key))

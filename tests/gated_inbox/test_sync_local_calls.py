@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from fastdedup import InProgressError
+from fastdedup.sql import once
 from fastdedup.sql.local_calls import Answer, ThreadCalls, ThreadEnd
 
 from ..servers import RedisServer
@@ -20,6 +21,8 @@ from .sync_shop import Call, SyncShop, held, open_sync_shop
 
 Waiter = Callable[..., Awaitable[Any]]
 LONG = 30.0
+CALM = {"timeout": 5.0, "lease": 600.0}
+"""Settings of a gate that asks nothing again, and renews nothing, on a busy machine."""
 
 
 class Calls:
@@ -128,7 +131,7 @@ async def test_duplicates_behind_a_call_do_not_ask_the_gate(
     mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
 ) -> None:
     """The first claims and completes. Each gets a result of its own, which it may change."""
-    with open_sync_shop(mortal_postgres, mortal_redis, wait=LONG) as shop:
+    with open_sync_shop(mortal_postgres, mortal_redis, wait=LONG, gate=CALM) as shop:
         before = scripts(mortal_redis)
         go_on = Event()
 
@@ -147,10 +150,15 @@ async def test_duplicates_behind_a_call_do_not_ask_the_gate(
 
 
 async def test_a_waiter_asks_the_gate_three_times(
-    mortal_postgres: Place, mortal_redis: RedisServer, key: str, wait_until: Waiter
+    mortal_postgres: Place,
+    mortal_redis: RedisServer,
+    key: str,
+    wait_until: Waiter,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It hears of the owner, puts itself on the owner's list, and gets the result; the owner asks twice."""
-    with open_sync_shop(mortal_postgres, mortal_redis, wait=LONG) as shop:
+    monkeypatch.setattr(once, "LOOK", LONG)
+    with open_sync_shop(mortal_postgres, mortal_redis, wait=LONG, gate=CALM) as shop:
         before = scripts(mortal_redis)
         go_on, shop.act = held()
         (first,) = await at_work(shop, key, wait_until, others=0)
