@@ -18,6 +18,7 @@ from .brokers import KafkaServer, NatsServer, RabbitServer
 from .databases import MariaServer, PostgresServer
 from .servers import RedisServer
 from .stores import STORES, Backend
+from .workers import role
 
 DEADLINE = 60.0
 """Seconds that one async test may take."""
@@ -30,6 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--loop", default="uvloop", choices=["asyncio", "uvloop"], help="event loop of async tests"
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(role(config))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
