@@ -28,10 +28,11 @@ demo: $(CLI) ## run the flash sale, the payments and consumers of RabbitMQ; REDI
 demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS='--port 8000 --workers 2'
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/fastdedup demo --web $(ARGS)
 
-# The servers, the browser and the compiler come first: without them the tests cannot pass. pytest comes last: its last line is the
-# verdict. worksteal keeps neighbours together, so each worker starts fewer of the servers that a file shares. With
-# PYTEST_ARGS only some tests run; then the coverage is below the required one.
-test: redis-server chromium nginx postgresql mariadb rabbitmq compiler languages lint $(DEV) ## lint, type check and test, with at least 95 % branch coverage
+# The servers, the browser and the compiler come first: without them the tests cannot pass. They are got while pip installs, which
+# takes one core. pytest comes last: its last line is the verdict. worksteal keeps neighbours together, so each worker starts fewer
+# of the servers that a file shares. With PYTEST_ARGS only some tests run; then the coverage is below the required one.
+test: ## lint, type check and test, with at least 95 % branch coverage
+	@$(MAKE) --no-print-directory --jobs 2 servers lint
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
 	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" \
 	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
@@ -97,33 +98,20 @@ clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: redis-server libfaketime chromium nginx postgresql mariadb rabbitmq compiler languages
+.PHONY: servers redis-server libfaketime compiler
+# One after the other: two apt-get would lock each other out.
+servers: compiler
+	@for program in redis-server chromium nginx postgresql mariadb rabbitmq; do .ci/$$program.sh >/dev/null || exit 1; done
+	@.ci/languages.sh php ruby
+
 redis-server:
 	@.ci/redis-server.sh >/dev/null
 
 libfaketime:
 	@.ci/libfaketime.sh >/dev/null
 
-chromium:
-	@.ci/chromium.sh >/dev/null
-
-nginx:
-	@.ci/nginx.sh >/dev/null
-
-postgresql:
-	@.ci/postgresql.sh >/dev/null
-
-mariadb:
-	@.ci/mariadb.sh >/dev/null
-
-rabbitmq:
-	@.ci/rabbitmq.sh >/dev/null
-
 compiler: $(VENV)
 	@PYTHON=$(BIN)/python .ci/compiler.sh >/dev/null
-
-languages:
-	@.ci/languages.sh php ruby
 
 $(VENV):
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "fastdedup needs Python 3.11 or later; name one with: make PYTHON=python3.12 ...")'
