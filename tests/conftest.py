@@ -85,8 +85,10 @@ def redis_url(redis_server: RedisServer) -> Iterator[str]:
     """The URL of this worker's own redis-server, emptied and checked after the test."""
     yield redis_server.url
     with redis_server.client() as raw:
-        check_ttls(raw)
-        raw.flushdb()
+        try:
+            check_ttls(raw)
+        finally:  # or each later test would find its keys
+            raw.flushdb()
 
 
 @pytest.fixture(scope="module")
@@ -155,9 +157,11 @@ def backend(request: pytest.FixtureRequest, backends: dict[str, Backend]) -> Ite
     """Every store of the matrix, one test each."""
     backend = backends[request.param]
     yield backend
-    if backend.raw is not None:
-        check_ttls(backend.raw)
-    backend.clear()
+    try:
+        if backend.raw is not None:
+            check_ttls(backend.raw)
+    finally:
+        backend.clear()
 
 
 def check_ttls(raw: redis.Redis) -> None:
