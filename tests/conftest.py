@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,7 @@ from fastdedup import Claim
 
 from .brokers import KafkaServer, NatsServer, RabbitServer
 from .databases import MariaServer, PostgresServer
-from .servers import RedisServer
+from .servers import RedisServer, unmeasured
 from .stores import STORES, Backend
 from .workers import role
 
@@ -25,6 +26,8 @@ DEADLINE = 60.0
 UNMEASURED = {"fakeredis", "sentinel", "cluster", "cluster by slot"}
 """Stores whose rows of the matrix run without coverage, which doubles what they cost: they run no line of the package
 that other tests do not run, but for five branches. `no_cover` at a test says the same of it: it goes many rounds."""
+UNMEASURED_FILES = ("test_bench_", "test_chaos_")
+"""Tests of `bench` and of `tests/chaos`, which are not in the package."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -42,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (item.path.name != "test_compiled.py", "mypy" not in item.name))
     for item in items:
         row = getattr(item, "callspec", None)
-        if row is not None and row.params.get("backend") in UNMEASURED:
+        if item.path.name.startswith(UNMEASURED_FILES) or (row and row.params.get("backend") in UNMEASURED):
             item.add_marker("no_cover")
 
 
@@ -89,6 +92,15 @@ def redis_url(redis_server: RedisServer) -> Iterator[str]:
             check_ttls(raw)
         finally:  # or each later test would find its keys
             raw.flushdb()
+
+
+@pytest.fixture(scope="module")
+def programs_unmeasured() -> Iterator[None]:
+    """Programs of this file's tests measure no coverage, which takes each 0.4 s: other tests run the same lines."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in os.environ.keys() - unmeasured().keys():
+            patch.delenv(name)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -112,9 +112,10 @@ def test_it_looks_like_the_other(package: Path) -> None:
 
 
 def test_it_keeps_the_promises(package: Path) -> None:
-    options = ["-n", "2", "-q", "--tb=short", "--import-mode=append", "-p", "no:cacheprovider"]
+    options = ["-q", "--tb=short", "--import-mode=append", "-p", "no:cacheprovider"]
     options += ["--maxfail=5", "--timeout=60"]  # where one thing is broken much is, and each takes its time
-    tests = TESTS + MORE if os.environ.get("COMPILED_TESTS") == "all" else [*TESTS, "-k", ALIKE]
+    # Beside other tests the cores are busy: a second worker would only collect, and start its servers, once more.
+    tests = ["-n", "2", *TESTS, *MORE] if os.environ.get("COMPILED_TESTS") == "all" else [*TESTS, "-k", ALIKE]
     closing = run(package, "-m", "pytest", *options, *tests).splitlines()[-1]
     assert "passed" in closing
     assert "skipped" not in closing
