@@ -280,7 +280,7 @@ async def test_a_message_taken_again_twice_is_worked_on_once(redis_url: str, eve
 async def test_an_outage_holds_the_message_and_spends_no_attempt(
     server: RedisServer, events: list[Event], wait_until: Callable[..., Any]
 ) -> None:
-    async with Dedup(server.url, namespace="m", timeout=0.1, on_event=events.append) as dedup:
+    async with Dedup(server.url, namespace="m", timeout=0.5, on_event=events.append) as dedup:
         consumer = Consumer(dedup)
         await consumer.get(order(1))
         server.kill()

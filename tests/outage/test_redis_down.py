@@ -48,7 +48,7 @@ async def test_a_killed_server_is_unavailable_and_comes_back(
 async def test_a_frozen_server_is_unavailable_at_the_deadline(
     server: RedisServer, wait_until: WaitUntil
 ) -> None:
-    async with Dedup(server.url, timeout=0.1) as dedup:
+    async with Dedup(server.url, timeout=0.4) as dedup:
         await dedup.claim("before")
         server.freeze()
         started = time.monotonic()

@@ -36,7 +36,7 @@ from ..topologies import HOST, ClusterGroup, Pair, SentinelGroup, until
 
 WaitUntil = Callable[..., Any]
 TERMS = terms(Mode.CLAIM, 30_000, 60_000, False)
-TIMEOUT = 0.25
+TIMEOUT = 0.75
 CLAIMS = 300
 
 
@@ -107,7 +107,7 @@ async def test_every_write_says_whether_replicas_confirmed_it(pair: Pair, cut: b
     """All verbs, in step and with the link cut; the long way and the direct one."""
     if cut:
         pair.cut()
-    async with store_at(pair.url, 1, timeout=0.05 if cut else 2.0) as store:
+    async with store_at(pair.url, 1, timeout=0.15 if cut else 2.0) as store:
         for op, expected in every_write():
             reply = await (begun(store, op) if direct and op.verb is not Verb.FORGET else executed(store, op))
             assert plain(reply) == (expected, cut), op.verb
@@ -158,7 +158,7 @@ async def test_a_frozen_replica_is_a_shortfall_within_the_deadline(pair: Pair, w
 
 
 async def test_more_replicas_than_there_are_is_always_a_shortfall(pair: Pair) -> None:
-    async with store_at(pair.url, 2, timeout=0.05) as store:
+    async with store_at(pair.url, 2, timeout=0.3) as store:
         assert [verdict.short for verdict in await claim(store, "a", "b")] == [True, True]
 
 
@@ -204,7 +204,7 @@ async def test_groups_confirm_and_mark_too(make: type[SentinelGroup | ClusterGro
             await claim(store, *keys)
             until(lambda: all(group.in_step(each, 1) for each in group.primaries()), "replicas are in step")
             assert {verdict.short for verdict in await claim(store, *keys)} == {False}
-        async with store_at(group.url, 3, timeout=0.1) as store:
+        async with store_at(group.url, 3, timeout=0.5) as store:
             assert {verdict.short for verdict in await claim(store, *keys)} == {True}
     finally:
         group.stop()

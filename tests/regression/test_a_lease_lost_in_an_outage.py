@@ -21,7 +21,7 @@ from fastdedup.sync import Dedup as SyncDedup
 from ..servers import RedisServer
 
 KEY = {"idempotency-key": "k"}
-LEASE = 0.3
+LEASE = 0.8
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def test_a_request_cut_off_by_an_outage_is_503_and_runs_again(
             await asyncio.Event().wait()
         return PlainTextResponse("done")
 
-    async with Dedup(server.url, timeout=0.1, lease=LEASE) as dedup:
+    async with Dedup(server.url, timeout=0.3, lease=LEASE) as dedup:
         app = Starlette(routes=[Path("/orders", order, methods=["POST"])])
         guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, wait=5.0)
         transport = httpx.ASGITransport(guarded)
@@ -71,7 +71,7 @@ def test_a_wsgi_handler_that_stops_in_an_outage_is_503(server: RedisServer) -> N
             time.sleep(0.01)
         raise ClaimLostError("this handler stops, as its lease is lost")
 
-    with SyncDedup(server.url, timeout=0.1, lease=LEASE) as dedup:
+    with SyncDedup(server.url, timeout=0.3, lease=LEASE) as dedup:
         guarded = wsgi.IdempotencyMiddleware(shop, dedup, principal=wsgi.everyone)
         with httpx.Client(transport=httpx.WSGITransport(guarded), base_url="http://shop.test") as client:
             assert problem(client.post("/orders", headers=KEY)) == (503, "lease-lost")
@@ -88,7 +88,7 @@ async def test_the_error_says_whether_the_store_told(server: RedisServer, outage
                 await dedup.forget("k")
             await asyncio.Event().wait()
 
-    async with Dedup(server.url, timeout=0.1, lease=LEASE) as dedup:
+    async with Dedup(server.url, timeout=0.3, lease=LEASE) as dedup:
         with pytest.raises(ClaimLostError) as lost:
             await work(dedup)
         server.thaw()

@@ -20,7 +20,7 @@ KEYS = [b"%d" % number for number in range(200)]
 async def test_releases_are_tried_until_the_store_takes_them(
     redis_server: RedisServer, redis_url: str, wait_until: WaitUntil
 ) -> None:
-    options = ("--url", redis_url, "--namespace", "freeze", "--timeout", "0.1", "--ttl", "60")
+    options = ("--url", redis_url, "--namespace", "freeze", "--timeout", "0.4", "--ttl", "60")
     with Sidecar(*options) as sidecar, redis_server.client() as store:
         with connect(sidecar.path) as raw:
             raw.sendall(b"".join(pack(b"FD.CLAIM", key, b"EPHEMERAL") for key in KEYS))
@@ -41,7 +41,7 @@ async def test_an_owner_that_comes_back_keeps_its_claim(
     redis_server: RedisServer, redis_url: str, wait_until: WaitUntil
 ) -> None:
     """Its former connection ended while the store was not asked."""
-    options = ("--url", redis_url, "--namespace", "freeze", "--timeout", "0.1", "--ttl", "60")
+    options = ("--url", redis_url, "--namespace", "freeze", "--timeout", "0.4", "--ttl", "60")
     mine = ("FD.CLAIM", "mine", "OWNER", "worker:1", "EPHEMERAL")
     with Sidecar(*options) as sidecar, connect(sidecar.path) as again, sidecar.client() as other:
 

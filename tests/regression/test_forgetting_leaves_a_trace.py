@@ -55,7 +55,7 @@ def test_no_line_is_left_out_and_no_key_is_shown(server: RedisServer) -> None:
 def test_a_forgetting_without_an_answer_is_logged() -> None:
     server = RedisServer().start()
     with (
-        Sidecar("--url", server.url, "--log-format", "json", "--timeout", "0.1") as sidecar,
+        Sidecar("--url", server.url, "--log-format", "json", "--timeout", "0.5") as sidecar,
         sidecar.client() as ask,
     ):
         ask.execute_command("FD.CLAIM", "k")

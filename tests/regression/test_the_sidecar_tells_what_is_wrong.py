@@ -147,7 +147,7 @@ def test_an_outage_tells_no_client_where_redis_is() -> None:
     server = RedisServer().start()
     with (
         Sidecar(
-            "--url", server.url, "--allow-stores", "--timeout", "0.1", "--on-unavailable", "reject"
+            "--url", server.url, "--allow-stores", "--timeout", "0.4", "--on-unavailable", "reject"
         ) as sidecar,
         sidecar.client() as ask,
         sidecar.http() as http,

@@ -21,7 +21,7 @@ async def test_an_outage_forgets_nothing_that_was_read() -> None:
         async with (
             Dedup(server.url, namespace="t") as other,
             Dedup(
-                server.url, namespace="t", timeout=0.1, on_unavailable=policy, on_event=events.append
+                server.url, namespace="t", timeout=0.5, on_unavailable=policy, on_event=events.append
             ) as dedup,
         ):
             orders = other.machine("orders", **MACHINE)

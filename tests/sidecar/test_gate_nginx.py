@@ -128,7 +128,7 @@ class House:
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
     folder = tmp_path_factory.mktemp("nginx")
     redis = RedisServer().start()
-    options = ("--url", redis.url, "--timeout", "0.1", "--ttl", "60")
+    options = ("--url", redis.url, "--timeout", "0.5", "--ttl", "60")
     with Sidecar(*options) as sidecar, Shop(folder / "shop.sock", sidecar.path) as shop:
         threading.Thread(target=shop.serve_forever, args=(0.01,), daemon=True).start()
         text = printed("nginx").replace("/run/fastdedup/fastdedup.sock", str(sidecar.path))

@@ -216,7 +216,7 @@ def test_an_idle_connection_is_closed(serve: Serve) -> None:
 
 
 def test_a_long_wait_is_not_idle(serve: Serve) -> None:
-    sidecar = serve(limits=Limits(idle_timeout=0.05, request_timeout=0.05))
+    sidecar = serve(limits=Limits(idle_timeout=0.2, request_timeout=0.2))
     with sidecar.raw() as raw:
         raw.sendall(request({"key": "k"}))
         read(raw)

@@ -306,7 +306,7 @@ async def test_a_half_sent_command_does_not_keep_a_connection(place: Path) -> No
 
 
 async def test_an_idle_connection_is_closed_unless_it_holds_something(place: Path) -> None:
-    async with served(place, Limits(idle_timeout=0.05)):
+    async with served(place, Limits(idle_timeout=0.3)):
         idle, writer = await asyncio.open_unix_connection(str(place))
         writer.write(pack("PING"))
         assert await idle.readexactly(7) == b"+PONG\r\n"
