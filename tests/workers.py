@@ -78,8 +78,13 @@ def import_share(worker: dict[str, Any]) -> None:
     """Import this worker's share of the test files: where all read them in one order, each rewrites all of them."""
     number, count = int(worker["workerid"].removeprefix("gw")), worker["workercount"]
     for file in sorted(TESTS.rglob("test_*.py"))[number::count]:
-        name = ".".join(file.relative_to(TESTS.parent).with_suffix("").parts)
         # To collect the file shows again what fails here.
         with suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("error")
-            import_module(name)
+            if (settings := file.with_name("conftest.py")).exists():
+                import_module(module_name(settings))
+            import_module(module_name(file))
+
+
+def module_name(file: Path) -> str:
+    return ".".join(file.relative_to(TESTS.parent).with_suffix("").parts)
