@@ -112,6 +112,15 @@ local function refused_alone(refusal)
   return elsewhere(refusal) and ELSEWHERE or forbidden(refusal) and REFUSED or nil
 end
 
+-- Runs a write of one key. Returns REFUSED where the ACL keeps just this key from the login, which may be allowed to
+-- read it; else nil. A refusal that concerns more than the key is raised.
+local function put(...)
+  local answer = redis.pcall(...)
+  if type(answer) ~= 'table' or not answer.err then return nil end
+  if forbidden(answer) then return REFUSED end
+  redis.call(...) -- raises the refusal
+end
+
 -- Sets a fresh record, for a caller whose own attempt to do so was refused. Returns ELSEWHERE, REFUSED, or what a further
 -- attempt returns; a refusal that concerns more than the key is raised. The key is read first, because a replica refuses
 -- any write before it looks at the slot.
@@ -158,7 +167,8 @@ local function checked(record, states)
 end
 
 -- Returns the value; false where the key is absent; nil and FOREIGN, TOO_LARGE, ELSEWHERE or REFUSED.
--- Each script touches a key by this first, so whatever follows is not refused for the key's slot.
+-- Each script touches a key by this first, so whatever follows is not refused for the key's slot. A write may still be
+-- refused for the key: see `put`.
 local function fetch(key)
   local value = redis.pcall('GETRANGE', key, '0', ARGV[2]) -- one byte more than the limit, of a larger value
   if value == '' then
@@ -193,13 +203,13 @@ local function held_by(record, proof)
     and byte(proof, 8) == code and sub(proof, 9) == sub(record, 19, last)
 end
 
--- Writes a byte of the record again. Each answer that says "done" and writes nothing else must call this: it repeats
+-- Writes a byte of the record again, and returns as `put`. Each answer that says "done" and writes nothing else must call this: it repeats
 -- an operation whose first reply was lost, and `replicas=` sends WAIT behind it. WAIT waits for the last write of its own
 -- connection; since Redis 8 and Valkey 8 it answers at once where that connection has written nothing, even if no
 -- replica has the first write. This write follows the first one to the replicas, so a replica that confirms this one
 -- has both.
 local function write_again(key)
-  redis.call('SETRANGE', key, 0, VERSION)
+  return put('SETRANGE', key, 0, VERSION)
 end
 
 -- Tells the waiters of a watched record that it was freed or settled, so that they need not poll. A refused PUBLISH

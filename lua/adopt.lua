@@ -83,14 +83,16 @@ local function judge(ours, ends, base, former)
   return matters and OUTRANKED or OK, false
 end
 
+-- Returns as `put`.
 local function write(key, keep, ends, ours, former)
   local fence, machine = sub(ours, 3, 9), sub(ours, 2, 2) == 'M'
   -- The fence names the record's acquisition, so it stays. But the fence of a key that is free to claim must not fall.
   local free = not (machine or is_settled(ours) or is_live(ours, ends))
   if former and free and fence_of(former) > fence_of(ours) then fence = sub(former, 3, 9) end
   local rest = machine and sub(ours, 10) or pack(ends, 6) .. sub(ours, 16)
-  redis.call('SET', key, sub(ours, 1, 2) .. fence .. rest, 'PX', keep)
-  if former then wake(former, key) end
+  local refusal = put('SET', key, sub(ours, 1, 2) .. fence .. rest, 'PX', keep)
+  if former and not refusal then wake(former, key) end
+  return refusal
 end
 
 local function adopt(key, keep, left, base, ours)
@@ -102,11 +104,13 @@ local function adopt(key, keep, left, base, ours)
   local ends = math.max((left > 0 and from_ms or now_ms) + left, 0)
   local code, writes = OK, true
   if former then code, writes = judge(ours, ends, base, former) end
+  local refusal
   if writes then
-    write(key, keep, ends, ours, former)
+    refusal = write(key, keep, ends, ours, former)
   elseif code == OK then
-    write_again(key)
+    refusal = write_again(key)
   end
+  if refusal then return refusal, '' end
   return code, former or ''
 end
 

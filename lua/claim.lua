@@ -42,20 +42,21 @@ local function take(i, key, tail, record, terms)
   local fence = math.max(fresh_fence, unpack_number(record, 3, 9) + 1)
   local attempt = math.min(unpack_number(record, 16, 17) + 1, 65535)
   record = VERSION .. terms.state .. pack(fence, 7) .. terms.deadline .. pack(attempt, 2) .. adopt(tail, record)
-  redis.call('SET', key, record, 'PX', terms.keep)
+  if put('SET', key, record, 'PX', terms.keep) then return answer(i, REFUSED, '') end
   answer(i, TAKEN, record)
 end
 
 -- Gives the owner's own claim back. The lease starts anew, but never ends sooner than before.
 local function reenter(i, key, record, terms)
+  local refusal
   if terms.ends > unpack_number(record, 10, 15) then
     record = sub(record, 1, 9) .. terms.deadline .. sub(record, 16)
-    redis.call('SETRANGE', key, 9, terms.deadline)
+    refusal = put('SETRANGE', key, 9, terms.deadline)
   else
-    write_again(key)
+    refusal = write_again(key)
   end
-  if tonumber(terms.keep) > redis.call('PTTL', key) then redis.call('PEXPIRE', key, terms.keep) end
-  answer(i, REENTERED, record)
+  if not refusal and tonumber(terms.keep) > redis.call('PTTL', key) then refusal = put('PEXPIRE', key, terms.keep) end
+  answer(i, refusal or REENTERED, refusal and '' or record)
 end
 
 local function judge(i, key, tail, record, terms)
@@ -65,7 +66,7 @@ local function judge(i, key, tail, record, terms)
   if state == 'S' then
     -- The same owner consumes again because its first reply was lost: the token is still its own.
     if terms.mode == 'consume' and same_owner(tail, record) then
-      write_again(key)
+      if write_again(key) then return answer(i, REFUSED, '') end
       return answer(i, REENTERED, record)
     end
   end
@@ -76,7 +77,7 @@ local function judge(i, key, tail, record, terms)
   local live = (state == 'P' or state == 'W') and unpack_number(record, 10, 15) > now_ms
   if not live then return take(i, key, tail, record, terms) end
   if same_owner(tail, record) then return reenter(i, key, record, terms) end
-  if terms.watch and state == 'P' then redis.call('SETRANGE', key, 1, 'W') end
+  if terms.watch and state == 'P' and put('SETRANGE', key, 1, 'W') then return answer(i, REFUSED, '') end
   answer(i, IN_PROGRESS, record)
 end
 

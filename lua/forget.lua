@@ -8,10 +8,8 @@ local reply = { now_us }
 
 for i, key in ipairs(KEYS) do
   local record, fault = read(key, CLAIMS .. 'M')
-  if record then
-    redis.call('DEL', key)
-    wake(record, key)
-  end
-  reply[i + 1] = record and OK or record == false and ABSENT or fault
+  if record then fault = put('DEL', key) end
+  if record and not fault then wake(record, key) end
+  reply[i + 1] = fault or record and OK or ABSENT
 end
 return reply

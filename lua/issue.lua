@@ -25,8 +25,9 @@ while i <= #KEYS do
       if not record or sub(record, 18) ~= ARGV[a] then
         reply[#reply + 1] = k
         reply[#reply + 1] = fault or FOREIGN
-      else
-        write_again(KEYS[k])
+      elseif write_again(KEYS[k]) then
+        reply[#reply + 1] = k
+        reply[#reply + 1] = REFUSED
       end
     end
     a = a + 1

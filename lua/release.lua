@@ -26,12 +26,12 @@ local function release(key, proof, consumed)
   if not record or not held_by(record, proof) then return LOST end
   local state = sub(record, 2, 2)
   if state == 'R' or state == 'I' then -- the reply to the first try was lost
-    write_again(key)
-    return OK
+    return write_again(key) or OK
   end
   local undone = consumed and state == 'S' and was_consumed(record)
   if state ~= 'P' and state ~= 'W' and not undone then return LOST end
-  redis.call('SET', key, freed(record), 'KEEPTTL')
+  local refusal = put('SET', key, freed(record), 'KEEPTTL')
+  if refusal then return refusal end
   wake(record, key)
   return OK
 end

@@ -13,9 +13,7 @@ local function renew(key, deadline, keep, proof)
   local state = sub(record, 2, 2)
   -- Where the lease ran out and no other owner took the key over, the claim is still its owner's.
   if state ~= 'P' and state ~= 'W' then return LOST end
-  redis.call('SETRANGE', key, 9, deadline)
-  redis.call('PEXPIRE', key, keep)
-  return OK
+  return put('SETRANGE', key, 9, deadline) or put('PEXPIRE', key, keep) or OK
 end
 
 local a, i = 3, 1

@@ -18,8 +18,7 @@ local function transition(key, keep, change, expected, to, initial, sources, aga
     state, version, last = sub(record, 20), unpack_number(record, 3, 9), sub(record, 10, 19)
   end
   if last == change then -- the reply to the first try was lost
-    write_again(key)
-    return OK, version, state
+    return write_again(key) or OK, version, state
   end
   expected = tonumber(expected)
   -- The record names only its last change, so a later change may hide ours. Ours would have made version 1, or the
@@ -31,7 +30,7 @@ local function transition(key, keep, change, expected, to, initial, sources, aga
   if behind ~= 0 then return STALE, version, state end
   if not string.find(sources, '\n' .. state .. '\n', 1, true) then return ILLEGAL, version, state end
   version = version + 1
-  redis.call('SET', key, VERSION .. 'M' .. pack(version, 7) .. change .. to, 'PX', keep)
+  if put('SET', key, VERSION .. 'M' .. pack(version, 7) .. change .. to, 'PX', keep) then return REFUSED, 0, '' end
   return OK, version, to
 end
 

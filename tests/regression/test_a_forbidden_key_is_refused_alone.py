@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from fastdedup import BreakerState, Claim, Dedup, UnavailableError
-from fastdedup.protocol.operations import ClaimOp, Mode, RefusedAlone, Verb, terms
+from fastdedup.protocol.operations import ClaimOp, IssueOp, Mode, RefusedAlone, Verb, terms
 
 from ..servers import RedisServer
 from ..sidecars import Sidecar
@@ -120,6 +120,28 @@ async def test_every_verb_refuses_a_forbidden_key_alone(url: str, name: str) -> 
             held = terms(Mode.CLAIM, MINUTE, MINUTE, False)
             await store.execute(Verb.CLAIM, [ClaimOp(wire, held, OWNER, None) for wire in healthy])
         ops = [MAKE[name](wire) for wire in (*healthy[:2], b"t:=bad{tag}", *healthy[2:])]
+        replies = list(await store.execute(ops[0].verb, ops))
+        assert isinstance(replies.pop(2), RefusedAlone)
+        assert all(fine(name, reply) for reply in replies)
+
+
+@pytest.mark.parametrize("name", sorted(MAKE.keys() - {"read"}))
+async def test_every_verb_refuses_a_readable_key_alone(group: ClusterGroup, name: str) -> None:
+    """The login may read it, so the verb finds a record that it would write again."""
+    bad, healthy = b"t:=ro-" + name.encode(), [b"t:=ok-%b-%d" % (name.encode(), number) for number in range(4)]
+    held = terms(Mode.CLAIM, MINUTE, MINUTE, False)
+    issued = name in ("redeem", "consume", "issue")
+    async with (
+        Dedup(as_app(group.url), namespace="t", timeout=5.0) as dedup,
+        Dedup(group.url, namespace="t", timeout=5.0) as admin,
+    ):
+        store, maker = dedup._namespace.connection.store, admin._namespace.connection.store
+        if issued:
+            await maker.execute(Verb.ISSUE, [IssueOp(bad, OWNER, None, MINUTE)])
+        elif name in ("claim", *HELD):
+            owned = (bad, *healthy) if name in HELD else (bad,)
+            await maker.execute(Verb.CLAIM, [ClaimOp(wire, held, OWNER, None) for wire in owned])
+        ops = [MAKE[name](wire) for wire in (*healthy[:2], bad, *healthy[2:])]
         replies = list(await store.execute(ops[0].verb, ops))
         assert isinstance(replies.pop(2), RefusedAlone)
         assert all(fine(name, reply) for reply in replies)
