@@ -132,6 +132,10 @@ class Engine:
         """OPEN while the store does not answer; then only probes are sent to it."""
         return self._health.state
 
+    def asks(self, wire: bytes) -> bool:
+        """True where an operation on this store key would be sent; False while the breaker is open."""
+        return self._health.state is not _OPEN
+
     def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
         """Accept an operation and return the future of its reply. `future` as for `claim`.
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from ..errors import DedupError
+from ..errors import DedupError, UnavailableError
 from ..model import BreakerState
 from ..protocol.operations import MAX_HOPS, ClaimOp, Op, Reply, on_the_move
 from ..stores.base import ShardedStore, Store
@@ -64,6 +64,14 @@ class ShardedEngine:
             self._engines[shard].breaker if shard in self._engines else BreakerState.CLOSED
             for shard in shards
         )
+
+    def asks(self, wire: bytes) -> bool:
+        """True where an operation on this store key would be sent; False while its part does not answer."""
+        try:
+            engine = self._engines.get(self._part_of(wire))
+        except UnavailableError:
+            return False  # no part is known to hold it
+        return engine is None or engine.asks(wire)
 
     def submit(self, op: Op, future: Any = None) -> asyncio.Future[Reply]:
         """Accept an operation, as `Engine.submit` does. UnavailableError also if no part is known to hold the key."""

@@ -128,7 +128,7 @@ class Connection:
         # too late for its caller is released by it.
         self.engine: Engine | ShardedEngine | None = None
         self.last_engine: Engine | ShardedEngine | None = None
-        self.undo = UndoList(self._submit, self.report)
+        self.undo = UndoList(self._submit, self.report, self._asks)
         self._pid = os.getpid()
         self._loop_end: LoopEnd | None = None
         self._ended = False
@@ -382,6 +382,9 @@ class Connection:
 
     def _submit(self, op: Op) -> asyncio.Future[Reply]:
         return self.running_engine().submit(op)
+
+    def _asks(self, wire: bytes) -> bool:
+        return self.engine is None or self.engine.asks(wire)
 
     def disown(self, op: ClaimOp) -> None:
         """Release a claim whose caller was cancelled, also while closing."""

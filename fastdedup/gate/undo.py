@@ -35,6 +35,7 @@ _SECOND_LOOK = 0.3
 """Seconds after which a key is looked at again under which nothing was found."""
 
 Submit = Callable[[Op], asyncio.Future[Reply]]
+Asks = Callable[[bytes], bool]
 Holding = tuple[bytes, bytes]
 """A store key and an owner field."""
 
@@ -66,11 +67,21 @@ class UndoList:
     Args:
         submit: hands an operation to the engine; may raise as that does.
         report: called with each event.
+        asks: returns whether the engine would send an operation of that store key. Where it would not, because a
+            breaker is open, the key waits for its turn and costs nothing: 250 refusals block the loop for 2.5 ms.
     """
 
-    def __init__(self, submit: Submit, report: Callable[[Event], None], most: int = MAX_GIVEN_UP) -> None:
+    def __init__(
+        self,
+        submit: Submit,
+        report: Callable[[Event], None],
+        asks: Asks = lambda wire: True,
+        *,
+        most: int = MAX_GIVEN_UP,
+    ) -> None:
         self._submit = submit
         self._report = report
+        self._asks = asks
         self._most = most
         # Mutable: what was given up, by store key and owner, the oldest first; the same of owners that look on; the
         # pause before the next try, the timer that ends it, and the try itself.
@@ -201,11 +212,13 @@ class UndoList:
         """Return the oldest that are to be looked at now; the last time, all of them."""
         now = asyncio.get_running_loop().time()
         due = (item for item in self._given_up.items() if self._closed or item[1].again_at <= now)
-        return list(islice(due, _BATCH))
+        return list(islice((item for item in due if self._asks(item[0][0])), _BATCH))
 
     async def _round(self) -> bool:
         """Look at the oldest; False where the store did not answer for all of them."""
         looked_at = self._due()
+        if not looked_at:
+            return False
         found = await self._ask([given_up.look(wire) for (wire, _), given_up in looked_at])
         held: list[tuple[Holding, ReleaseOp]] = []
         for (holding, given_up), record in zip(looked_at, found, strict=True):
