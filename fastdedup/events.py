@@ -69,12 +69,15 @@ class PrimaryRestarted:
 class ClockSkew:
     """A server's clock differs from the other servers' by more than a tenth of the lease.
 
+    On a Cluster all clocks are compared. Elsewhere the clock of the server at a new connection is compared with what
+    the server before it showed, so a failover to a server whose clock is off is noticed.
+
     Leases end by the clock of the server that holds the key. So a server that is ahead ends them early when it gets
     keys of another server, by a failover or as slots move, and a server that is behind ends them late.
     """
 
     store: str
-    """The name of the server."""
+    """The name of the server; of the store where it is not a Cluster."""
     offset_seconds: float
     """By how much its clock is ahead; negative where it is behind."""
 

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import DedupError
-from ...events import Event, PrimaryRestarted
+from ...events import ClockSkew, Event, PrimaryRestarted
 from ...protocol.operations import Op, RefusedAlone, Reply, Verb, mark_unsure
 from ..base import Credentials
 from .connection import RedisConnection
 from .errors import translate
+from .former_clock import FormerClock
 from .listener import Listener
 from .primary_watch import PrimaryWatch
 from .reconnect import (
@@ -68,9 +69,10 @@ class RedisStore:
         self._timeout = timeout
         connect = connect or self._dial
         self.on_report: Callable[[Event], None] | None = None
-        """Hears of a primary that restarted: see `ReportingStore`."""
+        """Hears of a primary that restarted, and of a clock that is off: see `ReportingStore`."""
         self._reconnector = Reconnector(connect, self._restarted)
         self._head = CallHead()
+        self._clock = FormerClock(timeout, self._report_clock)
         self._server = RedisServer(self._reconnector, timeout=timeout, replicas=replicas, head=self._head)
         self._listener = Listener(connect, timeout)
         self._watch: PrimaryWatch | None = None
@@ -97,6 +99,15 @@ class RedisStore:
     @max_record.setter
     def max_record(self, size: int) -> None:
         self._head.max_record = size
+
+    @property
+    def max_clock_skew(self) -> float:
+        """Seconds by which the clock may differ after a failover: see `ClockComparingStore`."""
+        return self._clock.max_skew
+
+    @max_clock_skew.setter
+    def max_clock_skew(self, seconds: float) -> None:
+        self._clock.max_skew = seconds
 
     async def open(self) -> None:
         """Connect once, to find mistakes early. A server that is down is no mistake: then the policy answers."""
@@ -179,13 +190,19 @@ class RedisStore:
     async def _dial(self, on_push: OnPush | None) -> RedisConnection:
         def check(info: Any) -> None:
             check_single(info)
-            self._head.heard(server_time(info))
+            now_us = server_time(info)
+            self._head.heard(now_us)
+            self._clock.heard(now_us)
 
         return await dial(self._target, self._timeout, on_push, check)
 
     def _restarted(self) -> None:
         if self.on_report is not None:
             self.on_report(PrimaryRestarted(self.name))
+
+    def _report_clock(self, offset: float) -> None:
+        if self.on_report is not None:
+            self.on_report(ClockSkew(self.name, offset))
 
     def _fault(self, error: Any) -> Exception:
         if any(starts(error, prefix) for prefix in _REDIRECTIONS):

@@ -11,13 +11,12 @@ from typing import Any
 
 from ....tasks import stop
 from ..connection import RedisConnection
+from ..former_clock import MAX_SKEW
 from ..scripts import pack
 from ..url import Address, ServerURL, hang_up, question
 
 _EVERY = 60.0
 """Seconds between two readings of all clocks."""
-MAX_SKEW = 3.0
-"""Seconds by which a clock may differ where nobody has said how long a lease is."""
 
 
 @dataclass(frozen=True, slots=True)
