@@ -114,7 +114,8 @@ local function adopt(key, keep, left, base, ours)
   return code, former or ''
 end
 
-for i, key in ipairs(KEYS) do
+for i = 1, count do
+  local key = keys[before + i]
   local a = 4 * (i - 1) + 2
   local code, former = adopt(key, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4])
   reply[#reply + 1] = code

@@ -20,13 +20,6 @@ local function answer(i, code)
   reply[n + 1], reply[n + 2] = i, code
 end
 
--- Writes a whole bucket. Returns nil, or a code where it was not written. The caller has read the key.
-local function write(key, value, ledger)
-  local set = pcall('SET', key, value, 'PX', ledger.keep)
-  if not set.err then return nil end
-  return forbidden(set) and REFUSED or redis.call('SET', key, value, 'PX', ledger.keep)
-end
-
 -- Writes the bucket anew, with a further entry.
 local function rewrite(key, bucket, tags, old, entry, ledger)
   local width, slot, step = ledger.width, ledger.slot, ledger.step
@@ -38,20 +31,20 @@ local function rewrite(key, bucket, tags, old, entry, ledger)
   end
   kept[#kept + 1] = ledger.stamp .. entry
   local ageing = math.max(#kept - ledger.named, 0)
-  local count = old - cut + ageing
-  if count > ledger.most then return FULL end
+  local left = old - cut + ageing
+  if left > ledger.most then return FULL end
   local aged_tags, aged = {}, {}
   for i = 1, ageing do
     local item = kept[i]
     aged_tags[i] = sub(item, 2, 1 + TAG)
     aged[i] = sub(item, 1, 1) .. sub(item, 2 + TAG, width + 1)
   end
-  return write(key, table.concat({
-    ledger.head, char(floor(count / 256), count % 256),
+  return put('SET', key, table.concat({
+    ledger.head, char(floor(left / 256), left % 256),
     table.concat(kept, '', ageing + 1), string.rep(ledger.zeros, ledger.young - #kept + ageing),
     sub(bucket, tags + TAG * cut, entries_from - 1), table.concat(aged_tags),
     sub(bucket, entries_from + cut * size), table.concat(aged),
-  }), ledger)
+  }), 'PX', ledger.keep)
 end
 
 -- Returns nil where the id is remembered for this call, else a code.
@@ -59,12 +52,11 @@ local function remember(key, entry, ledger)
   local width, slot, step = ledger.width, ledger.slot, ledger.step
   local bucket, tags, old, since = fetch_bucket(key, width)
   if bucket == nil then return tags end
-  if not bucket then return write(key, ledger.fresh .. entry .. ledger.rest, ledger) end
+  if not bucket then return put('SET', key, ledger.fresh .. entry .. ledger.rest, 'PX', ledger.keep) end
   local place, tag = place_of(bucket, tags, old, sub(entry, 1, width), slot)
   if place then
     if tag or sub(bucket, place + width + 1, place + step - 1) ~= sub(entry, width + 1) then return ALREADY end
-    write_again(key)
-    return nil
+    return write_again(key)
   end
   entries = entries + old + ledger.young
   local free = find(bucket, ledger.zeros, HEAD + 1, true)
@@ -73,9 +65,7 @@ local function remember(key, entry, ledger)
   if not free or free >= tags or (slot - since) % 255 > EXPIRY_SERVES then
     return rewrite(key, bucket, tags, old, entry, ledger)
   end
-  local set = pcall('SETRANGE', key, free - 1, ledger.stamp .. entry)
-  if type(set) == 'number' then return nil end
-  return forbidden(set) and REFUSED or redis.call('SETRANGE', key, free - 1, ledger.stamp .. entry)
+  return put('SETRANGE', key, free - 1, ledger.stamp .. entry)
 end
 
 -- What the ids of a run share; its arguments begin at `a`.
@@ -118,17 +108,16 @@ local function fill(key, entry, ledger)
   return type(pcall('SETRANGE', key, offset, ledger.stamp .. entry)) == 'number'
 end
 
-local KEYS, ARGV = KEYS, ARGV
 local a, i = 3, 1
-while i <= #KEYS do
+while i <= count do
   local last = i + tonumber(ARGV[a]) - 1
   local ledger, stale = ledger_of(a), now_ms > tonumber(ARGV[a + 7])
   a = a + 8
   for k = i, last do
     if stale then
       answer(k, STALE)
-    elseif not fill(KEYS[k], ARGV[a], ledger) then
-      local code = remember(KEYS[k], ARGV[a], ledger)
+    elseif not fill(keys[before + k], ARGV[a], ledger) then
+      local code = remember(keys[before + k], ARGV[a], ledger)
       if code then answer(k, code) end
     end
     a = a + 1

@@ -6,7 +6,8 @@
 
 local reply = { now_us }
 
-for i, key in ipairs(KEYS) do
+for i = 1, count do
+  local key = keys[before + i]
   local record, fault = read(key, CLAIMS .. 'M')
   if record then fault = put('DEL', key) end
   if record and not fault then wake(record, key) end

@@ -10,8 +10,8 @@ local reply = { now_us }
 -- Returns the bucket without the entry at `place`; `tag` is nil for a young entry.
 local function without(bucket, tags, old, place, tag, width)
   if tag then
-    local count, size = old - 1, width + 1 - TAG
-    return sub(bucket, 1, HEAD - 2) .. char(floor(count / 256), count % 256) .. sub(bucket, HEAD + 1, tag - 1)
+    local left, size = old - 1, width + 1 - TAG
+    return sub(bucket, 1, HEAD - 2) .. char(floor(left / 256), left % 256) .. sub(bucket, HEAD + 1, tag - 1)
       .. sub(bucket, tag + TAG, place - 1) .. sub(bucket, place + size)
   end
   local step = width + 1 + NONCE
@@ -27,19 +27,17 @@ local function remove(key, entry, slot, width)
   if not place then return ABSENT end
   if nonce ~= '' and (tag or sub(bucket, place + width + 1, place + width + NONCE) ~= nonce) then return ABSENT end
   local value, ttl = without(bucket, tags, old, place, tag, width), math.max(redis.call('PTTL', key), 1)
-  local set = redis.pcall('SET', key, value, 'PX', ttl)
-  if not set.err then return OK end
-  return forbidden(set) and REFUSED or redis.call('SET', key, value, 'PX', ttl)
+  return put('SET', key, value, 'PX', ttl) or OK
 end
 
 local a, i = 3, 1
-while i <= #KEYS do
+while i <= count do
   local last = i + tonumber(ARGV[a]) - 1
   local slot, width = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 2])
   local stale = now_ms > tonumber(ARGV[a + 3])
   a = a + 4
   for k = i, last do
-    reply[k + 1] = stale and STALE or remove(KEYS[k], ARGV[a], slot, width)
+    reply[k + 1] = stale and STALE or remove(keys[before + k], ARGV[a], slot, width)
     a = a + 1
   end
   i = last + 1

@@ -8,24 +8,24 @@ local reply = { now_us }
 local fence, attempt = pack(fresh_fence, 7), pack(0, 2)
 
 local a, i = 3, 1
-while i <= #KEYS do
+while i <= count do
   local last = i + tonumber(ARGV[a]) - 1
   local ttl = ARGV[a + 1]
   local head = VERSION .. 'I' .. fence .. pack(from_ms + tonumber(ttl), 6) .. attempt
   a = a + 2
   for k = i, last do
-    local set = redis.pcall('SET', KEYS[k], head .. ARGV[a], 'NX', 'PX', ttl)
-    if set and set.err then set = set_refused(KEYS[k], head .. ARGV[a], ttl) end
+    local set = redis.pcall('SET', keys[before + k], head .. ARGV[a], 'NX', 'PX', ttl)
+    if set and set.err then set = set_refused(keys[before + k], head .. ARGV[a], ttl) end
     if type(set) == 'number' then
       reply[#reply + 1] = k
       reply[#reply + 1] = set
     elseif not set then
-      local record, fault = read(KEYS[k], CLAIMS)
+      local record, fault = read(keys[before + k], CLAIMS)
       -- The same issuer issues again because its reply was lost. Any other value under 128 random bits is foreign.
       if not record or sub(record, 18) ~= ARGV[a] then
         reply[#reply + 1] = k
         reply[#reply + 1] = fault or FOREIGN
-      elseif write_again(KEYS[k]) then
+      elseif write_again(keys[before + k]) then
         reply[#reply + 1] = k
         reply[#reply + 1] = REFUSED
       end

@@ -15,19 +15,15 @@ local function found(key, ttl, former, form)
   if stored and sub(stored, 1, 2) ~= MARK then return FOREIGN, '' end
   local present = stored and sub(stored, 3)
   if present and present ~= former then
-    redis.call('PEXPIRE', key, ttl)
-    return OK, present
+    return put('PEXPIRE', key, ttl) or OK, present
   end
-  local set = redis.pcall('SET', key, MARK .. form, 'PX', ttl)
-  if set.err then
-    if forbidden(set) then return REFUSED, '' end
-    redis.call('SET', key, MARK .. form, 'PX', ttl)
-  end
-  return OK, form
+  local code = put('SET', key, MARK .. form, 'PX', ttl)
+  return code or OK, code and '' or form
 end
 
 local a = 3
-for i, key in ipairs(KEYS) do
+for i = 1, count do
+  local key = keys[before + i]
   local code, form = found(key, ARGV[a], ARGV[a + 1], ARGV[a + 2])
   local n = #reply
   reply[n + 1], reply[n + 2] = code, form

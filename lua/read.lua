@@ -6,7 +6,8 @@
 
 local reply = { now_us }
 
-for _, key in ipairs(KEYS) do
+for i = 1, count do
+  local key = keys[before + i]
   local record, fault = read(key, CLAIMS .. 'M')
   local code = record == nil and fault or record == false and ABSENT or OK
   local n = #reply

@@ -37,12 +37,12 @@ local function release(key, proof, consumed)
 end
 
 local a, i = 3, 1
-while i <= #KEYS do
+while i <= count do
   local last = i + tonumber(ARGV[a]) - 1
   local consumed = ARGV[a + 1] == '1'
   a = a + 2
   for k = i, last do
-    local code = release(KEYS[k], ARGV[a], consumed)
+    local code = release(keys[before + k], ARGV[a], consumed)
     if code ~= OK then
       reply[#reply + 1] = k
       reply[#reply + 1] = code

@@ -17,12 +17,12 @@ local function renew(key, deadline, keep, proof)
 end
 
 local a, i = 3, 1
-while i <= #KEYS do
+while i <= count do
   local last = i + tonumber(ARGV[a]) - 1
   local deadline, keep = pack(from_ms + tonumber(ARGV[a + 1]), 6), ARGV[a + 2]
   a = a + 3
   for k = i, last do
-    local code = renew(KEYS[k], deadline, keep, ARGV[a])
+    local code = renew(keys[before + k], deadline, keep, ARGV[a])
     if code ~= OK then
       reply[#reply + 1] = k
       reply[#reply + 1] = code

@@ -14,12 +14,12 @@ local function look(key, digest, slot)
 end
 
 local a, i = 3, 1
-while i <= #KEYS do
+while i <= count do
   local last = i + tonumber(ARGV[a]) - 1
   local slot, stale = slot_of(tonumber(ARGV[a + 1])), now_ms > tonumber(ARGV[a + 3])
   a = a + 4
   for k = i, last do
-    reply[k + 1] = stale and STALE or look(KEYS[k], ARGV[a], slot)
+    reply[k + 1] = stale and STALE or look(keys[before + k], ARGV[a], slot)
     a = a + 1
   end
   i = last + 1

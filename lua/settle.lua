@@ -24,13 +24,13 @@ local function settle(key, state, deadline, keep, proof, payload)
 end
 
 local a, i = 3, 1
-while i <= #KEYS do
+while i <= count do
   local last = i + tonumber(ARGV[a]) - 1
   local state, keep = ARGV[a + 1], ARGV[a + 2]
   local deadline = pack(from_ms + tonumber(keep), 6)
   a = a + 3
   for k = i, last do
-    local code = settle(KEYS[k], state, deadline, keep, ARGV[a], ARGV[a + 1])
+    local code = settle(keys[before + k], state, deadline, keep, ARGV[a], ARGV[a + 1])
     if code ~= OK then
       reply[#reply + 1] = k
       reply[#reply + 1] = code

@@ -34,7 +34,8 @@ local function transition(key, keep, change, expected, to, initial, sources, aga
   return OK, version, to
 end
 
-for i, key in ipairs(KEYS) do
+for i = 1, count do
+  local key = keys[before + i]
   local a = 7 * (i - 1) + 2
   local code, version, state =
     transition(key, ARGV[a + 1], ARGV[a + 2], ARGV[a + 3], ARGV[a + 4], ARGV[a + 5], ARGV[a + 6], ARGV[a + 7])

@@ -11,7 +11,7 @@ local function weigh(key, slot, width)
   local bucket, tags, old = fetch_bucket(key, width)
   if not bucket then return bucket == false and ABSENT or tags, 0, 0, 0 end
   local entries, living = 0, 0
-  local function count(from, to, step)
+  local function add(from, to, step)
     for at = from, to, step do
       local then_slot = byte(bucket, at)
       if then_slot ~= 0 then
@@ -20,14 +20,15 @@ local function weigh(key, slot, width)
       end
     end
   end
-  count(HEAD + 1, tags - 1, width + 1 + NONCE)
-  count(tags + TAG * old, #bucket, width + 1 - TAG)
+  add(HEAD + 1, tags - 1, width + 1 + NONCE)
+  add(tags + TAG * old, #bucket, width + 1 - TAG)
   local usage = redis.pcall('MEMORY', 'USAGE', key)
   return OK, entries, living, type(usage) == 'number' and usage or #bucket
 end
 
 local a = 3
-for i, key in ipairs(KEYS) do
+for i = 1, count do
+  local key = keys[before + i]
   local n = #reply
   reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4] = weigh(key, slot_of(tonumber(ARGV[a])), tonumber(ARGV[a + 1]))
   a = a + 2

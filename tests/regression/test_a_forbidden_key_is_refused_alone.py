@@ -128,7 +128,10 @@ async def test_every_verb_refuses_a_forbidden_key_alone(url: str, name: str) -> 
 @pytest.mark.parametrize("name", sorted(MAKE.keys() - {"read"}))
 async def test_every_verb_refuses_a_readable_key_alone(group: ClusterGroup, name: str) -> None:
     """The login may read it, so the verb finds a record that it would write again."""
-    bad, healthy = b"t:=ro-" + name.encode(), [b"t:=ok-%b-%d" % (name.encode(), number) for number in range(4)]
+    bad, healthy = (
+        b"t:=ro-" + name.encode(),
+        [b"t:=ok-%b-%d" % (name.encode(), number) for number in range(4)],
+    )
     held = terms(Mode.CLAIM, MINUTE, MINUTE, False)
     issued = name in ("redeem", "consume", "issue")
     async with (

@@ -35,7 +35,7 @@ from fastdedup.protocol.operations import (
 from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.stores.redis.records import decode, encode, is_record, read_record
-from fastdedup.stores.redis.scripts import lua_source
+from fastdedup.stores.redis.scripts import script_text
 
 from ..servers import RedisServer
 
@@ -289,4 +289,4 @@ async def test_lua_takes_for_a_record_what_python_does(redis_url: str, redis_ser
 
 def lua_that_checks() -> str:
     ask = "local out = {} for i, key in ipairs(KEYS) do out[i] = read(key, CLAIMS .. 'M') and 1 or 0 end return out"
-    return lua_source("_record") + ask
+    return script_text(ask)

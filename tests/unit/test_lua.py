@@ -72,8 +72,8 @@ class Header:
 
 
 def test_every_verb_has_exactly_one_file() -> None:
-    """And there is no other file but the shared ones."""
-    assert sorted([*VERBS, "_record", "_ledger"]) == FILES
+    """And there are no other files but the shared ones."""
+    assert sorted([*VERBS, "_batch", "_ledger", "_record"]) == FILES
 
 
 def test_every_verb_has_a_face() -> None:
@@ -374,6 +374,16 @@ def test_a_missing_script_names_the_remedy() -> None:
     """A package that was installed by halves."""
     with pytest.raises(ConfigError, match=r"nothing\.lua is missing: .* install it again"):
         lua_source("nothing")
+
+
+def test_a_claim_makes_the_functions_for_records_only_on_conflict() -> None:
+    """They cost as much as three fresh claims. Every other script reads each record, so it makes them first."""
+    record = lua_source("_record")
+    for verb, script in load_scripts().items():
+        head, _, own = script.text.partition(record)
+        assert head.startswith(lua_source("_batch"))
+        assert ("local function conflicts()" in head) == (verb is Verb.CLAIM)
+        assert own.rstrip().endswith("return reply")
 
 
 def test_scripts_lie_in_the_package_or_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

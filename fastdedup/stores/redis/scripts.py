@@ -48,6 +48,8 @@ _OF_BUCKETS: Final = (Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.WEIGH)
 _FAR_US: Final = 86_400_000_000
 """Microseconds by which a fence may be ahead of its server's clock: no real time is further ahead."""
 
+_RECORD_HERE: Final = "-- Here stands _record.lua.\n"
+"""The line of a script at which `_record.lua` stands; where there is none, it stands before the script's own text."""
 
 _SIZES: Final = [b"\r\n$%d\r\n" % size for size in range(1024)]
 """The bytes between two arguments, by the size of the second argument."""
@@ -64,6 +66,13 @@ def lua_source(name: str) -> str:
     raise ConfigError(
         f"fastdedup's {name}.lua is missing: the package is only partly installed, install it again"
     )
+
+
+def script_text(own: str) -> str:
+    """Return a whole script: what every call begins with, the functions for records, and the script's own text."""
+    if _RECORD_HERE not in own:
+        own = _RECORD_HERE + own
+    return lua_source("_batch") + own.replace(_RECORD_HERE, lua_source("_record"))
 
 
 class CallHead:
@@ -171,8 +180,8 @@ class LoadedScript:
     __slots__ = ("_head", "pack", "read", "sha", "text")
 
     def __init__(self, verb: Verb, face: Script) -> None:
-        shared = lua_source("_record") + (lua_source("_ledger") if verb in _OF_BUCKETS else "")
-        self.text = shared + lua_source(verb.value)
+        ledger = lua_source("_ledger") if verb in _OF_BUCKETS else ""
+        self.text = script_text(ledger + lua_source(verb.value))
         self.sha = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
         self._head = pack_parts(["EVALSHA", self.sha])[2:-2]
         self.pack = face.pack
