@@ -22,7 +22,7 @@ from .fallback.reject import Reject
 from .gate.connection import Connection
 from .gate.namespace import Namespace
 from .gate.settings import Settings
-from .keys import digest
+from .keys import Fingerprint, digest
 from .ledger import Ledger
 from .lock import LockCall
 from .machine import StateMachine, Transitions
@@ -294,7 +294,7 @@ class Dedup:
             ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
             UsageError: (on await) not open, closed, or another event loop.
         """
-        mark = None if fingerprint is None else digest(fingerprint)
+        mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
         namespace = self._namespace
         if namespace.recent and owner is None and lease is None and ttl is None:  # empty but in a storm
             known = self._told_recently(key, mark)

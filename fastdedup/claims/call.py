@@ -64,7 +64,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     def set_patience(self, wait: Any, renew: Any) -> None:
         """Set how long to wait, in seconds, and whether to renew; apart, as most claims do neither."""
         try:
-            self.wait = check_seconds(wait, "wait", least=0.0)
+            # Not by a call where it is the default.
+            self.wait = 0.0 if type(wait) is float and wait == 0.0 else check_seconds(wait, "wait", least=0.0)
         except BaseException:
             self._used = True  # it never got to its caller, who could await it
             raise
@@ -76,29 +77,29 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         if self._used:
             raise UsageError(f"this claim of {self.key!r} was awaited before; call claim() for another one")
         self._used = True
-        if self.patient:
+        if self.patient and self.wait > 0.0:
             return (yield from self._claim_patiently().__await__())
         ask = self._namespace.ask
         try:
             reply = yield from ask.begin_claim(self)
         except UnavailableError as error:
-            return claim_of(self._namespace, self, ask.claim_verdict(self, error))
+            return claim_of(self._namespace, self, ask.claim_verdict(self, error), self._renews)
         except asyncio.CancelledError:
             ask.abandon(self)
             raise
         if type(reply) is not Verdict or reply.short:
             reply = ask.claim_verdict(self, reply)
-        if reply.outcome is _ACQUIRED:
+        if reply.outcome is _ACQUIRED and not self.patient:
             return Claim(self._namespace, self, reply)
-        return claim_of(self._namespace, self, reply)
+        return claim_of(self._namespace, self, reply, self._renews)
+
+    @property
+    def _renews(self) -> bool:
+        return self.patient and self.renew
 
     async def _claim_patiently(self) -> Claim:
-        namespace = self._namespace
-        if self.wait > 0.0:
-            verdict = await wait_for_verdict(namespace, self, self.wait)
-        else:
-            verdict = await namespace.ask.claim(self)
-        return claim_of(namespace, self, verdict, self.renew)
+        verdict = await wait_for_verdict(self._namespace, self, self.wait)
+        return claim_of(self._namespace, self, verdict, self.renew)
 
     def __bool__(self) -> bool:
         self._used = True

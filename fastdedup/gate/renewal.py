@@ -4,21 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from typing import Protocol
 
-from ..errors import DedupError, UnavailableError
-
-
-class Renewable(Protocol):
-    """A claim, as far as its renewal concerns it."""
-
-    _settling: bool
-
-    async def renew(self) -> None:
-        """Start the lease anew."""
-
-    def _lose(self, *, outage: bool) -> None:
-        """Take note that the lease could not be renewed; `outage`: the store did not answer until it ended."""
+from .renewing import Renewable, keep_renewed
 
 
 class Renewal:
@@ -30,7 +17,7 @@ class Renewal:
     __slots__ = ("_claim", "_lease", "_loop", "_queue", "_task", "began")
 
     def __init__(self, claim: Renewable, lease: float, queue: RenewalQueue, began: float) -> None:
-        self._claim = weakref.ref(claim)
+        self._claim: weakref.ref[Renewable] = weakref.ref(claim)
         self._lease = lease
         self._loop = queue.loop
         self._queue = queue
@@ -49,31 +36,8 @@ class Renewal:
     def start(self) -> None:
         """The first third is over: renew from now on."""
         if self._claim() is not None:
-            self._task = self._loop.create_task(self._run(), name="fastdedup-renewal")
-
-    async def _run(self) -> None:
-        pause = 0.0
-        ends = self.began + self._lease
-        while True:
-            await asyncio.sleep(min(pause, max(ends - self._loop.time(), 0.0)))
-            started = self._loop.time()
-            claim = self._claim()
-            if claim is None:
-                return None
-            try:
-                async with asyncio.timeout_at(ends):
-                    await claim.renew()
-            except (UnavailableError, TimeoutError):
-                if self._loop.time() >= ends:
-                    return claim._lose(outage=True)
-                pause = self._lease / 10
-            except DedupError:
-                # Lost, or the store holds something else by now. Settled or being settled: no concern of ours.
-                return None if claim._settling else claim._lose(outage=False)
-            else:
-                pause = self._lease / 3
-                ends = started + self._lease
-            del claim  # only weakly held while asleep
+            work = keep_renewed(self._claim, self._loop, self.began, self._lease)
+            self._task = self._loop.create_task(work, name="fastdedup-renewal")
 
 
 class RenewalQueue:

@@ -1,23 +1,19 @@
-"""`IdempotencyMiddleware` for any ASGI application. Main path: `__call__` → `_guarded` → `AsgiExchange.run`."""
+"""`IdempotencyMiddleware` for any ASGI application. Main path: `__call__` → `GuardedApp._guarded`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import isawaitable
 from typing import Unpack
 
-from ..claim import Claim
-from ..errors import ConfigError
 from ..gateway import Dedup
-from ..web.answers import REFUSALS, answer, refusal
-from ..web.header import parse
+from ..web.fingerprints import json_fingerprint
 from ..web.policy import PublishedPolicy, docs_at
-from ..web.request import Request, by_header, everyone, json_fingerprint
+from ..web.request import by_header, everyone
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
-from .exchange import CLAIM, AsgiExchange, supported
+from .exchange import AsgiExchange
 from .guard import Guard
-from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
-from .unreached import watch
+from .guarded import GuardedApp, claim_of, request_of
+from .lifespan import ASGIApp, Receive, Scope, Send
 
 __all__ = [
     "UUID",
@@ -28,54 +24,6 @@ __all__ = [
     "everyone",
     "json_fingerprint",
 ]
-
-
-class GuardedApp:
-    """An ASGI application whose requests run under their claim. It opens the `Dedup` where nobody has.
-
-    Raises:
-        ConfigError: `dedup` is no `fastdedup.Dedup`.
-    """
-
-    def __init__(self, app: ASGIApp, dedup: Dedup) -> None:
-        if not isinstance(dedup, Dedup):
-            raise ConfigError(f"ASGI takes a fastdedup.Dedup, got {dedup!r}")
-        self.app = app
-        self._lifespan = Lifespan(dedup)
-        # Mutable: was the application searched for FastAPI, whose errors are watched.
-        self._watched = False
-
-    async def _guarded(
-        self, guard: Guard, docs: str | None, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        exchange = AsgiExchange(receive, send, guard.rule.max_request)
-        claim: Claim | None = None
-        try:
-            key = parse([value for name, value in scope["headers"] if name == b"idempotency-key"])
-            guard.rule.check_key(key)
-            if key is not None:
-                body = await exchange.body()
-                if body is None:
-                    return None  # the client left before it sent the whole request: nothing has happened
-                if not self._lifespan.is_ready:
-                    await self._lifespan.ready()
-                request = request_of(scope, body)
-                principal = guard.rule.principal(request)
-                if isawaitable(principal):
-                    principal = await principal
-                claim = await guard.claim(request, principal, key)
-        except REFUSALS as error:
-            return await exchange.answer(refusal(error, guard.rule, docs))
-        if claim is None:  # outside of the `try`: the application's exceptions are its own
-            return await self.app(scope, receive, send)
-        if not claim.acquired:
-            return await exchange.answer(answer(claim, guard.rule, docs))
-        scope = supported(scope)
-        exchange.hold(scope, claim, guard.rule, docs)
-        if not self._watched:
-            self._watched = True
-            watch(scope.get("app", self.app))
-        return await exchange.run(self.app, scope)
 
 
 class IdempotencyMiddleware(GuardedApp):
@@ -137,19 +85,3 @@ def route_path(scope: Scope) -> str:
         return path or "/"
     below = path.removeprefix(root.rstrip("/"))
     return below if below.startswith("/") else path if below else "/"
-
-
-def request_of(scope: Scope, body: bytes) -> Request:
-    """Return the request of an ASGI scope."""
-    mount = scope.get("root_path", "")
-    return Request(
-        scope["method"].upper(), scope["path"], scope["query_string"], scope["headers"], body, scope, mount
-    )
-
-
-def claim_of(scope: Scope) -> Claim | None:
-    """Return the claim under which a request runs, by its scope (`request.scope`), with its `fence` and `lost`.
-
-    None where the request came without a key.
-    """
-    return scope.get(CLAIM)

@@ -10,8 +10,8 @@ from typing import Any
 from ..gateway import Dedup
 from ..web.policy import PublishedPolicy, docs_at
 from ..web.rules import declared, make_rules
-from .asgi import GuardedApp, claim_of
 from .guard import Guard
+from .guarded import GuardedApp, claim_of
 from .lifespan import ASGIApp, Receive, Scope, Send
 
 _ANY = "/*"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from typing import Any, Final
 
 from ..claim import Claim
 from ..errors import ClaimLostError
@@ -14,15 +15,17 @@ from ..web.rules import Rule
 from .lifespan import ASGIApp, Message, Receive, Scope, Send
 from .settling import settle
 
-CLAIM = "fastdedup.claim"
-RECORDER = "fastdedup.recorder"
+CLAIM: Final = "fastdedup.claim"
+RECORDER: Final = "fastdedup.recorder"
 """The keys of a scope under which a claim is, and what becomes of its response."""
-_GRACE = 0.1
+_GRACE: Final = 0.1
 """Seconds in which an application that was told to stop may do so, before it is cancelled."""
-_GONE = {"type": "http.disconnect"}
-_CLIENT_GONE = 499
+_GONE: Final[Message] = {"type": "http.disconnect"}
+_CLIENT_GONE: Final = 499
 """The status that nginx logs for a client that left."""
-_UNSUPPORTED = frozenset(("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers"))
+_UNSUPPORTED: Final = frozenset(
+    ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+)
 """Extensions of ASGI that would send a response past the capture."""
 
 
@@ -41,7 +44,7 @@ class AsgiExchange:
         self._send = send
         self._limit = limit
         # Mutable, of the request: its chunks, how many the application has, their size, and what came after.
-        self._chunks: list[bytes] = []
+        self._chunks: list[Any] = []
         self._delivered = 0
         self._size = 0
         self._ended = False
@@ -50,12 +53,14 @@ class AsgiExchange:
         self.recorder: Recorder | None = None
         self._task = asyncio.current_task()
         self._watcher: asyncio.Task[None] | None = None
-        # Of stopping the handler: how many listen for the end, whether it was told, whether it was cancelled.
+        # Of stopping the handler: how many listen for the end, whether it was told, whether it was cancelled; the
+        # news of the end, and whether they may know it.
         self._listening = 0
         self._stopping = False
         self._cancelled = False
         self._timer: asyncio.TimerHandle | None = None
-        self._news = asyncio.Event()
+        self._news: asyncio.Event | None = None  # made where a handler listens: few do
+        self._told = False
         # Of the response: its start, and whether it broke off as the client was gone, is over.
         self._start: Message | None = None
         self._torn = False
@@ -73,7 +78,10 @@ class AsgiExchange:
             await self._pull()
         if self._size > self._limit:
             raise RequestTooLarge
-        return b"".join(self._chunks) if self._ended else None
+        if not self._ended:
+            return None
+        chunks = self._chunks
+        return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
 
     async def _pull(self) -> None:
         message = await self._receive()
@@ -105,9 +113,17 @@ class AsgiExchange:
         self._listening += 1
         self._watch_for_listener(recorder)
         try:
-            await self._news.wait()
+            if not self._told:
+                if self._news is None:
+                    self._news = asyncio.Event()
+                await self._news.wait()
         finally:
             self._listening -= 1
+
+    def _tell(self) -> None:
+        self._told = True
+        if self._news is not None:
+            self._news.set()
 
     def _watch_for_listener(self, recorder: Recorder) -> None:
         """Tell a stream that its client left, because it may be endless, and no retry gets the rest of it."""
@@ -145,7 +161,7 @@ class AsgiExchange:
             pass
         self._gone = True
         if recorder.rule.on_disconnect == "finish":
-            self._news.set()
+            self._tell()
         elif not recorder.settled:
             self.cancel()
 
@@ -155,7 +171,7 @@ class AsgiExchange:
         A cancelled Django leaves its view running, but it cancels the view when it hears that the client is gone.
         """
         self._stopping = True
-        self._news.set()
+        self._tell()
         if self._listening:
             self._timer = asyncio.get_running_loop().call_later(_GRACE, self._cancel)
         else:
@@ -178,18 +194,20 @@ class AsgiExchange:
         Raises:
             BaseException: the application's exception, and its cancellation unless that was for the claim.
         """
+        failure: BaseException | None = None
         try:
-            try:
-                await app(scope, self.receive, self.send)
-            finally:
-                if self._timer is not None:
-                    self._timer.cancel()
-        except BaseException as error:
-            if not await self._broke_off(error):
-                raise
-        else:
-            await self._ran()
+            await app(scope, self.receive, self.send)
+        except BaseException as error:  # noqa: BLE001 -- raised again below, where a compiled module may await
+            failure = error
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            if failure is None:
+                await self._ran()
+            elif not await self._broke_off(failure):
+                raise failure
         finally:
+            failure = None  # its traceback refers to this frame
             if self._watcher is not None:
                 self._watcher.cancel()
 
@@ -202,13 +220,11 @@ class AsgiExchange:
         if recorder.settled:
             recorder.claim._unbind()
             return
-        try:
-            await recorder.claim._leave(None, release=True)
-        except ClaimLostError:  # the application has swallowed its cancellation, and has not answered
-            await self._refuse(recorder)
-        else:
+        if await _left(recorder.claim, None):
             if self._gone and self._stopping:
                 await self._answer_nobody(recorder)
+        else:  # the application has swallowed its cancellation, and has not answered
+            await self._refuse(recorder)
 
     async def _answer_nobody(self, recorder: Recorder) -> None:
         """Answer a client that is gone: outer middleware (Starlette's BaseHTTPMiddleware) requires some response."""
@@ -226,9 +242,7 @@ class AsgiExchange:
             await settle(recorder)
             recorder.claim._unbind()
             return False
-        try:
-            await recorder.claim._leave(error)
-        except ClaimLostError:
+        if not await _left(recorder.claim, error):
             await self._refuse(recorder)
             return True
         if not (self._cancelled and self.uncancel() == 0):
@@ -244,27 +258,27 @@ class AsgiExchange:
         if recorder is None or self._over:
             await self._send(message)
             return
-        match message["type"]:
-            case "http.response.start":
-                self._start = message
-                headers = message["headers"] = list(message.get("headers", ()))
-                if recorder.start(message["status"], headers):
-                    await self._pass_on(recorder)
-            case "http.response.body" if self._start is not None:
-                await self._take(recorder, message)
-            case _:
-                await self._send(message)
+        kind = message["type"]
+        if kind == "http.response.start":
+            self._start = message
+            headers = message["headers"] = list(message.get("headers", ()))
+            if recorder.start(message["status"], headers):
+                await self._pass_on(recorder)
+        elif kind == "http.response.body" and self._start is not None:
+            if recorder.passing:
+                await self._send_piece(recorder, message)
+            elif recorder.body(message.get("body", b"")):
+                await self._pass_on(recorder)
+                more = message.get("more_body", False)
+                piece = {"type": "http.response.body", "body": recorder.taken(), "more_body": more}
+                await self._send_piece(recorder, piece)
+            elif not message.get("more_body", False):
+                await self._finish(recorder)
+        else:
+            await self._send(message)
 
-    async def _take(self, recorder: Recorder, message: Message) -> None:
-        more = message.get("more_body", False)
-        if not recorder.passing:
-            if not recorder.body(message.get("body", b"")):
-                if not more:
-                    await self._finish(recorder)
-                return
-            await self._pass_on(recorder)
-            message = {"type": "http.response.body", "body": recorder.taken(), "more_body": more}
-        if not more:
+    async def _send_piece(self, recorder: Recorder, message: Message) -> None:
+        if not message.get("more_body", False):
             await settle(recorder)
             self._end()
         await self._send_on(recorder, message)
@@ -301,11 +315,20 @@ class AsgiExchange:
 
     def _end(self) -> None:
         self._over = True
-        self._news.set()
+        self._tell()
 
     async def _refuse(self, recorder: Recorder) -> None:
         if not recorder.passing:
             await self.answer(recorder.refusal())
+
+
+async def _left(claim: Claim, error: BaseException | None) -> bool:
+    """Release a claim on the way out. Return False where it was lost."""
+    try:
+        await claim._leave(error, release=error is None)
+    except ClaimLostError:
+        return False
+    return True
 
 
 def supported(scope: Scope) -> Scope:

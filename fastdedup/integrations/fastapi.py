@@ -15,16 +15,17 @@ from ..errors import ConfigError, UnavailableError
 from ..gateway import Dedup
 from ..web import forms
 from ..web.answers import REFUSALS, answer, refusal
+from ..web.fingerprints import json_fingerprint
 from ..web.forms import FIELD, HEADER, FormRefused, Refusal
 from ..web.header import NAME, parse
 from ..web.policy import docs_at, rule_facts
-from ..web.request import EVERYONE, RequestTooLarge, Shared, json_fingerprint, name_of_caller
+from ..web.request import EVERYONE, RequestTooLarge, Shared, name_of_caller
 from ..web.request import everyone as everybody
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
-from .asgi import claim_of, request_of
 from .exchange import AsgiExchange, supported
 from .guard import Guard
+from .guarded import claim_of, request_of, values_of
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .openapi import MARK, describe
 from .unreached import watch_handlers
@@ -169,7 +170,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         docs = idempotency.docs_at(request)
         guard = rule_at(_chosen(dedup, idempotency, request), request)
         try:
-            key = parse([value for name, value in request.scope["headers"] if name == b"idempotency-key"])
+            key = parse(values_of(request.scope["headers"], b"idempotency-key"))
             guard.rule.check_key(key)
             if key is None:
                 return None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from ..claim import Claim
 from ..gateway import Dedup
 from ..model import Outcome
 from ..web.forms import redeemed_subject
-from ..web.request import Named, Request
+from ..web.request import Request
 from ..web.response import ResponseCodec
 from ..web.rules import Rule
 
@@ -55,7 +55,7 @@ class Guard:
         self.dedup = dedup.scoped("http", **settings)
         self.forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
 
-    async def claim(self, request: Request, principal: Named, key: str) -> Claim:
+    async def claim(self, request: Request, principal: Any, key: str) -> Claim:
         """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise."""
         rule, mark = self.rule, self.rule.mark(request)
         name = rule.scope_key(request.method, request.path, principal, key, mount=request.mount)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from typing import Final
 
 from ..claim import Claim
 from ..errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError, UsageError
@@ -11,6 +11,9 @@ from ..events import log
 from ..web.answers import Settling
 from ..web.recorder import Marks, Recorder
 from ..web.response import Response
+
+_RELEASE: Final = Settling.RELEASE  # naming an enum's member through its class costs 50 ns on Python 3.11
+_COMPLETE: Final = Settling.COMPLETE
 
 HOLD = 1.0
 """Seconds that a response waits to be stored while the store is unavailable. Then it is sent with a mark, and storing
@@ -23,7 +26,7 @@ async def settle(recorder: Recorder) -> Marks | None:
     if not claim.lost:
         claim._bind_body(None)  # the work is done: only the store knows now
     response, how = recorder.end(), recorder.how
-    if how is Settling.RELEASE:
+    if how is _RELEASE:
         lost = await release(claim)
         return recorder.marks() if lost is None else recorder.failed(lost)
     try:
@@ -41,11 +44,19 @@ async def settle(recorder: Recorder) -> Marks | None:
 
 async def record(claim: Claim, how: Settling, response: Response, *, within: float | None = None) -> None:
     """Store a response as the claim's outcome. Raises what `Claim.complete` raises."""
-    settle = claim.complete if how is Settling.COMPLETE else claim.fail
     try:
-        await settle(response, within=within)
+        if how is _COMPLETE:
+            await claim.complete(response, within=within)
+        else:
+            await claim.fail(response, within=within)
     except ResultTooLargeError:  # its headers are too large
-        await settle(replace(response, headers=(), body=b"", whole=False), within=within)
+        smaller = response.without_content()
+    else:
+        return
+    if how is _COMPLETE:
+        await claim.complete(smaller, within=within)
+    else:
+        await claim.fail(smaller, within=within)
 
 
 async def release(claim: Claim) -> ClaimLostError | None:

@@ -8,10 +8,11 @@ from typing import Any, Unpack
 
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..web.request import Principal, by_header, everyone, json_fingerprint
+from ..web.fingerprints import json_fingerprint
+from ..web.request import Principal, by_header, everyone
 from ..web.rules import UUID, KeySettings
-from .asgi import claim_of
 from .endpoint import EndpointGate, GuardedEndpoint
+from .guarded import claim_of
 from .lifespan import Receive, Scope, Send
 
 try:

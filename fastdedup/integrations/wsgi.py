@@ -11,10 +11,11 @@ from ..errors import ConfigError
 from ..model import Outcome
 from ..sync import Claim, Dedup
 from ..web.answers import REFUSALS, answer, refusal
+from ..web.fingerprints import json_fingerprint
 from ..web.forms import redeemed_subject
 from ..web.header import parse
 from ..web.policy import PublishedPolicy, docs_at
-from ..web.request import Named, Request, by_header, everyone, json_fingerprint
+from ..web.request import Named, Request, by_header, everyone
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .guard import record_settings

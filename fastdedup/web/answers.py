@@ -8,6 +8,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from ..errors import UnavailableError
 from ..model import Outcome
+from .fingerprints import bare_path
 from .header import BadKey, KeyMissing
 from .problems import (
     CLAIM_LOST,
@@ -22,7 +23,7 @@ from .problems import (
     UNAVAILABLE,
     respond,
 )
-from .request import PrincipalMissing, RequestTooLarge, bare_path
+from .request import PrincipalMissing, RequestTooLarge
 from .response import DEGRADED, REPLAYED, Response
 from .rules import Rule
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -16,7 +15,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 REPLAYED = (b"idempotency-replayed", b"true")
 DEGRADED = (b"idempotency-degraded", b"true")
 UNSTORED = (b"idempotency-stored", b"false")
-_FORMAT = 1
+_FORMAT: Final = 1
 _OF_ONE_CONNECTION = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade")
 )
@@ -36,39 +35,70 @@ NEVER = _OF_ONE_CONNECTION | _OF_ONE_CALLER
 """The headers that are never stored, whatever a rule says."""
 
 
-@dataclass(slots=True)
 class Response:
     """A response. Where `whole` is False, its body was not kept."""
 
-    status: int
-    headers: Headers
-    body: bytes
-    whole: bool = True
-    request: bytes = field(default=b"", compare=False)
-    """The fingerprint of its request, for records that do not hold it themselves (a token's)."""
-    reason: str = ""
-    """The reason phrase of its status line, where the application gave one of its own."""
+    __slots__ = ("body", "headers", "reason", "request", "status", "whole")
+
+    def __init__(
+        self,
+        status: int,
+        headers: Headers,
+        body: bytes,
+        whole: bool = True,
+        request: bytes = b"",
+        reason: str = "",
+    ) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+        self.whole = whole
+        self.request = request
+        """The fingerprint of its request, for records that do not hold it themselves (a token's)."""
+        self.reason = reason
+        """The reason phrase of its status line, where the application gave one of its own."""
+
+    def __eq__(self, other: object) -> bool:
+        """Compare all that a client gets; requests are not compared."""
+        return isinstance(other, Response) and self._shown() == other._shown()
+
+    def __repr__(self) -> str:
+        return f"Response{self._shown()!r}"
+
+    def _shown(self) -> tuple[int, Headers, bytes, bool, str]:
+        return self.status, self.headers, self.body, self.whole, self.reason
 
     def header(self, name: bytes) -> bytes | None:
         """Return the first header of this lower-case name, or None."""
-        return next((value for key, value in self.headers if key.lower() == name), None)
+        pairs: Any = self.headers
+        for key, value in pairs:
+            if key.lower() == name:
+                return bytes(value)
+        return None
 
     def marked(self, *marks: tuple[bytes, bytes]) -> Response:
         """Return the response with these headers added."""
-        return replace(self, headers=[*self.headers, *marks])
+        return Response(
+            self.status, [*self.headers, *marks], self.body, self.whole, self.request, self.reason
+        )
+
+    def without_content(self) -> Response:
+        """Return the response without headers and body, which were not kept."""
+        return Response(self.status, (), b"", False, self.request, self.reason)
 
 
 class HeaderFilter:
     """The headers that are stored: those to keep (None: all), less those to drop, less `NEVER`."""
 
     def __init__(self, keep: Collection[str] | None, drop: Collection[str]) -> None:
-        self._keep = None if keep is None else frozenset(name.lower().encode() for name in keep)
-        self._drop = NEVER.union(name.lower().encode() for name in drop)
+        self._keep = None if keep is None else frozenset([name.lower().encode() for name in keep])
+        self._drop = NEVER.union([name.lower().encode() for name in drop])
 
     def __call__(self, headers: Headers) -> Headers:
         """Return the headers that are stored, their names as they are spelled."""
         keep, drop = self._keep, self._drop
-        kept = [pair for pair in headers if pair[0].lower() not in drop]
+        pairs: Any = headers  # pairs of any kind: some applications send lists
+        kept = [pair for pair in pairs if pair[0].lower() not in drop]
         return kept if keep is None else [pair for pair in kept if pair[0].lower() in keep]
 
 
@@ -90,8 +120,9 @@ class ResponseCodec:
         """
         if not isinstance(value, Response):
             raise TypeError("the value must be a Response: these records belong to the HTTP integration")
-        headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in value.headers]
-        head = [_FORMAT, value.status, value.whole, headers, value.request.hex()]
+        pairs: Any = value.headers
+        headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in pairs]
+        head: list[Any] = [_FORMAT, value.status, value.whole, headers, value.request.hex()]
         if value.reason:
             head.append(value.reason)
         return orjson.dumps(head) + b"\n" + value.body

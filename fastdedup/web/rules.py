@@ -10,18 +10,11 @@ from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from ..checks import check_count, check_seconds, shown
 from ..errors import ConfigError
-from ..keys import Fingerprint, business_key, fingerprint
+from ..keys import Fingerprint, fingerprint
+from .fingerprints import bare_path, request_fingerprint
 from .header import BadKey, KeyMissing
-from .request import (
-    EVERYONE,
-    FingerprintOf,
-    Named,
-    Principal,
-    PrincipalMissing,
-    Request,
-    bare_path,
-    request_fingerprint,
-)
+from .record_keys import scope_key, shortened
+from .request import FingerprintOf, Named, Principal, Request
 from .response import HeaderFilter
 
 T = TypeVar("T")
@@ -29,8 +22,6 @@ T = TypeVar("T")
 METHODS = ("POST", "PATCH")
 NOT_KEPT = frozenset((401, 403, 407, 408, 409, 421, 423, 424, 425, 426, 428, 429))
 """The 4xx statuses that a retry may overcome: with other credentials, later, or after the state has changed."""
-_LONGEST = 128
-"""The longest path or principal, in bytes, that is in a record's key (at most 1024 bytes) as it is."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
@@ -242,9 +233,9 @@ class Rule:
             raise ConfigError(
                 "the function given as fingerprint= returned None; return a value to digest, such as request.body"
             )
-        mark = fingerprint(value)
         if self.fingerprint is request_fingerprint:
-            return mark
+            return value  # type: ignore[no-any-return]
+        mark = fingerprint(value)
         # A route has one record for each key: only the fingerprint tells which path the key was sent to. Django's
         # patterns give one route many paths without a name in braces.
         path = bare_path(request.path).encode("utf-8", "surrogatepass")
@@ -254,12 +245,6 @@ class Rule:
 def declared(path: str) -> str:
     """Return the path of a rule for a route as its framework declares it, where a * stands for itself."""
     return "/" + path.lstrip("/").replace("*", "%2A")
-
-
-def scope_key(place: str, principal: Named, key: str) -> str:
-    """Return the record's key, which is unique for a place, a caller and a key. Errors as of `Rule.scope_key`."""
-    owner = "-" if principal is EVERYONE else "=" + _owner(principal)
-    return business_key(place, owner, key)
 
 
 UUID = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
@@ -352,27 +337,3 @@ def _statuses(statuses: Any) -> frozenset[int]:
     if not all(isinstance(status, int) and 100 <= status <= 599 for status in statuses):
         raise ConfigError(f"keep must have HTTP statuses, 100 to 599, got {statuses!r}")
     return frozenset(statuses)
-
-
-def _owner(principal: object) -> str:
-    """Return a principal's digest: it may be a secret, and keys are in Redis and in logs."""
-    if principal is None or principal == "":
-        raise PrincipalMissing("the principal function found no caller for this request")
-    if not isinstance(principal, str):
-        raise ConfigError(
-            f"a principal must be text, or None where there is no caller, got {shown(principal)}"
-        )
-    return _digest(principal.encode("utf-8", "surrogatepass"))
-
-
-def shortened(name: str) -> str:
-    """Return a name, or a digest of a name that is long, cannot be encoded, or looks like a digest."""
-    data = name.encode("utf-8", "surrogatepass")
-    escaped = len(data) + name.count("|") + name.count("\\")
-    if escaped <= _LONGEST and name.isprintable() and not name.startswith("#"):
-        return name
-    return "#" + _digest(data)
-
-
-def _digest(data: bytes) -> str:
-    return blake2b(data, digest_size=16).hexdigest()

@@ -19,7 +19,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Dedup, Fingerprint, Outcome, ResultError, fingerprint
-from fastdedup.web.request import Request, everyone, request_fingerprint
+from fastdedup.web.fingerprints import request_fingerprint
+from fastdedup.web.request import Request, everyone
 from fastdedup.web.rules import Rule
 
 from ..servers import RedisServer

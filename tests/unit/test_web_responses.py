@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from fastdedup import ConfigError, Dedup, ForeignRecordError
 from fastdedup.web import problems
 from fastdedup.web.answers import Settling, replay, settling_of, storable, streams
+from fastdedup.web.fingerprints import json_fingerprint, request_fingerprint
 from fastdedup.web.policy import PublishedPolicy, statuses
 from fastdedup.web.problems import PROBLEMS, respond, whole_seconds
-from fastdedup.web.request import Request, everyone, json_fingerprint, request_fingerprint
+from fastdedup.web.request import Request, everyone
 from fastdedup.web.response import HeaderFilter, Response, ResponseCodec
 from fastdedup.web.rules import Route, Rule, make_rules
 

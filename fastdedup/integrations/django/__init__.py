@@ -20,8 +20,9 @@ except ImportError as error:
         "fastdedup.integrations.django needs Django: pip install 'fastdedup[django]'"
     ) from error
 
+from ...web.fingerprints import json_fingerprint
 from ...web.forms import FormRefused, Refusal
-from ...web.request import by_header, everyone, json_fingerprint
+from ...web.request import by_header, everyone
 from ...web.rules import UUID, Route
 from .capture import claim_of
 from .config import gate

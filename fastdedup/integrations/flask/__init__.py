@@ -15,8 +15,9 @@ try:
 except ImportError as error:
     raise ImportError("fastdedup.integrations.flask needs Flask: pip install 'fastdedup[flask]'") from error
 
+from ...web.fingerprints import json_fingerprint
 from ...web.forms import FormRefused, Refusal
-from ...web.request import by_header, everyone, json_fingerprint
+from ...web.request import by_header, everyone
 from ...web.rules import UUID
 from .exchange import claim_of
 from .extension import FastDedup

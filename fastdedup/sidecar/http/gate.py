@@ -18,8 +18,8 @@ from pydantic_core import PydanticCustomError
 from ...errors import UnavailableError
 from ...web import header
 from ...web.problems import ProblemType
+from ...web.record_keys import scope_key, shortened
 from ...web.request import EVERYONE
-from ...web.rules import scope_key, shortened
 from ..namespaces import Namespaces
 from . import models, problems
 from .problems import RequestProblem, problem_of

@@ -1,0 +1,52 @@
+"""Renews one claim until it is settled, lost or forgotten.
+
+Not compiled: `async with` awaits while an error is handled, and what mypyc makes of that crashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Protocol
+
+from ..errors import DedupError, UnavailableError
+
+
+class Renewable(Protocol):
+    """A claim, as far as its renewal concerns it."""
+
+    _settling: bool
+
+    async def renew(self) -> None:
+        """Start the lease anew."""
+
+    def _lose(self, *, outage: bool) -> None:
+        """Take note that the lease could not be renewed; `outage`: the store did not answer until it ended."""
+
+
+async def keep_renewed(
+    held: weakref.ref[Renewable], loop: asyncio.AbstractEventLoop, began: float, lease: float
+) -> None:
+    """Renew at each third of the lease. The claim is lost when the store says so, or when the lease passed."""
+    pause = 0.0
+    ends = began + lease
+    while True:
+        await asyncio.sleep(min(pause, max(ends - loop.time(), 0.0)))
+        started = loop.time()
+        claim = held()
+        if claim is None:
+            return None
+        try:
+            async with asyncio.timeout_at(ends):
+                await claim.renew()
+        except (UnavailableError, TimeoutError):
+            if loop.time() >= ends:
+                return claim._lose(outage=True)
+            pause = lease / 10
+        except DedupError:
+            # Lost, or the store holds something else by now. Settled or being settled: no concern of ours.
+            return None if claim._settling else claim._lose(outage=False)
+        else:
+            pause = lease / 3
+            ends = started + lease
+        del claim  # only weakly held while asleep

@@ -1,0 +1,44 @@
+"""The key of a request's record: place, caller and key."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+from ..checks import shown
+from ..errors import ConfigError
+from ..keys import business_key
+from .request import EVERYONE, PrincipalMissing
+
+_LONGEST: Final = 128
+"""The longest path or principal, in bytes, that is in a record's key (at most 1024 bytes) as it is."""
+
+
+def scope_key(place: str, principal: object, key: str) -> str:
+    """Return the record's key, which is unique for a place, a caller and a key. Errors as of `Rule.scope_key`."""
+    owner = "-" if principal is EVERYONE else "=" + _owner(principal)
+    return business_key(place, owner, key)
+
+
+def _owner(principal: object) -> str:
+    """Return a principal's digest: it may be a secret, and keys are in Redis and in logs."""
+    if principal is None or principal == "":
+        raise PrincipalMissing("the principal function found no caller for this request")
+    if not isinstance(principal, str):
+        raise ConfigError(
+            f"a principal must be text, or None where there is no caller, got {shown(principal)}"
+        )
+    return _digest(principal.encode("utf-8", "surrogatepass"))
+
+
+def shortened(name: str) -> str:
+    """Return a name, or a digest of a name that is long, cannot be encoded, or looks like a digest."""
+    data = name.encode("utf-8", "surrogatepass")
+    escaped = len(data) + name.count("|") + name.count("\\")
+    if escaped <= _LONGEST and name.isprintable() and not name.startswith("#"):
+        return name
+    return "#" + _digest(data)
+
+
+def _digest(data: bytes) -> str:
+    return blake2b(data, digest_size=16).hexdigest()
