@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,25 +20,41 @@ from fastdedup.bench import Table
 
 CONNECTIONS = 64
 TIMES = 3  # the factor of rounds, with turns half as long: differences of 1 % of a rate must show
+CPU = "CPU of the row above"  # a ratio
 ORDERS, OUTSIDE = "/orders", "/outside"
 BARE = "FastAPI, POST"
 MIDDLEWARE = (BARE, "… with IdempotencyMiddleware")
 UNTOUCHED = (f"{BARE} outside", "… with IdempotencyMiddleware, outside its routes")
+PASS_THROUGH = (f"{BARE} outside (2)", "… with a middleware that does nothing")
 DEPENDENCY = (f"{BARE} (2)", "… with Claimed()")
 ASGI_HEADER = (f"{BARE} (3)", "… with asgi-idempotency-header, Redis")
 FASTAPI_PEER = (f"{BARE} (4)", "… with fastapi-idempotency, its memory")
 PAIRS = {
     MIDDLEWARE: ("middleware", ORDERS),
     UNTOUCHED: ("middleware", OUTSIDE),
+    PASS_THROUGH: ("pass_through", OUTSIDE),
     DEPENDENCY: ("dependency", ORDERS),
     ASGI_HEADER: ("asgi_idempotency_header", ORDERS),
     FASTAPI_PEER: ("fastapi_idempotency", ORDERS),
 }
 NOTES = (
     f"{CONNECTIONS} connections, one request under way on each, uvicorn with uvloop and httptools, one process.",
+    "CPU is the server's, for a request. A middleware that does nothing is the least that any middleware costs.",
     "asgi-idempotency-header keeps no fingerprint, no lease and no owner, and reads before it writes. "
     "fastapi-idempotency offers no Redis: its row asks nobody, and holds for one process.",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A uvicorn server: its socket and its process."""
+
+    place: Path
+    pid: int
+
+    def cpu(self) -> float:
+        """Return the seconds of CPU time that its one thread has used."""
+        return int(Path(f"/proc/{self.pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 def web_steps(run: Run) -> int:
@@ -54,27 +71,29 @@ async def web(run: Run) -> Table:
 
 def _pairs(run: Run, folder: Path, stack: ExitStack) -> Iterator[tuple[tuple[str, str], MakePair]]:
     """Yield each pair. Servers are started when first needed; a peer that is not installed is a row that says so."""
-    places: dict[str, Path] = {}
+    servers: dict[str, Server] = {}
 
-    def served(gate: str) -> Path:
-        if gate not in places:
+    def served(gate: str) -> Server:
+        if gate not in servers:
             place = folder / f"{gate}.sock"
-            stack.enter_context(listening(_command(place), place, _environment(run, gate)))
-            places[gate] = place
-        return places[gate]
+            process = stack.enter_context(listening(_command(place), place, _environment(run, gate)))
+            servers[gate] = Server(place, process.pid)
+        return servers[gate]
 
     async def pair(names: tuple[str, str], gate: str, path: str) -> Pair:
         turns = [partial(_turn, run, served(each), path) for each in ("bare", gate)]
-        return Pair(names, (turns[0], turns[1]), GENERATOR)
+        return Pair(names, (turns[0], turns[1]), GENERATOR, also={"cpu_us": CPU})
 
     for names, (gate, path) in PAIRS.items():
         yield names, partial(pair, names, gate, path)
 
 
-async def _turn(run: Run, place: Path, path: str) -> Figures:
-    load = Load("web", str(place), run.plan.seconds, CONNECTIONS, path=path)
+async def _turn(run: Run, server: Server, path: str) -> Figures:
+    load = Load("web", str(server.place), run.plan.seconds, CONNECTIONS, path=path)
+    began = server.cpu()
     answer = await generate(load)
-    return {"rate": answer["claims"] / answer["seconds"]}
+    spent = server.cpu() - began
+    return {"rate": answer["claims"] / answer["seconds"], "cpu_us": 1e6 * spent / answer["answered"]}
 
 
 def _command(place: Path) -> list[str]:

@@ -14,6 +14,7 @@ from redis.asyncio import Redis
 
 from fastdedup import Claim, Dedup
 from fastdedup.bench import LEASE_MS
+from fastdedup.integrations.lifespan import ASGIApp, Receive, Scope, Send
 
 URL = os.environ.get("BENCH_URL", "memory://")
 NAMESPACE = os.environ.get("BENCH_NAMESPACE", "bench")
@@ -58,6 +59,24 @@ def middleware() -> FastAPI:
     return app
 
 
+class PassThrough:
+    """A middleware that does nothing: the least that any ASGI middleware costs."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        await self.app(scope, receive, send)
+
+
+def pass_through() -> FastAPI:
+    """Return the application with a middleware that does nothing."""
+    app = bare()
+    app.add_middleware(PassThrough)
+    return app
+
+
 def dependency() -> FastAPI:
     """Return the application with our FastAPI dependency."""
     from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
@@ -90,7 +109,7 @@ def fastapi_idempotency() -> FastAPI:
 
 GATES: dict[str, Callable[[], FastAPI]] = {
     each.__name__: each
-    for each in (bare, middleware, dependency, asgi_idempotency_header, fastapi_idempotency)
+    for each in (bare, middleware, pass_through, dependency, asgi_idempotency_header, fastapi_idempotency)
 }
 
 
