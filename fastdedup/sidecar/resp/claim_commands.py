@@ -14,10 +14,11 @@ from ...protocol.operations import ClaimOp, Verdict
 from ...protocol.owners import draw_owner, owner_text
 from ..reply_memory import LARGE
 from ..verbs import Asked, held, seconds
-from .connection import Command, ReplyPlace, RespConnection
+from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import bulk, encode
 from .options import CommandOptions, check_count, left_of, read_options, text_of
+from .reply_places import ReplyPlace
 
 _ACQUIRED: Final = Outcome.ACQUIRED
 _ACQUIRED_HEAD: Final = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
@@ -122,7 +123,7 @@ class Claiming(Asked):
     def answered(self, dedup: Dedup, op: ClaimOp, verdict: Verdict) -> None:
         """Reply with the verdict."""
         connection = self._connection
-        connection.judged(dedup, verdict, self._at)
+        connection.counters.judged(dedup, verdict, self._at)
         if self.ephemeral:
             connection.holdings.answered()
         if verdict.outcome is _ACQUIRED:

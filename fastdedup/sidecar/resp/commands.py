@@ -18,8 +18,9 @@ from . import (
     store_commands,
     token_commands,
 )
-from .connection import Command, ReplyPlace, RespConnection
+from .connection import Command, RespConnection
 from .frames import OK, error
+from .reply_places import ReplyPlace
 
 
 def multi(connection: RespConnection, command: list[bytes]) -> bytes:

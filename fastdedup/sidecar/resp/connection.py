@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from time import monotonic, perf_counter
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ...gateway import Dedup
 from ..counters import is_bad
@@ -26,6 +26,7 @@ from .errors import error_reply
 from .frames import FrameError, Frames, error
 from .hangup import hung_up
 from .large import LargeReplies, LargeReply
+from .reply_places import ReplyPlace, Slot, TaskCommand, Work
 
 _TOO_MUCH = error(
     "UNAVAILABLE", "1000 requests take too much memory (limits.requests_in_all): send fewer at once"
@@ -35,51 +36,8 @@ _IN_ONE_TURN = 32
 _SHUTTING_DOWN = error("UNAVAILABLE", "1000 the sidecar is shutting down; connect again")
 
 
-class ReplyPlace(Protocol):
-    """A command's place in the order of replies."""
-
-    reply: bytes | None
-    """None until the command is answered."""
-
-
-class Slot:
-    """A command's place in the order of replies, without anything else."""
-
-    __slots__ = ("reply",)
-
-    def __init__(self, reply: bytes | None = None) -> None:
-        self.reply = reply
-
-
-Work = Callable[[], Coroutine[Any, Any, bytes]]
-"""A command that runs in a task; returns the reply."""
 Command = Callable[["RespConnection", list[bytes]], bytes | ReplyPlace]
 """Takes the connection and the command's parts; returns the reply, or the place that gets it later."""
-
-
-class TaskCommand:
-    """A command that runs in a task. `RespConnection.spawn` tells of its attributes; `since`: when it was read."""
-
-    __slots__ = ("dedup", "repeatable", "since", "slot", "verb", "waits", "work")
-
-    def __init__(
-        self,
-        slot: Slot,
-        work: Work,
-        dedup: Dedup,
-        verb: str,
-        since: float,
-        *,
-        repeatable: bool,
-        waits: bool,
-    ) -> None:
-        self.slot = slot
-        self.work = work
-        self.dedup = dedup
-        self.verb = verb  # "" once it was counted
-        self.since = since
-        self.repeatable = repeatable
-        self.waits = waits
 
 
 class RespConnection(asyncio.Protocol):
@@ -97,11 +55,11 @@ class RespConnection(asyncio.Protocol):
         self.loop = asyncio.get_running_loop()
         self.resp3 = False
         self.counters = namespaces.counters
-        self.judged = namespaces.counters.judged
         self.at = 0.0  # when the latest bytes were read
         self._all_commands = commands
         self._connections = connections
         self._limits = limits
+        self._in_flight = limits.in_flight  # read for each command
         self._room = limits.frame  # the bytes of unanswered commands, after which no further ones are read
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
         # Mutable: the commands that are answered now: all, or, inside a MULTI, which is refused, those that end it.
@@ -129,6 +87,7 @@ class RespConnection(asyncio.Protocol):
         self.on_gone: list[Callable[[], None]] = []
         # Mutable: what of the socket's pending operations is this connection's, where the socket has that quota.
         self._access = namespaces.access
+        self._counts_pending = self._access.counts_pending
         self._pending = 0
         # Mutable: has the client gone; are further commands refused; is a flush due; does the connection read; does
         # the client read in time; the timer of the deadline, is that the short one, and has a command come since.
@@ -171,17 +130,18 @@ class RespConnection(asyncio.Protocol):
             commands = self._next_commands()
         for command in commands:
             self._run(command)
-        if self._access.counts_pending:
+        if self._counts_pending:
             self.count_pending()  # for the clients of other connections
         self._taken += len(data)
         if not self._slots or self._slots[0].reply is not None or self._waiting:
             self._flush()
-        if len(self._slots) + self.extra > self._limits.in_flight or self._taken > self._room:
+        if len(self._slots) + self.extra > self._in_flight or self._taken > self._room:
             self._pause_for_slots()
         self._used = True
-        if self._frames.unfinished or self._taken > LARGE or self._share.size:
+        unfinished = self._frames.unfinished
+        if unfinished or self._taken > LARGE or self._share.size:
             self._weigh()
-        if self._frames.unfinished is not self._hurried:
+        if unfinished is not self._hurried:
             self._watch()
 
     def eof_received(self) -> bool:
@@ -259,15 +219,19 @@ class RespConnection(asyncio.Protocol):
 
     def answer(self, slot: ReplyPlace, reply: bytes) -> None:
         """Give a command its reply. The replies of one turn of the loop go out in one write."""
-        slot.reply = reply
         slots = self._slots
+        if len(slots) == 1 and not self._flushing and slots[0] is slot:
+            # Not by `_flush`, which looks for more.
+            slots.popleft()
+            if not self.gone:
+                self._send(reply)
+            self._flushed()
+            return
+        slot.reply = reply
         if self._flushing or not slots or slots[0] is not slot:
             return
-        if len(slots) == 1:
-            self._flush()
-        else:
-            self._flushing = True
-            self.loop.call_soon(self._flush)
+        self._flushing = True
+        self.loop.call_soon(self._flush)
 
     def answer_at_length(
         self, place: ReplyPlace, payload: bytes, build: Callable[[], bytes], again: Callable[[], None] | None
@@ -384,6 +348,10 @@ class RespConnection(asyncio.Protocol):
         self._write()
         while self._waiting and not self.stalled_at and not self.gone and self._build_first():
             self._write()
+        self._flushed()
+
+    def _flushed(self) -> None:
+        """Go on after replies were written."""
         slots = self._slots
         if self._pending:
             self.count_pending()
@@ -463,7 +431,7 @@ class RespConnection(asyncio.Protocol):
 
     def count_pending(self) -> None:
         """Count this connection's unanswered commands anew, where its socket has a quota of these."""
-        if self._access.counts_pending and not self.gone:
+        if self._counts_pending and not self.gone:
             before, self._pending = self._pending, len(self._slots) + self.extra
             self._access.pending += self._pending - before
 

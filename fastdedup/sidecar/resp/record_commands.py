@@ -8,9 +8,10 @@ import orjson
 
 from ..verbs import forget as forget_record
 from ..verbs import record_facts
-from .connection import Command, RespConnection, Slot
+from .connection import Command, RespConnection
 from .frames import encode
 from .options import check_count, read_options, text_of
+from .reply_places import Slot
 
 _OPTIONS: Final = frozenset({"NS"})
 

@@ -8,9 +8,10 @@ from typing import Final
 from ...gateway import Dedup
 from ...protocol.operations import ReleaseOp, RenewOp, SettleOp
 from ..verbs import held, releasing, renewing, settling
-from .connection import Command, RespConnection, Slot
+from .connection import Command, RespConnection
 from .frames import OK
 from .options import CommandOptions, check_count, number_of, read_options, text_of
+from .reply_places import Slot
 
 _SETTLING: Final = frozenset({"NS", "TTL", "FENCE", "TOKEN"})
 _HOLDING: Final = frozenset({"NS", "FENCE", "TOKEN"})

@@ -38,10 +38,11 @@ from ..limits import LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
 from ..verbs import without_addresses
-from .connection import Command, RespConnection, Slot
+from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import OK
 from .frames import encode as encode_value
+from .reply_places import Slot
 
 _VERBS: Final = {verb.value.encode(): verb for verb in Verb}
 _MARKS: Final = b"=#?!&%@$"

@@ -8,9 +8,10 @@ from typing import Final
 from ...claims.call import ClaimCall
 from ..verbs import seconds
 from .claim_commands import claim_in_task
-from .connection import Command, RespConnection, Slot
+from .connection import Command, RespConnection
 from .frames import encode
 from .options import check_count, left_of, read_options, text_of
+from .reply_places import Slot
 
 _ISSUE: Final = frozenset({"SUBJECT", "TTL", "NS"})
 _CONSUME: Final = frozenset({"SUBJECT", "NS"})
