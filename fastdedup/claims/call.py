@@ -258,7 +258,7 @@ def renewed_claim(namespace: Namespace, op: ClaimOp, verdict: Verdict) -> Claim:
     lease = op.terms.lease_ms / 1000
     queue = namespace.connection.renewals(lease)
     # Counted from when it was sent: from then on the store's clock may have run. The policy's own from now.
-    began = queue.loop.time() if verdict.degraded else getattr(op, "at", queue.loop.time())
+    began = op.at if not verdict.degraded and hasattr(op, "at") else queue.loop.time()
     claim._renewed_by(Renewal(claim, lease, queue, began))
     return claim
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -18,6 +17,7 @@ from ..errors import ConfigError, UnavailableError, UsageError
 from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, emit
 from ..fallback.base import JournalledPolicy
 from ..fallback.reconcile import Reconciler
+from ..forking import InChild
 from ..model import Batching, BreakerState
 from ..protocol.operations import ClaimOp, Op, Reply
 from ..stores import make_store
@@ -129,7 +129,9 @@ class Connection:
         self.engine: Engine | ShardedEngine | None = None
         self.last_engine: Engine | ShardedEngine | None = None
         self.undo = UndoList(self._submit, self.report, self._asks)
-        self._pid = os.getpid()
+        # Mutable: True in a forked child, until it opens anew. Not os.getpid(), a system call for each look.
+        self._forked = False
+        self._in_child = InChild(self._note_fork)
         self._loop_end: LoopEnd | None = None
         self._ended = False
         self._closed = False
@@ -207,12 +209,15 @@ class Connection:
     def _is_loop_gone(self) -> bool:
         """True where the event loop that opened it is closed, or runs in the process that has forked this one."""
         engine = self.last_engine
-        return engine is not None and (engine.loop.is_closed() or self._pid != os.getpid())
+        return engine is not None and (self._forked or engine.loop.is_closed())
+
+    def _note_fork(self) -> None:
+        self._forked = True
 
     def _start_over(self) -> Leftover:
         """Begin as new; return what the former loop has left. What `memory://` remembers is kept."""
         used_again = self._make_store is None or isinstance(self.store, MemoryStore)
-        forked = self._pid != os.getpid()
+        forked = self._forked
         if forked:
             _left_behind.extend((self.store, self.last_engine, self._loop_end, self._kept, self._closing))
         policies = [reconciler.policy for reconciler in self._reconcilers.values()]
@@ -403,6 +408,11 @@ class Connection:
         if asyncio._get_running_loop() is not engine.loop:
             raise wrong_loop()
         return engine
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop in which it is open; None where it is not."""
+        return None if self.engine is None else self.engine.loop
 
     @property
     def store_time_us(self) -> int:

@@ -51,7 +51,7 @@ class AsgiExchange:
         self._gone = False
         # Of the claim, once there is one: its response, and who cancels the handler when the client leaves.
         self.recorder: Recorder | None = None
-        self._task = asyncio.current_task()
+        self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
         # Of stopping the handler: how many listen for the end, whether it was told, whether it was cancelled; the
         # news of the end, and whether they may know it.
@@ -194,6 +194,9 @@ class AsgiExchange:
         Raises:
             BaseException: the application's exception, and its cancellation unless that was for the claim.
         """
+        # By the claim's loop where it is known: Python 3.11 asks the system for each look at the running one.
+        loop = None if self.recorder is None else self.recorder.claim._namespace.connection.loop
+        self._task = asyncio.current_task(loop)
         failure: BaseException | None = None
         try:
             await app(scope, self.receive, self.send)
