@@ -17,6 +17,7 @@ TESTS = [
     "tests/outage/test_lost_replies.py",
     "tests/regression/test_lifecycle.py",
     "tests/regression/test_traps.py",
+    "tests/regression/test_ways_around_the_web_gate.py",
     "tests/sidecar/test_batch_answers.py",
     "tests/sidecar/test_resp_connection.py",
     "tests/test_bad_input.py",
@@ -30,6 +31,8 @@ TESTS = [
 ]
 # `make test-compiled` runs these as well.
 MORE = [
+    "tests/integrations/test_asgi.py",
+    "tests/integrations/test_asgi_trouble.py",
     "tests/outage/test_faults.py",
     "tests/outage/test_policies.py",
     "tests/outage/test_processes_and_loops.py",
