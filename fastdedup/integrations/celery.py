@@ -24,6 +24,7 @@ from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
 from ..messages.headers import KEY
+from ..messages.memory import check_memory
 from ..messages.rules import ATTEMPTS, MessageRules
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
@@ -311,8 +312,5 @@ def _check_ttl(dedup: Dedup, app: Any) -> None:
     transport = str(app.conf.broker_url or "").partition(":")[0].partition("+")[0]
     options = app.conf.broker_transport_options or {}
     seconds = options.get("visibility_timeout", _REDELIVERY_SECONDS.get(transport))
-    if seconds is not None and dedup.settings.ttl < float(seconds):
-        raise ConfigError(
-            f"the broker may deliver a message again after {seconds:g} s (visibility_timeout), and the gate keeps "
-            f"its key for {dedup.settings.ttl:g} s only: set ttl= of the Dedup above visibility_timeout"
-        )
+    if seconds is not None:
+        check_memory(dedup.settings.ttl, float(seconds), "visibility_timeout")

@@ -145,7 +145,9 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         group = _check_consumer(kafka)
         _check_dead_letter(dead_letter, producer)
         rules = MessageRules(name or group, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
-        super().__init__(Deliveries(rules, dedup, inbox, begin), retry_delay=retry_delay, grace=grace)
+        deliveries = Deliveries(rules, dedup, inbox, begin)
+        deliveries.check_memory(kafka._session_timeout_ms / 1000, "session_timeout_ms")
+        super().__init__(deliveries, retry_delay=retry_delay, grace=grace)
         self._kafka = kafka
         self._dead_letter = dead_letter
         self._producer = producer
@@ -353,6 +355,11 @@ def _check_consumer(kafka: Any) -> str:
     if kafka._enable_auto_commit:
         raise ConfigError(
             "kafka must not commit by itself, or a crash loses what was not done: give it enable_auto_commit=False"
+        )
+    if kafka._max_poll_interval_ms <= _POLL * 1000:
+        raise ConfigError(
+            f"kafka is polled once in {_POLL:g} s, and would leave its group each time: give it a "
+            f"max_poll_interval_ms of more than {_POLL * 1000:g}, got {kafka._max_poll_interval_ms}"
         )
     if kafka._key_deserializer is not None or kafka._value_deserializer is not None:
         raise ConfigError(

@@ -47,6 +47,8 @@ _OF_NATS: Final = "nats-"
 _FETCH: Final = 1.0
 """Seconds that a fetch waits for messages: so long at most `stop` waits for it."""
 _EMPTY_PAUSE: Final = 0.01
+_ACK_WAIT: Final = 30.0
+"""Seconds that JetStream waits for an ack, by default."""
 log = logging.getLogger("fastdedup.messages")
 
 __all__ = ["Consumer", "DeadLetterError", "body", "header", "message_id", "sequence"]
@@ -148,7 +150,9 @@ class Consumer(PullingConsumer[Msg]):
         info = await self._subscription.consumer_info()
         assert info.config is not None
         _check_config(info.name, info.config)
-        self._heartbeat = min(info.config.backoff or [info.config.ack_wait or 30.0]) / 3
+        waits = info.config.backoff or [info.config.ack_wait or _ACK_WAIT]
+        self._deliveries.check_memory(max(waits), "backoff" if info.config.backoff else "ack_wait")
+        self._heartbeat = min(waits) / 3
         await self._see_dead_letters(info.stream_name)
 
     async def _see_dead_letters(self, stream: str) -> None:

@@ -154,6 +154,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         self._member = f"{_PREFIX}{secrets.token_hex(8)}"
         self._dead_letter = dead_letter
         self._idle_ms = milliseconds(idle, "idle")
+        deliveries.check_memory(self._idle_ms / 1000, "idle")
         self._counts_deliveries = dedup is None
         # Mutable: when to look for the entries of dead members next, and from which entry on.
         self._next_look = 0.0

@@ -22,6 +22,7 @@ from .delivery import Delivery, Handler, Lay
 from .gated import GatedWay
 from .holding import Pauses
 from .in_inbox import InboxWay
+from .memory import check_memory, check_rows
 from .rules import MessageRules
 
 
@@ -47,6 +48,8 @@ class Deliveries:
             raise ConfigError(f"inbox must be a fastdedup.sql.Inbox, got {type(inbox).__name__}")
         self.rules = rules
         self.counts = Counts()
+        self._dedup = dedup
+        self._inbox = inbox
         self._on_event = None if dedup is None else dedup._namespace.connection.on_event
         self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
         self._way: GatedWay | InboxWay
@@ -56,6 +59,21 @@ class Deliveries:
             self._way = GatedWay(rules, dedup, self._pauses)
         else:
             raise ConfigError("a consumer needs a gate, an inbox, or both: dedup= and inbox= are None")
+
+    def check_memory(self, seconds: float, setting: str) -> None:
+        """See that a message that is done is known for as long as the broker may take to deliver it again.
+
+        Args:
+            seconds: how long the broker waits for an ack.
+            setting: the broker's own name for that.
+
+        Raises:
+            ConfigError: the inbox, or without one the gate, forgets it first.
+        """
+        if self._inbox is not None:
+            check_rows(self._inbox, seconds, setting)
+        elif self._dedup is not None:
+            check_memory(self._dedup.settings.ttl, seconds, setting)
 
     @property
     def is_paused(self) -> bool:

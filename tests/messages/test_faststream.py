@@ -19,6 +19,7 @@ from faststream.kafka import KafkaBroker, TestKafkaBroker
 from faststream.nats import JStream, NatsBroker, PullSub
 from faststream.rabbit import QueueType, RabbitBroker, RabbitQueue, RabbitRouter, TestRabbitBroker
 from faststream.redis import RedisBroker, StreamSub
+from nats.js.api import ConsumerConfig
 from pydantic import BaseModel
 
 from fastdedup import ConfigError, Dedup, UsageError
@@ -575,6 +576,16 @@ STREAM = JStream("orders")
             "Redis has no place for dead letters",
         ),
         (lambda guard: redis(guard, list="s"), "s", "would come back to it"),
+        (
+            lambda guard: rabbit(guard, queue=RabbitQueue("o", arguments={"x-consumer-timeout": 6000})),
+            None,
+            r"held for 6 s \(wait \+ retry_delay\)",
+        ),
+        (
+            lambda guard: nats(guard, stream=JStream("s"), config=ConsumerConfig(ack_wait=90_000)),
+            None,
+            r"after 90000 s \(ack_wait\), and the gate keeps its key for 86400 s only",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:`no_ack` ")  # FastStream before 0.7.8

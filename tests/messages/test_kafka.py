@@ -524,6 +524,16 @@ async def test_a_wrong_setting_is_named(kafka: KafkaServer, redis_url: str) -> N
             (shop.kafka(shop.topic, enable_auto_commit=True), {}, "enable_auto_commit=False"),
             (shop.kafka(shop.topic, group_id=None), {}, "give it group_id="),
             (shop.kafka(shop.topic, value_deserializer=bytes), {}, "must have no deserializers"),
+            (
+                shop.kafka(shop.topic, max_poll_interval_ms=1000),
+                {},
+                "a max_poll_interval_ms of more than 1000",
+            ),
+            (
+                shop.kafka(shop.topic, session_timeout_ms=90_000_000),
+                {},
+                "ttl= of the Dedup above session",
+            ),
             (shop.kafka(shop.topic), {"producer": None}, "give both, got str and NoneType"),
             (shop.kafka(shop.topic), {"dead_letter": None}, "give both, got NoneType and"),
             (shop.kafka(shop.topic), {"limit": 0}, "limit must be a whole number"),

@@ -337,6 +337,7 @@ def test_the_key_is_an_id_a_header_a_sequence_or_a_digest() -> None:
         ({"ack_policy": AckPolicy.NONE}, "message by message"),
         ({"ack_policy": AckPolicy.ALL}, "message by message"),
         ({"max_deliver": 5}, "after 5 deliveries"),
+        ({"ack_wait": 90_000.0}, r"after 90000 s \(ack_wait\), and the gate keeps its key for 86400 s only"),
     ],
 )
 async def test_a_wrong_consumer_is_named(

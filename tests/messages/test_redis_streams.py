@@ -17,6 +17,7 @@ from redis.retry import Retry
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.integrations.redis_streams import ORIGIN, Consumer, StreamEntry, entry_id, field
 from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, REASON
+from fastdedup.sql import Inbox
 
 from ..servers import RedisServer
 from .test_rules import Shop as Database
@@ -346,6 +347,10 @@ async def a_handler(entry: StreamEntry) -> None:
     """Do nothing."""
 
 
+def inbox() -> Inbox:
+    return Inbox("short", keep=60.0, table="short_inbox", begin=lambda: None)  # type: ignore[arg-type,return-value]
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -354,6 +359,11 @@ async def a_handler(entry: StreamEntry) -> None:
         ({"dead_letter": "orders"}, "dead_letter must be another stream"),
         ({"limit": 0}, "limit must be a whole number"),
         ({"idle": 0}, "idle must be"),
+        ({"idle": 90_000}, r"after 90000 s \(idle\), and the gate keeps its key for 86400 s only: set ttl="),
+        (
+            {"idle": 61, "inbox": inbox()},
+            "the inbox keeps its row for 60 s only: set keep= of the Inbox above idle",
+        ),
         ({"redis": redis.Redis()}, "must be a redis.asyncio.Redis or RedisCluster, got redis.client.Redis"),
         ({"redis": Redis(socket_timeout=0.01)}, "socket_timeout above"),
     ],

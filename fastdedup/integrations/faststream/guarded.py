@@ -29,6 +29,8 @@ class Guarded:
         self.broker = broker_of(subscriber)
         self.broker.check(subscriber, settings)
         self.deliveries = _deliveries(settings, self.broker.name_of(subscriber))
+        if patience := self.broker.redelivers_after(subscriber):
+            self.deliveries.check_memory(*patience)
 
     @staticmethod
     def check_settings(settings: GuardSettings) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from ...checks import check_seconds
 from ...gateway import Dedup
 from ...messages.keys import KeyRule
 from ...messages.rules import MessageRules
@@ -38,6 +39,11 @@ class GuardSettings:
     def destination(self) -> str | None:
         """Where dead letters are published to; None where they are not."""
         return None if self.dead_letter == DISCARD else self.dead_letter
+
+    @property
+    def held(self) -> float:
+        """Seconds for which a message is held in place while another delivery of it is at work."""
+        return check_seconds(self.wait, "wait", least=0.0) + self.retry_delay
 
     def rules(self, consumer: str) -> MessageRules:
         """Return the rules of one subscriber.

@@ -28,6 +28,10 @@ _NO_ID: Final = "x-fastdedup-no-message-id"
 """The message was published without an id. aiormq makes one up for each copy, and that must never become a key."""
 _TYPE: Final = "x-queue-type"
 _LIMIT: Final = "x-delivery-limit"
+_TIMEOUT: Final = "x-consumer-timeout"
+_USUAL_TIMEOUT: Final = 1800.0
+"""Seconds that RabbitMQ waits for an ack by default, until it closes the channel. A queue's argument says otherwise,
+or a policy or the server's own settings, of which no client is told."""
 DEATHS: Final = ("x-death", "x-first-death-exchange", "x-first-death-queue", "x-first-death-reason")
 """RabbitMQ's own record of the wait for a retry; with it, it takes the next one for a cycle and drops the message."""
 _MANY: Final = 1_000_000_000
@@ -188,6 +192,32 @@ def check_queue(name: str, arguments: Mapping[str, Any], attempts: int) -> None:
         raise ConfigError(
             f"the queue {name!r} gives a message up after {limit} deliveries ({_LIMIT}), before its {attempts} "
             f"attempts: declare it with at least {attempts}, or give attempts={max(limit, 1)}"
+        )
+
+
+def ack_timeout(arguments: Mapping[str, Any]) -> float | None:
+    """Return how many seconds the broker waits for an ack by a queue's own argument; None where it has none."""
+    found = arguments.get(_TIMEOUT)
+    return found / 1000 if isinstance(found, int) else None
+
+
+def check_hold(name: str, arguments: Mapping[str, Any], held: float, setting: str) -> None:
+    """Raise ConfigError where a message is held for longer than the broker waits for its ack.
+
+    Args:
+        name: the queue's.
+        arguments: those that it was declared with.
+        held: seconds for which a message is held while another delivery of it is at work.
+        setting: what sets that.
+    """
+    timeout = ack_timeout(arguments)
+    limit = _USUAL_TIMEOUT if timeout is None else timeout
+    if held >= limit:
+        usual = ", by default" if timeout is None else ""
+        raise ConfigError(
+            f"a message of {name!r} may be held for {held:g} s ({setting}), and the broker closes the channel of one "
+            f"that is not acknowledged for {limit:g} s{usual}: give a shorter {setting}, or declare the queue with a "
+            f"longer {_TIMEOUT} (in milliseconds)"
         )
 
 

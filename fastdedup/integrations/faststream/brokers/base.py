@@ -44,6 +44,10 @@ class BrokerWay(ABC):
         """True where a message that is given back is delivered again."""
         return True
 
+    def redelivers_after(self, subscriber: Any) -> tuple[float, str] | None:
+        """Return how many seconds the broker waits for an ack, and what sets that; None where it is not known."""
+        return None
+
     # Messages
 
     @asynccontextmanager

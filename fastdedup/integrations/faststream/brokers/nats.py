@@ -66,6 +66,12 @@ class NatsWay(BrokerWay):
         """True for JetStream."""
         return getattr(subscriber, "stream", None) is not None
 
+    def redelivers_after(self, subscriber: Any) -> tuple[float, str] | None:
+        """Return JetStream's `ack_wait`."""
+        return (
+            (subscriber.config.ack_wait or _ACK_WAIT, "ack_wait") if self.delivers_again(subscriber) else None
+        )
+
     @asynccontextmanager
     async def kept_alive(self, message: Any, subscriber: Any) -> AsyncIterator[None]:
         """Tell JetStream, every third of the time that it waits for an ack, that the work goes on."""

@@ -25,13 +25,21 @@ class RabbitWay(BrokerWay):
         return f"{subscriber._outer_config.prefix}{subscriber.queue.name}"
 
     def check(self, subscriber: Any, settings: GuardSettings) -> None:
-        """Raise ConfigError for an early acknowledgement, a stream, or a delivery limit below `attempts`."""
-        from ...rabbitmq.places import check_queue
+        """Raise ConfigError for an early acknowledgement, a stream, or a limit below `attempts` or `wait`."""
+        from ...rabbitmq.places import check_hold, check_queue
 
         refuse_ack_first(subscriber, "another ack_policy, such as AckPolicy.REJECT_ON_ERROR")
         name = self.name_of(subscriber)
         check_queue(name, subscriber.queue.arguments or {}, settings.attempts)
+        check_hold(name, subscriber.queue.arguments or {}, settings.held, "wait + retry_delay")
         refuse_loop(settings, [name])
+
+    def redelivers_after(self, subscriber: Any) -> tuple[float, str] | None:
+        """Return the queue's own `x-consumer-timeout`, where it was declared with one."""
+        from ...rabbitmq.places import ack_timeout
+
+        timeout = ack_timeout(subscriber.queue.arguments or {})
+        return None if timeout is None else (timeout, "x-consumer-timeout")
 
     async def bury(
         self, message: Any, subscriber: Any, publisher: Any, destination: str, headers: Mapping[str, Any]

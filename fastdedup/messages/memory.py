@@ -1,0 +1,34 @@
+"""How long a message that is done must be known: longer than its broker takes to deliver it again."""
+
+from __future__ import annotations
+
+from ..errors import ConfigError
+from ..sql.inbox import Inbox
+
+
+def check_memory(ttl: float, seconds: float, setting: str) -> None:
+    """See that a gate knows a key for as long as the broker may take to deliver its message again.
+
+    Args:
+        ttl: seconds for which the gate knows it.
+        seconds: how long the broker waits for an ack.
+        setting: the broker's own name for that.
+
+    Raises:
+        ConfigError: the gate forgets the key first: then the work is done again.
+    """
+    if ttl < seconds:
+        raise ConfigError(
+            f"the broker may deliver a message again after {seconds:g} s ({setting}), and the gate keeps its key for "
+            f"{ttl:g} s only: set ttl= of the Dedup above {setting}"
+        )
+
+
+def check_rows(inbox: Inbox, seconds: float, setting: str) -> None:
+    """As `check_memory`, of an inbox, which decides where there is one."""
+    keep = inbox._rules.keep
+    if keep < seconds:
+        raise ConfigError(
+            f"the broker may deliver a message again after {seconds:g} s ({setting}), and the inbox keeps its row "
+            f"for {keep:g} s only: set keep= of the Inbox above {setting}"
+        )
