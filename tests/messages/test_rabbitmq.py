@@ -15,6 +15,7 @@ import aio_pika
 import aiosqlite
 import pytest
 from aio_pika.abc import AbstractChannel, AbstractIncomingMessage, AbstractQueue
+from aio_pika.exceptions import MessageProcessError
 
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.integrations.rabbitmq import Consumer, DeadLetterError, body, header, message_id
@@ -285,6 +286,24 @@ async def test_a_dead_letter_that_no_queue_takes_is_not_lost(rabbitmq: RabbitSer
             assert await found.get(timeout=5.0)
 
 
+async def test_a_message_is_settled_once_whoever_does_it(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    """A second ack would close the channel, and deliver all messages in hand again."""
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.then = lambda message: message.ack() if message.message_id == "own" else None
+        await orders.publish("own", "ours")
+        async with orders.consuming() as consumer:
+            await wait_until(lambda: consumer.counts.first == 2, description="both are done")
+            await wait_until(lambda: all(each.processed for each in orders.seen), description="both settled")
+            for message in orders.seen:
+                with pytest.raises(MessageProcessError):
+                    await message.ack()
+            await orders.publish("later")
+            await wait_until(lambda: consumer.counts.first == 3, description="the channel is open")
+        assert consumer.counts.delivered == 3
+
+
 # Failures
 
 
@@ -453,6 +472,21 @@ async def test_the_work_and_its_row_commit_together(
         ({"retry_delay": 0}, {}, "retry_delay must be"),
         ({"prefetch": 0}, {}, "prefetch must be"),
         ({"dedup": None}, {}, "a gate, an inbox, or both"),
+        (
+            {"wait": 1800},
+            {},
+            r"held for 1800 s \(wait\), and the broker closes .* for 1800 s, by default",
+        ),
+        (
+            {"wait": 5},
+            {"x-consumer-timeout": 5000},
+            "for 5 s: give a shorter wait, or declare the queue",
+        ),
+        (
+            {},
+            {"x-consumer-timeout": 90_000_000},
+            "the gate keeps its key for 86400 s only: set ttl=",
+        ),
     ],
 )
 async def test_a_setting_that_cannot_work_is_named(

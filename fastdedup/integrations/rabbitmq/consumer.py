@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import anyio
+from aio_pika import IncomingMessage
 from aio_pika.abc import AbstractIncomingMessage, AbstractQueue, AbstractRobustChannel
-from aiormq.exceptions import AMQPError, ChannelInvalidStateError
+from aiormq.abc import DeliveredMessage
 from anyio.abc import TaskGroup
 
 from ...checks import Seconds, check_count
@@ -23,15 +24,14 @@ from ...messages.headers import attempts_of, is_again
 from ...messages.rules import ATTEMPTS, WAIT, MessageRules
 from ...sql.inbox import Inbox
 from ...sql.once import Begin
-from .places import Places, restore_origin
-from .replies import reply
+from .acks import Acks
+from .places import Places, ack_timeout, check_hold, restore_origin
+from .replies import LOST, reply
 
 KeyRule = Callable[[AbstractIncomingMessage], str | None]
 Handler = Callable[..., Coroutine[Any, Any, Any]]
 PREFETCH: Final = 256
 """Messages that the broker sends ahead of their acks, by default: so many claims share batches."""
-_LOST: Final = (ChannelInvalidStateError, AMQPError, ConnectionError)
-"""The channel that a message came by is gone: the broker delivers it again."""
 _LOOK: Final = 1.0
 """Seconds between two looks whether the broker still delivers."""
 log = logging.getLogger("fastdedup.messages")
@@ -88,12 +88,17 @@ class Consumer(ConsumerLife):
                 f"queue must be an aio_pika queue, got {type(queue).__name__}: await channel.declare_queue(…)"
             )
         rules = MessageRules(name or queue.name, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
-        super().__init__(Deliveries(rules, dedup, inbox, begin), grace=grace)
+        deliveries = Deliveries(rules, dedup, inbox, begin)
+        super().__init__(deliveries, grace=grace)
         self._places = Places(
             queue, retry_delay=retry_delay, dead_letter=dead_letter, declare=declare, attempts=attempts
         )
+        check_hold(queue.name, queue.arguments or {}, rules.wait, "wait")
+        if timeout := ack_timeout(queue.arguments or {}):
+            deliveries.check_memory(timeout, "x-consumer-timeout")
         self._queue = queue
         self._prefetch = check_count(prefetch, "prefetch")
+        self._acks = Acks(self._name)
         # Mutable: deliveries in hand, and whoever waits for their end.
         self._in_hand = 0
         self._idle = anyio.Event()
@@ -125,12 +130,13 @@ class Consumer(ConsumerLife):
         underlay = await channel.get_underlay_channel()
         tag = await reply(self._queue.consume(self._taker(handout)))
         async with anyio.create_task_group() as group:
+            group.start_soon(self._acks.run)
             for _ in range(self._prefetch):
                 group.start_soon(self._work, handout, handler)
             if not isinstance(channel, AbstractRobustChannel):
                 group.start_soon(self._watch, underlay, tag)
             await self._stop.wait()
-            with suppress(*_LOST), anyio.move_on_after(self._grace):
+            with suppress(*LOST), anyio.move_on_after(self._grace):
                 await reply(self._queue.cancel(tag))
             await self._finish(group)
         if self._fault is not None:
@@ -141,10 +147,21 @@ class Consumer(ConsumerLife):
     ) -> Callable[[AbstractIncomingMessage], Coroutine[Any, Any, None]]:
         """Return aio-pika's callback. It does no work itself: aio-pika cancels it when the channel is lost."""
 
-        async def take(message: AbstractIncomingMessage) -> None:
+        def accept(message: AbstractIncomingMessage) -> None:
             if not self._stop.is_set():  # one that comes later goes back when the channel closes
                 self._in_hand += 1
                 handout.give(message)
+
+        async def at_once(delivered: DeliveredMessage) -> None:
+            accept(IncomingMessage(delivered))
+
+        async def take(message: AbstractIncomingMessage) -> None:
+            with suppress(*LOST):
+                # From the second message of a channel on without aio-pika's own task for each.
+                consumers = getattr(message.channel, "consumers", {})
+                if message.consumer_tag in consumers:
+                    consumers[message.consumer_tag] = at_once
+            accept(message)
 
         return take
 
@@ -158,12 +175,14 @@ class Consumer(ConsumerLife):
         with anyio.move_on_after(self._grace):
             if self._in_hand:
                 await self._idle.wait()
+        with anyio.move_on_after(self._grace):
+            await self._acks.flush()
         group.cancel_scope.cancel()
 
     async def _deliver(self, message: AbstractIncomingMessage, handler: Handler) -> None:
         try:
             await self._decide(message, handler)
-        except _LOST as error:
+        except LOST as error:
             log.info("consumer %r: the channel of a message was lost: %s", self._name, error)
         except Exception as error:  # noqa: BLE001 -- raised by run()
             self._give_up(error)
@@ -184,7 +203,7 @@ class Consumer(ConsumerLife):
         if decision.action is Action.RETRY:
             await self._places.retry(message, decision)
         if not message.processed:
-            await message.ack()
+            self._acks.add(cast(IncomingMessage, message))
 
     def _on_close(self, channel: Any, error: BaseException | None = None) -> None:
         if not self._stop.is_set():

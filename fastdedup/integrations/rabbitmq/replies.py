@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import Final, TypeVar
+
+from aiormq.exceptions import AMQPError, ChannelInvalidStateError
 
 T = TypeVar("T")
+LOST: Final = (ChannelInvalidStateError, AMQPError, ConnectionError)
+"""The channel that a message came by is gone: the broker delivers it again."""
 
 
 async def reply(call: Awaitable[T]) -> T:
