@@ -41,10 +41,8 @@ PREFETCH = 32
 WAIT, RETRY_DELAY = 0.5, 0.5
 ATTEMPTS = 10_000
 """More than a message can be hit by kills: what is counted as dead-lettered was so wrongly."""
-LONGEST_IDLE = 2.0
-"""Seconds after which a consumer is killed that acknowledges nothing new, as each of its messages is a duplicate."""
-LONGEST_START = 30.0
-"""Seconds that a consumer has to start: one that has no message yet is not worth a kill."""
+LONGEST_IDLE = 30.0
+"""Seconds after which a consumer is replaced that has done nothing: its end says nothing, so it counts as no kill."""
 BACKLOG = 100
 """Messages ready in the queue at which the publisher pauses."""
 IN_FLIGHT = 16
@@ -224,7 +222,7 @@ class Crew:
             self._selector.register(process.wire, selectors.EVENT_READ)
 
     def hear(self) -> list["Hired"]:
-        """Take what the processes tell; return the consumers whose time has come."""
+        """Take what the processes tell; return the consumers whose time has come: each has done some work."""
         for selected, _ in self._selector.select(timeout=0.02):
             wire: socket.socket = selected.fileobj  # type: ignore[assignment]
             told = wire.recv(65_536)
@@ -235,15 +233,15 @@ class Crew:
             else:
                 raise RuntimeError("the publisher has ended")
         now = time.monotonic()
-        return [each for each in self._consumers.values() if each.acks_left <= 0 or each.idle_at < now]
+        for idle in [each for each in self._consumers.values() if each.idle_at < now]:
+            self._end(idle)
+        return [each for each in self._consumers.values() if each.acks_left <= 0]
 
     def kill(self, consumer: "Hired") -> None:
         """Kill a consumer at a point that nobody chose, and start another."""
         time.sleep(random.random() * LATEST)
-        self._forget(consumer)
-        consumer.process.kill()
+        self._end(consumer)
         self.kills += 1
-        self.hire()
 
     def end_publishing(self) -> None:
         """Let the publisher end what it has begun."""
@@ -275,10 +273,14 @@ class Crew:
             self._publisher.kill()
         self._selector.close()
 
+    def _end(self, consumer: "Hired") -> None:
+        self._forget(consumer)
+        consumer.process.kill()
+        self.hire()
+
     def _hear(self, consumer: "Hired", told: bytes) -> None:
         self.deliveries += told.count(DELIVERED)
-        if (done := told.count(DONE)) or not consumer.has_begun:
-            consumer.has_begun = True
+        if done := told.count(DONE):
             consumer.acks_left -= done
             consumer.idle_at = time.monotonic() + LONGEST_IDLE
         if not told:  # it ended by itself, and has shown why
@@ -298,8 +300,7 @@ class Hired:
 
     process: Forked
     acks_left: int = field(default_factory=lambda: random.randint(1, LONGEST_LIFE))
-    idle_at: float = field(default_factory=lambda: time.monotonic() + LONGEST_START)
-    has_begun: bool = False
+    idle_at: float = field(default_factory=lambda: time.monotonic() + LONGEST_IDLE)
 
 
 @dataclass(frozen=True, slots=True)
