@@ -7,8 +7,10 @@ that each message reached the handler once, and that the queue is empty.
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -25,6 +27,7 @@ from fastdedup.integrations.rabbitmq import Consumer, message_id
 
 MESSAGES = 20_000  # for a second of the plan's turns: so many that a consumer's start and end hardly count
 LISTS, ITEMS = 8000, 50  # messages that carry many items, as many for the same reason, and the items of one
+ROUNDS = 2  # a factor for the plan's rounds: a broker beside the client makes single rounds unsteady
 BODY = b"x" * 100
 KEPT = 3600  # seconds for which the ways by hand keep a key
 BARE = "bare aio-pika callbacks"
@@ -45,17 +48,19 @@ NOT_PLAYED = {
 }
 NOTES = (
     f"A private RabbitMQ of one core on this machine, a classic queue, prefetch {PREFETCH}, an empty handler. The "
-    "queue is filled before the clock starts; a turn ends when every message is acknowledged.",
+    "queue is filled, and connections are opened, before the clock starts; a turn ends when every message is "
+    "acknowledged. Figures and ratios are medians of the rounds.",
     "By hand: redis-py's asyncio client with hiredis; a crash between SET and the work loses the message.",
     f"Rows with {ITEMS} items count items: their body is JSON, and the handler is called for each item. With a key "
     "for each item a publisher may put items into other messages when it publishes again.",
 )
 
 
-Way = Callable[[Filled], Awaitable[None]]
+Consume = Callable[[], Awaitable[None]]
+Way = Callable[[Filled], AbstractAsyncContextManager[Consume]]
 
 
-# The ways to consume a queue
+# The ways to consume a queue. Each opens what it needs, connections too, before it gives what the clock measures.
 
 
 async def consume(filled: Filled, callback: Callable[[AbstractIncomingMessage], Awaitable[None]]) -> None:
@@ -79,37 +84,41 @@ async def consume(filled: Filled, callback: Callable[[AbstractIncomingMessage], 
     await filled.queue.cancel(tag)
 
 
-async def bare(filled: Filled) -> None:
-    await consume(filled, filled.on_message)
+@asynccontextmanager
+async def bare(filled: Filled) -> AsyncIterator[Consume]:
+    yield partial(consume, filled, filled.on_message)
 
 
-async def by_hand(filled: Filled) -> None:
+def by_hand(filled: Filled) -> AbstractAsyncContextManager[Consume]:
     import redis.asyncio as redis_py
 
-    await _by_hand(filled, redis_py.Redis.from_url(filled.redis, max_connections=2 * PREFETCH))
+    return _by_hand(filled, redis_py.Redis.from_url(filled.redis, max_connections=2 * PREFETCH))
 
 
-async def pooled(filled: Filled) -> None:
+def pooled(filled: Filled) -> AbstractAsyncContextManager[Consume]:
     import redis.asyncio as redis_py
 
     pool: Any = redis_py.BlockingConnectionPool.from_url(filled.redis, max_connections=16, timeout=60)
-    await _by_hand(filled, redis_py.Redis.from_pool(pool))
+    return _by_hand(filled, redis_py.Redis.from_pool(pool))
 
 
-async def _by_hand(filled: Filled, client: Any) -> None:
+@asynccontextmanager
+async def _by_hand(filled: Filled, client: Any) -> AsyncIterator[Consume]:
     async def callback(message: AbstractIncomingMessage) -> None:
         if await client.set(f"{filled.namespace}:{message.message_id}", b"1", nx=True, ex=KEPT):
             await filled.on_message(message)
 
     async with client:
-        await consume(filled, callback)
+        await asyncio.gather(*[client.ping() for _ in range(PREFETCH)])  # opens the connections
+        yield partial(consume, filled, callback)
 
 
-async def gate(filled: Filled) -> None:
-    await _consumer(filled, filled.on_message)
+def gate(filled: Filled) -> AbstractAsyncContextManager[Consume]:
+    return _consumer(filled, filled.on_message)
 
 
-async def faststream(filled: Filled) -> None:
+@asynccontextmanager
+async def faststream(filled: Filled) -> AsyncIterator[Consume]:
     from faststream.rabbit import Channel, RabbitBroker, RabbitMessage, RabbitQueue
 
     broker = RabbitBroker(filled.rabbit, default_channel=Channel(prefetch_count=PREFETCH), logger=None)
@@ -118,20 +127,25 @@ async def faststream(filled: Filled) -> None:
     async def on(body: bytes, message: RabbitMessage) -> None:
         await filled.on_item(message.message_id)
 
-    async with broker:
+    async def run() -> None:
         await broker.start()
         await filled.done.wait()
 
-
-async def bare_lists(filled: Filled) -> None:
-    await consume(filled, filled.on_list)
-
-
-async def one_key(filled: Filled) -> None:
-    await _consumer(filled, filled.on_list)
+    async with broker:
+        yield run
 
 
-async def a_key_each(filled: Filled) -> None:
+@asynccontextmanager
+async def bare_lists(filled: Filled) -> AsyncIterator[Consume]:
+    yield partial(consume, filled, filled.on_list)
+
+
+def one_key(filled: Filled) -> AbstractAsyncContextManager[Consume]:
+    return _consumer(filled, filled.on_list)
+
+
+@asynccontextmanager
+async def a_key_each(filled: Filled) -> AsyncIterator[Consume]:
     # Thousands of claims at once, and then as many to complete: on a busy machine they outlast the default timeout.
     async with Dedup(filled.redis, namespace=filled.namespace, timeout=10.0) as dedup:
 
@@ -143,18 +157,23 @@ async def a_key_each(filled: Filled) -> None:
                     await filled.on_item(item["id"])
             await asyncio.gather(*[claim.complete() for claim in claims if claim.acquired])
 
-        await consume(filled, callback)
+        yield partial(consume, filled, callback)
 
 
-async def _consumer(filled: Filled, handler: Any) -> None:
+@asynccontextmanager
+async def _consumer(filled: Filled, handler: Any) -> AsyncIterator[Consume]:
     async with (
         Dedup(filled.redis, namespace=filled.namespace) as dedup,
         Consumer(filled.queue, dedup, key=message_id, declare=True, prefetch=PREFETCH) as consumer,
     ):
-        running = asyncio.create_task(consumer.run(handler))
-        await filled.done.wait()
-        consumer.stop()
-        await running
+
+        async def run() -> None:
+            running = asyncio.create_task(consumer.run(handler))
+            await filled.done.wait()
+            consumer.stop()
+            await running
+
+        yield run
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,12 +218,13 @@ def lists(count: int) -> list[aio_pika.Message]:
 
 
 def messages_steps(run: Run) -> int:
-    return run.plan.rounds * len(CONTESTANTS)
+    return ROUNDS * run.plan.rounds * len(CONTESTANTS)
 
 
 async def messages(run: Run) -> Table:
     """Let each contestant consume a queue in each round, and compare them."""
     title = "Consumers of RabbitMQ"
+    run = replace(run, plan=replace(run.plan, rounds=ROUNDS * run.plan.rounds))
     try:
         async with broker() as rabbit:
             found, faults = await play_rounds(run, rabbit, CONTESTANTS)
@@ -244,11 +264,12 @@ async def turn(run: Run, rabbit: Broker, contestant: Contestant) -> Figures:
     made = lists(count) if contestant.lists else plain_messages(count)
     items = count * ITEMS if contestant.lists else count
     async with rabbit.filled(run, made, items) as filled:
-        with collector(tuned=True):
-            began, cpu = time.perf_counter(), time.process_time()
-            async with asyncio.timeout(60.0):
-                await contestant.way(filled)
-            seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
+        async with contestant.way(filled) as consume_all:
+            with collector(tuned=True):
+                began, cpu = time.perf_counter(), time.process_time()
+                async with asyncio.timeout(60.0):
+                    await consume_all()
+                seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         check(filled)
     return {"rate": items / seconds, "cpu_us": 1e6 * cpu / items}
 

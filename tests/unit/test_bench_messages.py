@@ -13,7 +13,17 @@ import pytest
 
 from bench import messages, messages_waits
 from bench.forked import Forked
-from bench.messages import BARE, CONTESTANTS, GATE, NOT_PLAYED, Contestant, check, play_rounds, row_of
+from bench.messages import (
+    BARE,
+    CONTESTANTS,
+    GATE,
+    NOT_PLAYED,
+    Consume,
+    Contestant,
+    check,
+    play_rounds,
+    row_of,
+)
 from bench.messages_inbox import NAMES
 from bench.messages_waits import ROWS, Watched
 from bench.pairs import ABOVE
@@ -30,8 +40,10 @@ def run(url: str = "") -> Run:
     return Run(Plan(url, rounds=1, seconds=0.001), 0, 0, ())
 
 
-async def nothing(filled: Filled) -> None:
+@asynccontextmanager
+async def nothing(filled: Filled) -> AsyncIterator[Consume]:
     raise AssertionError
+    yield
 
 
 def filled(*handled: str, count: int) -> Filled:
@@ -56,8 +68,10 @@ async def test_each_way_handles_each_item_once(rabbitmq: RabbitServer, redis_url
 async def test_a_way_that_leaves_messages_unhandled_is_a_fault(
     rabbitmq: RabbitServer, redis_url: str
 ) -> None:
-    async def give_up(filled: Filled) -> None:
+    @asynccontextmanager
+    async def give_up(filled: Filled) -> AsyncIterator[Consume]:
         """Take no message."""
+        yield lambda: asyncio.sleep(0)
 
     async with await aio_pika.connect(rabbitmq.url) as connection:
         broker = Broker(rabbitmq, connection)
