@@ -29,7 +29,7 @@ def attempts_of(headers: Mapping[str, Any]) -> int:
     value = headers.get(ATTEMPTS, 0)
     try:
         count = int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return 0
     return count if 0 <= count <= _MOST_ATTEMPTS else 0
 

@@ -34,6 +34,7 @@ FAILED = Decision(Action.DEAD_LETTER, Reason.FAILED, "order-7", 5, error=ValueEr
         (None, 0),
         ([], 0),
         (1.9, 1),
+        (float("inf"), 0),
         ("9" * 5000, 0),
     ],
 )

@@ -32,6 +32,8 @@ KeyRule = Callable[[AbstractIncomingMessage], str | None]
 Handler = Callable[..., Coroutine[Any, Any, Any]]
 PREFETCH: Final = 256
 """Messages that the broker sends ahead of their acks, by default: so many claims share batches."""
+_GOODBYE: Final = 5.0
+"""Seconds that giving messages back may take, where the consumer ends: the broker also takes them back by itself."""
 _LOOK: Final = 1.0
 """Seconds between two looks whether the broker still delivers."""
 log = logging.getLogger("fastdedup.messages")
@@ -99,9 +101,10 @@ class Consumer(ConsumerLife):
         self._queue = queue
         self._prefetch = check_count(prefetch, "prefetch")
         self._acks = Acks(self._name)
-        # Mutable: deliveries in hand, and whoever waits for their end.
-        self._in_hand = 0
+        # Mutable: deliveries in hand, by their ids, and whoever waits for their end; those that go back.
+        self._in_hand: dict[int, AbstractIncomingMessage] = {}
         self._idle = anyio.Event()
+        self._late: list[AbstractIncomingMessage] = []
 
     def __repr__(self) -> str:
         return f"<Consumer {self._name!r} of {self._queue.name!r}>"
@@ -129,16 +132,19 @@ class Consumer(ConsumerLife):
         # Before the group, which would wrap the error of a connection that is lost now.
         underlay = await channel.get_underlay_channel()
         tag = await reply(self._queue.consume(self._taker(handout)))
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._acks.run)
-            for _ in range(self._prefetch):
-                group.start_soon(self._work, handout, handler)
-            if not isinstance(channel, AbstractRobustChannel):
-                group.start_soon(self._watch, underlay, tag)
-            await self._stop.wait()
-            with suppress(*LOST), anyio.move_on_after(self._grace):
-                await reply(self._queue.cancel(tag))
-            await self._finish(group)
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._acks.run)
+                for _ in range(self._prefetch):
+                    group.start_soon(self._work, handout, handler)
+                if not isinstance(channel, AbstractRobustChannel):
+                    group.start_soon(self._watch, underlay, tag)
+                await self._stop.wait()
+                await self._leave(tag)
+                await self._finish(group)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._give_back(tag)
         if self._fault is not None:
             raise self._fault
 
@@ -148,8 +154,10 @@ class Consumer(ConsumerLife):
         """Return aio-pika's callback. It does no work itself: aio-pika cancels it when the channel is lost."""
 
         def accept(message: AbstractIncomingMessage) -> None:
-            if not self._stop.is_set():  # one that comes later goes back when the channel closes
-                self._in_hand += 1
+            if self._stop.is_set():
+                self._late.append(message)
+            else:
+                self._in_hand[id(message)] = message
                 handout.give(message)
 
         async def at_once(delivered: DeliveredMessage) -> None:
@@ -170,14 +178,31 @@ class Consumer(ConsumerLife):
         while True:
             await self._deliver(await handout.take(), handler)
 
+    async def _leave(self, tag: str) -> None:
+        """Let the broker deliver no more."""
+        with suppress(*LOST), anyio.move_on_after(self._grace):
+            await reply(self._queue.cancel(tag))
+
     async def _finish(self, group: TaskGroup) -> None:
-        """Let the deliveries in hand end; then stop what is left: the broker delivers it again."""
+        """Let the deliveries in hand end; then stop what is left."""
         with anyio.move_on_after(self._grace):
             if self._in_hand:
                 await self._idle.wait()
-        with anyio.move_on_after(self._grace):
-            await self._acks.flush()
         group.cancel_scope.cancel()
+
+    async def _give_back(self, tag: str) -> None:
+        """Acknowledge what is done, and return the rest to the queue: its channel may stay open for long."""
+        if not self._stop.is_set():  # the task was cancelled
+            self._stop.set()
+            with anyio.move_on_after(_GOODBYE):
+                await self._leave(tag)
+        with suppress(*LOST), anyio.move_on_after(_GOODBYE):
+            await self._acks.flush()
+            for message in (*self._in_hand.values(), *self._late):
+                if not message.processed:
+                    await reply(message.nack())
+        self._in_hand.clear()
+        self._late.clear()
 
     async def _deliver(self, message: AbstractIncomingMessage, handler: Handler) -> None:
         try:
@@ -185,9 +210,13 @@ class Consumer(ConsumerLife):
         except LOST as error:
             log.info("consumer %r: the channel of a message was lost: %s", self._name, error)
         except Exception as error:  # noqa: BLE001 -- raised by run()
+            self._late.append(message)
             self._give_up(error)
+        except BaseException:
+            self._late.append(message)
+            raise
         finally:
-            self._in_hand -= 1
+            del self._in_hand[id(message)]
             if not self._in_hand and self._stop.is_set():
                 self._idle.set()
 

@@ -1,0 +1,68 @@
+"""RabbitMQ's consumer among messages whose headers are forged."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any
+
+from fastdedup.integrations.rabbitmq import header
+
+from ..brokers import RabbitServer
+from .test_rabbitmq import fault, shop
+
+WaitUntil = Callable[..., Awaitable[Any]]
+ODD: dict[str, Any] = {
+    "float": 1.5,
+    "big": 2**62,
+    "negative": -(2**40),
+    "decimal": Decimal("1.25"),
+    "time": datetime(2020, 1, 1, tzinfo=UTC),
+    "bytes": bytearray(b"\xff\x00"),
+    "void": None,
+    "list": [1, "a", [None, {"b": True}]],
+    "table": {"a": {"b": [1]}},
+}
+FORGED = {
+    "x-death": "no",
+    "x-first-death-queue": 7,
+    "x-fastdedup-exchange": 7,
+    "x-fastdedup-routing-key": [1],
+}
+
+
+async def test_a_forged_count_of_attempts_counts_for_nothing(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    forged: list[Any] = [-1, "9" * 50, None, [3], {"a": 1}, bytearray(b"\xff"), 2**62]
+    async with shop(rabbitmq, redis_url) as orders:
+        for number, attempts in enumerate(forged):
+            await orders.publish(str(number), headers={"x-fastdedup-attempts": attempts})
+        async with orders.consuming() as consumer:
+            await wait_until(lambda: consumer.counts.first == len(forged), description="each is worked on")
+
+
+async def test_headers_of_any_type_reach_the_dead_letters(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.then = fault
+        await orders.publish("7", headers={**ODD, **FORGED})
+        async with orders.consuming(attempts=2) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        (dead,) = await orders.dead()
+        assert {name: dead.headers[name] for name in ODD} == ODD
+        assert orders.runs["7"] == 2
+
+
+async def test_a_key_that_is_too_long_is_a_dead_letter(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    async with shop(rabbitmq, redis_url) as orders:
+        await orders.publish("7", headers={"order": "k" * 2000})
+        async with orders.consuming(key=header("order")) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        assert not orders.runs
+        (dead,) = await orders.dead()
+        assert dead.headers["x-fastdedup-key"] == "k" * 2000
