@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -29,6 +30,9 @@ from .servers import free_port
 DEADLINE = 60.0
 """Seconds that a broker may take to start: RabbitMQ takes 3 alone, and a multiple on a busy machine."""
 
+
+_PORT_TAKEN = re.compile("dist_port_already_used|eaddrinuse", re.IGNORECASE)
+"""Another process took a port between its choice and its use: then the broker is started with others."""
 
 # Waits until the process that started it ends, in whichever way; then ends the server's group and removes its folder.
 GUARD = """
@@ -164,7 +168,10 @@ class Broker(ABC):
         ends = time.monotonic() + DEADLINE
         while not self._serves():
             assert self._process is not None
-            assert self._process.poll() is None, self.log
+            if self._process.poll() is not None:
+                assert _PORT_TAKEN.search(self.log[-2000:]), self.log
+                self._dismiss_guard()
+                self._launch()
             assert time.monotonic() < ends, f"the broker did not come up:\n{self.log}"
             time.sleep(0.01)
 
