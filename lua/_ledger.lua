@@ -17,21 +17,22 @@
 -- A slot is a hundredth of the window; its byte is its number modulo 255, plus 1. An entry lives for 100 whole slots and
 -- the rest of its own: for the window and up to 1 %. A bucket expires 125 slots after its expiry was set, and takes no
 -- further entry 22 slots after that, so each entry lives out its time. Entries that are over are cut whenever the expiry
--- is set, so none gets older than 226 slots. An age of 250 and more stands for an entry whose clock was ahead: it lives.
+-- is set, so none gets older than 226 slots. An age of 228 and more stands for an entry that came before the server's
+-- clock was set back, by up to a quarter of the window: it lives.
 --
 -- The nonce names the call that remembered an id: the same call asked again, after a lost reply, is answered as the
 -- first time.
 
-local SLOTS, AHEAD = 100, 250
+local SLOTS, AHEAD = 100, 228
 local EXPIRY_SERVES = 22 -- slots for which a bucket's expiry serves further entries
 local HEAD = 7
 local NONCE = 5
 local TAG = 2
 local TAGS_AT_ONCE = 128 -- tags that are read with the head
 
+-- By the server's clock alone: a fence may be ahead of it by a day, and with it the slot.
 local function slot_of(slot_us)
-  -- The later of the server's clock and what the client has seen from any server: a slot must not fall.
-  return floor(fresh_fence / slot_us) % 255 + 1
+  return floor(now_us / slot_us) % 255 + 1
 end
 
 -- True for an entry of this slot byte, in a slot now.
