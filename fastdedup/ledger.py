@@ -357,6 +357,15 @@ class Ledger:
             if op.answer is not Code.ALREADY:
                 undo.add_id(op)
 
+    def _take_back_call(self, ids: Iterable[bytes], owner: str) -> None:
+        """Take back what a call of that name has remembered, because its caller did not hear the answer."""
+        view, nonce = self._view, nonce_of(owner_field(owner))
+        if view is None:
+            return
+        for each in ids:
+            wire, digest = view.addresses.find(each)
+            self._namespace.connection.undo.add_id(FirstOp(wire, digest + nonce, view.terms))
+
     def _judge(self, reply: Reply) -> None:
         """Let a STALE operation be asked again; raise for any other reply that is no answer."""
         if reply is Code.STALE:

@@ -76,6 +76,7 @@ MIRRORS = {
     "Lock": {"lock", "sync.lock"},
     "LockCall": {"lock", "sync.lock"},
     "Tokens": {"tokens", "sync.tokens"},
+    "Ledger": {"ledger", "sync.ledger"},
     "StateMachine": {"machine", "sync.machine"},
     "Inbox": {"sql.inbox", "sync.sql"},
     "Receipt": {"sql.receipt", "sync.sql"},

@@ -7,8 +7,9 @@ the asyncio `Dedup`, so the calls of many threads share its batches.
 
 from .claim import Claim
 from .gateway import Dedup
+from .ledger import Ledger
 from .lock import Lock, LockCall
 from .machine import StateMachine
 from .tokens import Tokens
 
-__all__ = ["Claim", "Dedup", "Lock", "LockCall", "StateMachine", "Tokens"]
+__all__ = ["Claim", "Dedup", "Ledger", "Lock", "LockCall", "StateMachine", "Tokens"]

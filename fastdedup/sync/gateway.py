@@ -21,6 +21,7 @@ from ..protocol.keyspace import READABLE_BYTES
 from ..stores.base import Credentials, Store
 from .background import Bound, PerProcess
 from .claim import Claim, take_back
+from .ledger import Ledger
 from .lock import LockCall
 from .machine import StateMachine
 from .once import once
@@ -307,6 +308,32 @@ class Dedup:
         """Define a state machine whose instances live in the store. See `fastdedup.StateMachine`."""
         return StateMachine(
             self.bind(lambda dedup: dedup.machine(name, initial=initial, transitions=transitions, ttl=ttl))
+        )
+
+    def ledger(
+        self,
+        name: str,
+        *,
+        window: Seconds,
+        capacity: int,
+        exact: bool = True,
+        width: int | None = None,
+        write: Literal["set", "append"] = "set",
+        allow_eviction: bool = False,
+    ) -> Ledger:
+        """Return a ledger, which remembers ids for days in some 11 bytes each. Arguments as for `fastdedup.Dedup`."""
+        return Ledger(
+            self.bind(
+                lambda dedup: dedup.ledger(
+                    name,
+                    window=window,
+                    capacity=capacity,
+                    exact=exact,
+                    width=width,
+                    write=write,
+                    allow_eviction=allow_eviction,
+                )
+            )
         )
 
     # Inspection and administration

@@ -1,10 +1,11 @@
 """What type checkers see of `fastdedup.sync`: read by `mypy --strict`, never run."""
 
+from datetime import timedelta
 from typing import Any, assert_type
 
-from fastdedup import LocalLRU, Outcome, Record, Transition
+from fastdedup import LedgerStats, LocalLRU, Outcome, Record, Transition
 from fastdedup.gate.settings import Settings
-from fastdedup.sync import Claim, Dedup, Lock, StateMachine
+from fastdedup.sync import Claim, Dedup, Ledger, Lock, StateMachine
 
 dedup = Dedup("sidecar:///run/fastdedup.sock", namespace="shop", lease=1, on_unavailable=LocalLRU())
 
@@ -56,3 +57,13 @@ def the_rest() -> None:
     assert_type(orders.get("42"), tuple[str, int])
     assert_type(dedup.get("k"), Record | None)
     assert_type(dedup.forget("k"), bool)
+
+
+def ledgers() -> None:
+    ledger = dedup.ledger("orders", window=timedelta(days=7), capacity=600_000_000, write="append")
+    assert_type(ledger, Ledger)
+    assert_type(ledger.first("id"), bool)
+    assert_type(ledger.first_many([b"id", 7], owner="worker"), list[bool])
+    assert_type(ledger.seen("id"), bool)
+    assert_type(ledger.forget("id"), bool)
+    assert_type(ledger.stats(), LedgerStats)

@@ -14,6 +14,8 @@ from fastdedup import (
     Dedup,
     FallbackPolicy,
     Fingerprint,
+    Ledger,
+    LedgerStats,
     LocalLRU,
     Lock,
     Outcome,
@@ -204,6 +206,17 @@ async def machines(dedup: Dedup) -> None:
     assert_type(move.changed, bool)
     assert_type((move.state, move.version), tuple[str, int])
     assert_type(await orders.get("42"), tuple[str, int])
+
+
+async def ledgers(dedup: Dedup) -> None:
+    ledger = dedup.ledger("orders", window=timedelta(days=7), capacity=600_000_000, exact=False, width=4)
+    assert_type(ledger, Ledger)
+    assert_type(await ledger.first("id", owner="worker"), bool)
+    assert_type(await ledger.first_many(["id", b"id", 7]), list[bool])
+    assert_type(await ledger.seen("id"), bool)
+    assert_type(await ledger.forget("id"), bool)
+    assert_type(await ledger.stats(), LedgerStats)
+    dedup.ledger("orders", window=60, capacity=10, write="get")  # type: ignore[arg-type]
 
 
 async def inspection(dedup: Dedup) -> None:

@@ -1,0 +1,93 @@
+"""Ledgers for synchronous code."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from ..ledger import Ledger as AsyncLedger
+from ..model import LedgerStats
+from ..protocol.ledgers import id_bytes
+from ..protocol.owners import draw_owner, owner_text
+from .background import Bound
+
+T = TypeVar("T")
+
+
+class Ledger:
+    """Remembers ids for a window, as `dedup.ledger(...)` makes it. See `fastdedup.Ledger`."""
+
+    def __init__(self, ledger: Bound[AsyncLedger]) -> None:
+        self._ledger = ledger
+
+    def __repr__(self) -> str:
+        return f"<sync.{repr(self._ledger.latest)[1:]}"
+
+    @property
+    def name(self) -> str:
+        """The ledger's name."""
+        return self._ledger.latest.name
+
+    @property
+    def window(self) -> float:
+        """Seconds for which an id is remembered; the truth is up to 1 % longer."""
+        return self._ledger.latest.window
+
+    @property
+    def capacity(self) -> int:
+        """Ids in one window that it is planned for."""
+        return self._ledger.latest.capacity
+
+    def first(self, id: Any, *, owner: str | None = None) -> bool:
+        """Remember an id. Returns True where this call is the first within the window, else False.
+
+        Without `owner=`, a call that ends in an error or is interrupted takes back what it remembered.
+        """
+        data = [id_bytes(id)]
+        return self._remember(data, owner, lambda ledger, name: ledger.first(data[0], owner=name))
+
+    def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
+        """Remember ids, as `first` does each; of one that stands in the list twice the first is True.
+
+        Either all are answered, or what the others remembered is taken back, and the error raised.
+        """
+        data = list(map(id_bytes, ids))
+        return self._remember(data, owner, lambda ledger, name: ledger.first_many(data, owner=name))
+
+    def seen(self, id: Any) -> bool:
+        """Return whether an id is remembered. Nothing is changed, so the answer may be outdated when it arrives."""
+        return self._run(lambda ledger: ledger.seen(id))
+
+    def forget(self, id: Any) -> bool:
+        """Remove an id, so that it is new again; return False where it was not remembered."""
+        return self._run(lambda ledger: ledger.forget(id))
+
+    def stats(self) -> LedgerStats:
+        """Return what the ledger holds, from at most 1,000 of its buckets."""
+        return self._run(AsyncLedger.stats)
+
+    def _run(self, call: Callable[[AsyncLedger], Awaitable[T]]) -> T:
+        background, ledger = self._ledger.get()
+        return background.run(lambda: call(ledger), self._ledger.per_process.seconds)
+
+    def _remember(
+        self, data: list[bytes], owner: str | None, call: Callable[[AsyncLedger, str], Awaitable[T]]
+    ) -> T:
+        """Return the answer. It can be taken back by the call's name where nobody hears it."""
+        background, ledger = self._ledger.get()
+        seconds = self._ledger.per_process.seconds
+        if owner is not None:
+            return background.run(lambda: call(ledger, owner), seconds)
+        name = owner_text(draw_owner())
+
+        def take_back(_: object = None) -> None:
+            ledger._take_back_call(data, name)
+
+        async def remembered() -> T:
+            try:
+                return await call(ledger, name)
+            except BaseException:
+                take_back()
+                raise
+
+        return background.run(remembered, seconds, take_back)

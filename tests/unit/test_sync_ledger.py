@@ -1,0 +1,101 @@
+"""`fastdedup.sync`: ledgers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fastdedup import ConfigError, InvalidKeyError, UnavailableError
+from fastdedup.sync import Dedup, Ledger
+from fastdedup.sync import loop as background
+
+
+@pytest.fixture
+def dedup(redis_url: str) -> Iterator[Dedup]:
+    with Dedup(redis_url, namespace="sync-ledger", timeout=5.0) as dedup:
+        yield dedup
+
+
+def made(dedup: Dedup, name: str) -> Ledger:
+    return dedup.ledger(name, window=60, capacity=1000)
+
+
+def test_an_id_is_first_once(dedup: Dedup) -> None:
+    ledger = made(dedup, "once")
+    assert [ledger.first("id"), ledger.first("id")] == [True, False]
+    assert ledger.first_many(iter(["a", "b", "a", "id"])) == [True, True, False, False]
+    assert (ledger.seen("a"), ledger.seen("never")) == (True, False)
+    assert (ledger.forget("a"), ledger.forget("a"), ledger.seen("a")) == (True, False, False)
+    stats = ledger.stats()
+    assert (stats.ids, stats.capacity, ledger.name, ledger.capacity, ledger.window) == (
+        2,
+        1000,
+        "once",
+        1000,
+        60,
+    )
+    assert repr(ledger) == "<sync.Ledger 'once' capacity=1000 window=60>"
+
+
+def test_a_named_call_gets_its_answer_again(dedup: Dedup) -> None:
+    ledger = made(dedup, "named")
+    assert [ledger.first("id", owner="me") for _ in range(2)] == [True, True]
+    assert [ledger.first_many(["x", "y"], owner="me") for _ in range(2)] == [[True, True]] * 2
+    assert ledger.first("id", owner="you") is False
+
+
+def test_mistakes_are_told_where_they_are_made(dedup: Dedup) -> None:
+    with pytest.raises(ConfigError, match="capacity"):
+        dedup.ledger("wrong", window=5.0, capacity=0)
+    with pytest.raises(InvalidKeyError):
+        made(dedup, "wrong").first("")
+    with pytest.raises(InvalidKeyError):
+        made(dedup, "wrong").first_many(["good", 1.5])
+
+
+@pytest.mark.parametrize(
+    "answered", [lambda ledger: ledger.first("id"), lambda ledger: ledger.first_many(["id"])]
+)
+async def test_an_answer_too_late_for_its_caller_is_taken_back(
+    dedup: Dedup,
+    answered: Callable[[Ledger], Any],
+    monkeypatch: pytest.MonkeyPatch,
+    wait_until: Callable[..., Any],
+) -> None:
+    """An interrupt comes when the answer has: nobody knows that the id is remembered, so it is new again."""
+    ledger = made(dedup, "late")
+    ledger.seen("ledger is founded")
+
+    def interrupted(thread: background.LoopThread, work: Any, seconds: float) -> None:
+        assert work.wait(5)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(background.LoopThread, "_wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            answered(ledger)
+    await wait_until(lambda: not ledger.seen("id"), description="the id is taken back")
+
+
+async def test_an_unanswered_call_is_taken_back(
+    dedup: Dedup, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    """It was remembered, and its reply was lost; the error names the owner for whoever asks again."""
+    ledger = made(dedup, "unanswered")
+    ledger.seen("ledger is founded")
+    _, inner = ledger._ledger.get()
+
+    async def lost(op: Any, name: bytes, *, named: bool) -> Any:
+        await inner._namespace.ask.run(op)
+        raise UnavailableError("the reply was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(inner, "_ask_first", lost)
+        with pytest.raises(UnavailableError):
+            ledger.first("id")
+        with pytest.raises(UnavailableError):
+            ledger.first("kept", owner="me")
+    await wait_until(lambda: not ledger.seen("id"), description="the id is taken back")
+    assert ledger.seen("kept"), "a named call is asked again by its owner"
