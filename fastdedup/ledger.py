@@ -30,7 +30,7 @@ from .protocol.ledgers import (
 )
 from .protocol.operations import Code, Reply, StoredForm, Weight
 from .protocol.owners import draw_owner, owner_field, owner_text
-from .stores.base import EvictingStore
+from .stores.base import NO_EVICTION, EvictingStore
 
 _EXACT: Final = 7
 _NARROW: Final = 4
@@ -149,12 +149,13 @@ class Ledger:
         self._capacity = capacity
         self._width = check_width(exact, width)
         self._write = write
-        self._allow_eviction = bool(allow_eviction)
         self._wire = ledger_wire(namespace.settings.namespace, name)
-        # Mutable: the form as it was read last; the task that reads it; when its filling may next be told.
+        # Mutable: the form as it was read last; the task that reads it; when its filling may next be told; does
+        # nobody ask any more whether the store evicts keys.
         self._view: LedgerView | None = None
         self._opening: asyncio.Task[LedgerView] | None = None
         self._tell_from = 0.0
+        self._eviction_settled = bool(allow_eviction)
 
     def __repr__(self) -> str:
         return f"<Ledger {self.name!r} capacity={self._capacity} window={self._window_ms / 1000:g}>"
@@ -403,13 +404,12 @@ class Ledger:
 
     async def _open(self) -> LedgerView:
         former = self._view
-        if former is None:
-            await self._check_eviction()
         wanted = LedgerForm.drawn(capacity=self._capacity, width=self._width, window_ms=self._window_ms)
         text = wanted.text() if former is None else former.text
         reply = await self._namespace.ask.run(LedgerOp(self._wire, text, 2 * self._window_ms + _KEEP_MS))
         if not isinstance(reply, StoredForm):
             raise foreign(f"ledger {self.name}")
+        await self._check_eviction()  # afterwards: a store that is down costs its caller one timeout, not two
         now = asyncio.get_running_loop().time()
         form = LedgerForm.read(reply.text)
         if form is None:
@@ -437,15 +437,20 @@ class Ledger:
                 )
 
     async def _check_eviction(self) -> None:
+        """Refuse a store that may evict keys. One that is silent is asked again with the next look at the form."""
         store = self._namespace.connection.store
-        if self._allow_eviction or not isinstance(store, EvictingStore):
+        if self._eviction_settled or not isinstance(store, EvictingStore):
             return
-        policy = await store.eviction_policy()
-        if policy not in (None, "noeviction"):
+        try:
+            policy = await store.eviction_policy()
+        except UnavailableError:
+            return
+        if policy not in (None, NO_EVICTION):
             raise ConfigError(
                 f"the store may evict keys (maxmemory-policy {policy}), so the ledger {self.name!r} would forget "
                 "ids, and nobody would notice; set maxmemory-policy noeviction, or pass allow_eviction=True"
             )
+        self._eviction_settled = True
 
     def _is_filling(self, view: LedgerView) -> None:
         now = asyncio.get_running_loop().time()

@@ -36,6 +36,16 @@ def unmeasured() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("COV")}
 
 
+@contextmanager
+def evicting(raw: redis.Redis) -> Iterator[None]:
+    """Let a server evict keys for the length of a block."""
+    raw.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        yield
+    finally:
+        raw.config_set("maxmemory-policy", "noeviction")
+
+
 class RedisServer:
     """One redis-server process with its own folder, which `stop` removes.
 

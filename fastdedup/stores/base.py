@@ -7,7 +7,7 @@ know policies: that is the work of the gate above it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 from ..events import Event
 from ..model import Batching
@@ -190,6 +190,10 @@ class ClockComparingStore(Protocol):
 
     max_clock_skew: float
     """Seconds by which a clock may differ. Set by the gate when it opens the store: a tenth of its lease."""
+
+
+NO_EVICTION: Final = "noeviction"
+"""The policy of a server that refuses writes when its memory is full, and forgets nothing."""
 
 
 @runtime_checkable

@@ -14,6 +14,7 @@ import pytest
 from fastdedup import ConfigError, Dedup, ForeignRecordError, InvalidKeyError, Ledger
 from fastdedup.protocol.ledgers import ledger_wire
 
+from ..servers import evicting
 from ..stores import STORES, Backend
 
 WaitUntil = Callable[..., Any]
@@ -185,6 +186,20 @@ async def test_another_form_is_an_error(backend: Backend, settings: dict[str, An
         assert await ledger_of(dedup, window=timedelta(hours=1)).first("id") is True
         with pytest.raises(ConfigError, match=f"was founded with {name}="):
             await ledger_of(dedup, **settings).first("id")
+        assert await ledger_of(dedup).first("id") is False
+
+
+async def test_a_store_that_evicts_keys_is_refused(backend: Backend) -> None:
+    """Of a Cluster, one primary is enough."""
+    if backend.name not in ("redis", "sentinel", "cluster", "cluster by slot"):
+        return
+    raw: Any = backend.raw
+    server = raw.get_redis_connection(raw.get_primaries()[-1]) if "cluster" in backend.name else raw
+    async with backend.make() as dedup:
+        with evicting(server):
+            with pytest.raises(ConfigError, match=r"maxmemory-policy allkeys-lru.*allow_eviction=True"):
+                await ledger_of(dedup).first("id")
+            assert await ledger_of(dedup, allow_eviction=True).first("id") is True
         assert await ledger_of(dedup).first("id") is False
 
 

@@ -17,6 +17,8 @@ from .url import Target, name_of
 from .verbs import load_scripts
 
 OLDEST = (6, 2)
+_NO_INFO = ("NOPERM", "ERR unknown command")
+"""The beginnings of refusals of INFO that are no fault: the login may not ask, or the server has no such command."""
 
 OnPush = Callable[[Any], None]
 Connect = Callable[[OnPush | None], Coroutine[Any, Any, RedisConnection]]
@@ -139,7 +141,7 @@ def check_version(info: Any) -> None:
     """
     if isinstance(info, hiredis.ReplyError):
         # The login or the server has no INFO: a server that is too old then fails at the scripts.
-        if str(info).startswith(("NOPERM", "ERR unknown command")):
+        if str(info).startswith(_NO_INFO):
             return
         raise info
     found = re.search(rb"redis_version:(\d+)\.(\d+)", info)
@@ -160,6 +162,20 @@ def process_of(info: Any, address: str) -> tuple[str, str] | None:
     """Return the address, and the id of the server's process that INFO tells; None where it tells none."""
     found = re.search(rb"run_id:(\w+)", info) if isinstance(info, bytes) else None
     return (address, found[1].decode()) if found else None
+
+
+def policy_of(info: Any) -> str | None:
+    """Return the maxmemory-policy that INFO tells; None where it tells none.
+
+    Raises:
+        ReplyError: the server refused INFO for another reason than the login's rights.
+    """
+    if isinstance(info, hiredis.ReplyError):
+        if str(info).startswith(_NO_INFO):
+            return None
+        raise info
+    found = re.search(rb"maxmemory_policy:([a-z-]+)", info)
+    return found[1].decode() if found else None
 
 
 def check_single(info: Any) -> None:

@@ -14,7 +14,7 @@ import hiredis
 from ...model import Outcome
 from ...protocol.operations import UNREPEATED, Code, Moved, Op, Reply, Verb, Verdict, mark_unsure
 from ..base import Done
-from .reconnect import Reconnector
+from .reconnect import Reconnector, policy_of
 from .scripts import CallHead, LoadedScript, pack
 from .verbs import load_scripts
 
@@ -30,6 +30,7 @@ _UNTOUCHED = (
     *("READONLY", "NOREPLICAS", "MISCONF", "OOM", "NOAUTH"),
 )
 """Refusals of a whole script: none of its operations has taken effect."""
+_INFO_MEMORY = pack("INFO", "memory")
 _COUNT = pack("WAIT", 0, 0)
 """Returns at once how many replicas have confirmed so far."""
 _RETRY_WAIT = 1.0
@@ -204,15 +205,22 @@ class RedisServer:
         Raises:
             Exception: the server cannot be reached, or did not answer within the timeout; for `translate`.
         """
+        reply = await self._asked(pack("SETRANGE", key, 0, b""))
+        self._mind(reply)
+        return reply
+
+    async def eviction_policy(self) -> str | None:
+        """Return the server's maxmemory-policy; None where it does not tell. Raises as `try_write` does."""
+        return policy_of(await self._asked(_INFO_MEMORY))
+
+    async def _asked(self, command: bytes) -> Any:
         async with asyncio.timeout(self._timeout):
             connection = await self._reconnector.connected()
             try:
-                reply = await connection.send(pack("SETRANGE", key, 0, b""))
+                return await connection.send(command)
             except asyncio.CancelledError:
                 connection.abort(_LATE)
                 raise
-        self._mind(reply)
-        return reply
 
     async def _send(self, verb: Verb, calls: Sequence[ScriptCall], asking: bool, guest: bool) -> None:
         commands = self._pack(verb, calls, asking)

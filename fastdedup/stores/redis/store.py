@@ -173,6 +173,13 @@ class RedisStore:
         if isinstance(reply, Exception) and not starts(reply, "WRONGTYPE"):
             raise self._fault(reply)
 
+    async def eviction_policy(self) -> str | None:
+        """Return the server's maxmemory-policy: see `EvictingStore`."""
+        try:
+            return await self._server.eviction_policy()
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
         """Subscribe once, over a separate connection."""
         try:

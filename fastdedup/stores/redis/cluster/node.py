@@ -275,6 +275,13 @@ class Node:
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 
+    async def eviction_policy(self) -> str | None:
+        """Return the node's maxmemory-policy: see `EvictingStore`."""
+        try:
+            return await self.server.eviction_policy()
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+
     def _own_key(self, wire: bytes) -> bytes:
         """Return a key that begins like `wire`, in a slot of this node.
 

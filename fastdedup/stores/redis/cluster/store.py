@@ -11,7 +11,7 @@ from ....errors import DedupError, UnavailableError
 from ....events import ClockSkew, Event
 from ....model import Batching
 from ....protocol.operations import MAX_HOPS, Op, Redirect, Reply, Verb, on_the_move
-from ...base import Credentials, Store
+from ...base import NO_EVICTION, Credentials, Store
 from ..connection import RedisConnection
 from ..errors import translate
 from ..first_good import NoneGoodError, first_good
@@ -157,6 +157,25 @@ class ClusterStore:
         if not self._topology.primaries:
             raise self._topology.unassigned()
         await asyncio.gather(*(node.probe(wire) for node in self._topology.primaries))
+
+    async def eviction_policy(self) -> str | None:
+        """Return the maxmemory-policy of the primaries: see `EvictingStore`. One that evicts speaks for all.
+
+        Raises:
+            UnavailableError: not one primary answers.
+        """
+        primaries = self._topology.primaries
+        if not primaries:
+            raise self._topology.unassigned()
+        told = await asyncio.gather(*(node.eviction_policy() for node in primaries), return_exceptions=True)
+        for fault in told:
+            if isinstance(fault, BaseException) and not isinstance(fault, UnavailableError):
+                raise fault
+        policies = [each for each in told if not isinstance(each, BaseException)]
+        if not policies:
+            raise UnavailableError(f"{self.name}: no primary answers")
+        evicting = [each for each in policies if each not in (None, NO_EVICTION)]
+        return evicting[0] if evicting else None if None in policies else NO_EVICTION
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
         """Subscribe at any primary: a published message goes to all nodes of the Cluster."""

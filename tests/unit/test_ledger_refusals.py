@@ -1,0 +1,98 @@
+"""What a ledger refuses: a store that evicts keys, and to show its secret."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from fastdedup import ConfigError, Dedup, ForeignRecordError, Ledger, LedgerFullError, UnavailableError
+from fastdedup.cli.main import cli
+from fastdedup.protocol.ledgers import ledger_wire
+
+from ..servers import RedisServer, evicting
+
+HOUR = 3600.0
+
+
+def gate_on(url: str, **settings: Any) -> Dedup:
+    return Dedup(url, **{"namespace": "refusals", "timeout": 5.0, **settings})
+
+
+def ledger_of(dedup: Dedup, name: str = "orders", **settings: Any) -> Ledger:
+    return dedup.ledger(name, **{"window": HOUR, "capacity": 90, **settings})
+
+
+async def test_a_login_that_may_not_ask_is_not_refused(server: RedisServer) -> None:
+    """Nobody knows the policy then: `docs/ledger.md` says which one to set."""
+    with server.client() as raw:
+        raw.execute_command("ACL", "SETUSER", "asker", "on", ">secret", "~*", "&*", "+@all", "-info")
+        url = server.url.replace("unix://", "unix://asker:secret@")
+        with evicting(raw):
+            async with gate_on(url) as dedup:
+                assert await ledger_of(dedup, "unasked").first("id") is True
+
+
+async def test_a_silent_store_is_asked_for_its_policy_later(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with gate_on(server.url) as dedup:
+        store, ledger = dedup._namespace.connection.store, ledger_of(dedup, "later")
+
+        async def silent() -> None:
+            raise UnavailableError("no answer in time")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(store, "eviction_policy", silent)
+            assert await ledger.first("id") is True
+        assert ledger._view is not None
+        ledger._view.until = 0.0
+        with server.client() as raw, evicting(raw), pytest.raises(ConfigError, match="allkeys-lru"):
+            await ledger.first("id")
+
+
+async def test_the_secret_is_shown_nowhere(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither logs, nor events, nor errors, nor commands; here each way that may speak is made to."""
+    caplog.set_level(logging.DEBUG)
+    told: list[Any] = []
+    errors: list[BaseException] = []
+
+    async def fails(ledger: Ledger, kind: type[Exception], ids: list[Any]) -> None:
+        with pytest.raises(kind) as caught:
+            await ledger.first_many(ids)
+        errors.append(caught.value)
+
+    with server.client() as raw:
+        async with gate_on(server.url, on_event=told.append, timeout=0.5) as dedup:
+            ledger = ledger_of(dedup, "hidden")
+            await ledger.first_many(range(1000))
+            await fails(ledger, LedgerFullError, list(range(1000, 3000)))
+            await fails(ledger_of(dedup, "hidden", capacity=91), ConfigError, ["id"])
+            view = ledger._view
+            assert view is not None
+            raw.set(view.addresses.bucket(0), "foreign", px=60_000)
+            await fails(ledger, ForeignRecordError, ["id"])
+            unreadable = ledger_wire("refusals", "newer")
+            raw.set(unreadable, b"\1N" + view.text.replace(b'"slots":100', b'"slots":200'), px=60_000)
+            await fails(ledger_of(dedup, "newer"), ConfigError, ["id"])
+            with server.frozen():
+                ledger._view = None
+                await fails(ledger, UnavailableError, ["id"])
+            shown = [repr(ledger), repr(view), repr(view.form), repr(view.terms), str(dedup.settings)]
+        keys = ["hidden", "~hidden"]
+        commands = [[verb, key] for verb in ("inspect", "forget") for key in keys]
+        for command in commands:
+            ran = await asyncio.to_thread(
+                CliRunner().invoke, cli, [*command, "--url", server.url, "--namespace", "refusals"]
+            )
+            shown.append(ran.output)
+    assert told, "it has told of filling"
+    shown += [caplog.text, repr(told), *("".join(traceback.format_exception(error)) for error in errors)]
+    secret = view.form.secret
+    for text in shown:
+        assert secret.hex() not in text
+        assert repr(secret)[2:-1] not in text
