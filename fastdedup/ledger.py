@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from hashlib import blake2b
 from random import sample
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, Self, cast
 
 from .checks import Seconds, check_count, check_seconds, milliseconds, shown
 from .errors import ConfigError, LedgerFullError, UnavailableError, foreign
@@ -169,6 +169,14 @@ class Ledger:
     def capacity(self) -> int:
         """Ids in one window that it is planned for."""
         return self._capacity
+
+    async def open(self) -> Self:
+        """Found the ledger, or check its form, now instead of at the first use, so that mistakes show at start-up.
+
+        Errors as for `first`.
+        """
+        await self._look_again()
+        return self
 
     async def first(self, id: Any, *, owner: str | None = None) -> bool:
         """Remember an id. Returns True where this call is the first within the window, else False.
@@ -411,12 +419,7 @@ class Ledger:
             raise foreign(f"ledger {self.name}")
         await self._check_eviction()  # afterwards: a store that is down costs its caller one timeout, not two
         now = asyncio.get_running_loop().time()
-        form = LedgerForm.read(reply.text)
-        if form is None:
-            raise ConfigError(
-                f"the form of the ledger {self.name!r} cannot be read: a newer version of fastdedup founded it, or "
-                "another program wrote its key; upgrade, or remove the key"
-            )
+        form = form_in(reply, self.name)
         self._check(form)
         view = LedgerView(self._wire, form, reply, self._write, now)
         if former is not None and former.text == view.text:
@@ -461,6 +464,34 @@ class Ledger:
         self._namespace.connection.report(
             LedgerFilling(self._namespace.settings.namespace, self.name, round(fill, 3))
         )
+
+
+async def read_form(namespace: Namespace, name: str) -> LedgerForm | None:
+    """Return what a ledger was founded with; None where there is none. Nothing is changed.
+
+    Raises:
+        UnavailableError: the store did not answer.
+        ForeignRecordError: its key holds a value that fastdedup did not write.
+        ConfigError: the name, or the form, cannot be used.
+    """
+    check_namespace(name, "a ledger's name")
+    reply = await namespace.ask.run(LedgerOp(ledger_wire(namespace.settings.namespace, name), b"", 0))
+    if reply is Code.ABSENT:
+        return None
+    if not isinstance(reply, StoredForm):
+        raise foreign(f"ledger {name}")
+    return form_in(reply, name)
+
+
+def form_in(stored: StoredForm, name: str) -> LedgerForm:
+    """Return the form that a store holds. Raises ConfigError where this version does not know it."""
+    form = LedgerForm.read(stored.text)
+    if form is None:
+        raise ConfigError(
+            f"the form of the ledger {name!r} cannot be read: a newer version of fastdedup founded it, or "
+            "another program wrote its key; upgrade, or remove the key"
+        )
+    return form
 
 
 def check_width(exact: Any, width: Any) -> int:

@@ -1,10 +1,11 @@
 -- Found a ledger, or read what it was founded with; a founded ledger is changed only by who names its present form.
+-- Without a form to store it is only read, and its life is not prolonged.
 --
 -- KEYS[i]  a ledger's key
 -- ARGV     after floor_us and limit, three per key: ttl_ms, for how long it lives if nobody asks again; the form that is
---          replaced, empty to replace none; the form to store
--- returns  {now_us, code, form, ...}: a pair for each key: OK and the form that the ledger has now, or FOREIGN, TOO_LARGE,
---          ELSEWHERE, REFUSED and nothing
+--          replaced, empty to replace none; the form to store, empty to store none
+-- returns  {now_us, code, form, ...}: a pair for each key: OK and the form that the ledger has now, or ABSENT, FOREIGN,
+--          TOO_LARGE, ELSEWHERE, REFUSED and nothing
 
 local MARK = VERSION .. 'N'
 local reply = { now_us }
@@ -14,6 +15,7 @@ local function found(key, ttl, former, form)
   if stored == nil then return fault, '' end
   if stored and sub(stored, 1, 2) ~= MARK then return FOREIGN, '' end
   local present = stored and sub(stored, 3)
+  if form == '' then return present and OK or ABSENT, present or '' end
   if present and present ~= former then
     return put('PEXPIRE', key, ttl) or OK, present
   end

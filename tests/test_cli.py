@@ -430,5 +430,15 @@ def test_help_lists_every_command(run: Callable[..., Result]) -> None:
     assert result.exit_code == 0
     assert all(
         command in result.stdout
-        for command in ("demo", "inspect", "forget", "bench", "serve", "top", "deploy", "dead-letters")
+        for command in (
+            "demo",
+            "inspect",
+            "forget",
+            "bench",
+            "serve",
+            "top",
+            "deploy",
+            "ledger",
+            "dead-letters",
+        )
     )

@@ -1,13 +1,12 @@
 """The command line: figures and records for people, ``--json`` for programs.
 
 To add a command: write a function below the last command, decorate it with ``@cli.command()`` and
-``@gate_options()``, and run its coroutine with `_run`. Let `DedupError` pass: the group prints it.
+``@gate_options()``, and run its coroutine with `run`. Let `DedupError` pass: the group prints it.
 """
 
-import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +26,9 @@ from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, t
 from fastdedup.bench import Table as Played
 from fastdedup.cli.dead_letters import COMMANDS as DEAD_LETTERS
 from fastdedup.cli.demo_messages import messages_options, play_messages
+from fastdedup.cli.gate import gate_options, run
 from fastdedup.cli.inbox import COMMANDS as INBOX
+from fastdedup.cli.ledger import COMMANDS as LEDGER
 from fastdedup.cli.shop import web_options
 from fastdedup.cli.sidecar import COMMANDS as SIDECAR
 from fastdedup.cli.sidecar import sidecar_sale, sidecar_wanted
@@ -60,39 +61,8 @@ def cli() -> None:
     """Are you the first? A dedup gateway on Redis, and its records."""
 
 
-for command in (*SIDECAR, *INBOX, *DEAD_LETTERS):
+for command in (*SIDECAR, *INBOX, *LEDGER, *DEAD_LETTERS):
     cli.add_command(command)
-
-
-def gate_options(*, namespace: str, url: str | None = None) -> Callable[[Command], Command]:
-    """Add the options that every command has. Without a default `url` the command needs a shared store."""
-    options = [
-        click.option(
-            "--url",
-            envvar="FASTDEDUP_URL",
-            show_envvar=True,
-            default=url,
-            show_default=url is not None,
-            callback=None if url else _shared_store,
-            help="The store, such as redis://localhost:6379/0 or unix:///run/redis.sock.",
-        ),
-        click.option(
-            "--namespace",
-            envvar="FASTDEDUP_NAMESPACE",
-            show_envvar=True,
-            default=namespace,
-            show_default=True,
-            help="The prefix of the keys.",
-        ),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
-    ]
-
-    def decorate(command: Command) -> Command:
-        for option in reversed(options):
-            command = option(command)
-        return command
-
-    return decorate
 
 
 _at_socket = click.option(
@@ -101,23 +71,6 @@ _at_socket = click.option(
     is_eager=True,  # read before --url, which is not needed with it
     help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one.",
 )
-
-
-def _shared_store(ctx: click.Context, param: click.Parameter, url: str | None) -> str:
-    if ctx.params.get("socket") is not None:
-        if ctx.get_parameter_source("url") is ParameterSource.COMMANDLINE:
-            raise click.UsageError("give --socket or --url, not both: a sidecar has a store of its own")
-        return ""
-    if not url:
-        raise click.UsageError("the store is missing: give --url, or set FASTDEDUP_URL")
-    if url.lower().startswith("memory:"):
-        raise click.BadParameter(
-            "a memory:// store lives inside one process, and this command is another process; "
-            "name the Redis of your service",
-            ctx,
-            param,
-        )
-    return url
 
 
 @cli.command()
@@ -166,7 +119,7 @@ def demo(
     can click, buy and crash Redis.
     """
     dedup = sale_dedup(url, namespace)
-    report = _run(_sale(dedup, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))
+    report = run(_sale(dedup, buyers=buyers, clicks=clicks, stock=stock, quiet=as_json))
     if not as_json:
         Console().print(_sale_table(report, title=f"Flash sale on {_without_secrets(url)}"))
     again = sidecar_sale(url, namespace, buyers, clicks, stock) if sidecar_wanted(sidecar) else None
@@ -284,7 +237,7 @@ def _sale_table(report: Report, *, title: str) -> Table:
 def inspect(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
     """Show the record of KEY; exits with 1 if there is no record."""
     if socket is None:
-        record = _run(_get(Dedup(url, namespace=namespace, codec=AnyCodec()), key))
+        record = run(_get(Dedup(url, namespace=namespace, codec=AnyCodec()), key))
     else:
         record = get_record(socket, key, _namespace_if_given(namespace))
     if as_json:
@@ -304,7 +257,7 @@ def inspect(key: str, socket: Path | None, url: str, namespace: str, as_json: bo
 def forget(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
     """Delete the record of KEY, so that its next claim is the first; exits with 1 if there is no record."""
     if socket is None:
-        forgotten = _run(_forget(Dedup(url, namespace=namespace), key))
+        forgotten = run(_forget(Dedup(url, namespace=namespace), key))
     else:
         forgotten = forget_record(socket, key, _namespace_if_given(namespace))
     if as_json:
@@ -341,7 +294,7 @@ def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) 
     command exits with 1.
     """
     plan = Plan(url, rounds, seconds, namespace=f"{namespace}-{secrets.token_hex(3)}")
-    played = _run(_played(plan, quiet=as_json))
+    played = run(_played(plan, quiet=as_json))
     if as_json:
         _print_json([_played_facts(table) for table in played])
     else:
@@ -456,17 +409,3 @@ def _json(facts: Any) -> str:
 
 def _print_json(facts: Any) -> None:
     click.echo(_json(facts))
-
-
-def _run(main: Coroutine[Any, Any, T]) -> T:
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(main)
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's loop factory where uvloop is installed (never on Windows), otherwise None."""
-    try:
-        from uvloop import new_event_loop
-    except ImportError:
-        return None
-    return new_event_loop

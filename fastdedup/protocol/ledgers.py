@@ -125,7 +125,10 @@ class ForgetIdOp(Op):
 
 
 class LedgerOp(Op):
-    """Found a ledger, or read its form: the reply is a `StoredForm`. `former`: the form to replace; empty: none."""
+    """Found a ledger, or read its form: the reply is a `StoredForm`. `former`: the form to replace; empty: none.
+
+    With an empty `form` it is only read: the reply may be ABSENT.
+    """
 
     verb = Verb.LEDGER
     __slots__ = ("form", "former", "ttl_ms")

@@ -41,11 +41,13 @@ class MemoryLedgers:
         self._forms.clear()
         self._ids = 0
 
-    def found(self, op: LedgerOp, now_ms: int) -> StoredForm:
-        """Found a ledger, or tell its form."""
+    def found(self, op: LedgerOp, now_ms: int) -> StoredForm | Code:
+        """Found a ledger, or tell its form; ABSENT where it is only to be read, and is not there."""
         for wire in [wire for wire, (ends, _) in self._forms.items() if ends <= now_ms]:
             del self._forms[wire]
         stored = self._forms.get(op.wire)
+        if not op.form:
+            return Code.ABSENT if stored is None else StoredForm(stored[1], now_ms)
         if stored is None:
             self._make_room()
         form = op.form if stored is None or stored[1] == op.former else stored[1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from ..ledger import Ledger as AsyncLedger
 from ..model import LedgerStats
@@ -37,6 +37,11 @@ class Ledger:
     def capacity(self) -> int:
         """Ids in one window that it is planned for."""
         return self._ledger.latest.capacity
+
+    def open(self) -> Self:
+        """Found the ledger, or check its form, now instead of at the first use, so that mistakes show at start-up."""
+        self._run(AsyncLedger.open)
+        return self
 
     def first(self, id: Any, *, owner: str | None = None) -> bool:
         """Remember an id. Returns True where this call is the first within the window, else False.

@@ -67,3 +67,4 @@ def ledgers() -> None:
     assert_type(ledger.seen("id"), bool)
     assert_type(ledger.forget("id"), bool)
     assert_type(ledger.stats(), LedgerStats)
+    assert_type(ledger.open(), Ledger)

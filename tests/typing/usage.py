@@ -216,6 +216,7 @@ async def ledgers(dedup: Dedup) -> None:
     assert_type(await ledger.seen("id"), bool)
     assert_type(await ledger.forget("id"), bool)
     assert_type(await ledger.stats(), LedgerStats)
+    assert_type(await ledger.open(), Ledger)
     dedup.ledger("orders", window=60, capacity=10, write="get")  # type: ignore[arg-type]
 
 

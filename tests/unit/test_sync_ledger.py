@@ -99,3 +99,9 @@ async def test_an_unanswered_call_is_taken_back(
             ledger.first("kept", owner="me")
     await wait_until(lambda: not ledger.seen("id"), description="the id is taken back")
     assert ledger.seen("kept"), "a named call is asked again by its owner"
+
+
+def test_to_open_it_shows_mistakes_at_once(dedup: Dedup) -> None:
+    assert made(dedup, "opened").open().first("id") is True
+    with pytest.raises(ConfigError, match="was founded with capacity="):
+        dedup.ledger("opened", window=60, capacity=7).open()

@@ -1,0 +1,71 @@
+"""`fastdedup ledger create` and `stats`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fastdedup.cli.main import cli
+from fastdedup.sync import Dedup
+
+from ..servers import RedisServer, evicting
+
+Run = Callable[..., Result]
+WEEK = ["--window", "7d", "--capacity", "1000"]
+
+
+@pytest.fixture
+def run(redis_url: str) -> Run:
+    def run(*args: str) -> Result:
+        runner = CliRunner(env={"COLUMNS": "100", "FASTDEDUP_URL": redis_url, "FASTDEDUP_NAMESPACE": "shop"})
+        return runner.invoke(cli, ["ledger", *args])
+
+    return run
+
+
+def test_a_service_finds_what_was_created(run: Run, redis_url: str) -> None:
+    created = run("create", "orders", *WEEK)
+    assert created.output == "Founded the ledger 'orders': 1,000 ids in 7d.\n"
+    assert json.loads(run("create", "orders", *WEEK, "--json").stdout) == {"name": "orders", "founded": False}
+    with Dedup(redis_url, namespace="shop") as dedup:
+        dedup.ledger("orders", window=7 * 86_400, capacity=1000).first_many(range(250))
+    shown = run("stats", "orders")
+    assert shown.exit_code == 0
+    for words in ("Ledger orders", "250", "25.0%", "7d, and up to 1 % more", "bytes an id"):
+        assert words in shown.stdout
+    facts = json.loads(run("stats", "orders", "--json").stdout)
+    assert (facts["name"], facts["ids"], facts["capacity"], facts["width"]) == ("orders", 250, 1000, 7)
+
+
+@pytest.mark.parametrize("width", ["3", "16"])
+def test_the_width_is_the_ledgers(run: Run, width: str) -> None:
+    assert run("create", "wide", *WEEK, "--width", width).exit_code == 0
+    assert json.loads(run("stats", "wide", "--json").stdout)["width"] == int(width)
+
+
+def test_other_settings_are_one_line_of_error(run: Run) -> None:
+    run("create", "orders", *WEEK)
+    failed = run("create", "orders", "--window", "7d", "--capacity", "2000")
+    assert failed.exit_code == 1
+    assert failed.stderr.startswith("Error: the ledger 'orders' was founded with capacity=1000")
+    assert failed.stderr.count("\n") == 1
+    assert run("create", "or ders", *WEEK).exit_code == 1
+    assert run("create", "orders", "--window", "7", "--capacity", "1000").exit_code == 2
+
+
+def test_to_look_founds_nothing(run: Run) -> None:
+    for _ in range(2):
+        missing = run("stats", "absent")
+        assert (missing.exit_code, missing.stdout) == (1, "")
+        assert missing.stderr == "There is no ledger 'absent' in namespace 'shop'.\n"
+    assert run("stats", "absent", "--json").stdout == "null\n"
+
+
+def test_a_store_that_evicts_needs_the_flag(run: Run, redis_server: RedisServer) -> None:
+    with redis_server.client() as raw, evicting(raw):
+        assert "allow_eviction=True" in run("create", "orders", *WEEK).stderr
+        assert run("create", "orders", *WEEK, "--allow-eviction").exit_code == 0
+        assert run("stats", "orders").exit_code == 0
