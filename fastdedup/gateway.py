@@ -469,17 +469,17 @@ class Dedup:
         write: Literal["set", "append"] = "set",
         allow_eviction: bool = False,
     ) -> Ledger:
-        """Return a ledger, which remembers ids for days in some 11 bytes each. See `Ledger`.
+        """Return a ledger, which remembers ids for days in some 12 bytes each. See `Ledger`.
 
         Args:
             name: 1 to 64 characters; every process that uses the ledger passes the same settings with it.
             window: seconds, or a timedelta, for which an id is remembered.
             capacity: ids in one window. It may hold more, and gets slower then; it takes no memory beforehand.
-            exact: a new id is taken for a duplicate once in 10**15 times (7 bytes of digest). False: 4 bytes, once
-                in 50 million times.
+            exact: a new id is taken for a duplicate once in 6 * 10**14 times (7 bytes of digest). False: 4 bytes,
+                once in 38 million times.
             width: bytes of digest where these two do not suit: 16 is as much as a UUID, 3 needs exact=False.
-            write: "set" writes an id's whole bucket (0.6 kB to replicas and the append-only file), "append" its end,
-                for more memory.
+            write: "set" writes a bucket anew once 12 ids have come to it, "append" waits for 40: that sends a fifth
+                less to replicas and the append-only file, for a tenth more memory.
             allow_eviction: do not refuse a store that evicts keys when its memory is full.
 
         Raises:

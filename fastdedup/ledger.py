@@ -118,7 +118,7 @@ class IdList:
 class Ledger:
     """Remembers ids for a window, as `dedup.ledger` makes it. Use it where only "seen before?" is asked.
 
-    An id costs some 11 bytes of Redis memory, a record 120 to 185. There is no owner, no lease and no result: the id
+    An id costs some 12 bytes of Redis memory, a record 120 to 185. There is no owner, no lease and no result: the id
     is remembered before the work is done. Where the work may fail half-way, claim instead.
 
     Every process that uses the ledger names the same capacity, window and width. The first one founds it.

@@ -25,7 +25,7 @@ _NARROW = 4
 
 @click.group()
 def ledger() -> None:
-    """Create a ledger, which remembers ids for days in some 11 bytes each, and look at it."""
+    """Create a ledger, which remembers ids for days in some 12 bytes each, and look at it."""
 
 
 @ledger.command()

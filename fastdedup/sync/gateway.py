@@ -321,7 +321,7 @@ class Dedup:
         write: Literal["set", "append"] = "set",
         allow_eviction: bool = False,
     ) -> Ledger:
-        """Return a ledger, which remembers ids for days in some 11 bytes each. Arguments as for `fastdedup.Dedup`."""
+        """Return a ledger, which remembers ids for days in some 12 bytes each. Arguments as for `fastdedup.Dedup`."""
         return Ledger(
             self.bind(
                 lambda dedup: dedup.ledger(

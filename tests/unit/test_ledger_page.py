@@ -1,0 +1,78 @@
+"""docs/ledger.md: its Python runs and does what it says, its commands and its figures are those of the code."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Any
+
+import pytest
+
+from fastdedup.cli.main import cli
+from fastdedup.protocol.ledgers import LedgerForm
+
+from ..sql_pages.pages import Page
+
+PAGE = Page("ledger.md")
+(USE,) = PAGE.blocks("", "python")
+(FORGET,) = PAGE.blocks("What it does not promise", "python")
+(RETRY,) = PAGE.blocks("Retries", "python")
+(LARGER,) = PAGE.blocks("Capacity", "python")
+(COMMANDS,) = PAGE.blocks("Capacity", "sh")
+
+
+async def test_the_page_runs(redis_url: str) -> None:
+    counted: list[str] = []
+    names: dict[str, Any] = {"count": lambda click: counted.append(click["id"])}
+    text = "\n".join((USE, FORGET, RETRY, LARGER)).replace("redis://localhost:6379/0", redis_url)
+    names = PAGE.run(text, **names)
+    async with names["dedup"]:
+        for _ in range(2):
+            await names["on_click"]({"id": "a"})
+            await names["on_batch"]([{"id": "a"}, {"id": "b"}, {"id": "b"}])
+        assert counted == ["a", "b"]
+        await mails_are_sent_again(names)
+        batch = [{"id": "a"}, {"id": "c"}]
+        assert [await names["on_delivery"](batch, 1, 7) for _ in range(2)] == [[False, True]] * 2
+        assert [await names["first"](each) for each in ("a", "new", "new")] == [False, True, False]
+    names.clear()
+
+
+async def mails_are_sent_again(names: dict[str, Any]) -> None:
+    sent: list[str] = []
+
+    async def send(mail: dict[str, str]) -> None:
+        sent.append(mail["id"])
+        if len(sent) == 1:
+            raise OSError("the mail server is away")
+
+    names["send"] = send
+    with pytest.raises(OSError, match="away"):
+        await names["on_mail"]({"id": "m"})
+    for _ in range(2):
+        await names["on_mail"]({"id": "m"})
+    assert sent == ["m", "m"]
+
+
+def test_its_commands_can_be_given() -> None:
+    for line in COMMANDS.splitlines():
+        _, group, name, *arguments = shlex.split(line)
+        command: Any = cli.commands[group]
+        command.commands[name].make_context(name, arguments)
+
+
+def test_the_rates_of_false_duplicates_are_the_codes() -> None:
+    """The page's last column: what is expected of 600 million new ids, at a bucket's mean of entries."""
+    text = next(line for line in PAGE._sections["What it promises"].split("\n\n") if line.startswith("| |"))
+    told = dict(re.findall(r"\| (\d+) \| one in [^|]* \| ([^|]+) \|", text))
+    for width, figure in told.items():
+        form = LedgerForm.drawn(capacity=600_000_000, width=int(width), window_ms=1000)
+        expected = form.capacity * form.capacity / form.buckets / 256**form.width
+        assert float(number(figure)) == pytest.approx(expected, rel=0.2)
+    assert sorted(told) == ["16", "3", "4", "7"]
+
+
+def number(text: str) -> str:
+    """Return a figure of the page as Python writes it: as 2e-28."""
+    digits = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
+    return text.replace(" \N{MULTIPLICATION SIGN} 10", "e").translate(digits).replace(",", "")
