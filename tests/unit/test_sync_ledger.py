@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from fastdedup import ConfigError, InvalidKeyError, UnavailableError
 from fastdedup.sync import Dedup, Ledger
 from fastdedup.sync import loop as background
+
+from ..servers import RedisServer
 
 
 @pytest.fixture
@@ -79,26 +82,29 @@ async def test_an_answer_too_late_for_its_caller_is_taken_back(
     await wait_until(lambda: not ledger.seen("id"), description="the id is taken back")
 
 
-async def test_an_unanswered_call_is_taken_back(
-    dedup: Dedup, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
-) -> None:
-    """It was remembered, and its reply was lost; the error names the owner for whoever asks again."""
-    ledger = made(dedup, "unanswered")
-    ledger.seen("ledger is founded")
-    _, inner = ledger._ledger.get()
+async def test_an_unanswered_call_is_taken_back(server: RedisServer, wait_until: Callable[..., Any]) -> None:
+    """A frozen server finds the commands in its socket when it thaws. A named call is asked again by its owner."""
+    with Dedup(server.url, namespace="sync-ledger", timeout=0.2) as dedup:
+        ledger = made(dedup, "unanswered").open()
 
-    async def lost(op: Any, name: bytes, *, named: bool) -> Any:
-        await inner._namespace.ask.run(op)
-        raise UnavailableError("the reply was lost")
+        def is_seen(name: str) -> bool | None:
+            try:
+                return ledger.seen(name)
+            except UnavailableError:
+                return None
 
-    with monkeypatch.context() as patched:
-        patched.setattr(inner, "_ask_first", lost)
-        with pytest.raises(UnavailableError):
-            ledger.first("id")
-        with pytest.raises(UnavailableError):
-            ledger.first("kept", owner="me")
-    await wait_until(lambda: not ledger.seen("id"), description="the id is taken back")
-    assert ledger.seen("kept"), "a named call is asked again by its owner"
+        calls = (
+            lambda: ledger.first("alone"),
+            lambda: ledger.first_many(["listed"]),
+            lambda: ledger.first("kept", owner="me"),
+        )
+        with server.frozen():  # together, as only the open connection takes what a frozen server finds later
+            lost = await asyncio.gather(*map(asyncio.to_thread, calls), return_exceptions=True)
+        assert {type(each) for each in lost} == {UnavailableError}
+        await wait_until(lambda: is_seen("kept"), description="the server has found the commands")
+        await wait_until(lambda: is_seen("alone") is False, description="it is taken back")
+        await wait_until(lambda: is_seen("listed") is False, description="it is taken back")
+        assert ledger.first("kept", owner="me") is True
 
 
 def test_to_open_it_shows_mistakes_at_once(dedup: Dedup) -> None:
