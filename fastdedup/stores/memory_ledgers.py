@@ -76,7 +76,9 @@ class MemoryLedgers:
     def expire(self, now_ms: int) -> None:
         """Forget the ids that are over."""
         for order in self._order.values():
-            while order and order[0][0] <= now_ms:
+            while (
+                order and order[0][0] < now_ms
+            ):  # not at it, as the time of the start was cut to milliseconds
                 ends, wire, digest = order.popleft()
                 held = self._buckets.get(wire, {}).get(digest)
                 if held is not None and held[0] == ends:
