@@ -20,7 +20,7 @@ VERBS: tuple[str, ...] = get_args(SocketVerb)
 """What clients may do."""
 READING = frozenset({"get"})
 """What changes nothing."""
-_CLAIMING = frozenset({"claim", "redeem", "issue", "consume", "transition", "adopt"})
+_CLAIMING = frozenset({"claim", "redeem", "issue", "consume", "transition", "adopt", "first"})
 """What counts towards the claims of a second."""
 _SOON_MS = 100
 """The Retry-After, in ms, where operations under way must end first."""

@@ -19,9 +19,7 @@ from ..stores import STORES, Backend
 
 WaitUntil = Callable[..., Any]
 HOUR = 3600.0
-pytestmark = pytest.mark.parametrize(
-    "backend", [each for each in STORES if each not in ("local", "sidecar")], indirect=True
-)
+pytestmark = pytest.mark.parametrize("backend", [each for each in STORES if each != "local"], indirect=True)
 
 
 def ledger_of(dedup: Dedup, name: str = "orders", **settings: Any) -> Ledger:

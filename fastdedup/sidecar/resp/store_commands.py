@@ -1,4 +1,4 @@
-"""The commands of a `sidecar://` store: FD.RUN, a batch of operations, and FD.LISTEN, news of freed keys.
+"""The commands of a `sidecar://` store: FD.RUN, a batch of operations, FD.LISTEN, news of freed keys, and others.
 
 `stores/sidecar/wire.py` describes the bytes. The sidecar executes each operation by itself, under the policy of its
 key's namespace; the engine batches it with the operations of other clients.
@@ -18,6 +18,7 @@ from ...codec import check_size
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
 from ...protocol.keyspace import check_wire, names_of
+from ...protocol.ledgers import FirstOp, LedgerTerms
 from ...protocol.operations import (
     AdoptOp,
     Code,
@@ -31,8 +32,9 @@ from ...protocol.operations import (
     Verb,
     Verdict,
 )
+from ...stores.base import EvictingStore
 from ...stores.sidecar.unpack import unpack
-from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, encode
+from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, Fill, encode
 from ..counters import BOUNDS
 from ..limits import LimitError
 from ..namespaces import Namespaces
@@ -46,7 +48,20 @@ from .reply_places import Slot
 
 _VERBS: Final = {verb.value.encode(): verb for verb in Verb}
 _MARKS: Final = b"=#?!&%@$"
-_CLAIMING_NOTHING: Final = {Verb.READ, Verb.FORGET, Verb.RELEASE, Verb.RENEW, Verb.SETTLE}
+"""The marks of the keys that records have."""
+_LEDGER_MARK: Final = b"~"
+_LEDGER_VERBS: Final = {Verb.LEDGER, Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.WEIGH}
+_ANY_KEY: Final = {Verb.READ, Verb.FORGET}
+_CLAIMING_NOTHING: Final = {
+    Verb.READ,
+    Verb.FORGET,
+    Verb.RELEASE,
+    Verb.RENEW,
+    Verb.SETTLE,
+    Verb.SEEN,
+    Verb.FORGET_ID,
+    Verb.WEIGH,
+}
 _LOOK_AGAIN: Final = 0.05
 """Seconds between two checks whether a client reads again."""
 
@@ -60,6 +75,7 @@ class Run(Slot):
         "_dedups",
         "_ended",
         "_extra",
+        "_fills",
         "_left",
         "_reserved",
         "_since",
@@ -77,6 +93,8 @@ class Run(Slot):
         self._left = size
         self._reserved = 0
         self._ended = False
+        # Mutable: of operations on ledgers the terms, each with the place of one of its operations.
+        self._fills: dict[LedgerTerms, int] = {}
         self._extra = admitted - 1
         connection.extra += self._extra
 
@@ -91,7 +109,12 @@ class Run(Slot):
         self._left -= 1
         if not self._left:
             self._count()
-            self._end(encode(self._answers))
+            fills = [Fill(at, terms.seen_fill) for terms, at in self._fills.items() if terms.seen_fill]
+            self._end(encode([*self._answers, *fills] if fills else self._answers))
+
+    def tell_fills(self, ops: Sequence[FirstOp]) -> None:
+        """Tell with the answers how full the buckets of these operations' ledgers are."""
+        self._fills = {op.terms: place for place, op in enumerate(ops)}
 
     def _with_room(self, answer: Reply, size: int) -> Reply:
         """Return an answer with a large result, or an error where there is no room for that."""
@@ -213,8 +236,10 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
     access = connection.namespaces.access
     some = access.admit_some(verb.value, count)
     ops = unpack(verb, command[3 : 3 + count], command[3 + count :])
-    dedups = dedups_of(connection.namespaces, ops, passing=verb in _CLAIMING_NOTHING)
+    dedups = dedups_of(connection.namespaces, ops, verb)
     batch = Run(connection, verb, dedups, some)
+    if verb is Verb.FIRST:
+        batch.tell_fills(cast("list[FirstOp]", ops))
     for place, (op, dedup) in enumerate(zip(ops, dedups, strict=True)):
         if place >= some:
             batch.put(place, access.over_pending())
@@ -231,36 +256,46 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
     return batch
 
 
-def dedups_of(namespaces: Namespaces, ops: Sequence[Op], *, passing: bool) -> list[Dedup]:
+def dedups_of(namespaces: Namespaces, ops: Sequence[Op], verb: Verb) -> list[Dedup]:
     """Return the `Dedup` of each operation's namespace, which its key begins with.
 
     Args:
         namespaces: the sidecar's.
         ops: operations of one verb.
-        passing: their verb claims nothing, so a namespace does not take a place (`Namespaces.passing`).
+        verb: their verb. Where it claims nothing, a namespace does not take a place (`Namespaces.passing`).
 
     Raises:
-        ConfigError: a key is none of fastdedup's, or its namespace is refused.
+        ConfigError: a key is none of fastdedup's or not of the verb's kind, or its namespace is refused.
         InvalidKeyError: a key is longer than a key may be.
     """
-    dedup, heads = dedup_of(namespaces, ops[0].wire, passing)
+    dedup, heads = dedup_of(namespaces, ops[0].wire, verb)
     dedups: list[Dedup] = []
     for op in ops:
         wire = op.wire
         if not wire.startswith(heads):
-            dedup, heads = dedup_of(namespaces, wire, passing)
+            dedup, heads = dedup_of(namespaces, wire, verb)
         check_wire(wire, len(heads[0]))
         dedups.append(dedup)
     return dedups
 
 
-def dedup_of(namespaces: Namespaces, wire: bytes, passing: bool) -> tuple[Dedup, tuple[bytes, ...]]:
+def dedup_of(namespaces: Namespaces, wire: bytes, verb: Verb) -> tuple[Dedup, tuple[bytes, ...]]:
     """Return the `Dedup` of a key's namespace, and the beginnings of its keys. Raises what `dedups_of` raises."""
     namespace = names_of(wire)[0]
     if not namespace:
         raise ConfigError("FD.RUN: a key must begin with a namespace")
-    dedup = namespaces.passing(namespace) if passing else namespaces.dedup(namespace)
-    return dedup, tuple(b"%b:%c" % (namespace.encode(), mark) for mark in _MARKS)
+    dedup = namespaces.passing(namespace) if verb in _CLAIMING_NOTHING else namespaces.dedup(namespace)
+    heads = tuple(b"%b:%c" % (namespace.encode(), mark) for mark in marks_of(verb))
+    if not wire.startswith(heads):
+        raise ConfigError(f"FD.RUN {verb}: the key {names_of(wire)[1]!r} is of another kind than this verb's")
+    return dedup, heads
+
+
+def marks_of(verb: Verb) -> bytes:
+    """Return the marks of the keys that a verb may touch: a claim must not write into a ledger's bucket."""
+    if verb in _LEDGER_VERBS:
+        return _LEDGER_MARK
+    return _MARKS + _LEDGER_MARK if verb in _ANY_KEY else _MARKS
 
 
 def store(connection: RespConnection, command: list[bytes]) -> bytes:
@@ -270,6 +305,18 @@ def store(connection: RespConnection, command: list[bytes]) -> bytes:
             f"this sidecar speaks protocol {PROTOCOL} with stores: use the same fastdedup on both sides"
         )
     return encode_value([PROTOCOL, connection.namespaces.limits.frame])
+
+
+def eviction(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.EVICTION`: the reply is what the sidecar's store does when its memory is full, or null."""
+    root = connection.namespaces.root
+
+    async def work() -> bytes:
+        backend = root._namespace.connection.store
+        policy = await backend.eviction_policy() if isinstance(backend, EvictingStore) else None
+        return encode_value(policy, connection.resp3)
+
+    return connection.spawn(work, root, "eviction")
 
 
 def listen(connection: RespConnection, command: list[bytes]) -> Slot:
@@ -336,5 +383,6 @@ COMMANDS: dict[bytes, Command] = {
     b"FD.RUN": run,
     b"FD.STORE": store,
     b"FD.LISTEN": listen,
+    b"FD.EVICTION": eviction,
 }
 REFUSALS: dict[bytes, Command] = dict.fromkeys(COMMANDS, refuse)

@@ -12,14 +12,15 @@ from urllib.parse import unquote, urlsplit
 import hiredis
 
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
-from ...protocol.operations import Code, Op, ReleaseOp, Reply, SettleOp, Verb, mark_unsure
+from ...protocol.ledgers import FirstOp
+from ...protocol.operations import UNREPEATED, Code, Op, ReleaseOp, Reply, SettleOp, Verb, mark_unsure
 from ..base import Done
 from ..redis.connection import RedisConnection
 from ..redis.listener import Listener
 from ..redis.reconnect import OnPush, Reconnector
 from ..redis.scripts import pack
 from ..redis.verbs import FACES
-from .wire import PROTOCOL, UNSURE, read
+from .wire import PROTOCOL, UNSURE, Fill, read
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"
 _LONGEST_PATH = 107
@@ -71,14 +72,14 @@ class SidecarStore:
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Send the batch, and send it once more where the connection breaks.
 
-        An operation names its owner, so a repeated operation gets the same answer as the first time. FORGET is not
-        sent twice: it names no owner, and might remove the record of the next owner.
+        An operation names its owner, so a repeated operation gets the same answer as the first time. Those of
+        `UNREPEATED` name no owner and are not repeated.
         """
         try:
             try:
                 return await self._exchange(verb, ops)
             except ConnectionError:
-                if verb is Verb.FORGET:
+                if verb in UNREPEATED:
                     raise
                 return await self._exchange(verb, ops)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
@@ -87,7 +88,7 @@ class SidecarStore:
     def begin(self, verb: Verb, ops: Sequence[Op], done: Done) -> bool:
         """Send a batch over the open connection. Without one, or after any fault, the engine uses `execute`."""
         connection = self._reconnector.connection
-        if connection is None or verb is Verb.FORGET:
+        if connection is None or verb in UNREPEATED:
             return False
         calls = self._cut(verb, ops)
         if any(call.packed == b"" for call in calls):
@@ -115,6 +116,17 @@ class SidecarStore:
             raise self._fault(error) from None
         if isinstance(reply, Exception):
             raise self._fault(reply)
+
+    async def eviction_policy(self) -> str | None:
+        """Return what the sidecar's store does when its memory is full; None where that is not known."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                reply = await (await self._reconnector.connected()).send(pack("FD.EVICTION"))
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+        if isinstance(reply, Exception):
+            raise self._fault(reply)
+        return None if reply is None else str(reply.decode())
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
         """Let the sidecar report freed keys, over a separate connection."""
@@ -259,12 +271,21 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
         answers = read(reply)
     except (LookupError, TypeError, ValueError) as error:
         raise hiredis.ProtocolError(f"{error!r}") from None
+    if call.ops[0].verb is Verb.FIRST:
+        take_fills(cast("Sequence[FirstOp]", call.ops), answers)
     if len(answers) != len(call.ops):
         raise hiredis.ProtocolError(f"{len(answers)} answers to {len(call.ops)} operations")
     for place, op in enumerate(call.ops):
         if answers[place] is UNSURE:
             cast("ReleaseOp | SettleOp", op).unsure, answers[place] = True, Code.LOST
     return answers
+
+
+def take_fills(ops: Sequence[FirstOp], answers: list[Any]) -> None:
+    """Take the fills away from behind the answers; a ledger warns its caller by them."""
+    while len(answers) > len(ops) and isinstance(answers[-1], Fill):
+        fill = answers.pop()
+        ops[fill.place].terms.seen_fill = fill.entries
 
 
 def mark_sent(calls: Sequence[RunCall], replies: Sequence[Any]) -> None:

@@ -6,10 +6,24 @@ a record.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
 
 from ...checks import MAX_SECONDS
 from ...errors import ConfigError
+from ...protocol.ledgers import (
+    FOREVER_MS,
+    NONCE_BYTES,
+    SLOTS,
+    FirstOp,
+    ForgetIdOp,
+    LedgerForm,
+    LedgerOp,
+    LedgerTerms,
+    SeenOp,
+    WeighOp,
+)
 from ...protocol.operations import (
     AdoptOp,
     ClaimOp,
@@ -35,6 +49,16 @@ Args = Sequence[bytes]
 _MAX_MS = round(MAX_SECONDS * 1000)
 _RANDOM = 10
 """The bytes of an owner whose length is given as 0, and of a transition's name."""
+_MAX_WIDTH = 16
+"""The most bytes of a digest in a ledger."""
+_MAX_ENTRIES = 10_000
+"""The bound of numbers of entries in a ledger's bucket."""
+_MAX_FORM = 1024
+"""The most bytes of a ledger's form."""
+_FILLS = 1024
+"""The ledgers whose fill is kept."""
+_LEDGER = re.compile(rb"[A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64}")
+_BUCKET = re.compile(rb"([A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64})\{[A-Za-z0-9_-]{4,6}\}")
 _MODES = {mode.value.encode(): mode for mode in Mode}
 
 
@@ -149,6 +173,51 @@ def _adoptions(keys: Keys, args: Args) -> Iterator[Op]:
         yield AdoptOp(wire, stored, _holding(base, stored.state == "M") if base else None)
 
 
+def _firsts(keys: Keys, args: Args) -> Iterator[Op]:
+    for run, head, entries in _runs(keys, args, 7, 1):
+        terms = _terms_of_first(_stem(run[0]), *head)
+        for wire, entry in zip(run, entries, strict=True):
+            _check_entry(wire, entry, terms.width + NONCE_BYTES)
+            yield FirstOp(wire, entry, terms)
+
+
+def _looks(keys: Keys, args: Args) -> Iterator[Op]:
+    for run, head, digests in _runs(keys, args, 3, 1):
+        terms = _terms_of_look(*head)
+        for wire, digest in zip(run, digests, strict=True):
+            _check_entry(wire, digest, terms.width)
+            yield SeenOp(wire, digest, terms)
+
+
+def _removals(keys: Keys, args: Args) -> Iterator[Op]:
+    for run, (slot, width, until), entries in _runs(keys, args, 3, 1):
+        terms = _terms_of_look(slot, width, until)
+        for wire, entry in zip(run, entries, strict=True):
+            named = len(entry) > terms.width
+            _check_entry(wire, entry, terms.width + NONCE_BYTES * named)
+            yield ForgetIdOp(wire, entry, terms)
+
+
+def _weighings(keys: Keys, args: Args) -> Iterator[Op]:
+    if len(args) != 2 * len(keys):
+        raise ValueError("each key must have two arguments")
+    for wire, slot, width in zip(keys, args[::2], args[1::2], strict=True):
+        _stem(wire)
+        yield WeighOp(wire, _terms_of_look(slot, width, b"0"))
+
+
+def _foundings(keys: Keys, args: Args) -> Iterator[Op]:
+    if len(args) != 3 * len(keys):
+        raise ValueError("each key must have three arguments")
+    for at, wire in enumerate(keys):
+        ttl, former, form = args[3 * at : 3 * at + 3]
+        if _LEDGER.fullmatch(wire) is None:
+            raise ValueError("the key must be a ledger's")
+        if len(former) > _MAX_FORM or len(form) > _MAX_FORM or LedgerForm.read(form) is None:
+            raise ValueError("a ledger's form is malformed")
+        yield LedgerOp(wire, form, _number(ttl, 1, 3 * _MAX_MS), former)
+
+
 _UNPACK: dict[Verb, Callable[[Keys, Args], Iterator[Op]]] = {
     Verb.CLAIM: _claims,
     Verb.SETTLE: _settlings,
@@ -159,6 +228,11 @@ _UNPACK: dict[Verb, Callable[[Keys, Args], Iterator[Op]]] = {
     Verb.READ: _reads,
     Verb.FORGET: _forgettings,
     Verb.ADOPT: _adoptions,
+    Verb.LEDGER: _foundings,
+    Verb.FIRST: _firsts,
+    Verb.SEEN: _looks,
+    Verb.FORGET_ID: _removals,
+    Verb.WEIGH: _weighings,
 }
 
 
@@ -225,3 +299,63 @@ def _number(data: bytes, least: int, most: int) -> int:
     if len(data) > 17 or not least <= (number := int(data)) <= most:
         raise ValueError("a number is out of bounds")
     return number
+
+
+# Ledgers
+
+_latest: dict[bytes, LedgerTerms] = {}
+"""The latest terms of a ledger, by the beginning of its keys: new ones go on with the same fill."""
+
+
+@lru_cache(maxsize=4096)
+def _terms_of_first(
+    stem: bytes,
+    slot: bytes,
+    keep: bytes,
+    width: bytes,
+    young: bytes,
+    named: bytes,
+    most: bytes,
+    until: bytes,
+) -> LedgerTerms:
+    terms = _new_terms(slot, width, until)
+    terms.keep_ms = _both_ms(keep)
+    terms.young, terms.named, terms.most = (_number(each, 1, _MAX_ENTRIES) for each in (young, named, most))
+    former = _latest.pop(stem, None)
+    if former is not None:
+        terms.seen_fill = former.seen_fill
+    _latest[stem] = terms
+    if len(_latest) > _FILLS:
+        del _latest[next(iter(_latest))]
+    return terms
+
+
+@lru_cache(maxsize=4096)
+def _terms_of_look(slot: bytes, width: bytes, until: bytes) -> LedgerTerms:
+    return _new_terms(slot, width, until)
+
+
+def _new_terms(slot: bytes, width: bytes, until: bytes) -> LedgerTerms:
+    """Return the terms that every operation on a bucket has; those of `first` have more."""
+    terms = LedgerTerms.__new__(LedgerTerms)
+    terms.slot_us = _number(slot, 1, _MAX_MS * 1000 // SLOTS)
+    terms.window_ms = terms.slot_us * SLOTS // 1000
+    terms.width = _number(width, 1, _MAX_WIDTH)
+    terms.until_ms = _number(until, 0, FOREVER_MS)
+    terms.keep_ms = terms.young = terms.named = terms.most = 1
+    terms.seen_fill = 0.0
+    return terms
+
+
+def _stem(wire: bytes) -> bytes:
+    """Return what the keys of a ledger begin with, by the key of one of its buckets."""
+    found = _BUCKET.fullmatch(wire)
+    if found is None:
+        raise ValueError("the key must be that of a ledger's bucket")
+    return found[1]
+
+
+def _check_entry(wire: bytes, entry: bytes, size: int) -> None:
+    _stem(wire)
+    if len(entry) != size:
+        raise ValueError("an entry must be as long as the ledger's width says")

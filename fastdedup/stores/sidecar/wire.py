@@ -16,14 +16,24 @@ from typing import Any
 
 from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...model import Outcome
-from ...protocol.operations import Adopted, Code, Moved, RefusedAlone, Reply, Stored, Verdict
+from ...protocol.operations import (
+    Adopted,
+    Code,
+    Moved,
+    RefusedAlone,
+    Reply,
+    Stored,
+    StoredForm,
+    Verdict,
+    Weight,
+)
 
 PROTOCOL = 2
 """The number that the client sends in `FD.STORE`; a sidecar of another protocol refuses it."""
 MAX_OPERATIONS = 256
 """The operations that one FD.RUN may have."""
-MAX_ARGUMENTS = 3 + 8 * MAX_OPERATIONS
-"""The arguments that one FD.RUN may have: a key and at most seven arguments for each operation."""
+MAX_ARGUMENTS = 3 + 10 * MAX_OPERATIONS
+"""The arguments that one FD.RUN may have: a key and at most nine arguments for each operation."""
 
 
 _DEGRADED, _SHORT, _STALE, _TOKEN, _SETTLED = 1, 2, 4, 8, 16
@@ -31,6 +41,7 @@ _OUTCOMES = tuple(Outcome)
 _NUMBERS = {outcome: number for number, outcome in enumerate(_OUTCOMES)}
 _CODES = {code.value: code for code in Code}
 _VERDICT, _CODE, _MOVED, _STORED, _ADOPTED, _UNAVAILABLE, _TOO_LARGE, _UNSURE, _FOREIGN, _ALONE = range(10)
+_FORM, _WEIGHT, _FILL = 10, 11, 12
 
 
 class Unsure:
@@ -40,10 +51,25 @@ class Unsure:
 UNSURE: Any = Unsure()
 
 
+class Fill:
+    """Stands behind the answers to a batch of `first`: how full the buckets of a ledger were that it has written.
+
+    Attributes:
+        place: the place of an operation on this ledger.
+        entries: the entries in a bucket, a moving mean.
+    """
+
+    __slots__ = ("entries", "place")
+
+    def __init__(self, place: int, entries: float) -> None:
+        self.place = place
+        self.entries = entries
+
+
 # The sidecar's side
 
 
-def encode(answers: Sequence[Reply]) -> bytes:
+def encode(answers: Sequence[Reply | Fill]) -> bytes:
     """Return the reply to an FD.RUN, as RESP."""
     out: list[bytes] = []
     size = 0
@@ -111,6 +137,18 @@ def _encode_foreign(error: ForeignRecordError) -> tuple[int, bytes]:
     return 3, b":8\r\n%b" % _text(error)
 
 
+def _encode_form(form: StoredForm) -> tuple[int, bytes]:
+    return 4, b":10\r\n%b:%d\r\n" % (_bulk(form.text), form.now_ms)
+
+
+def _encode_weight(weight: Weight) -> tuple[int, bytes]:
+    return 5, b":11\r\n:%d\r\n:%d\r\n:%d\r\n" % (weight.entries, weight.living, weight.size)
+
+
+def _encode_fill(fill: Fill) -> tuple[int, bytes]:
+    return 4, b":12\r\n:%d\r\n:%d\r\n" % (fill.place, round(fill.entries * 1000))
+
+
 def _bulk(data: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
@@ -130,15 +168,18 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, bytes]]] = {
     ResultTooLargeError: _encode_too_large,
     ForeignRecordError: _encode_foreign,
     Unsure: lambda _: (2, b":7\r\n"),
+    StoredForm: _encode_form,
+    Weight: _encode_weight,
+    Fill: _encode_fill,
 }
 
 
 # The client's side
 
 
-def read(reply: list[Any]) -> list[Reply]:
-    """Return the answers in a reply to FD.RUN. A malformed reply raises any error."""
-    answers: list[Reply] = []
+def read(reply: list[Any]) -> list[Any]:
+    """Return the answers in a reply to FD.RUN, and the fills behind them. A malformed reply raises any error."""
+    answers: list[Any] = []
     at = 0
     while at < len(reply):
         count, kind = reply[at], reply[at + 1]
@@ -214,7 +255,22 @@ def _read_foreign(fields: list[Any]) -> ForeignRecordError:
     return ForeignRecordError(fields[0].decode())
 
 
-_READERS: dict[int, tuple[int, Callable[[list[Any]], Reply]]] = {
+def _read_form(fields: list[Any]) -> StoredForm:
+    text, now_ms = fields
+    return StoredForm(text, now_ms)
+
+
+def _read_weight(fields: list[Any]) -> Weight:
+    entries, living, size = fields
+    return Weight(entries, living, size)
+
+
+def _read_fill(fields: list[Any]) -> Fill:
+    place, thousandths = fields
+    return Fill(place, thousandths / 1000)
+
+
+_READERS: dict[int, tuple[int, Callable[[list[Any]], Reply | Fill]]] = {
     _VERDICT: (6, _read_verdict),
     _CODE: (1, _read_code),
     _MOVED: (4, _read_moved),
@@ -225,4 +281,7 @@ _READERS: dict[int, tuple[int, Callable[[list[Any]], Reply]]] = {
     _FOREIGN: (1, _read_foreign),
     _UNSURE: (0, lambda _: UNSURE),
     _ALONE: (2, _read_alone),
+    _FORM: (2, _read_form),
+    _WEIGHT: (3, _read_weight),
+    _FILL: (2, _read_fill),
 }
