@@ -8,6 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Outcome, ResultTooLargeError, UnavailableError
+from fastdedup.protocol.ledgers import (
+    FirstOp,
+    ForgetIdOp,
+    LedgerForm,
+    LedgerOp,
+    LedgerTerms,
+    SeenOp,
+    WeighOp,
+)
 from fastdedup.protocol.operations import (
     Adopted,
     AdoptOp,
@@ -25,16 +34,18 @@ from fastdedup.protocol.operations import (
     RenewOp,
     SettleOp,
     Stored,
+    StoredForm,
     TransitionOp,
     Verb,
     Verdict,
+    Weight,
     terms,
 )
 from fastdedup.sidecar.resp.frames import FrameError, Frames
 from fastdedup.stores.redis.verbs import FACES
 from fastdedup.stores.sidecar.store import RunCall, SidecarStore
 from fastdedup.stores.sidecar.unpack import unpack
-from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS, MAX_OPERATIONS, UNSURE, encode, read
+from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS, MAX_OPERATIONS, UNSURE, Fill, encode, read
 
 OWNER = b"\0" + b"0123456789"
 NAMED = b"\x05alice"
@@ -53,6 +64,17 @@ def sent_again() -> TransitionOp:
 def stored(state: str = "P", **options: object) -> Stored:
     facts = {"owner": NAMED, "fence": 7, "attempt": 3, "left_ms": -5, "ttl_ms": 9, "fingerprint": MARK}
     return Stored(state, **{**facts, "payload": b"p", "token": True, **options})  # type: ignore[arg-type]
+
+
+FORM = LedgerForm(capacity=1000, width=7, window_ms=60_000, secret=bytes(32))
+BUCKET = b"t:~orders{AAAB}"
+
+
+def looking(until_ms: int) -> LedgerTerms:
+    """The terms of an operation that remembers nothing."""
+    found = LedgerTerms(FORM, "set", until_ms)
+    found.keep_ms = found.young = found.named = found.most = 1
+    return found
 
 
 BATCHES: list[list[Op]] = [
@@ -93,7 +115,20 @@ BATCHES: list[list[Op]] = [
             Holding(OWNER[1:], 6),
         ),
     ],
+    [
+        FirstOp(BUCKET, b"d" * 12, LedgerTerms(FORM, "set", 2**41)),
+        FirstOp(b"t:~far/away{AAAAAA}", b"e" * 12, LedgerTerms(FORM, "append", 2**41)),
+    ],
+    [SeenOp(BUCKET, b"d" * 7, looking(2**41))],
+    [ForgetIdOp(BUCKET, b"d" * 12, looking(2**52)), ForgetIdOp(BUCKET, b"d" * 7, looking(2**41))],
+    [WeighOp(BUCKET, looking(0))],
+    [LedgerOp(b"t:~orders", FORM.text(), 86_400_000, b"former")],
 ]
+
+
+WIRES = dict.fromkeys((Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.WEIGH), BUCKET) | {
+    Verb.LEDGER: b"t:~orders"
+}
 
 
 def facts(thing: object) -> object:
@@ -141,6 +176,9 @@ def test_answers_are_read_as_they_were_written() -> None:
         Adopted(Code.OVERRULED, NAMED, 9, settled=True),
         Adopted(Code.OK, b"", 0),
         UNSURE,
+        StoredForm(b"{}", 2**41),
+        Weight(3, 2, 99),
+        Fill(1, 7.5),
     ]
     reader = hiredis.Reader()
     reader.feed(encode(answers))
@@ -189,13 +227,29 @@ def test_refusals_are_one_instance_each_and_keep_what_they_say() -> None:
         (Verb.ADOPT, [b"5", b"5", bytes(7) + b"\x05alic", b"\1P" + bytes(40)]),
         (Verb.ADOPT, [b"5", b"5", b"\x05alice", b"\1P" + bytes(40)]),
         (Verb.ADOPT, [b"5", b"5", OWNER[1:], b"\1M" + bytes(40)]),
+        (Verb.FIRST, [b"1", b"0", b"9", b"7", b"9", b"4", b"20", b"9", b"d" * 12]),
+        (Verb.FIRST, [b"1", b"9", b"9", b"17", b"9", b"4", b"20", b"9", b"d" * 22]),
+        (Verb.FIRST, [b"1", b"9", b"9", b"7", b"9", b"4", b"99999", b"9", b"d" * 12]),
+        (Verb.FIRST, [b"1", b"9", b"9", b"7", b"9", b"4", b"20", b"9", b"d" * 11]),
+        (Verb.SEEN, [b"1", b"9", b"7", b"9", b"d" * 12]),
+        (Verb.FORGET_ID, [b"1", b"9", b"7", b"9", b"d" * 8]),
+        (Verb.FORGET_ID, [b"1", b"9", b"7", b"9" * 17, b"d" * 7]),
+        (Verb.WEIGH, [b"9"]),
+        (Verb.LEDGER, [b"9", b"", b"{}"]),
+        (Verb.LEDGER, [b"9", b"x" * 2000, FORM.text()]),
     ],
 )
 def test_what_no_store_sends_is_refused(verb: Verb, args: list[bytes]) -> None:
     if verb is Verb.ADOPT and len(args[3]) == 32:
         args[3] = args[3][:17] + b"\x3f" + args[3][18:]
     with pytest.raises(ConfigError, match="FD"):
-        unpack(verb, [b"t:=a"], args)
+        unpack(verb, [WIRES.get(verb, b"t:=a")], args)
+
+
+@pytest.mark.parametrize("wire", [b"t:~orders", b"t:~orders{A}", b"t:~orders{AAAA}x", b"t:=orders{AAAA}"])
+def test_an_id_is_remembered_in_a_bucket_only(wire: bytes) -> None:
+    with pytest.raises(ConfigError, match="bucket"):
+        unpack(Verb.SEEN, [wire], [b"1", b"9", b"7", b"9", b"d" * 7])
 
 
 @given(st.sampled_from(list(Verb)), st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 4))
