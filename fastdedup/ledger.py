@@ -35,8 +35,8 @@ from .stores.base import NO_EVICTION, EvictingStore
 _EXACT: Final = 7
 _NARROW: Final = 4
 _WIDTHS: Final = (3, 4, 7, 16)
-_LEAST_WINDOW: Final = 0.1
-_MOST_CAPACITY: Final = 40_000_000_000
+LEAST_WINDOW: Final = 0.1
+MOST_CAPACITY: Final = 40_000_000_000
 _LOOK_AGAIN: Final = 10.0
 """Seconds after which the ledger's form is read again: a store that lost its data gets the same form again."""
 _RELY_MS: Final = 30_000
@@ -137,9 +137,9 @@ class Ledger:
         allow_eviction: bool = False,
     ) -> None:
         check_namespace(name, "a ledger's name")
-        check_seconds(window, "window", least=_LEAST_WINDOW)
-        if check_count(capacity, "capacity") > _MOST_CAPACITY:
-            raise ConfigError(f"capacity must be at most {_MOST_CAPACITY}, got {shown(capacity)}")
+        check_seconds(window, "window", least=LEAST_WINDOW)
+        if check_count(capacity, "capacity") > MOST_CAPACITY:
+            raise ConfigError(f"capacity must be at most {MOST_CAPACITY}, got {shown(capacity)}")
         if write not in ("set", "append"):
             raise ConfigError(f"write must be 'set' or 'append', got {shown(write)}")
         self._namespace = namespace

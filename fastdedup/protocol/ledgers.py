@@ -37,7 +37,8 @@ _FILLING: Final = 0.8
 """Share of the capacity from which a ledger counts as filling."""
 FOREVER_MS: Final = 1 << 52
 """Later than any server's time, and exact in Lua."""
-_MAX_ID: Final = 64 * 1024
+MAX_ID: Final = 64 * 1024
+"""Bytes of an id, at most."""
 _DIGITS: Final = [
     byte.encode() for byte in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 ]
@@ -268,8 +269,8 @@ def id_bytes(id: Any) -> bytes:
         data = bytes(id)
     else:
         raise InvalidKeyError(f"an id must be text, bytes, an integer or a UUID, got {type(id).__name__}")
-    if 0 < len(data) <= _MAX_ID:
+    if 0 < len(data) <= MAX_ID:
         return data
     if not data:
         raise InvalidKeyError("the id is empty: it would make every message a duplicate of the first")
-    raise InvalidKeyError(f"an id must have at most {_MAX_ID} bytes, got {len(data)}")
+    raise InvalidKeyError(f"an id must have at most {MAX_ID} bytes, got {len(data)}")

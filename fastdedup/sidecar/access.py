@@ -14,11 +14,23 @@ from ..errors import ConfigError
 from .limits import LimitError
 
 SocketVerb = Literal[
-    "claim", "complete", "fail", "release", "renew", "issue", "consume", "redeem", "get", "forget"
+    "claim",
+    "complete",
+    "fail",
+    "release",
+    "renew",
+    "issue",
+    "consume",
+    "redeem",
+    "get",
+    "forget",
+    "first",
+    "seen",
+    "ledger",
 ]
 VERBS: tuple[str, ...] = get_args(SocketVerb)
 """What clients may do."""
-READING = frozenset({"get"})
+READING = frozenset({"get", "seen", "ledger"})
 """What changes nothing."""
 _CLAIMING = frozenset({"claim", "redeem", "issue", "consume", "transition", "adopt", "first"})
 """What counts towards the claims of a second."""
@@ -56,6 +68,10 @@ class TokenBucket:
             return (1.0 - self._left) / self._rate
         self._left -= count
         return 0.0
+
+    def owe(self, count: int) -> None:
+        """Take `count` more of what was taken just now."""
+        self._left -= count
 
 
 class Access:
@@ -147,6 +163,11 @@ class Access:
                     f"the clients of this socket may claim {self._rate:g} times a second (claims_per_second)",
                     max(1, round(wait * 1000)),
                 )
+
+    def charge(self, verb: str, count: int) -> None:
+        """Count what an admitted operation does beyond its first claim or id."""
+        if self._bucket is not None and verb in _CLAIMING:
+            self._bucket.owe(count)
 
     def _over(self, why: str, ms: int) -> QuotaError:
         self.refused += 1

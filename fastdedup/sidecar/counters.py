@@ -80,6 +80,8 @@ class Counters:
         self.degraded: Counter[tuple[str, str, str]] = Counter()
         self.conflicts: Counter[str] = Counter({"ours": 0, "theirs": 0})
         self.shortfalls: Counter[str] = Counter()
+        # Mutable: the answers to ids, by namespace, ledger, and "first" or "duplicate".
+        self.ledger_ids: Counter[tuple[str, str, str]] = Counter()
         self.opened = self.restarted = self.adopted = self.unreplayed = self.leases_lost = (
             self.clock_skews
         ) = 0
@@ -132,6 +134,12 @@ class Counters:
         """Count an answer by its RESP reply."""
         self.observe(dedup.settings.namespace, verb, outcome_of(verb, reply), perf_counter() - since)
 
+    def asked_ledger(self, namespace: str, ledger: str, answers: list[bool]) -> None:
+        """Count the answers to ids of a ledger."""
+        firsts = sum(answers)
+        self.ledger_ids[namespace, ledger, "first"] += firsts
+        self.ledger_ids[namespace, ledger, "duplicate"] += len(answers) - firsts
+
     def on_batch(self, size: int) -> None:
         """Count a batch; a callback for `Dedup.on_batch`."""
         self.batches[bisect_left(SIZES, size)] += 1
@@ -168,7 +176,10 @@ def outcome_of(verb: str, reply: bytes) -> str:
     if verb == "consume":
         return reply.split(b"\r\n", 2)[1].decode()
     if first == b"*":
-        return reply.split(b"\r\n", 3)[2].decode()
+        parts = reply.split(b"\r\n", 3)
+        return (
+            "ok" if parts[1][:1] in (b":", b"") else parts[2].decode()
+        )  # an array of numbers has no outcome
     return "absent" if reply in (b"$-1\r\n", b"_\r\n", b":0\r\n") else "ok"
 
 

@@ -12,6 +12,7 @@ from ..gateway import Dedup
 from .access import Access, ForbiddenError
 from .counters import Counters
 from .ephemeral import EphemeralClaims
+from .ledgers import Ledgers, make_ledgers
 from .limits import Limits
 from .reply_memory import ReplyMemory
 from .request_memory import RequestMemory
@@ -43,9 +44,11 @@ class Namespaces:
         limits: the limits of one client.
         counters: counts the answers to clients.
         configured_only: refuse every namespace but the default one and those in `settings`.
+        ledgers: the settings of the ledgers, by name: those of `Dedup.ledger`, and the `namespace` of each.
 
     Attributes:
         access: what the clients of one socket may do; `behind` makes the namespaces of another socket.
+        ledgers: the ledgers that they may use.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class Namespaces:
         limits: Limits | None = None,
         counters: Counters | None = None,
         configured_only: bool = False,
+        ledgers: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         self.root = root
         self.limits = limits or Limits()
@@ -78,6 +82,8 @@ class Namespaces:
         for name, changes in (settings or {}).items():
             self._add(name, replace(root.settings, namespace=name, **changes))
         self._configured = len(self._dedups)
+        mine = {each.settings.namespace: each for each in self.dedups()}
+        self.ledgers = make_ledgers(ledgers, mine, self.counters) if ledgers else Ledgers()
 
     def behind(self, access: Access, limits: Limits) -> Namespaces:
         """Return these namespaces as the clients of another socket see them; all else is shared.
@@ -97,7 +103,9 @@ class Namespaces:
         view._configured_only = self._configured_only
         view._configured = self._configured
         view._dedups = self._dedups
+        view.ledgers = self.ledgers
         if own:
+            view.ledgers = self.ledgers.within(access.namespaces)
             view._dedups = {name: dedup for dedup in own for name in _names_of(dedup)}
         return view
 

@@ -7,7 +7,14 @@ from typing import Any, Final
 import orjson
 
 from ..codec import check_size
-from ..errors import DedupError, InvalidKeyError, ShortfallError, UnavailableError, UsageError
+from ..errors import (
+    DedupError,
+    InvalidKeyError,
+    LedgerFullError,
+    ShortfallError,
+    UnavailableError,
+    UsageError,
+)
 from ..gateway import Dedup
 from ..model import Outcome, Record
 from ..protocol.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
@@ -24,7 +31,7 @@ def without_addresses(fault: DedupError) -> str:
         return "the operation was done, and too few replicas of the store confirmed it in time"
     if isinstance(fault, UsageError):
         return "the sidecar is stopping"
-    if isinstance(fault, LimitError):
+    if isinstance(fault, LimitError | LedgerFullError):
         return str(fault)
     return "the store does not answer, or takes no more; the sidecar's log says why"
 

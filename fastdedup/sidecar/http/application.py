@@ -20,6 +20,7 @@ from ..reply_memory import LARGE
 from ..verbs import Asked
 from . import problems
 from .gate import PATH
+from .ledgers import route_path
 from .problems import RequestProblem, is_bad, retry_after
 from .protocol import QUICK_PATH, HttpProtocol
 from .query import parse_query
@@ -107,10 +108,10 @@ class HttpApp:
     def _found(self, request: HttpRequest) -> tuple[HttpRoute, Callable[[bytes], Any] | None]:
         if request.path.startswith(BELOW_GATE.path) and PATH in self._routes:
             return self._below_gate, None
-        return self._routes[request.path][request.method]
+        return self._routes[route_path(request.path)][request.method]
 
     def _no_route(self, path: str) -> RequestProblem:
-        methods = self._routes.get(path)
+        methods = self._routes.get(route_path(path))
         if methods is None:
             return RequestProblem(problems.NOT_FOUND)
         allow = ", ".join(sorted(methods))

@@ -13,7 +13,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from ...checks import MAX_SECONDS
 from ...model import Outcome, State
 from ...protocol.keyspace import MAX_KEY_BYTES
+from ...protocol.ledgers import MAX_ID
 from ...protocol.owners import MAX_OWNER_BYTES
+from ..ledgers import MAX_IDS
 
 _MAX_MS = round(MAX_SECONDS * 1000)
 _MAX_FENCE = 2**53 - 1
@@ -60,6 +62,18 @@ Fingerprint = Annotated[
 ]
 Subject = Annotated[Any, Field(description="The user or thing that the token is for: any JSON.")]
 Value = Annotated[Any, Field(description="Any JSON; every duplicate gets it.")]
+LedgerId = Annotated[
+    Annotated[str, Field(min_length=1, max_length=MAX_ID)] | int,
+    Field(description=f"1 to {MAX_ID} bytes of UTF-8; a whole number is the same id as its decimal text."),
+]
+CallName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_OWNER_BYTES,
+        description="Your own name for this call: where its answer was lost, the same name gets it again.",
+    ),
+]
 
 
 class RequestModel(BaseModel):
@@ -199,6 +213,20 @@ class RecordQuery(RequestModel):
     key: Key
 
 
+class IdsRequest(BaseModel):
+    """Ids of a ledger."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    ids: list[LedgerId] = Field(max_length=MAX_IDS)
+
+
+class FirstRequest(IdsRequest):
+    """Ask which of these ids come for the first time, and remember them."""
+
+    owner: CallName | None = None
+
+
 class AnswerModel(BaseModel):
     """An answer's body."""
 
@@ -280,6 +308,42 @@ class ForgetAnswer(AnswerModel):
     """The key is new again."""
 
     forgotten: bool = Field(description="False where there was no record.")
+
+
+class FirstAnswer(AnswerModel):
+    """For each id whether this call is the first within the window."""
+
+    first: list[bool]
+
+
+class SeenAnswer(AnswerModel):
+    """For each id whether it is remembered."""
+
+    seen: list[bool]
+
+
+class ForgottenAnswer(AnswerModel):
+    """For each id whether it was remembered; it is new again."""
+
+    forgotten: list[bool]
+
+
+class LedgerAnswer(AnswerModel):
+    """What a ledger holds, from at most 1,000 of its buckets."""
+
+    ledger: str
+    namespace: str
+    ids: int
+    capacity: int
+    fill: float = Field(description="Ids by capacity.")
+    window: int = Field(description="Milliseconds for which an id is remembered.")
+    slots: int = Field(description="Parts of the window; an id is remembered for up to one part more.")
+    width: int = Field(description="Bytes of an id's digest.")
+    bytes: int = Field(description="Memory in the store.")
+    bytes_an_id: float
+    false_duplicates: float = Field(
+        description="New ids in a window that are expected to be taken for duplicates."
+    )
 
 
 class HealthAnswer(AnswerModel):

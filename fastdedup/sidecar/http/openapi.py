@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,6 +28,13 @@ _WITH_BODY = (
 _WITH_STORE = (problems.INVALID, problems.FOREIGN)
 _ON_SOME_SOCKETS = (problems.FORBIDDEN, problems.QUOTA)
 _ALWAYS = (problems.BAD_REQUEST, problems.HEADERS, problems.INTERNAL, problems.UNAVAILABLE)
+_NAME = {
+    "name": "name",
+    "in": "path",
+    "required": True,
+    "description": "The ledger's, as the sidecar's settings name it.",
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,64}$"},
+}
 _RETRY_AFTER = {
     "description": "Seconds after which another try makes sense, rounded up.",
     "schema": {"type": "integer", "minimum": 1},
@@ -54,7 +62,7 @@ def document(routes: Iterable[HttpRoute], limits: Limits) -> dict[str, Any]:
 
 def _operation(route: HttpRoute, limits: Limits, schemas: dict[str, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {
-        "operationId": f"{route.method.lower()}{route.path.replace('/', '_').replace('.', '_')}",
+        "operationId": route.method.lower() + re.sub("[{}]", "", re.sub("[/.]", "_", route.path)),
         "summary": route.summary,
         "responses": _responses(route, schemas),
     }
@@ -63,6 +71,8 @@ def _operation(route: HttpRoute, limits: Limits, schemas: dict[str, Any]) -> dic
         operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
     elif route.asks is not None:
         operation["parameters"] = list(_parameters(route.asks))
+    if "{name}" in route.path:
+        operation["parameters"] = [_NAME]
     return operation
 
 
@@ -109,7 +119,7 @@ def _describe(
     content = response["content"].setdefault("application/problem+json", {"schema": {"anyOf": []}})
     if schema not in content["schema"]["anyOf"]:
         content["schema"]["anyOf"].append(schema)
-    if problem in (problems.IN_PROGRESS, problems.UNAVAILABLE, problems.QUOTA):
+    if problem in (problems.IN_PROGRESS, problems.UNAVAILABLE, problems.QUOTA, problems.LEDGER_FULL):
         response["headers"] = {"Retry-After": _RETRY_AFTER}
 
 

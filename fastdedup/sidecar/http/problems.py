@@ -16,6 +16,7 @@ from ...errors import (
     DedupError,
     ForeignRecordError,
     InvalidKeyError,
+    LedgerFullError,
     ResultError,
     ResultTooLargeError,
     UnavailableError,
@@ -26,6 +27,7 @@ from ...model import Outcome
 from ...web import problems as web
 from ...web.problems import ProblemType
 from ..access import ForbiddenError, QuotaError
+from ..ledgers import LedgerSettingsError, UnknownLedgerError
 from ..verbs import without_addresses
 
 _MAX_FAULTS = 20
@@ -51,6 +53,12 @@ UNKNOWN_TOKEN = ProblemType(
     "It was never issued, or has expired. Issue another one.",
 )
 NO_RECORD = ProblemType("no-record", 404, "No record", "The store holds nothing under this key: it is new.")
+UNKNOWN_LEDGER = ProblemType(
+    "unknown-ledger",
+    404,
+    "No such ledger",
+    "Write a table [ledgers.NAME] with window and capacity into the sidecar's settings, or use another socket.",
+)
 METHOD = ProblemType(
     "method-not-allowed", 405, "Not with this method", "The Allow header lists the methods of this address."
 )
@@ -121,6 +129,18 @@ QUOTA = ProblemType(
 )
 HEADERS = ProblemType("headers-too-large", 431, "The headers are too large", "Send less of them.")
 INTERNAL = ProblemType("internal-error", 500, "Internal error", "See the sidecar's log.")
+LEDGER_SETTINGS = ProblemType(
+    "ledger-settings",
+    500,
+    "The ledger cannot be served with its settings",
+    "The request is a good one: somebody must change the sidecar's settings, or the store's. `detail` says what.",
+)
+LEDGER_FULL = ProblemType(
+    "ledger-full",
+    503,
+    "The ledger is full",
+    "It holds 18 times as many ids as planned, and remembered none of these. Found it with a greater capacity.",
+)
 BUSY = ProblemType(
     "too-many-connections",
     503,
@@ -161,8 +181,11 @@ def is_bad(facts: dict[str, Any]) -> bool:
 
 _OF_ERROR: list[tuple[type[DedupError], ProblemType]] = [
     (QuotaError, QUOTA),
+    (LedgerFullError, LEDGER_FULL),
     (UnavailableError, UNAVAILABLE),
     (ForbiddenError, FORBIDDEN),
+    (UnknownLedgerError, UNKNOWN_LEDGER),
+    (LedgerSettingsError, LEDGER_SETTINGS),
     (ClaimLostError, CLAIM_LOST),
     (ResultTooLargeError, RESULT_TOO_LARGE),
     (ForeignRecordError, FOREIGN),
@@ -171,6 +194,10 @@ _OF_ERROR: list[tuple[type[DedupError], ProblemType]] = [
     (ConfigError, INVALID),
     (UsageError, UNAVAILABLE),  # the `Dedup` is closed: the sidecar is stopping
 ]
+
+
+_WITH_RETRY = (UNAVAILABLE, QUOTA, LEDGER_FULL)
+"""The problems that say when another try makes sense."""
 
 
 class RequestProblem(Exception):
@@ -196,7 +223,7 @@ def problem_of(fault: Exception) -> tuple[dict[str, Any], int | None]:
         return _invalid(fault), None
     for kind, problem in _OF_ERROR:
         if isinstance(fault, kind):
-            if problem is UNAVAILABLE or problem is QUOTA:
+            if problem in _WITH_RETRY:
                 return problem.facts(without_addresses(fault)), _retry_ms(fault)
             return problem.facts(str(fault)), None
     log.exception("a request failed", exc_info=fault)

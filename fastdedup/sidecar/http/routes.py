@@ -13,7 +13,7 @@ from ...model import BreakerState
 from ...protocol.operations import ReadOp
 from ...web.problems import ProblemType
 from ..namespaces import Namespaces
-from . import gate, models, openapi, problems, verbs
+from . import gate, ledgers, models, openapi, problems, verbs
 from .batch_turn import in_turn
 from .problems import PAGES, RequestProblem
 from .route import EACH, HttpRoute
@@ -84,6 +84,7 @@ _CLAIM: dict[str, Any] = {
     "shaped": models.ClaimProblem,
 }
 _SETTLED: dict[str, Any] = {"answers": ((200, models.SettledAnswer),), "problems": (problems.CLAIM_LOST,)}
+_OF_LEDGER = (problems.UNKNOWN_LEDGER, problems.LEDGER_SETTINGS, problems.FOREIGN)
 _JUDGED = (problems.IN_PROGRESS, problems.MISMATCH)
 
 OPERATORS_ROUTES: tuple[HttpRoute, ...] = (
@@ -232,6 +233,46 @@ ROUTES: tuple[HttpRoute, ...] = (
         ((200, models.ForgetAnswer),),
         (problems.FOREIGN,),
         verb="forget",
+    ),
+    HttpRoute(
+        "POST",
+        ledgers.FIRST,
+        ledgers.first,
+        "Remember ids, and say which are the first",
+        models.FirstRequest,
+        ((200, models.FirstAnswer),),
+        (*_OF_LEDGER, problems.LEDGER_FULL),
+        verb="first",
+    ),
+    HttpRoute(
+        "POST",
+        ledgers.SEEN,
+        ledgers.seen,
+        "Look whether ids are remembered",
+        models.IdsRequest,
+        ((200, models.SeenAnswer),),
+        _OF_LEDGER,
+        verb="seen",
+    ),
+    HttpRoute(
+        "POST",
+        ledgers.FORGET,
+        ledgers.forget,
+        "Forget ids",
+        models.IdsRequest,
+        ((200, models.ForgottenAnswer),),
+        _OF_LEDGER,
+        verb="forget",
+    ),
+    HttpRoute(
+        "GET",
+        ledgers.LEDGER,
+        ledgers.stats,
+        "Show what a ledger holds",
+        None,
+        ((200, models.LedgerAnswer),),
+        _OF_LEDGER,
+        verb="ledger",
     ),
     *OPERATORS_ROUTES,
     HttpRoute("GET", "/openapi.json", document, "This document", None, ((200, dict[str, Any]),), verb=""),

@@ -13,6 +13,7 @@ from ..access import Access
 from . import (
     claim_commands,
     client_commands,
+    ledger_commands,
     record_commands,
     settle_commands,
     store_commands,
@@ -55,6 +56,7 @@ _RULED: dict[bytes, Command] = {
     **settle_commands.COMMANDS,
     **token_commands.COMMANDS,
     **record_commands.COMMANDS,
+    **ledger_commands.COMMANDS,
 }
 COMMANDS: dict[bytes, Command] = {
     **_RULED,
@@ -64,7 +66,9 @@ COMMANDS: dict[bytes, Command] = {
 }
 WITH_STORES: dict[bytes, Command] = COMMANDS | store_commands.COMMANDS
 """The commands of a socket that also serves `sidecar://` stores."""
-VERB_OF: dict[bytes, str] = {name: name.removeprefix(b"FD.").decode().lower() for name in _RULED}
+VERB_OF: dict[bytes, str] = {name: name.removeprefix(b"FD.").decode().lower() for name in _RULED} | {
+    b"FD.FORGETID": "forget"
+}
 """What a command does, in the words of `access.VERBS`. FD.RUN asks the rules for itself."""
 
 

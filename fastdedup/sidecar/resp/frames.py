@@ -14,8 +14,8 @@ from ...stores.sidecar.wire import MAX_ARGUMENTS
 OK: Final = b"+OK\r\n"
 _SIZES: Final = [b"$%d" % size for size in range(512)]
 _COUNTS: Final = {b"*%d" % count: count for count in range(1, MAX_ARGUMENTS + 1)}
-_BATCH: Final = b"FD.RUN"
-"""The command that takes up to MAX_ARGUMENTS; the limit of a connection holds for the others."""
+_MANY: Final = frozenset({b"FD.RUN", b"FD.FIRST", b"FD.SEEN", b"FD.FORGETID"})
+"""The commands that take up to MAX_ARGUMENTS; the limit of a connection holds for the others."""
 
 
 class FrameError(Exception):
@@ -43,7 +43,7 @@ class Frames:
 
     Args:
         max_bytes: the bytes that one command may take, headers included.
-        max_arguments: the arguments that one command may have, its name included; FD.RUN has a limit of its own.
+        max_arguments: the arguments that one command may have, its name included; those in `_MANY` have their own.
     """
 
     __slots__ = ("_broken", "_count", "_held", "_max_arguments", "_max_bytes", "_need", "_parts", "_passed")
@@ -127,7 +127,7 @@ class Frames:
         last = len(parts) - 1
         while at < last:
             count = _COUNTS.get(parts[at])
-            if count is None or (count > most and parts[at + 2 : at + 3] != [_BATCH]):
+            if count is None or (count > most and b"".join(parts[at + 2 : at + 3]).upper() not in _MANY):
                 break
             ends = at + 2 * count + 1
             arguments = parts[at + 2 : ends : 2]
@@ -160,7 +160,7 @@ class Frames:
                 raise FrameError("a bulk string does not end where its header says")
             parts.append(data[begins:ends])
             at = ends + 2
-            if count > self._max_arguments and parts[0] != _BATCH:
+            if count > self._max_arguments and parts[0].upper() not in _MANY:
                 raise FrameError(_too_many(self._max_arguments, "arguments", count))
         self._count, self._parts, self._passed = 0, [], 0
         return parts, at

@@ -42,7 +42,15 @@ from .checked import (
     Uid,
 )
 from .mistakes import Mistakes, Sources, describe, in_order, unknown_variables
-from .tables import AnyPolicy, LimitsTable, NamespaceConfig, PolicyTable, SocketConfig
+from .tables import (
+    AnyPolicy,
+    LedgerConfig,
+    LedgerName,
+    LimitsTable,
+    NamespaceConfig,
+    PolicyTable,
+    SocketConfig,
+)
 
 PREFIX = "FASTDEDUP_"
 _NO_SETTINGS = {"FASTDEDUP_CONFIG", "FASTDEDUP_COMPILE", "FASTDEDUP_SHOP"}
@@ -102,6 +110,8 @@ class Config(BaseSettings):
     """The limits of clients: sizes in bytes, times in seconds."""
     namespaces: dict[Name, NamespaceConfig] = Field(default_factory=dict)
     """A table for each namespace with settings of its own; those that it leaves out are the ones above."""
+    ledgers: dict[LedgerName, LedgerConfig] = Field(default_factory=dict)
+    """A table for each ledger that clients of every language may use: FD.FIRST, /v1/ledgers/NAME/first."""
     sockets: tuple[SocketConfig, ...] = ()
     """Further sockets, each with rules of its own."""
 
@@ -150,9 +160,18 @@ class Config(BaseSettings):
     def other_namespaces(self) -> dict[str, dict[str, Any]]:
         """Return the settings that the tables of the other namespaces set."""
         others = {name: table for name, table in self.namespaces.items() if name != self.namespace}
-        named = {name for each in self.sockets for name in each.namespaces} - {self.namespace}
+        named = {name for each in self.sockets for name in each.namespaces}
+        named |= {each.namespace for each in self.ledgers.values() if each.namespace is not None}
+        named.discard(self.namespace)
         return {name: {} for name in sorted(named)} | {
             name: table.changes() for name, table in others.items()
+        }
+
+    def ledger_options(self) -> dict[str, dict[str, Any]]:
+        """Return the settings of each ledger, and its namespace."""
+        return {
+            name: table.model_dump() | {"namespace": table.namespace or self.namespace}
+            for name, table in self.ledgers.items()
         }
 
     @property

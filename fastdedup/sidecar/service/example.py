@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from ..limits import Limits
 from .config import Config
-from .tables import NamespaceConfig, PolicyTable
+from .tables import LedgerConfig, NamespaceConfig, PolicyTable
 
 EXAMPLES: dict[str, Any] = {
     "password_file": Path("/run/secrets/redis"),
@@ -24,8 +24,16 @@ EXAMPLES: dict[str, Any] = {
 }
 """A value for each setting that has none by default."""
 _WIDTH = 110
-_TABLES = ("limits", "namespaces")
+LEDGER: dict[str, Any] = {
+    "window": 604_800.0,
+    "capacity": 1_000_000,
+    "width": 7,
+    "namespace": "fastdedup",
+}
+"""A value for each setting of a ledger that has none by default."""
+_TABLES = ("limits", "namespaces", "ledgers")
 _NAME = "sms"
+_LEDGER = "orders"
 _HEAD = """\
 # Settings of `fastdedup serve --config FILE`; `fastdedup check-config FILE` checks them. Flags and the environment
 # (FASTDEDUP_LEASE=60) stand above this file.
@@ -44,6 +52,8 @@ def example_file() -> str:
     blocks.append(_comment(texts["limits"]) + "[limits]\n")
     blocks += [_setting(each.name, texts[f"limits.{each.name}"], each.default) for each in fields(Limits)]
     blocks.append(_comment(texts["namespaces"]) + f"#[namespaces.{_NAME}]\n" + _own())
+    blocks.append(_comment(texts["ledgers"]) + f"#[ledgers.{_LEDGER}]\n")
+    blocks += [_of_ledger(name) for name in LedgerConfig.model_fields]
     return "\n".join(blocks)
 
 
@@ -69,6 +79,11 @@ def _own() -> str:
     """Return the settings that a namespace may have of its own, with the defaults that they then have."""
     defaults = dict(_defaults(Config))
     return "".join(f"#{name} = {_toml(defaults[name])}\n" for name in NamespaceConfig.model_fields)
+
+
+def _of_ledger(name: str) -> str:
+    default = LEDGER.get(name, LedgerConfig.model_fields[name].default)
+    return _comment(texts_of(LedgerConfig)[name]) + f"#{name} = {_toml(default)}\n"
 
 
 def _setting(name: str, text: str, default: Any) -> str:

@@ -69,6 +69,10 @@ class Collector(BaseCollector):
             times.add_metric([verb], _buckets(BOUNDS, cells[:-1]), cells[-1])
         yield counts
         yield times
+        labels = ["namespace", "ledger", "answer"]
+        yield _family(
+            CounterMetricFamily, "ledger_ids", "Ids by their answer.", labels, self._counters.ledger_ids
+        )
 
     def _engine(self) -> Iterator[Metric]:
         root = self._namespaces.root

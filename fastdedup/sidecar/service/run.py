@@ -266,6 +266,7 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
         limits=config.make_limits(),
         counters=counters,
         configured_only=config.configured_only,
+        ledgers=config.ledger_options(),
     )
     namespaces.render_metrics = Exposition(namespaces).render
     return namespaces

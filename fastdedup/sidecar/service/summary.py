@@ -40,6 +40,9 @@ def summary(config: Config) -> Iterator[str]:
     for name in dict.fromkeys((config.namespace, *config.namespaces)):
         default = " (default)" if name == config.namespace else ""
         yield f"namespace  {name}{default}: {_settings(config, name)}"
+    for name, ledger in config.ledgers.items():
+        where = ledger.namespace or config.namespace
+        yield f"ledger     {name}: {ledger.capacity} ids in {_time(ledger.window)}, in the namespace {where}"
 
 
 def _who(config: Config | SocketConfig) -> str:

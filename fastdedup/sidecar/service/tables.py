@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, create_model, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, create_model, model_validator
 
+from ...errors import ConfigError
 from ...fallback.base import FallbackPolicy
 from ...fallback.local import LocalLRU
 from ...fallback.reject import Reject
+from ...keys import check_namespace
+from ...ledger import LEAST_WINDOW, MOST_CAPACITY, check_width
 from ..access import READING, VERBS, Access, SocketVerb
 from ..limits import Limits
 from .checked import AbsolutePath, Count, Gid, Mode, Name, Rate, Seconds, Uid
@@ -76,6 +79,46 @@ class NamespaceConfig(ConfigTable):
         return changes
 
 
+class LedgerConfig(ConfigTable):
+    """A ledger that clients of every language may use. Its name is the table's."""
+
+    window: Seconds
+    """Seconds for which an id is remembered."""
+    capacity: Count
+    """Ids in one window. It may hold more, and gets slower then; it takes no memory beforehand."""
+    exact: bool = True
+    """False for 4 bytes an id in place of 7: a new id is then taken for a duplicate once in 50 million times."""
+    width: int | None = None
+    """Bytes of an id's digest where these two do not suit: 16 is a whole UUID, 3 needs exact = false."""
+    write: Literal["set", "append"] = "set"
+    """"set" writes an id's whole bucket (0.6 kB to replicas and the append-only file), "append" its end, for more
+    memory."""
+    allow_eviction: bool = False
+    """True to go on with a store that evicts keys when its memory is full, and so forgets ids."""
+    namespace: Name | None = None
+    """The namespace that it belongs to. Left out: the default one."""
+
+    @model_validator(mode="after")
+    def _can_be_founded(self) -> LedgerConfig:
+        check_width(self.exact, self.width)
+        if self.capacity > MOST_CAPACITY:
+            raise ConfigError(f"capacity must be at most {MOST_CAPACITY}")
+        if self.window < LEAST_WINDOW:
+            raise ConfigError(f"window must be at least {LEAST_WINDOW} seconds")
+        return self
+
+
+def _ledger_name(name: str) -> str:
+    """Check the name of a ledger: in HTTP it stands in the path, in RESP where an option may stand."""
+    check_namespace(name, "a ledger's name")
+    if "/" in name or name.upper() in ("OWNER", "NS"):
+        raise ValueError("a ledger's name must have no '/', and must not be OWNER or NS")
+    return name
+
+
+LedgerName = Annotated[str, AfterValidator(_ledger_name)]
+
+
 class SocketConfig(ConfigTable):
     """A further socket, `[[sockets]]`: a boundary between its clients and those of all other sockets."""
 
@@ -97,7 +140,7 @@ class SocketConfig(ConfigTable):
     show_owners: bool = False
     """True to show the owners of records: whoever knows an owner may settle its claim."""
     claims_per_second: Rate | None = None
-    """Claims and tokens that all clients of the socket may ask for in a second."""
+    """Claims, tokens and ids that all clients of the socket may ask for in a second."""
     pending: Count | None = None
     """Operations of all clients of the socket that may be under way."""
     ephemeral: Count | None = None

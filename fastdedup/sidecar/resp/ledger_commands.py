@@ -1,0 +1,99 @@
+"""The commands of ledgers: FD.FIRST, FD.SEEN, FD.FORGETID, FD.LEDGER.
+
+Options stand before the ledger's name: behind it, all is ids, which may be any bytes, "OWNER" too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any, Final
+
+import orjson
+
+from ..ledgers import ServedLedger
+from .connection import Command, RespConnection
+from .frames import encode
+from .options import CommandOptions, check_count, read_options
+from .reply_places import Slot
+
+_NAMES: Final = (b"OWNER", b"NS")
+_FIRST: Final = frozenset({"OWNER", "NS"})
+_OTHERS: Final = frozenset({"NS"})
+
+
+def first(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.FIRST [OWNER name] [NS n] ledger id [id …]`: the reply is 1 for each id that is the first, else 0."""
+    served, options, ids = _asked(connection, command, _FIRST)
+    connection.namespaces.access.charge("first", len(ids) - 1)
+    return connection.spawn(partial(_first, connection, served, ids, options.owner), served.dedup, "first")
+
+
+async def _first(
+    connection: RespConnection, served: ServedLedger, ids: list[bytes], owner: str | None
+) -> bytes:
+    """Ask in a task, which ends with the client: nobody reads the answer then, so nothing stays remembered."""
+    call = asyncio.ensure_future(served.first(ids, owner))
+    stop: Any = call.cancel
+    connection.on_gone.append(stop)
+    try:
+        return encode([int(answer) for answer in await call])
+    except asyncio.CancelledError:
+        if connection.gone:
+            return b""
+        raise
+    finally:
+        connection.on_gone.remove(stop)
+
+
+def seen(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.SEEN [NS n] ledger id [id …]`: the reply is 1 for each id that is remembered, else 0."""
+    served, _, ids = _asked(connection, command, _OTHERS)
+
+    async def work() -> bytes:
+        return encode([int(answer) for answer in await served.seen(ids)])
+
+    return connection.spawn(work, served.dedup, "seen")
+
+
+def forget(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.FORGETID [NS n] ledger id [id …]`: the reply is 1 for each id that was remembered, else 0."""
+    served, _, ids = _asked(connection, command, _OTHERS)
+
+    async def work() -> bytes:
+        return encode([int(answer) for answer in await served.forget(ids)])
+
+    return connection.spawn(work, served.dedup, "forget_id")
+
+
+def stats(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.LEDGER [NS n] ledger`: the reply is what the ledger holds, as JSON."""
+    served, _, _ = _asked(connection, command, _OTHERS, ids=False)
+
+    async def work() -> bytes:
+        return encode(orjson.dumps(await served.facts()))
+
+    return connection.spawn(work, served.dedup, "ledger")
+
+
+def _asked(
+    connection: RespConnection, command: list[bytes], allowed: frozenset[str], *, ids: bool = True
+) -> tuple[ServedLedger, CommandOptions, list[bytes]]:
+    """Return the ledger that a command names, its options, and its ids."""
+    at = 1
+    while command[at : at + 1] and command[at].upper() in _NAMES:
+        at += 2
+    options = read_options(command[:at], 1, allowed)
+    check_count(command, at + 1 + ids)
+    served = connection.namespaces.ledgers.find(command[at], options.ns)
+    if not ids:
+        read_options(command, at + 1, frozenset())
+    return served, options, command[at + 1 :]
+
+
+COMMANDS: dict[bytes, Command] = {
+    b"FD.FIRST": first,
+    b"FD.SEEN": seen,
+    b"FD.FORGETID": forget,
+    b"FD.LEDGER": stats,
+}

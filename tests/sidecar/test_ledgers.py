@@ -1,0 +1,328 @@
+"""Ledgers for every language: FD.FIRST and `/v1/ledgers/…`, over a sidecar of its own and a real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from fastdedup import Dedup
+from fastdedup.sidecar.ledgers import MAX_IDS
+from fastdedup.sidecar.service.config import load
+from fastdedup.sidecar.service.mistakes import Mistakes
+from fastdedup.sidecar.service.summary import summary
+from fastdedup.stores.redis.scripts import pack
+
+from ..servers import RedisServer
+from .running import Sidecar, client, figure
+
+CONFIG = """
+url = "{url}"
+namespace = "shop"
+allow_stores = true
+
+[namespaces.mail]
+
+[ledgers.orders]
+window = 3600
+capacity = 10_000
+
+[ledgers.letters]
+window = 3600
+capacity = 1000
+namespace = "mail"
+
+[ledgers.tiny]
+window = 3600
+capacity = 1
+
+[ledgers.other]
+window = 60
+capacity = 100
+
+[[sockets]]
+path = "{run}/mail.sock"
+namespaces = ["mail"]
+
+[[sockets]]
+path = "{run}/look.sock"
+verbs = "read"
+
+[[sockets]]
+path = "{run}/slow.sock"
+claims_per_second = 10
+"""
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Sidecar]:
+    server = RedisServer().start()
+    gate = Sidecar()
+    (gate.folder / "run").mkdir()
+    file = gate.folder / "fastdedup.toml"
+    file.write_text(CONFIG.format(url=server.url, run=gate.folder / "run"))
+    gate.options += ["--config", str(file)]
+    try:
+        with gate:
+            yield gate
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def resp(served: Sidecar) -> Iterator[redis.Redis]:
+    with served.client() as wire:
+        yield wire
+
+
+def ask(wire: redis.Redis, *command: Any) -> Any:
+    return wire.execute_command(*command)
+
+
+def post(served: Sidecar, address: str, body: Any) -> tuple[int, Any]:
+    with served.http() as http:
+        answer = http.post(f"/v1/ledgers/{address}", json=body)
+    return answer.status_code, answer.json()
+
+
+# Both wires
+
+
+def test_each_id_is_the_first_once_on_both_wires(served: Sidecar, resp: redis.Redis) -> None:
+    assert ask(resp, "FD.FIRST", "orders", "a", "b", "a") == [1, 1, 0]
+    assert post(served, "orders/first", {"ids": ["b", "c", 7]}) == (200, {"first": [False, True, True]})
+    assert ask(resp, "fd.first", "orders", b"7", b"\xff\x00") == [0, 1]
+    assert ask(resp, "FD.SEEN", "orders", "a", "new") == [1, 0]
+    assert post(served, "orders/seen", {"ids": ["a", "new"]}) == (200, {"seen": [True, False]})
+    assert ask(resp, "FD.FORGETID", "orders", "a", "new") == [1, 0]
+    assert post(served, "orders/forget", {"ids": ["b", "new"]}) == (200, {"forgotten": [True, False]})
+    assert ask(resp, "FD.FIRST", "orders", "a", "b", "c") == [1, 1, 0]
+
+
+def test_the_same_name_gets_the_same_answer(served: Sidecar, resp: redis.Redis) -> None:
+    for _ in range(2):
+        assert ask(resp, "FD.FIRST", "OWNER", "run-1", "orders", "n1", "n2") == [1, 1]
+    named = {"ids": ["n1", "n3"], "owner": "run-1"}
+    assert post(served, "orders/first", named)[1] == post(served, "orders/first", named)[1]
+    assert ask(resp, "FD.FIRST", "orders", "n1", "n2", "n3") == [0, 0, 0]
+
+
+def test_ids_may_be_the_names_of_options(resp: redis.Redis) -> None:
+    assert ask(resp, "FD.FIRST", "NS", "shop", "orders", "OWNER", "NS", "mail") == [1, 1, 1]
+    assert ask(resp, "FD.SEEN", "orders", "NS", "shop") == [1, 0]
+
+
+def test_a_python_store_shares_the_ledger(served: Sidecar, resp: redis.Redis) -> None:
+    """What stands in the store is the same, whoever asks."""
+    ask(resp, "FD.FIRST", "orders", "from another language")
+
+    async def main() -> list[bool]:
+        async with Dedup(f"sidecar://{served.path}", namespace="shop") as dedup:
+            ledger = dedup.ledger("orders", window=timedelta(hours=1), capacity=10_000)
+            return await ledger.first_many(["from another language", "from here"])
+
+    assert asyncio.run(main()) == [False, True]
+    assert ask(resp, "FD.SEEN", "orders", "from here") == [1]
+
+
+def test_a_call_takes_many_ids_and_no_more(served: Sidecar, resp: redis.Redis) -> None:
+    ids = [f"many{n}" for n in range(MAX_IDS)]
+    assert ask(resp, "FD.FIRST", "orders", *ids) == [1] * MAX_IDS
+    assert ask(resp, "FD.SEEN", "orders", *ids) == [1] * MAX_IDS
+    with pytest.raises(redis.ResponseError, match=f"at most {MAX_IDS} ids, got {MAX_IDS + 1}"):
+        ask(resp, "FD.FIRST", "orders", *ids, "one more")
+    assert post(served, "orders/first", {"ids": [*ids, "one more"]})[0] == 422
+    assert ask(resp, "FD.SEEN", "orders", "one more") == [0]
+
+
+def test_a_ledger_shows_what_it_holds(served: Sidecar, resp: redis.Redis) -> None:
+    ask(resp, "FD.FIRST", "letters", "a", "b", "c")
+    facts = json.loads(ask(resp, "FD.LEDGER", "letters"))
+    with served.http() as http:
+        assert http.get("/v1/ledgers/letters").json() == facts
+        assert http.get("/v1/ledgers/orders/first").status_code == 405
+    assert facts["ids"] == 3
+    assert (facts["namespace"], facts["window"], facts["capacity"]) == ("mail", 3_600_000, 1000)
+
+
+def test_answers_are_counted_by_ledger(served: Sidecar, resp: redis.Redis) -> None:
+    def counts() -> list[float]:
+        text = served.figures()
+        return [
+            figure(text, "fastdedup_ledger_ids_total", namespace="mail", ledger="letters", answer=answer)
+            for answer in ("first", "duplicate")
+        ] + [figure(text, "fastdedup_operations_total", namespace="mail", verb="first", outcome="ok")]
+
+    before = counts()
+    ask(resp, "FD.FIRST", "letters", "counted", "counted", "counted too")
+    post(served, "letters/first", {"ids": ["counted"]})
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 2, 2]
+
+
+# Errors
+
+
+def test_an_unknown_ledger_says_how_to_configure_it(served: Sidecar, resp: redis.Redis) -> None:
+    with pytest.raises(
+        redis.ResponseError, match=r"write a table \[ledgers.bills\] with window and capacity"
+    ):
+        ask(resp, "FD.FIRST", "bills", "a")
+    status, problem = post(served, "bills/first", {"ids": ["a"]})
+    assert (status, problem["type"]) == (404, "urn:fastdedup:problem:unknown-ledger")
+    assert "[ledgers.bills]" in problem["detail"]
+    with pytest.raises(redis.ResponseError, match="belongs to the namespace 'shop'"):
+        ask(resp, "FD.FIRST", "NS", "mail", "orders", "a")
+
+
+@pytest.mark.parametrize(
+    ("command", "wrong"),
+    [
+        (["FD.FIRST", "orders"], "wrong number of arguments"),
+        (["FD.FIRST", "OWNER"], "wrong number of arguments|followed by a value"),
+        (["FD.SEEN", "OWNER", "me", "orders", "a"], "unknown option 'OWNER'"),
+        (["FD.FIRST", "orders", ""], "the id is empty"),
+        (["FD.FIRST", "OWNER", "x" * 64, "orders", "a"], "an owner must have"),
+        (["FD.LEDGER", "orders", "a"], "unknown option 'A'"),
+    ],
+)
+def test_a_wrong_command_says_what_is_wrong(resp: redis.Redis, command: list[str], wrong: str) -> None:
+    with pytest.raises(redis.ResponseError, match=wrong):
+        ask(resp, *command)
+
+
+@pytest.mark.parametrize("body", [{}, {"ids": "a"}, {"ids": [""]}, {"ids": [True]}, {"ids": ["a"], "ttl": 1}])
+def test_a_wrong_body_is_refused(served: Sidecar, body: Any) -> None:
+    assert post(served, "orders/first", body)[0] == 422
+
+
+def test_settings_that_differ_from_the_stores_are_no_fault_of_the_client(served: Sidecar) -> None:
+    async def found_it() -> None:
+        async with Dedup(f"sidecar://{served.path}", namespace="shop") as dedup:
+            await dedup.ledger("other", window=60, capacity=200).first("id")
+
+    asyncio.run(found_it())
+    status, problem = post(served, "other/first", {"ids": ["a"]})
+    assert (status, problem["type"]) == (500, "urn:fastdedup:problem:ledger-settings")
+    assert "was founded with capacity=200" in problem["detail"]
+
+
+def test_a_full_ledger_remembers_nothing(served: Sidecar, resp: redis.Redis) -> None:
+    """It has one bucket, of 2,000 entries and the places for young ones."""
+    for start in range(0, 2000, 500):
+        ask(resp, "FD.FIRST", "tiny", *range(start, start + 500))
+    with pytest.raises(redis.ResponseError, match=r"UNAVAILABLE 36000 a bucket .* is full"):
+        ask(resp, "FD.FIRST", "tiny", *range(2000, 2900))
+    status, problem = post(served, "tiny/first", {"ids": [f"x{n}" for n in range(300)]})
+    assert (status, problem["type"]) == (503, "urn:fastdedup:problem:ledger-full")
+    assert not any(post(served, "tiny/seen", {"ids": [f"x{n}" for n in range(300)]})[1]["seen"])
+
+
+# Sockets
+
+
+def test_a_socket_serves_the_ledgers_of_its_namespaces(served: Sidecar) -> None:
+    with client(served.path.parent / "mail.sock") as mail:
+        assert ask(mail, "FD.FIRST", "letters", "of mail") == [1]
+        with pytest.raises(redis.ResponseError, match="no ledger 'orders', only: letters"):
+            ask(mail, "FD.FIRST", "orders", "of mail")
+
+
+def test_a_reading_socket_only_looks(served: Sidecar, resp: redis.Redis) -> None:
+    ask(resp, "FD.FIRST", "orders", "looked at")
+    with client(served.path.parent / "look.sock") as look:
+        assert ask(look, "FD.SEEN", "orders", "looked at") == [1]
+        assert json.loads(ask(look, "FD.LEDGER", "orders"))["ids"] > 0
+        for name in ("FD.FIRST", "FD.FORGETID"):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                ask(look, name, "orders", "looked at")
+
+
+def test_each_id_counts_towards_the_quota(served: Sidecar) -> None:
+    with client(served.path.parent / "slow.sock") as slow:
+        assert ask(slow, "FD.FIRST", "orders", *(f"quota{n}" for n in range(50))) == [1] * 50
+        with pytest.raises(redis.ResponseError, match="claims_per_second"):
+            ask(slow, "FD.FIRST", "orders", "quota50")
+
+
+def test_a_client_that_goes_leaves_nothing_remembered(
+    served: Sidecar, resp: redis.Redis, wait_until: Callable[..., Any]
+) -> None:
+    """Nobody was told that its ids are the first, so somebody else is."""
+    ids = [f"gone{n}" for n in range(MAX_IDS)]
+    assert served.process is not None
+    served.process.send_signal(signal.SIGSTOP)
+    try:
+        with socket.socket(socket.AF_UNIX) as wire:
+            wire.connect(str(served.path))
+            wire.sendall(pack("FD.FIRST", "orders", *ids))
+    finally:
+        served.process.send_signal(signal.SIGCONT)
+
+    async def is_forgotten() -> bool:
+        return not any(ask(resp, "FD.SEEN", "orders", *ids))
+
+    asyncio.run(wait_until(is_forgotten, description="the ids are taken back"))
+
+
+# Stores
+
+
+def test_a_claim_cannot_touch_a_ledgers_key(resp: redis.Redis) -> None:
+    """A record in its place would take the bucket's ids."""
+    owner = b"\0" + b"0123456789"
+    with pytest.raises(redis.ResponseError, match="another kind"):
+        ask(resp, "FD.RUN", "claim", 1, "shop:~orders{AAAA}", 1, 5, 9, "claim", 0, owner)
+    with pytest.raises(redis.ResponseError, match="bucket"):
+        ask(resp, "FD.RUN", "seen", 1, "shop:=orders", 1, 9, 7, 9, "d" * 7)
+
+
+def test_a_store_hears_that_the_sidecars_store_evicts(served: Sidecar) -> None:
+    async def policy() -> str | None:
+        async with Dedup(f"sidecar://{served.path}", namespace="shop") as dedup:
+            return await dedup._namespace.connection.store.eviction_policy()  # type: ignore[attr-defined]
+
+    assert asyncio.run(policy()) in (None, "noeviction")
+
+
+# Settings
+
+
+def test_ledgers_are_configured_by_the_file_and_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "fastdedup.toml"
+    file.write_text('[ledgers.orders]\nwindow = 604800\ncapacity = 600_000_000\nwrite = "append"\n')
+    assert any("orders: 600000000 ids in 7 d" in line for line in summary(load(file, environment=False)))
+    monkeypatch.setenv("FASTDEDUP_LEDGERS", '{"mails": {"window": 60, "capacity": 9, "namespace": "mail"}}')
+    config = load(None)
+    assert config.ledger_options()["mails"]["namespace"] == "mail"
+    assert "mail" in config.other_namespaces()
+    assert not config.configured_only
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("[ledgers.a]\ncapacity = 1", "ledgers.a.window"),
+        ("[ledgers.a]\nwindow = 60", "ledgers.a.capacity"),
+        ("[ledgers.a]\nwindow = 60\ncapacity = 0", ":3: ledgers.a.capacity"),
+        ("[ledgers.a]\nwindow = 60\ncapacity = 9\nwidth = 3", "exact=False"),
+        ("[ledgers.a]\nwindow = 60\ncapacity = 9\nwindwo = 9", "did you mean window"),
+        ("[ledgers.a]\nwindow = 0.01\ncapacity = 9", "at least 0.1"),
+        ('[ledgers."a/b"]\nwindow = 60\ncapacity = 9', "no '/'"),
+        ("[ledgers.owner]\nwindow = 60\ncapacity = 9", "must not be OWNER"),
+    ],
+)
+def test_a_wrong_setting_of_a_ledger_is_named(tmp_path: Path, text: str, wrong: str) -> None:
+    file = tmp_path / "fastdedup.toml"
+    file.write_text(text)
+    with pytest.raises(Mistakes, match=wrong):
+        load(file, environment=False)
