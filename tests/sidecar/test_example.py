@@ -13,8 +13,8 @@ from click.testing import CliRunner
 import fastdedup.cli.main
 from fastdedup.sidecar.limits import Limits
 from fastdedup.sidecar.service.config import Config, load
-from fastdedup.sidecar.service.example import EXAMPLES, example_file
-from fastdedup.sidecar.service.tables import NamespaceConfig
+from fastdedup.sidecar.service.example import EXAMPLES, LEDGER, example_file
+from fastdedup.sidecar.service.tables import LedgerConfig, NamespaceConfig
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +43,12 @@ def test_each_line_shows_the_default_or_a_value_that_is_accepted(text: str, tmp_
     wanted = uncommented(text).replace("/run/secrets/redis", str(password)).replace("memory://", "redis://h")
     file.write_text(wanted)
     config, default = load(file, environment=False), load(environment=False)
-    for name in Config.model_fields.keys() - EXAMPLES.keys() - {"url", "limits", "namespaces"}:
+    for name in Config.model_fields.keys() - EXAMPLES.keys() - {"url", "limits", "namespaces", "ledgers"}:
         assert getattr(config, name) == getattr(default, name), name
     for each in fields(Limits):
         if each.name not in EXAMPLES:
             assert getattr(config.limits, each.name) == each.default, each.name
+    assert config.ledger_options() == {"orders": LedgerConfig(**LEDGER).model_dump()}
     own = config.other_namespaces()["sms"]
     assert {name: repr(value) for name, value in own.items()} == {
         name: repr(value) for name, value in default.default_options().items()
@@ -59,6 +60,7 @@ def test_every_setting_is_there_once_with_its_text(text: str) -> None:
     assert whole.keys() == Config.model_fields.keys()
     assert whole["limits"].keys() == {each.name for each in fields(Limits)}
     assert whole["namespaces"]["sms"].keys() == NamespaceConfig.model_fields.keys()
+    assert whole["ledgers"]["orders"].keys() == LedgerConfig.model_fields.keys()
     for block in text.split("\n\n")[1:]:
         assert re.match(r"# .*[^\n]", block), f"no text stands above {block!r}"
 

@@ -257,6 +257,7 @@ def test_a_client_that_goes_leaves_nothing_remembered(
 ) -> None:
     """Nobody was told that its ids are the first, so somebody else is."""
     ids = [f"gone{n}" for n in range(MAX_IDS)]
+    assert ask(resp, "PING")
     assert served.process is not None
     served.process.send_signal(signal.SIGSTOP)
     try:
@@ -266,10 +267,14 @@ def test_a_client_that_goes_leaves_nothing_remembered(
     finally:
         served.process.send_signal(signal.SIGCONT)
 
-    async def is_forgotten() -> bool:
+    async def are_forgotten() -> bool:
         return not any(ask(resp, "FD.SEEN", "orders", *ids))
 
-    asyncio.run(wait_until(is_forgotten, description="the ids are taken back"))
+    def has_gone() -> bool:
+        return figure(served.figures(), "fastdedup_connections", wire="resp") == 1
+
+    asyncio.run(wait_until(has_gone, description="the sidecar has read the command, and the client's end"))
+    asyncio.run(wait_until(are_forgotten, description="its ids are taken back"))
 
 
 # Stores

@@ -213,12 +213,23 @@ class RecordQuery(RequestModel):
     key: Key
 
 
+def _without_most(schema: dict[str, Any]) -> None:
+    """Leave the bound out of the document: a body of more ids may be too large as well, which is another problem."""
+    del schema["maxItems"]
+
+
 class IdsRequest(BaseModel):
     """Ids of a ledger."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    ids: list[LedgerId] = Field(max_length=MAX_IDS)
+    ids: list[LedgerId] = Field(
+        max_length=MAX_IDS,
+        description=f"At most {MAX_IDS} ids.",
+        json_schema_extra=lambda schema: schema.pop(
+            "maxItems", None
+        ),  # a body of more may be too large as well
+    )
 
 
 class FirstRequest(IdsRequest):

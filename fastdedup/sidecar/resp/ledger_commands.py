@@ -5,9 +5,7 @@ Options stand before the ledger's name: behind it, all is ids, which may be any 
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
@@ -23,27 +21,17 @@ _OTHERS: Final = frozenset({"NS"})
 
 
 def first(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.FIRST [OWNER name] [NS n] ledger id [id …]`: the reply is 1 for each id that is the first, else 0."""
+    """`FD.FIRST [OWNER name] [NS n] ledger id [id …]`: the reply is 1 for each id that is the first, else 0.
+
+    The task ends with the client: nobody reads the answer then, so nothing stays remembered.
+    """
     served, options, ids = _asked(connection, command, _FIRST)
     connection.namespaces.access.charge("first", len(ids) - 1)
-    return connection.spawn(partial(_first, connection, served, ids, options.owner), served.dedup, "first")
 
+    async def work() -> bytes:
+        return encode([int(answer) for answer in await served.first(ids, options.owner)])
 
-async def _first(
-    connection: RespConnection, served: ServedLedger, ids: list[bytes], owner: str | None
-) -> bytes:
-    """Ask in a task, which ends with the client: nobody reads the answer then, so nothing stays remembered."""
-    call = asyncio.ensure_future(served.first(ids, owner))
-    stop: Any = call.cancel
-    connection.on_gone.append(stop)
-    try:
-        return encode([int(answer) for answer in await call])
-    except asyncio.CancelledError:
-        if connection.gone:
-            return b""
-        raise
-    finally:
-        connection.on_gone.remove(stop)
+    return connection.spawn(work, served.dedup, "first")
 
 
 def seen(connection: RespConnection, command: list[bytes]) -> Slot:
