@@ -226,9 +226,7 @@ class IdsRequest(BaseModel):
     ids: list[LedgerId] = Field(
         max_length=MAX_IDS,
         description=f"At most {MAX_IDS} ids.",
-        json_schema_extra=lambda schema: schema.pop(
-            "maxItems", None
-        ),  # a body of more may be too large as well
+        json_schema_extra=_without_most,
     )
 
 
