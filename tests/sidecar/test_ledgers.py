@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from fastdedup import Dedup
+from fastdedup.events import Event, LedgerFilling
 from fastdedup.sidecar.ledgers import MAX_IDS
 from fastdedup.sidecar.service.config import load
 from fastdedup.sidecar.service.mistakes import Mistakes
@@ -287,6 +288,20 @@ def test_a_claim_cannot_touch_a_ledgers_key(resp: redis.Redis) -> None:
         ask(resp, "FD.RUN", "claim", 1, "shop:~orders{AAAA}", 1, 5, 9, "claim", 0, owner)
     with pytest.raises(redis.ResponseError, match="bucket"):
         ask(resp, "FD.RUN", "seen", 1, "shop:=orders", 1, 9, 7, 9, "d" * 7)
+
+
+def test_a_store_hears_that_a_ledger_fills(served: Sidecar) -> None:
+    """The sidecar reads the scripts' replies, and the ledger that warns is in the store's process."""
+    events: list[Event] = []
+
+    async def fill() -> None:
+        async with Dedup(f"sidecar://{served.path}", namespace="shop", on_event=events.append) as dedup:
+            ledger = dedup.ledger("small", window=3600, capacity=100)
+            for start in range(0, 600, 100):
+                await ledger.first_many(range(start, start + 100))
+
+    asyncio.run(fill())
+    assert [event.ledger for event in events if isinstance(event, LedgerFilling)] == ["small"]
 
 
 def test_a_store_hears_that_the_sidecars_store_evicts(served: Sidecar) -> None:
