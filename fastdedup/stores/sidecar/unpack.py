@@ -337,13 +337,16 @@ def _terms_of_look(slot: bytes, width: bytes, until: bytes) -> LedgerTerms:
 
 def _new_terms(slot: bytes, width: bytes, until: bytes) -> LedgerTerms:
     """Return the terms that every operation on a bucket has; those of `first` have more."""
-    terms = LedgerTerms.__new__(LedgerTerms)
-    terms.slot_us = _number(slot, 1, _MAX_MS * 1000 // SLOTS)
-    terms.window_ms = terms.slot_us * SLOTS // 1000
-    terms.width = _number(width, 1, _MAX_WIDTH)
-    terms.until_ms = _number(until, 0, FOREVER_MS)
+    slot_us = _number(slot, 1, _MAX_MS * 1000 // SLOTS)
+    form = LedgerForm(
+        capacity=1,
+        width=_number(width, 1, _MAX_WIDTH),
+        window_ms=slot_us * SLOTS // 1000,
+        secret=b"",
+    )
+    terms = LedgerTerms(form, "set", _number(until, 0, FOREVER_MS))
+    terms.slot_us = slot_us
     terms.keep_ms = terms.young = terms.named = terms.most = 1
-    terms.seen_fill = 0.0
     return terms
 
 
