@@ -7,7 +7,7 @@ import contextlib
 import random
 from collections.abc import Coroutine
 from time import monotonic
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 from . import codec
 from .checks import Seconds, check_seconds, milliseconds
@@ -26,6 +26,7 @@ from .errors import (
 )
 from .gate.namespace import Namespace
 from .model import Outcome
+from .protocol.ledgers import RememberedClaimOp, RememberedSettleOp
 from .protocol.operations import ClaimOp, Code, Op, ReleaseOp, RenewOp, SettleOp, Verdict
 from .protocol.owners import owner_text
 
@@ -34,6 +35,8 @@ _SUCCEEDED: Final = Outcome.SUCCEEDED
 _SHAREABLE: Final = (str, int, float, bool)
 """Decoded once for all who ask; what could be changed by one caller is decoded for each."""
 _LOST: Final = "lost"
+_ECHO_MS: Final = 60_000
+"""Milliseconds for which the record of a success stays that a ledger remembers: a completion may come twice."""
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.4
 """Seconds between two tries to settle while the store is unavailable."""
@@ -163,6 +166,12 @@ class Claim:
         return value
 
     @property
+    def remembered(self) -> bool:
+        """True where only a ledger knows of the success (`remember=`): then `result` is None, as it is not kept."""
+        verdict = self._verdict
+        return verdict.outcome is _SUCCEEDED and not verdict.attempt  # a record counts at least one attempt
+
+    @property
     def error(self) -> Any:
         """The recorded error where the outcome is FAILED; a fresh copy each time."""
         if self.outcome is not Outcome.FAILED:
@@ -227,6 +236,9 @@ class Claim:
     ) -> None:
         """Record success: every duplicate gets `result` for `ttl` seconds (the namespace's by default).
 
+        Where a ledger remembers the success (`remember=`), it does so for its window, and `ttl` says only for how
+        long `result` is kept: a minute by default.
+
         It is tried for `within` seconds while the store is unavailable; by default until the lease ends.
 
         Raises:
@@ -280,6 +292,8 @@ class Claim:
             # A claim's own ttl is what its terms keep beyond the lease.
             terms = self._call.terms
             keep_ms = terms.keep_ms - terms.lease_ms if succeeded else round(settings.failure_ttl * 1000)
+            if succeeded and terms.remembered:
+                keep_ms = _ECHO_MS
         else:
             keep_ms = milliseconds(ttl, "ttl")
         self._unstorable = None
@@ -288,6 +302,8 @@ class Claim:
         except (ResultError, ResultTooLargeError) as error:
             self._unstorable = error
             raise
+        if succeeded and self._call.terms.remembered:
+            return self._remembered_op(keep_ms, payload)
         return SettleOp(
             self._call.wire,
             self._call.owner,
@@ -295,6 +311,13 @@ class Claim:
             succeeded=succeeded,
             keep_ms=keep_ms,
             payload=payload,
+        )
+
+    def _remembered_op(self, keep_ms: int, payload: bytes) -> RememberedSettleOp:
+        """Return the operation that lets the ledger remember the key, and keeps the record for a moment."""
+        call = cast(RememberedClaimOp, self._call)
+        return RememberedSettleOp(
+            call.wire, call.owner, self.fence, keep_ms=keep_ms, payload=payload, place=call.place
         )
 
     def _check_live(self) -> None:
@@ -349,12 +372,16 @@ class Claim:
     async def _act(self, op: Op) -> None:
         code = await self._namespace.ask.run(op, degraded=self.degraded)
         if code == Code.OK:
-            return
+            return None
+        if isinstance(op, RememberedSettleOp) and code != Code.LOST:
+            call = cast(RememberedClaimOp, self._call)
+            await call.find_again(cast(Code, code))
+            return await self._act(self._remembered_op(op.keep_ms, op.payload))
         if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:
             if self._lease_left() > 0:
                 # Within its lease nobody takes a key that was not freed: the first sending did it, and a settled
                 # record has expired since.
-                return
+                return None
             self._lost = self._outage = True
             raise ClaimLostError(
                 f"whether {self.key!r} was settled is not known: the reply was lost, and by now its lease has "

@@ -12,6 +12,7 @@ from .checks import Seconds, check_seconds, named
 from .claim import Claim
 from .claims.call import ClaimCall, KnownCall
 from .claims.many import ClaimList, ListedClaim
+from .claims.remembered import RememberedCall, claim_each
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
 from .engine.engine import OnBatch
@@ -265,6 +266,7 @@ class Dedup:
         ttl: Seconds | None = None,
         wait: Seconds = 0.0,
         renew: bool = False,
+        remember: Ledger | None = None,
     ) -> ClaimCall:
         """Ask to be the first for `key`. Main path of the library.
 
@@ -285,6 +287,9 @@ class Dedup:
                 UnavailableError.
             renew: keep the lease alive until settled; should it be lost, the `async with` body is
                 cancelled and ClaimLostError raised.
+            remember: the ledger that remembers a success for its window, in a tenth of a record's memory. The result
+                is kept for a minute; a later duplicate is SUCCEEDED without it, and `claim.remembered` is True.
+                Until it is settled, the claim is like any other. `LocalLRU` does not answer such claims.
 
         Raises:
             InvalidKeyError: the key or owner cannot be used.
@@ -295,6 +300,8 @@ class Dedup:
             UsageError: (on await) not open, closed, or another event loop.
         """
         mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
+        if remember is not None:
+            return self._claim_remembered(key, remember, mark, owner, lease, ttl, wait, renew)
         namespace = self._namespace
         if namespace.recent and owner is None and lease is None and ttl is None:  # empty but in a storm
             known = self._told_recently(key, mark)
@@ -314,6 +321,33 @@ class Dedup:
         )
         if owner is not None:
             call.named = True
+        if wait or renew:
+            call.set_patience(wait, renew)
+        return call
+
+    def _claim_remembered(
+        self,
+        key: str,
+        ledger: Ledger,
+        mark: bytes | None,
+        owner: str | None,
+        lease: Seconds | None,
+        ttl: Seconds | None,
+        wait: Seconds,
+        renew: bool,
+    ) -> RememberedCall:
+        namespace = self._namespace
+        if not isinstance(ledger, Ledger) or not ledger.is_of(namespace.connection):
+            raise ConfigError(f"remember must be a ledger of this gate, made by its ledger(), got {ledger!r}")
+        call = RememberedCall(
+            namespace,
+            key,
+            ledger,
+            namespace.remembered_terms(lease, ttl),
+            draw_owner() if owner is None else owner_field(owner),
+            mark,
+        )
+        call.named = owner is not None
         if wait or renew:
             call.set_patience(wait, renew)
         return call
@@ -342,6 +376,7 @@ class Dedup:
         ttl: Seconds | None = None,
         wait: Seconds = 0.0,
         renew: bool = False,
+        remember: Ledger | None = None,
     ) -> list[Claim]:
         """Claim many keys at once, each on its own; the answers stand in the order of the keys.
 
@@ -358,6 +393,26 @@ class Dedup:
             raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
         namespace = self._namespace
         namespace.connection.running_engine()
+        if remember is not None:
+            asked: dict[str, None] = {}
+            calls = []
+            for key, mark in zip(keys, marks, strict=True):
+                # Nobody waits for a claim of the same list.
+                patience = 0.0 if key in asked else wait
+                asked[key] = None
+                calls.append(
+                    self._claim_remembered(
+                        key,
+                        remember,
+                        None if mark is None else digest(mark),
+                        owner,
+                        lease,
+                        ttl,
+                        patience,
+                        renew,
+                    )
+                )
+            return await claim_each(calls, named=owner is not None)
         terms = (
             namespace.claim_terms
             if lease is None and ttl is None
@@ -417,6 +472,7 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
+        remember: Ledger | None = None,
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]: ...
 
     @overload
@@ -430,6 +486,7 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
+        remember: Ledger | None = None,
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]: ...
 
     def once(
@@ -442,14 +499,18 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
+        remember: Ledger | None = None,
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
-        """Decorate an async function to run once per key; later calls return the first result. See `once.py`."""
+        """Decorate an async function to run once per key; later calls return the first result. See `once.py`.
+
+        With `remember=`, a call that comes a minute after the first one or later returns None: see `claim`.
+        """
         return once(
             self.claim,
             key,
             fingerprint=fingerprint,
             fail_on=fail_on,
-            options={"lease": lease, "ttl": ttl, "wait": wait, "renew": renew},
+            options={"lease": lease, "ttl": ttl, "wait": wait, "renew": renew, "remember": remember},
         )
 
     def machine(

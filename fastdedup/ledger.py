@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Self, cast
 from .checks import Seconds, check_count, check_seconds, milliseconds, shown
 from .errors import ConfigError, LedgerFullError, UnavailableError, foreign
 from .events import LedgerFilling
+from .gate.connection import Connection
 from .gate.namespace import Namespace
 from .keys import check_namespace
 from .model import LedgerStats
@@ -20,6 +21,7 @@ from .protocol.ledgers import (
     Addresses,
     FirstOp,
     ForgetIdOp,
+    IdPlace,
     LedgerForm,
     LedgerOp,
     LedgerTerms,
@@ -293,6 +295,21 @@ class Ledger:
             bytes_an_id=size / living if living else 0.0,
             false_duplicates=ids * a_bucket / 256.0**form.width,
         )
+
+    def is_of(self, connection: Connection) -> bool:
+        """True where its ids are in the store of this connection."""
+        return self._namespace.connection is connection
+
+    async def place_of(self, id: Any, found: Code | None = None) -> IdPlace:
+        """Return where an id's entry lies; for the claims whose success this ledger remembers.
+
+        `found`: the store's answer to the place that was returned last. Errors as for `first`.
+        """
+        data = id_bytes(id)
+        if found is not None:
+            self._judge(found)
+        view = await self._present_view()
+        return (*view.addresses.find(data), view.terms)
 
     # To the store
 

@@ -12,7 +12,6 @@
 --          done), FULL (the bucket has no room: nothing was done), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
 local reply = { now_us, 0, 0 }
-local entries = 0
 local pcall = redis.pcall
 
 local function answer(i, code)
@@ -20,66 +19,7 @@ local function answer(i, code)
   reply[n + 1], reply[n + 2] = i, code
 end
 
--- Writes the bucket anew, with a further entry.
-local function rewrite(key, bucket, tags, old, entry, ledger)
-  local width, slot, step = ledger.width, ledger.slot, ledger.step
-  local entries_from, size, cut, kept = tags + TAG * old, width + 1 - TAG, 0, {}
-  while cut < old and not lives(byte(bucket, entries_from + cut * size), slot) do cut = cut + 1 end
-  for at = HEAD + 1, tags - 1, step do
-    local then_slot = byte(bucket, at)
-    if then_slot ~= 0 and lives(then_slot, slot) then kept[#kept + 1] = sub(bucket, at, at + step - 1) end
-  end
-  kept[#kept + 1] = ledger.stamp .. entry
-  local ageing = math.max(#kept - ledger.named, 0)
-  local left = old - cut + ageing
-  if left > ledger.most then return FULL end
-  local aged_tags, aged = {}, {}
-  for i = 1, ageing do
-    local item = kept[i]
-    aged_tags[i] = sub(item, 2, 1 + TAG)
-    aged[i] = sub(item, 1, 1) .. sub(item, 2 + TAG, width + 1)
-  end
-  return put('SET', key, table.concat({
-    ledger.head, char(floor(left / 256), left % 256),
-    table.concat(kept, '', ageing + 1), string.rep(ledger.zeros, ledger.young - #kept + ageing),
-    sub(bucket, tags + TAG * cut, entries_from - 1), table.concat(aged_tags),
-    sub(bucket, entries_from + cut * size), table.concat(aged),
-  }), 'PX', ledger.keep)
-end
-
--- Returns nil where the id is remembered for this call, else a code.
-local function remember(key, entry, ledger)
-  local width, slot, step = ledger.width, ledger.slot, ledger.step
-  local bucket, tags, old, since = fetch_bucket(key, width)
-  if bucket == nil then return tags end
-  if not bucket then return put('SET', key, ledger.fresh .. entry .. ledger.rest, 'PX', ledger.keep) end
-  local place, tag = place_of(bucket, tags, old, sub(entry, 1, width), slot)
-  if place then
-    if tag or sub(bucket, place + width + 1, place + step - 1) ~= sub(entry, width + 1) then return ALREADY end
-    return write_again(key)
-  end
-  entries = entries + old + ledger.young
-  local free = find(bucket, ledger.zeros, HEAD + 1, true)
-  -- The nonce before a free place may end in zeros.
-  free = free and HEAD + 1 + math.ceil((free - HEAD - 1) / step) * step
-  if not free or free >= tags or (slot - since) % 255 > EXPIRY_SERVES then
-    return rewrite(key, bucket, tags, old, entry, ledger)
-  end
-  return put('SETRANGE', key, free - 1, ledger.stamp .. entry)
-end
-
--- What the ids of a run share; its arguments begin at `a`.
-local function ledger_of(a)
-  local slot, width, young = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
-  local head, step = VERSION .. 'L' .. char(width, slot, young), width + 1 + NONCE
-  local zeros = string.rep('\0', step)
-  return {
-    slot = slot, keep = ARGV[a + 2], width = width, young = young, named = tonumber(ARGV[a + 5]),
-    most = tonumber(ARGV[a + 6]), head = head, step = step, zeros = zeros, stamp = char(slot),
-    fresh = head .. '\0\0' .. char(slot), rest = string.rep(zeros, young - 1),
-    tags = HEAD + 1 + young * step, reach = tostring(HEAD + young * step + TAG * TAGS_AT_ONCE - 1), offsets = {},
-  }
-end
+-- Here stands _remember.lua.
 
 -- The way of nearly every id, which saves a sixth of the instructions: it is new, and its bucket has a free place. The
 -- same as `remember`, but that it reads no more than the tags. Returns true where the id was remembered; else nothing was done.

@@ -6,22 +6,7 @@
 
 local reply = { now_us }
 
-local function settle(key, state, deadline, keep, proof, payload)
-  local record, fault = read(key, CLAIMS)
-  if record == nil then return fault end
-  if not record or not held_by(record, proof) then return LOST end
-  local present = sub(record, 2, 2)
-  if present == state then -- the reply to the first try was lost
-    return write_again(key) or OK
-  end
-  if present ~= 'P' and present ~= 'W' then return LOST end
-  local last, printed = shape(record)
-  local settled = sub(record, 16, last + (printed and 16 or 0)) .. payload
-  local refusal = put('SET', key, VERSION .. state .. sub(record, 3, 9) .. deadline .. settled, 'PX', keep)
-  if refusal then return refusal end
-  wake(record, key)
-  return OK
-end
+-- Here stands _settle.lua.
 
 local a, i = 3, 1
 while i <= count do

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from typing import cast
 
 from ..errors import ShortfallError, UnavailableError
+from ..gate.ask import StaleLedger
 from ..gate.connection import Connection
 from ..gate.namespace import Namespace
 from ..model import Outcome
-from ..protocol.operations import ClaimOp, Terms, Verdict, terms
+from ..protocol.ledgers import RememberedClaimOp
+from ..protocol.operations import ClaimOp, Code, Terms, Verdict, terms
 
 _DEAF_PAUSE = 0.25
 """Seconds between two looks of a waiter that cannot be told."""
@@ -72,7 +75,8 @@ async def _wait_on(
             return found
     connection = namespace.connection
     loop = asyncio.get_running_loop()
-    patient = terms(call.terms.mode, call.terms.lease_ms, call.terms.keep_ms, True)
+    known = call.terms
+    patient = terms(known.mode, known.lease_ms, known.keep_ms, True, known.remembered)
     heard = not found.degraded and await _listens(connection)
     while True:
         with connection.wakeups.watch(call.wire) as freed:
@@ -148,11 +152,16 @@ async def _pause(connection: Connection, part: bytes, pause: float, left: float)
 
 async def claim_once(namespace: Namespace, call: ClaimOp, terms: Terms) -> Verdict:
     """Look once how the key stands, on behalf of `call`."""
-    op = ClaimOp(call.wire, terms, call.owner, call.fingerprint)
-    op.named = call.named
-    op.key = call.key
+    op = call.look(terms)
     call.at = asyncio.get_running_loop().time()
-    verdict = await namespace.ask.claim(op)
+    try:
+        verdict: Verdict | None = await namespace.ask.claim(op)
+    except StaleLedger:
+        verdict = None
+    if verdict is None:
+        await cast(RememberedClaimOp, call).find_again(Code.STALE)
+        op = call.look(terms)
+        verdict = await namespace.ask.claim(op)
     if verdict.outcome is Outcome.ACQUIRED:
         namespace.connection.undo.keep(op)  # an earlier look may have acquired it, and its reply was lost
     return verdict

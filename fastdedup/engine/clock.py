@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from time import monotonic
-from typing import cast
 
-from ..protocol.operations import ClaimOp, Op, Verb
+from ..protocol.operations import ClaimOp, Op
 from ..stores.base import TimedStore
 
 NOTE_EVERY = 0.02
@@ -62,7 +61,7 @@ def named_claims(ops: Sequence[Op]) -> list[ClaimOp]:
     But for those that another part of the store has sent on: they may have been executed there, and keep what was
     noted first.
     """
-    claims = [cast(ClaimOp, op) for op in ops if op.verb is Verb.CLAIM]
+    claims = [op for op in ops if isinstance(op, ClaimOp)]
     return [claim for claim in claims if claim.named and not getattr(claim, "hops", 0)]
 
 

@@ -32,7 +32,7 @@ from .queue import MIN_BATCH, Batch, OperationQueue, give_up
 from .unwanted import OnGivenUp, Unwanted
 
 _OPEN: Final = BreakerState.OPEN  # naming an enum's member through its class costs 50 ns on Python 3.11
-_CLAIM: Final = Verb.CLAIM
+_CLAIMS: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED)
 _AGAIN: Final = Code.AGAIN
 OnBatch = Callable[[int], None]
 HandOver = Callable[["Engine", Op, Any], None]
@@ -171,7 +171,14 @@ class Engine:
         return taker
 
     def _claim_alone(self, op: ClaimOp) -> asyncio.Future[Reply]:
-        """Accept a claim that neither leads nor follows: it has a caller-chosen owner, or claims a token."""
+        """Accept a claim that neither leads nor follows: it has a caller-chosen owner, or claims a token.
+
+        Also a claim whose success a ledger remembers: it leads or follows, and its queue is not the plain claims'.
+        """
+        if op.terms.remembered and not op.named:
+            leader = self._leaders.setdefault(op.wire, op)
+            if leader is not op:
+                return self._follow(leader, op)
         self._put(op)
         if op.named:
             if self._on_named is not None:
@@ -373,7 +380,7 @@ class Engine:
             self._pending -= len(ops)
             if batch.sent_at and self._clock is not None:
                 self._clock.answered(batch.named, batch.sent_at)
-            if batch.verb is _CLAIM:
+            if batch.verb in _CLAIMS:
                 self._deliver_claims(cast("Sequence[ClaimOp]", ops), outcome)
             else:
                 self._deliver(ops, outcome)
@@ -423,14 +430,14 @@ class Engine:
         Where it waits for half of the timeout it is refused: sent any later, it would make its batch late.
         """
         self._pending += 1
-        if op.terms.shared and not op.named:
+        if (op.terms.shared or op.terms.remembered) and not op.named:
             self._leaders.setdefault(op.wire, op)
         self._queue.put_large(op)
         self._deadline.bring_forward(op.at + self._timeout / 2)
 
     def _send_on(self, op: Op, redirect: Redirect) -> None:
         """Let an operation leave for another part of the store; it has no effect here."""
-        if op.verb is _CLAIM:
+        if op.verb in _CLAIMS:
             claim = cast(ClaimOp, op)
             self._forget_claim(claim)
             if claim.future.done():  # its caller was cancelled
@@ -466,11 +473,11 @@ class Engine:
             del self._leaders[op.wire]
 
     def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
-        if op.verb is _CLAIM:
+        if op.verb in _CLAIMS:
             self._given_up(cast(ClaimOp, op), sent=sent)  # before the caller learns of it and may claim again
         if not op.future.done():
             op.fail(copy_of(error))
-        if op.verb is not _CLAIM:
+        if op.verb not in _CLAIMS:
             return
         claim = cast(ClaimOp, op)
         self._forget_claim(claim)

@@ -19,11 +19,14 @@ _LARGE_BATCH: Final = 16
 # These verbs always go first, because they free keys. They cannot starve the claims, as every settling needs a
 # claim before it. A release must overtake the claims that wait for its key, and what a call has given up must be
 # taken back before the same call asks again.
-_URGENT: Final = (Verb.ADOPT, Verb.SETTLE, Verb.RELEASE, Verb.RENEW, Verb.FORGET_ID)
+_URGENT: Final = (
+    *(Verb.ADOPT, Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.RENEW),
+    Verb.FORGET_ID,
+)
 # These verbs take turns: the verb that was served goes to the end.
 _IN_TURN: Final = (
     *(Verb.CLAIM, Verb.ISSUE, Verb.TRANSITION, Verb.READ, Verb.FORGET),
-    *(Verb.FIRST, Verb.SEEN, Verb.LEDGER, Verb.WEIGH),
+    *(Verb.FIRST, Verb.SEEN, Verb.LEDGER, Verb.WEIGH, Verb.CLAIM_REMEMBERED),
 )
 
 
@@ -78,6 +81,7 @@ class OperationQueue:
         self._large: deque[Op] = deque()
         self._turns = deque([*(self._queues[verb] for verb in _IN_TURN), self._large])
         self._firsts = self._queues[Verb.FIRST]
+        self._remembered = self._queues[Verb.CLAIM_REMEMBERED]
         self.claims = self._queues[Verb.CLAIM]
         """The queue of claims: `Engine.claim` appends to it directly, which saves a call."""
         self.others = 0
@@ -91,6 +95,9 @@ class OperationQueue:
 
     def put_large(self, op: ClaimOp) -> None:
         """Put a claim again that was sent and not done, as its batch has brought enough large results."""
+        if op.verb is not Verb.CLAIM:
+            self.put_by_age(op)  # a batch has operations of one verb
+            return
         self.others += 1
         if self._large and self._large[0].at > op.at:
             self._large.appendleft(op)
@@ -151,7 +158,9 @@ class OperationQueue:
         if queue is self.claims:
             return self.take_claims(free)
         if queue is self._large:
-            return self._take_large()
+            return self._take_wanted(queue, _LARGE_BATCH)
+        if queue is self._remembered:
+            return self._take_wanted(queue, self._max_batch)
         batch: list[Op] = []
         weight, most = 0, self._max_batch
         if queue is self._firsts:
@@ -163,10 +172,11 @@ class OperationQueue:
         self.others -= len(batch)
         return batch
 
-    def _take_large(self) -> list[Op]:
+    def _take_wanted(self, queue: deque[Op], most: int) -> list[Op]:
+        """Take claims; one that was cancelled before it was sent is dropped."""
         batch: list[Op] = []
-        while self._large and len(batch) < _LARGE_BATCH:
-            op = self._large.popleft()
+        while queue and len(batch) < most:
+            op = queue.popleft()
             self.others -= 1
             if op.future.done():
                 self._retire(cast(ClaimOp, op))

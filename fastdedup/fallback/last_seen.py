@@ -63,7 +63,8 @@ class LastSeen:
     def saw(self, op: Op, reply: Reply) -> None:
         """Take note of the store's reply to an operation."""
         if isinstance(op, ClaimOp):
-            if type(reply) is Verdict:
+            # Whether a ledger remembers an id the store alone can say, so nothing is kept of such claims.
+            if type(reply) is Verdict and not op.terms.remembered:
                 self._saw_claim(op, reply)
         elif isinstance(op, TransitionOp):
             if isinstance(reply, Moved) and reply.version:

@@ -83,6 +83,11 @@ class LocalLRU:
 
     def answer(self, op: Op, error: UnavailableError) -> Reply:
         """Answer from memory, or raise `error` where only the store can know the answer."""
+        if isinstance(op, ClaimOp) and op.terms.remembered:
+            raise UnavailableError(
+                f"whether the ledger remembers this key only the store can say, not {self!r}: claims with "
+                "remember= wait until the store is back"
+            ) from error
         now = self._store.now()
         entry, line = self._store.entry(op.wire), self._journal.get(op.wire)
         self._check(op, entry, line, now, error)

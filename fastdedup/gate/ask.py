@@ -21,8 +21,8 @@ from ..protocol.owners import owner_text
 from .connection import Connection
 from .settings import Settings
 
-_FREEING: Final = (Verb.SETTLE, Verb.RELEASE, Verb.FORGET)
-_GRANTING: Final = (Verb.CLAIM, Verb.TRANSITION)
+_FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGET)
+_GRANTING: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED, Verb.TRANSITION)
 
 
 class HeldLocally(UnavailableError):
@@ -32,6 +32,13 @@ class HeldLocally(UnavailableError):
         super().__init__(
             "this key was used while the store was unavailable, and the store does not know of it yet"
         )
+
+
+class StaleLedger(UnavailableError):
+    """What is known of a ledger is too old; nothing was done. Whoever claims reads its form, and asks again."""
+
+    def __init__(self) -> None:
+        super().__init__("what this process knows of the ledger is too old")
 
 
 class Ask:
@@ -188,6 +195,8 @@ class Ask:
         """As `verdict`, of a claim."""
         reply = self.verdict(op, answer)
         if type(reply) is not Verdict:
+            if reply is Code.STALE:
+                raise StaleLedger
             raise foreign(self._key_of(op))
         return reply
 
@@ -211,7 +220,7 @@ class Ask:
             reply = self._policy.answer(op, error)
         except UnavailableError as refusal:
             self._report_degraded(op, error, answered=False)
-            if type(error) is HeldLocally and op.verb is not Verb.CLAIM and not self._policy.holds(op.wire):
+            if type(error) is HeldLocally and not isinstance(op, ClaimOp) and not self._policy.holds(op.wire):
                 return Code.LOST  # the store never knew of this record, and now the policy has lost it too
             if isinstance(op, ClaimOp):
                 refusal.owner = owner_text(op.owner)

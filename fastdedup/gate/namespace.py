@@ -78,6 +78,11 @@ class Namespace:
         ttl_ms = milliseconds(self.settings.ttl if ttl is None else ttl, "ttl")
         return terms(mode, lease_ms, ttl_ms if mode is Mode.CONSUME else lease_ms + ttl_ms, False)
 
+    def remembered_terms(self, lease: Any, ttl: Any) -> Terms:
+        """As `terms`, of claims whose success a ledger remembers."""
+        plain = self.terms(Mode.CLAIM, lease, ttl)
+        return terms(Mode.CLAIM, plain.lease_ms, plain.keep_ms, False, True)
+
     def terms_ms(self, lease_ms: int | None, ttl_ms: int | None) -> Terms:
         """As `terms`, of claims, in milliseconds."""
         if lease_ms is None and ttl_ms is None:

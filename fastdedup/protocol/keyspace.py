@@ -29,6 +29,8 @@ class Kind(Enum):
 
 
 _WIRE: Final = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$~])(.*)", re.DOTALL)
+_BESIDE: Final = re.compile(rb"[A-Za-z0-9_.:/-]+\{[A-Za-z0-9_-]+\}([=#])(.*)", re.DOTALL)
+"""A ledger's name, a bucket's number, and the mark and key of a claim whose success the ledger remembers."""
 _DIGEST_BYTES: Final = 16
 _READABLE_MARKS: Final = {kind.value[0] for kind in Kind}
 
@@ -102,6 +104,8 @@ def names_of(wire: bytes) -> tuple[str, str]:
     if found is None:
         return "", wire.decode(errors="replace")
     namespace, mark, key = found.groups()
+    if mark == b"~" and (beside := _BESIDE.fullmatch(key)) is not None:
+        mark, key = beside.groups()
     return namespace.decode(), key.decode(errors="replace") if mark in _READABLE_MARKS else "#" + key.hex()
 
 

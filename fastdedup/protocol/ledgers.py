@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import secrets
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 import orjson
 
-from ..errors import InvalidKeyError
+from ..errors import InvalidKeyError, UnavailableError
 from .keyspace import Kind
-from .operations import Op, Verb
+from .operations import ClaimOp, Code, Op, SettleOp, Terms, Verb
 
 SLOTS: Final = 100
 """Parts of a window: an id is kept for the window and up to one part more."""
@@ -43,6 +43,17 @@ _DIGITS: Final = [
     byte.encode() for byte in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 ]
 _PAIRS: Final = [high + low for high in _DIGITS for low in _DIGITS]
+
+
+IdPlace = tuple[bytes, bytes, "LedgerTerms"]
+"""Where an id's entry lies: the key of its bucket, its digest, and what is known of the ledger."""
+
+
+class FindsIds(Protocol):
+    """A ledger, as far as a claim concerns it."""
+
+    async def place_of(self, id: Any, found: Code | None = None) -> IdPlace:
+        """Return where an id's entry lies. `found`: the store's answer to the place that was returned last."""
 
 
 class LedgerTerms:
@@ -140,6 +151,74 @@ class LedgerOp(Op):
         self.form = form
         self.ttl_ms = ttl_ms
         self.former = former
+
+
+class RememberedClaimOp(ClaimOp):
+    """Claim a key whose success a ledger remembers.
+
+    Attributes:
+        bucket: the key of the bucket that the key's id belongs to. The record's key begins with it.
+        digest: the id's digest.
+        ledger_terms: what is known of the ledger.
+        ledger: finds the place of the id anew; None for an operation that is sent.
+    """
+
+    verb = Verb.CLAIM_REMEMBERED
+    __slots__ = ("bucket", "digest", "ledger", "ledger_terms")
+
+    def __init__(
+        self, wire: bytes, terms: Terms, owner: bytes, fingerprint: bytes | None, place: IdPlace
+    ) -> None:
+        super().__init__(wire, terms, owner, fingerprint)
+        self.witness = None
+        self.bucket, self.digest, self.ledger_terms = place
+        self.ledger: FindsIds | None = None
+
+    @property
+    def place(self) -> IdPlace:
+        """Where the id's entry lies."""
+        return self.bucket, self.digest, self.ledger_terms
+
+    async def find_again(self, code: Code) -> None:
+        """Rely on what the ledger is now: the store has said STALE, or it has no room.
+
+        Raises:
+            UnavailableError: the store does not tell, or the id now belongs to another bucket.
+            LedgerFullError: the bucket has no room.
+        """
+        assert self.ledger is not None
+        bucket, digest, terms = await self.ledger.place_of(self.key, code)
+        if (bucket, digest) != (self.bucket, self.digest):
+            raise UnavailableError(f"the ledger of {self.key!r} was founded anew meanwhile; claim it again")
+        self.ledger_terms = terms
+
+    def look(self, terms: Terms) -> RememberedClaimOp:
+        """Return as `ClaimOp.look`."""
+        op = RememberedClaimOp(self.wire, terms, self.owner, self.fingerprint, self.place)
+        op.named = self.named
+        op.key = self.key
+        return op
+
+
+class RememberedSettleOp(SettleOp):
+    """Complete such a claim: the ledger remembers the id, and the record stays for `keep_ms` more.
+
+    Attributes:
+        bucket: as of the claim.
+        entry: the digest and a nonce.
+        ledger_terms: as of the claim.
+    """
+
+    verb = Verb.SETTLE_REMEMBERED
+    __slots__ = ("bucket", "entry", "ledger_terms")
+
+    def __init__(
+        self, wire: bytes, owner: bytes, fence: int, *, keep_ms: int, payload: bytes, place: IdPlace
+    ) -> None:
+        super().__init__(wire, owner, fence, succeeded=True, keep_ms=keep_ms, payload=payload)
+        self.bucket, digest, self.ledger_terms = place
+        # No call of `Ledger.first` has this nonce: an id that was completed is another call's.
+        self.entry = digest + bytes(NONCE_BYTES)
 
 
 class WeighOp(Op):
@@ -241,6 +320,14 @@ class Addresses:
         if not self._short:
             name = _PAIRS[number >> 24] + name
         return self._stem + name + b"}"
+
+
+def record_wire(bucket: bytes, wire: bytes, namespace: str) -> bytes:
+    """Return the key of the record of a claim whose success a ledger remembers: in the slot of its id's bucket.
+
+    `wire`: the key of the same claim without a ledger, in this namespace.
+    """
+    return bucket + wire[len(namespace.encode()) + 1 :]
 
 
 def ledger_wire(namespace: str, name: str) -> bytes:

@@ -60,6 +60,8 @@ class Verb(StrEnum):
     SEEN = "seen"
     FORGET_ID = "forget_id"
     WEIGH = "weigh"
+    CLAIM_REMEMBERED = "claim_remembered"
+    SETTLE_REMEMBERED = "settle_remembered"
 
 
 UNREPEATED: Final = (Verb.FORGET, Verb.FORGET_ID)
@@ -79,9 +81,11 @@ class Mode(StrEnum):
 class Terms:
     """The settings that claims share; a batch states them once. Compared by identity: make them with `terms()`."""
 
-    __slots__ = ("consumes", "header", "keep_ms", "lease_ms", "mode", "shared", "watch")
+    __slots__ = ("consumes", "header", "keep_ms", "lease_ms", "mode", "remembered", "shared", "watch")
 
-    def __init__(self, mode: Mode, lease_ms: int, keep_ms: int, watch: bool) -> None:
+    def __init__(
+        self, mode: Mode, lease_ms: int, keep_ms: int, watch: bool, remembered: bool = False
+    ) -> None:
         self.mode = mode
         self.lease_ms = lease_ms
         self.keep_ms = keep_ms
@@ -90,8 +94,14 @@ class Terms:
         """The claimant waits: the operation that frees or settles the key must publish that."""
         # Looked up once here: naming an enum's member costs 50 ns, and a claim would do so several times.
         self.consumes = mode is Mode.CONSUME
-        self.shared = mode is Mode.CLAIM
-        """Equal concurrent claims may share one operation; each use of a token needs an answer of its own."""
+        self.shared = mode is Mode.CLAIM and not remembered
+        """Equal concurrent claims may share one operation; each use of a token needs an answer of its own.
+
+        False too for claims whose success a ledger remembers: these share one in another way, so that plain claims
+        need not ask which they are.
+        """
+        self.remembered = remembered
+        """A ledger remembers the success: these are the terms of a `RememberedClaimOp`."""
         self.header = (str(lease_ms), str(keep_ms), mode.value, "1" if watch else "0")
 
 
@@ -154,6 +164,13 @@ class ClaimOp(Op):
         # For the engine: the claims that follow this claim; whether the caller chose the owner.
         self.followers: list[ClaimOp] | None = None
         self.named = False
+
+    def look(self, terms: Terms) -> ClaimOp:
+        """Return an operation that asks for the same key on behalf of the same owner."""
+        op = ClaimOp(self.wire, terms, self.owner, self.fingerprint)
+        op.named = self.named
+        op.key = self.key
+        return op
 
     def let_witness(self, witness: Callable[[Op, Reply], Reply]) -> None:
         """Let the engine call `witness`, as `Op.let_witness` does."""

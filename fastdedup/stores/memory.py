@@ -9,7 +9,15 @@ from random import randrange
 
 from ..errors import UnavailableError
 from ..model import Outcome
-from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp, WeighOp
+from ..protocol.ledgers import (
+    FirstOp,
+    ForgetIdOp,
+    LedgerOp,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+    WeighOp,
+)
 from ..protocol.operations import (
     Adopted,
     AdoptOp,
@@ -124,8 +132,12 @@ class MemoryStore:
         self._from = -(-now_us // 1000)
         self._expire(now)
         match op:
+            case RememberedClaimOp():
+                return self._claim_remembered(op, now)
             case ClaimOp():
                 return self._claim(op, now)
+            case RememberedSettleOp():
+                return self._settle_remembered(op, now)
             case SettleOp():
                 return self._settle(op, now)
             case ReleaseOp():
@@ -208,6 +220,28 @@ class MemoryStore:
         if op.fingerprint and entry.fingerprint and op.fingerprint != entry.fingerprint:
             return verdict_on(Outcome.MISMATCH, entry, self._from)
         return self._contend(op, entry, now)
+
+    def _claim_remembered(self, op: RememberedClaimOp, now: int) -> Reply:
+        """Claim a key whose success a ledger remembers; a record says more than the ledger."""
+        known = self._ledgers.apply(SeenOp(op.bucket, op.digest, op.ledger_terms), now)
+        if known is Code.STALE:
+            return Code.STALE
+        if known is Code.ALREADY and op.wire not in self._entries:
+            return Verdict(Outcome.SUCCEEDED)
+        return self._claim(op, now)
+
+    def _settle_remembered(self, op: RememberedSettleOp, now: int) -> Reply:
+        """Let the ledger remember the id, and complete the claim."""
+        entry = self._held(op)
+        if entry is not None and entry.state in LIVE:
+            code = self._ledgers.apply(FirstOp(op.bucket, op.entry, op.ledger_terms), now)
+            if code is not Code.OK and code is not Code.ALREADY:
+                return code
+        try:
+            return self._settle(op, now)
+        except UnavailableError:  # no room for the result
+            self._ledgers.apply(ForgetIdOp(op.bucket, op.entry, op.ledger_terms), now)
+            raise
 
     def _contend(self, op: ClaimOp, entry: Entry, now: int) -> Verdict:
         if entry.state == "S":

@@ -1,4 +1,7 @@
-"""The Python side of the ledgers' scripts: `first.lua`, `seen.lua`, `forget_id.lua`, `weigh.lua` and `ledger.lua`."""
+"""The Python side of the ledgers' scripts: `first.lua`, `seen.lua`, `forget_id.lua`, `weigh.lua` and `ledger.lua`.
+
+And of the claims whose success a ledger remembers: `claim_remembered.lua` and `settle_remembered.lua`.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,20 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, Final
 
-from ...protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp, WeighOp
-from ...protocol.operations import Code, Op, Reply, StoredForm, Weight
-from .scripts import Args, answer_of, ceil_ms
+from ...model import Outcome
+from ...protocol.ledgers import (
+    FirstOp,
+    ForgetIdOp,
+    LedgerOp,
+    LedgerTerms,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+    WeighOp,
+)
+from ...protocol.operations import Code, Op, Reply, StoredForm, Verdict, Weight
+from .records import verdict
+from .scripts import ONLY_CODES, Args, answer_of, ceil_ms, codes, proof
 
 _OK: Final = Code.OK
 _ALREADY_CODE: Final = Code.ALREADY.value
@@ -24,8 +38,7 @@ class FirstScript:
         args: Args = []
         for terms, run in groupby(ops, attrgetter("terms")):
             entries = [op.entry for op in run]
-            args += [len(entries), terms.slot_us, terms.keep_ms, terms.width, terms.young, terms.named]
-            args += [terms.most, terms.until_ms, *entries]
+            args += [len(entries), *ledger_header(terms), *entries]
         return args
 
     def read(self, ops: Sequence[FirstOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
@@ -38,6 +51,12 @@ class FirstScript:
         if reply[2]:
             ops[0].terms.saw_fill(reply[2], len(ops))
         return answers
+
+
+def ledger_header(terms: LedgerTerms) -> Args:
+    """Return what a run says of its ledger, where ids are remembered."""
+    header: Args = [terms.slot_us, terms.keep_ms, terms.width, terms.young]
+    return [*header, terms.named, terms.most, terms.until_ms]
 
 
 class SeenScript:
@@ -106,3 +125,55 @@ class WeighScript:
             Weight(entries, living, size) if code == 0 else answer_of(op, code)
             for op, code, entries, living, size in found
         ]
+
+
+class RememberedClaimScript:
+    """`claim_remembered.lua`."""
+
+    def pack(self, ops: Sequence[RememberedClaimOp]) -> Args:
+        """See the header of the script."""
+        args: Args = []
+        for (terms, ledger), run in groupby(ops, attrgetter("terms", "ledger_terms")):
+            stretch = list(run)
+            args += [len(stretch), *terms.header, ledger.slot_us, ledger.width, ledger.until_ms]
+            for op in stretch:
+                args.append(op.tail)
+                args.append(op.digest)
+        return args
+
+    def read(self, ops: Sequence[RememberedClaimOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        """Return a Verdict for each claim, or STALE."""
+        now_us = reply[0]
+        fence, now_ms = max(now_us, floor_us + 1), ceil_ms(now_us)
+        verdicts: list[Reply] = [
+            Verdict(Outcome.ACQUIRED, fence=fence, attempt=1, left_ms=op.terms.lease_ms) for op in ops
+        ]
+        for at in range(1, len(reply), 3):
+            place = reply[at] - 1
+            verdicts[place] = self._met(ops[place], reply[at + 1], reply[at + 2], now_ms)
+        return verdicts
+
+    def _met(self, op: RememberedClaimOp, code: int, record: bytes, now_ms: int) -> Reply:
+        if code == Code.UNKNOWN:
+            return Verdict(Outcome.SUCCEEDED)
+        if code in ONLY_CODES or code == Code.STALE:
+            return answer_of(op, code)
+        return verdict(code, record, now_ms)
+
+
+class RememberedSettleScript:
+    """`settle_remembered.lua`."""
+
+    def pack(self, ops: Sequence[RememberedSettleOp]) -> Args:
+        """See the header of the script."""
+        args: Args = []
+        for (terms, keep_ms), run in groupby(ops, attrgetter("ledger_terms", "keep_ms")):
+            stretch = list(run)
+            args += [len(stretch), *ledger_header(terms), keep_ms]
+            for op in stretch:
+                args += [proof(op), op.payload, op.entry]
+        return args
+
+    def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+        """Return OK for each operation that the reply does not name, else its code."""
+        return codes(ops, reply)

@@ -10,6 +10,7 @@ again with the script's text.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from functools import cache
 from itertools import groupby
@@ -26,7 +27,10 @@ from ...protocol.operations import (
     Code,
     Op,
     RefusedAlone,
+    ReleaseOp,
+    RenewOp,
     Reply,
+    SettleOp,
     Terms,
     Verb,
     Verdict,
@@ -50,6 +54,8 @@ _FAR_US: Final = 86_400_000_000
 
 _RECORD_HERE: Final = "-- Here stands _record.lua.\n"
 """The line of a script at which `_record.lua` stands; where there is none, it stands before the script's own text."""
+_HERE: Final = re.compile(r"^ *-- Here stands (_\w+)\.lua\.\n", re.MULTILINE)
+"""The line of a script at which a shared text stands."""
 
 _SIZES: Final = [b"\r\n$%d\r\n" % size for size in range(1024)]
 """The bytes between two arguments, by the size of the second argument."""
@@ -70,9 +76,15 @@ def lua_source(name: str) -> str:
 
 def script_text(own: str) -> str:
     """Return a whole script: what every call begins with, the functions for records, and the script's own text."""
-    if _RECORD_HERE not in own:
-        own = _RECORD_HERE + own
-    return lua_source("_batch") + own.replace(_RECORD_HERE, lua_source("_record"))
+    text, missing = own, _HERE.search(own)
+    while missing is not None:
+        line, name = missing[0].lstrip(), missing[1]
+        # Where two texts name the same one, it stands at the first place.
+        text = text.replace(line, lua_source(name), 1).replace(line, "")
+        missing = _HERE.search(text)
+    if lua_source("_record") not in text:
+        text = lua_source("_record") + text
+    return lua_source("_batch") + text
 
 
 class CallHead:
@@ -221,6 +233,39 @@ class LoadedScript:
         return pack_parts(["EVAL", self.text, 0, *numbers, *self.pack(ops), *wires, len(wires)])
 
 
+class TwoKeyScript(LoadedScript):
+    """A script that takes two keys for each operation: its record's, and its bucket's."""
+
+    def command(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
+        """Return as `LoadedScript.command`."""
+        wires = both_keys(ops)
+        parts: Args = [len(wires), *wires, floor_us.to_bytes(7, "big"), limit, *self.pack(ops)]
+        return pack_parts(parts, self._head, 2)
+
+    def command_undeclared(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
+        """Return as `LoadedScript.command_undeclared`."""
+        wires = both_keys(ops)
+        parts: Args = [0, floor_us.to_bytes(7, "big"), limit, *self.pack(ops), *wires, len(wires)]
+        return pack_parts(parts, self._head, 2)
+
+    def command_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
+        """Return as `LoadedScript.command_with_text`."""
+        wires = both_keys(ops)
+        floor = floor_us.to_bytes(7, "big")
+        return pack_parts(["EVAL", self.text, len(wires), *wires, floor, limit, *self.pack(ops)])
+
+    def undeclared_with_text(self, ops: Sequence[Op], floor_us: int, limit: int) -> bytes:
+        """Return as `LoadedScript.undeclared_with_text`."""
+        wires = both_keys(ops)
+        floor = floor_us.to_bytes(7, "big")
+        return pack_parts(["EVAL", self.text, 0, floor, limit, *self.pack(ops), *wires, len(wires)])
+
+
+def both_keys(ops: Sequence[Any]) -> list[bytes]:
+    """Return each operation's record's key and its bucket's key."""
+    return [wire for op in ops for wire in (op.wire, op.bucket)]
+
+
 class ClaimScript:
     """`claim.lua`."""
 
@@ -278,6 +323,20 @@ def answer_of(op: Op, code: int) -> Reply:
     if code == _REFUSED:
         return RefusedAlone(FORBIDDEN)
     return too_large(key_of(op)) if code == _TOO_LARGE else Code(code)
+
+
+def proof(op: SettleOp | ReleaseOp | RenewOp) -> bytes:
+    """Return the proof that an owner sends: the fence (0 for any fence) and the owner field."""
+    return op.fence.to_bytes(7, "big") + op.owner
+
+
+def codes(ops: Sequence[Op], reply: list[Any]) -> list[Reply]:
+    """Read a reply of the form {now, i, code, ...}."""
+    answers: list[Reply] = [Code.OK] * len(ops)
+    for at in range(1, len(reply), 2):
+        place = reply[at] - 1
+        answers[place] = answer_of(ops[place], reply[at + 1])
+    return answers
 
 
 def key_of(op: Op) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 from ...protocol.operations import (
     Adopted,
@@ -27,9 +27,28 @@ from ...protocol.operations import (
     Verb,
     with_fingerprint,
 )
-from .ledger_scripts import FirstScript, ForgetIdScript, LedgerScript, SeenScript, WeighScript
+from .ledger_scripts import (
+    FirstScript,
+    ForgetIdScript,
+    LedgerScript,
+    RememberedClaimScript,
+    RememberedSettleScript,
+    SeenScript,
+    WeighScript,
+)
 from .records import encode, is_state, read_record
-from .scripts import ONLY_CODES, Args, ClaimScript, LoadedScript, Script, answer_of, ceil_ms
+from .scripts import (
+    ONLY_CODES,
+    Args,
+    ClaimScript,
+    LoadedScript,
+    Script,
+    TwoKeyScript,
+    answer_of,
+    ceil_ms,
+    codes,
+    proof,
+)
 
 _FOREIGN, _TOO_LARGE = Code.FOREIGN.value, Code.TOO_LARGE.value
 
@@ -186,24 +205,10 @@ class AdoptScript:
         return Adopted(Code(code), stored.owner, stored.fence, settled=stored.state in "SF")
 
 
-def proof(op: SettleOp | ReleaseOp | RenewOp) -> bytes:
-    """Return the proof that an owner sends: the fence (0 for any fence) and the owner field."""
-    return op.fence.to_bytes(7, "big") + op.owner
-
-
 def token_tail(op: IssueOp) -> bytes:
     """Return the shape (with a token's mark), the issuer and the subject, as a record has them."""
     tail = op.issuer if op.fingerprint is None else with_fingerprint(op.issuer, op.fingerprint)
     return bytes((tail[0] | 64,)) + tail[1:]
-
-
-def codes(ops: Sequence[Op], reply: list[Any]) -> list[Reply]:
-    """Read a reply of the form {now, i, code, ...}."""
-    answers: list[Reply] = [Code.OK] * len(ops)
-    for at in range(1, len(reply), 2):
-        place = reply[at] - 1
-        answers[place] = answer_of(ops[place], reply[at + 1])
-    return answers
 
 
 def triples(reply: list[Any]) -> Iterable[tuple[Any, Any, Any]]:
@@ -226,10 +231,17 @@ FACES: dict[Verb, Script] = {
     Verb.SEEN: SeenScript(),
     Verb.FORGET_ID: ForgetIdScript(),
     Verb.WEIGH: WeighScript(),
+    Verb.CLAIM_REMEMBERED: RememberedClaimScript(),
+    Verb.SETTLE_REMEMBERED: RememberedSettleScript(),
 }
+
+_OF_TWO_KEYS: Final = (Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED)
 
 
 @cache
 def load_scripts() -> dict[Verb, LoadedScript]:
     """Read all scripts, once for the process."""
-    return {verb: LoadedScript(verb, face) for verb, face in FACES.items()}
+    return {
+        verb: (TwoKeyScript if verb in _OF_TWO_KEYS else LoadedScript)(verb, face)
+        for verb, face in FACES.items()
+    }

@@ -1,0 +1,204 @@
+"""Guarantee 20: claims whose success a ledger remembers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, Ledger, Outcome
+from fastdedup.protocol.keyspace import names_of
+from fastdedup.protocol.operations import ForgetOp, ReadOp, Stored
+
+from ..stores import STORES, Backend
+
+WaitUntil = Callable[..., Any]
+# LocalLRU refuses such claims, and the sidecar's wire has no word for them yet.
+pytestmark = pytest.mark.parametrize(
+    "backend", [each for each in STORES if each not in ("local", "sidecar")], indirect=True
+)
+
+
+def ledger_of(dedup: Dedup) -> Ledger:
+    return dedup.ledger("orders", window=3600.0, capacity=10_000)
+
+
+async def end_echo(dedup: Dedup, claim: Claim) -> None:
+    """Do what the end of the echo's minute does."""
+    await dedup._namespace.ask.run(ForgetOp(claim._hold[0]))
+
+
+async def test_of_many_claims_one_is_acquired(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        ledgers = [ledger_of(dedup), ledger_of(dedup)]
+        names = [*map(str, range(20)), *[None] * 60]
+        asked = [dedup.claim("k", remember=ledgers[n % 2], owner=name) for n, name in enumerate(names)]
+        found = Counter([claim.outcome.value for claim in await asyncio.gather(*asked)])
+        assert found == {"acquired": 1, "in_progress": 79}
+
+
+async def test_a_success_is_remembered_without_its_result(backend: Backend) -> None:
+    """The result is kept as long as the echo; then the ledger alone knows the key."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        claim = await dedup.claim("k", remember=ledger)
+        assert claim.acquired
+        assert claim.attempt == 1
+        assert not claim.remembered
+        assert await ledger.seen("k") is False
+        await claim.complete({"n": 1})
+        assert await ledger.seen("k") is True
+        echo = await dedup.claim("k", remember=ledger)
+        assert (echo.outcome, echo.result, echo.remembered) == (Outcome.SUCCEEDED, {"n": 1}, False)
+        await end_echo(dedup, claim)
+        later = await dedup.claim("k", remember=ledger)
+        assert (later.outcome, later.result, later.remembered) == (Outcome.SUCCEEDED, None, True)
+        assert later.replay() is None
+        assert (await dedup.claim("k", remember=ledger, owner="me", wait=1.0)).remembered
+        assert await ledger.forget("k") is True
+        again = await dedup.claim("k", remember=ledger)
+        assert again.acquired
+        assert again.fence > claim.fence
+
+
+async def test_only_the_owner_completes(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        late = await dedup.claim("k", remember=ledger, lease=0.05)
+        claims = []
+
+        async def is_taken_over() -> bool:
+            claims.append(await dedup.claim("k", remember=ledger))
+            return claims[-1].acquired
+
+        await wait_until(is_taken_over, description="the lease has ended")
+        with pytest.raises(ClaimLostError):
+            await late.complete()
+        assert await ledger.seen("k") is False
+        assert claims[-1].attempt == 2
+        await claims[-1].complete()
+        assert await ledger.seen("k") is True
+
+
+async def test_a_completion_may_come_twice(backend: Backend) -> None:
+    """The echo tells a repeated one from one that comes too late."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        claims = [await dedup.claim("k", remember=ledger, owner="me") for _ in range(2)]
+        await claims[0].complete("first")
+        await claims[1].complete("second")
+        assert (await dedup.claim("k", remember=ledger)).result == "first"
+        stats = await ledger.stats()
+        assert stats.ids == 1
+
+
+async def test_what_failed_or_was_released_is_not_remembered(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        async with dedup.claim("failed", remember=ledger) as claim:
+            await claim.fail("no")
+        failed = await dedup.claim("failed", remember=ledger)
+        assert (failed.outcome, failed.error) == (Outcome.FAILED, "no")
+        await (await dedup.claim("released", remember=ledger)).release()
+        assert (await dedup.claim("released", remember=ledger)).attempt == 2
+        assert [await ledger.seen(key) for key in ("failed", "released")] == [False, False]
+
+
+async def test_a_waiter_gets_the_result(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        claim = await dedup.claim("k", remember=ledger)
+        waiting = asyncio.create_task(dedup.claim("k", remember=ledger, wait=5.0))
+
+        async def is_watched() -> bool:
+            record = await dedup._namespace.ask.run(ReadOp(claim._hold[0]))
+            return isinstance(record, Stored) and record.state == "W"
+
+        await wait_until(is_watched, description="the store knows of the waiter")
+        await claim.complete([1, 2])
+        assert (await waiting).result == [1, 2]
+
+
+async def test_another_fingerprint_is_a_mismatch(backend: Backend) -> None:
+    """While a record says so: the ledger keeps no fingerprints."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        await dedup.claim("k", remember=ledger, fingerprint={"a": 1})
+        other = await dedup.claim("k", remember=ledger, fingerprint={"a": 2})
+        assert other.outcome is Outcome.MISMATCH
+
+
+async def test_what_a_call_remembers_is_done(backend: Backend) -> None:
+    """`first` and a claim ask for the same id."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        assert await ledger.first_many(["k", "x" * 500]) == [True, True]
+        claims = await dedup.claim_many(["k", "x" * 500, "new", "new"], remember=ledger)
+        assert [claim.remembered for claim in claims] == [True, True, False, False]
+        assert [claim.outcome for claim in claims[2:]] == ["acquired", "in_progress"]
+        await claims[2].complete()
+        assert await ledger.first("new") is False
+
+
+async def test_a_stale_view_is_read_again(backend: Backend) -> None:
+    """A claim and a completion that rely on an outdated form do nothing; they ask again with the present one."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        claim = await dedup.claim("k", remember=ledger)
+        assert ledger._view is not None
+        claim._call.ledger_terms.until_ms = ledger._view.terms.until_ms = 1  # type: ignore[attr-defined]
+        other = await dedup.claim("other", remember=ledger)
+        assert other.acquired
+        assert ledger._view.terms.until_ms > 1
+        await claim.complete()
+        await other.complete()
+        assert await ledger.first_many(["k", "other"]) == [False, False]
+
+
+async def test_a_cancelled_claim_holds_nothing(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        await ledger.seen("ledger is founded")
+        calls = [asyncio.create_task(dedup.claim("k", remember=ledger)) for _ in range(5)]
+        for _ in range(3):
+            await asyncio.sleep(0)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+        async def is_free() -> bool:
+            return (await dedup.claim("k", remember=ledger, owner="me")).acquired
+
+        await wait_until(is_free, description="the key is free")
+
+
+async def test_once_runs_once(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        runs = []
+
+        @dedup.once(key=lambda n: f"order:{n}", remember=ledger_of(dedup))
+        async def pay(n: int) -> int:
+            runs.append(n)
+            return n
+
+        assert [await pay(7), await pay(7), await pay(8)] == [7, 7, 8]
+        assert runs == [7, 8]
+
+
+async def test_the_record_shows_the_users_key(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        claim = await dedup.claim("order:7", remember=ledger_of(dedup))
+        assert names_of(claim._hold[0]) == ("t", "order:7")
+        assert b"{" in claim._hold[0]
+        long = await dedup.claim("x" * 500, remember=ledger_of(dedup))
+        assert names_of(long._hold[0])[1].startswith("#")
+
+
+async def test_a_ledger_of_another_gate_is_an_error(backend: Backend) -> None:
+    async with backend.make() as dedup, backend.make() as other:
+        for wrong in (ledger_of(other), "orders"):
+            with pytest.raises(ConfigError, match="remember must be a ledger of this gate"):
+                dedup.claim("k", remember=wrong)  # type: ignore[arg-type]
