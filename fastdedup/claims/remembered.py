@@ -9,8 +9,7 @@ from typing import Any
 from ..claim import Claim
 from ..errors import UnavailableError, UsageError
 from ..gate.namespace import Namespace
-from ..ledger import Ledger
-from ..protocol.ledgers import RememberedClaimOp, record_wire
+from ..protocol.ledgers import FindsIds, RememberedClaimOp, record_wire
 from ..protocol.operations import Terms
 from ..protocol.owners import owner_text
 from .call import ClaimCall, claim_of
@@ -26,7 +25,7 @@ class RememberedCall(ClaimCall):
         self,
         namespace: Namespace,
         key: str,
-        ledger: Ledger,
+        ledger: FindsIds,
         terms: Terms,
         owner: bytes,
         fingerprint: bytes | None,
