@@ -35,6 +35,7 @@ except ImportError as error:
 from ..checks import Seconds, check_count
 from ..errors import ConfigError
 from ..gateway import Dedup
+from ..ledger import Ledger
 from ..messages.consumer import GRACE, RETRY_DELAY, BrokerConsumer
 from ..messages.decisions import Decision
 from ..messages.deliveries import Deliveries
@@ -109,6 +110,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         key: a function of the record: `header("message-id")`, `offset`, or your own.
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the record.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.
+        remember: the ledger in which the gate remembers what is done; without it each message's record stays.
         name: the consumer's name, by default the group's. Two consumers of one message both do their work.
         wait: seconds to hold a message while another delivery of it is at work.
         attempts: how often the handler is begun for a message, crashes included.
@@ -132,6 +134,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         key: KeyRule,
         inbox: Inbox | None = None,
         begin: Begin | None = None,
+        remember: Ledger | None = None,
         name: str | None = None,
         wait: Seconds = WAIT,
         attempts: int = ATTEMPTS,
@@ -145,7 +148,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         group = _check_consumer(kafka)
         _check_dead_letter(dead_letter, producer)
         rules = MessageRules(name or group, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
-        deliveries = Deliveries(rules, dedup, inbox, begin)
+        deliveries = Deliveries(rules, dedup, inbox, begin, remember)
         deliveries.check_memory(kafka._session_timeout_ms / 1000, "session_timeout_ms")
         super().__init__(deliveries, retry_delay=retry_delay, grace=grace)
         self._kafka = kafka

@@ -27,6 +27,7 @@ except ImportError as error:
 from ..checks import Seconds
 from ..errors import ConfigError
 from ..gateway import Dedup
+from ..ledger import Ledger
 from ..messages.consumer import GRACE, RETRY_DELAY, MessageJob, PullingConsumer
 from ..messages.decisions import Action, Decision
 from ..messages.deliveries import Deliveries
@@ -99,6 +100,7 @@ class Consumer(PullingConsumer[Msg]):
         key: a function of the message: `message_id`, `header("order-id")`, `sequence`, or your own.
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.
+        remember: the ledger in which the gate remembers what is done; without it each message's record stays.
         name: the consumer's name, by default that of the subscription's consumer. Two consumers of one message both
             do their work.
         wait: seconds to hold a message while another delivery of it is at work.
@@ -122,6 +124,7 @@ class Consumer(PullingConsumer[Msg]):
         key: KeyRule,
         inbox: Inbox | None = None,
         begin: Begin | None = None,
+        remember: Ledger | None = None,
         name: str | None = None,
         wait: Seconds = WAIT,
         attempts: int = ATTEMPTS,
@@ -138,7 +141,7 @@ class Consumer(PullingConsumer[Msg]):
         rules = MessageRules(
             name or subscription._consumer, key, wait=wait, attempts=attempts, fingerprint=fingerprint
         )
-        deliveries = Deliveries(rules, dedup, inbox, begin)
+        deliveries = Deliveries(rules, dedup, inbox, begin, remember)
         super().__init__(deliveries, retry_delay=retry_delay, grace=grace, limit=limit)
         self._subscription = subscription
         self._jetstream = subscription._js

@@ -31,6 +31,7 @@ except ImportError as error:
 from ..checks import Seconds, milliseconds
 from ..errors import ConfigError
 from ..gateway import Dedup
+from ..ledger import Ledger
 from ..messages.consumer import GRACE, RETRY_DELAY, MessageJob, PullingConsumer
 from ..messages.decisions import Decision
 from ..messages.deliveries import Deliveries
@@ -105,6 +106,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         key: a function of the entry: `field("id")`, `entry_id`, or your own.
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the entry.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.
+        remember: the ledger in which the gate remembers what is done; without it each message's record stays.
         name: the consumer's name, by default the group's. Two consumers of one entry both do their work.
         wait: seconds to hold an entry while another delivery of it is at work.
         attempts: how often the handler is begun for an entry, crashes included.
@@ -129,6 +131,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         key: KeyRule,
         inbox: Inbox | None = None,
         begin: Begin | None = None,
+        remember: Ledger | None = None,
         name: str | None = None,
         wait: Seconds = WAIT,
         attempts: int = ATTEMPTS,
@@ -146,7 +149,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         if dead_letter == stream:
             raise ConfigError(f"dead_letter must be another stream, got {dead_letter!r}")
         rules = MessageRules(name or group, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
-        deliveries = Deliveries(rules, dedup, inbox, begin)
+        deliveries = Deliveries(rules, dedup, inbox, begin, remember)
         super().__init__(deliveries, retry_delay=retry_delay, grace=grace, limit=limit)
         self._redis: Any = redis
         self._stream = stream

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import ConfigError, ForeignRecordError, InvalidKeyError
 from ..gateway import Dedup
+from ..ledger import Ledger
 from ..sql.inbox import Inbox
 from ..sql.once import Begin
 from .decisions import Action, Counts, Decision
@@ -34,19 +35,28 @@ class Deliveries:
         dedup: the gate; None where the inbox decides alone.
         inbox: decides in the handler's own transaction.
         begin: begins a transaction; by default the inbox's.
+        remember: the ledger in which the gate remembers the messages that are done.
 
     Raises:
         ConfigError: there is neither gate nor inbox, one is of another kind, or nothing begins a transaction.
     """
 
     def __init__(
-        self, rules: MessageRules, dedup: Dedup | None, inbox: Inbox | None = None, begin: Begin | None = None
+        self,
+        rules: MessageRules,
+        dedup: Dedup | None,
+        inbox: Inbox | None = None,
+        begin: Begin | None = None,
+        remember: Ledger | None = None,
     ) -> None:
         if dedup is not None and not isinstance(dedup, Dedup):
             raise ConfigError(f"dedup must be a fastdedup.Dedup, got {type(dedup).__name__}")
         if inbox is not None and not isinstance(inbox, Inbox):
             raise ConfigError(f"inbox must be a fastdedup.sql.Inbox, got {type(inbox).__name__}")
+        if remember is not None:
+            check_remember(remember, dedup, inbox)
         self.rules = rules
+        self._remember = remember
         self.counts = Counts()
         self._dedup = dedup
         self._inbox = inbox
@@ -56,7 +66,7 @@ class Deliveries:
         if inbox is not None:
             self._way = InboxWay(rules, dedup, inbox, inbox._beginning(begin), self._pauses)
         elif dedup is not None:
-            self._way = GatedWay(rules, dedup, self._pauses)
+            self._way = GatedWay(rules, dedup, self._pauses, remember)
         else:
             raise ConfigError("a consumer needs a gate, an inbox, or both: dedup= and inbox= are None")
 
@@ -72,6 +82,8 @@ class Deliveries:
         """
         if self._inbox is not None:
             check_rows(self._inbox, seconds, setting)
+        elif self._remember is not None:
+            check_memory(self._remember.window, seconds, setting)
         elif self._dedup is not None:
             check_memory(self._dedup.settings.ttl, seconds, setting)
 
@@ -110,3 +122,17 @@ class Deliveries:
             await delivery.bury(decision)
         self.counts.count(decision)
         return decision
+
+
+def check_remember(remember: Any, dedup: Dedup | None, inbox: Inbox | None) -> None:
+    """See that a gate can remember its messages in this ledger.
+
+    Raises:
+        ConfigError: it is no ledger of the gate's, or an inbox remembers the messages.
+    """
+    if inbox is not None:
+        raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")
+    if dedup is not None and not (
+        isinstance(remember, Ledger) and remember.is_of(dedup._namespace.connection)
+    ):
+        raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")

@@ -16,7 +16,9 @@ from ..errors import (
     UnavailableError,
 )
 from ..gateway import Dedup
-from ..model import Outcome, State
+from ..ledger import Ledger
+from ..model import Outcome
+from ..protocol.operations import ForgetOp, ReadOp, Stored
 from .decisions import Action, Decision
 from .delivery import Delivery
 from .holding import HeldMessage, Pauses
@@ -28,10 +30,13 @@ log = logging.getLogger("fastdedup.messages")
 class GatedWay:
     """Claims a delivery's key at the gate, and does the work under the claim."""
 
-    def __init__(self, rules: MessageRules, dedup: Dedup, pauses: Pauses) -> None:
+    def __init__(
+        self, rules: MessageRules, dedup: Dedup, pauses: Pauses, remember: Ledger | None = None
+    ) -> None:
         self._rules = rules
         self._dedup = dedup
         self._pauses = pauses
+        self._remember = remember
 
     async def decide(self, delivery: Delivery) -> Decision:
         """Do the work if this delivery is the first; return what came of it.
@@ -43,7 +48,7 @@ class GatedWay:
             while True:
                 try:
                     async with self._dedup.claim(
-                        key, fingerprint=delivery.mark, renew=True, wait=wait
+                        key, fingerprint=delivery.mark, renew=True, wait=wait, remember=self._remember
                     ) as claim:
                         held.end()
                         if claim.acquired:
@@ -53,7 +58,7 @@ class GatedWay:
                         wait = self._rules.wait
                     elif claim.outcome is Outcome.FAILED and delivery.again:
                         delivery.again = False
-                        await reopen(self._dedup, key)
+                        await reopen(self._dedup, key, claim)
                     else:
                         return self._rules.of_duplicate(delivery.key, claim)
                     continue
@@ -103,7 +108,7 @@ async def settle(claim: Claim, decision: Decision) -> None:
             await claim.fail(type(decision.error).__name__)
 
 
-async def reopen(dedup: Dedup, key: str) -> None:
+async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:
     """Forget a failure that was recorded, for a message that somebody has taken from the dead letters.
 
     Under a lock, because another copy of the message may have been taken as well: the key that one of them has
@@ -111,6 +116,7 @@ async def reopen(dedup: Dedup, key: str) -> None:
     """
     with suppress(InProgressError, ClaimLostError):
         async with dedup.lock(key, renew=True):
-            record = await dedup.get(key)
-            if record is not None and record.state is State.FAILED:
-                await dedup.forget(key)
+            namespace, wire = dedup._namespace, failed._hold[0]
+            record = await namespace.ask.run(ReadOp(wire))
+            if isinstance(record, Stored) and record.state == "F":
+                await namespace.ask.run(ForgetOp(wire))

@@ -87,7 +87,7 @@ class InboxWay:
         call = ask()
         claim: Claim = await call
         if claim.outcome is Outcome.FAILED and delivery.again:
-            await reopen(dedup, key)
+            await reopen(dedup, key, claim)
             call = ask()
             claim = await call
         if claim.outcome is Outcome.IN_PROGRESS:

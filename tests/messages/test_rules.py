@@ -43,9 +43,9 @@ class Consumer:
     """A consumer without a broker: what its handler does can be told, and what came of it be seen."""
 
     def __init__(self, dedup: Dedup | None, **options: Any) -> None:
-        begin, inbox = options.pop("begin", None), options.pop("inbox", None)
+        begin, inbox, remember = (options.pop(name, None) for name in ("begin", "inbox", "remember"))
         options = {"key": lambda message: message.get("id"), "wait": 0.0, **options}
-        self.deliveries = Deliveries(MessageRules("orders", **options), dedup, inbox, begin)
+        self.deliveries = Deliveries(MessageRules("orders", **options), dedup, inbox, begin, remember)
         self.runs: list[Any] = []
         self.dead: list[Decision] = []
         self.then: Callable[[], Any] = lambda: None
@@ -92,6 +92,24 @@ async def test_the_first_works_and_a_duplicate_is_acknowledged(redis_url: str, e
         assert len(consumer.runs) == 1
         counts = consumer.deliveries.counts
         assert (counts.delivered, counts.first, counts.duplicate) == (2, 1, 1)
+
+
+async def test_a_ledger_remembers_what_is_done(redis_url: str, events: list[Event]) -> None:
+    """In place of a record for each message; what failed has a record, and may be taken again."""
+    async with opened(redis_url, events) as dedup:
+        ledger = dedup.ledger("done", window=WEEK, capacity=1000)
+        consumer = Consumer(dedup, remember=ledger, attempts=1)
+        assert [(await consumer.get()).reason for _ in range(2)] == [Reason.FIRST, Reason.DUPLICATE]
+        assert (await ledger.stats()).ids == 1
+        consumer.then = fault
+        assert told(await consumer.get(order(8))) == (Action.DEAD_LETTER, Reason.FAILED)
+        consumer.then = lambda: None
+        assert (await consumer.get(order(8))).reason is Reason.DUPLICATE
+        assert told(await consumer.get(order(8), again=True)) == (Action.ACK, Reason.FIRST)
+        assert (await ledger.stats()).ids == 2
+        consumer.deliveries.check_memory(WEEK.total_seconds(), "ack_wait")
+        with pytest.raises(ConfigError, match="ack_wait"):
+            consumer.deliveries.check_memory(WEEK.total_seconds() + 1, "ack_wait")
 
 
 async def test_the_result_is_kept_for_duplicates_on_wish(redis_url: str, events: list[Event]) -> None:

@@ -73,4 +73,5 @@ class Guarded:
 
 
 def _deliveries(settings: GuardSettings, consumer: str) -> Deliveries:
-    return Deliveries(settings.rules(consumer), settings.dedup, settings.inbox, settings.begin)
+    rules = settings.rules(consumer)
+    return Deliveries(rules, settings.dedup, settings.inbox, settings.begin, settings.remember)

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from ...checks import Seconds, check_seconds
 from ...errors import ConfigError
 from ...gateway import Dedup
+from ...ledger import Ledger
 from ...messages.decisions import Counts
 from ...messages.keys import KeyRule
 from ...messages.rules import ATTEMPTS, WAIT
@@ -44,6 +45,8 @@ class DedupMiddleware:
             terminates it; Kafka, Redis and core NATS need it, or `DISCARD`.
         fingerprint: a function of the message; another message with the same key is a dead letter.
         keep_result: keep what the handler returns, and publish it again for a duplicate.
+        remember: the ledger in which the gate remembers what is done; without it each message's record stays. A
+            result is then kept for a minute.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -63,6 +66,7 @@ class DedupMiddleware:
         dead_letter: str | None = None,
         fingerprint: Callable[[Any], Any] | None = None,
         keep_result: bool = False,
+        remember: Ledger | None = None,
     ) -> None:
         if dead_letter is not None and (not isinstance(dead_letter, str) or not dead_letter):
             raise ConfigError(f"dead_letter= must be the name of a place to publish to, got {dead_letter!r}")
@@ -78,6 +82,7 @@ class DedupMiddleware:
             dead_letter,
             fingerprint,
             keep_result,
+            remember,
         )
         Guarded.check_settings(self._settings)
         # Mutable: the subscribers met so far. Weak, as an application may make and end some while it runs.

@@ -7,6 +7,7 @@ from typing import Any, Final, Literal
 
 from ...checks import check_seconds
 from ...gateway import Dedup
+from ...ledger import Ledger
 from ...messages.keys import KeyRule
 from ...messages.rules import MessageRules
 from ...sql.inbox import Inbox
@@ -34,6 +35,7 @@ class GuardSettings:
     dead_letter: str | None
     fingerprint: Any
     keep_result: bool
+    remember: Ledger | None
 
     @property
     def destination(self) -> str | None:

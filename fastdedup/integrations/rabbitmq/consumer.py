@@ -16,6 +16,7 @@ from anyio.abc import TaskGroup
 from ...checks import Seconds, check_count
 from ...errors import ConfigError
 from ...gateway import Dedup
+from ...ledger import Ledger
 from ...messages.consumer import GRACE, RETRY_DELAY, ConsumerLife
 from ...messages.decisions import Action, Decision
 from ...messages.deliveries import Deliveries
@@ -53,6 +54,7 @@ class Consumer(ConsumerLife):
         key: a function of the message: `message_id`, `header("order-id")`, or your own.
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.
+        remember: the ledger in which the gate remembers what is done; without it each message's record stays.
         name: the consumer's name, by default the queue's. Two consumers of one message both do their work.
         wait: seconds to hold a message while another delivery of it is at work.
         attempts: how often the handler is begun for a message, crashes included.
@@ -75,6 +77,7 @@ class Consumer(ConsumerLife):
         key: KeyRule,
         inbox: Inbox | None = None,
         begin: Begin | None = None,
+        remember: Ledger | None = None,
         name: str | None = None,
         wait: Seconds = WAIT,
         attempts: int = ATTEMPTS,
@@ -90,7 +93,7 @@ class Consumer(ConsumerLife):
                 f"queue must be an aio_pika queue, got {type(queue).__name__}: await channel.declare_queue(…)"
             )
         rules = MessageRules(name or queue.name, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
-        deliveries = Deliveries(rules, dedup, inbox, begin)
+        deliveries = Deliveries(rules, dedup, inbox, begin, remember)
         super().__init__(deliveries, grace=grace)
         self._places = Places(
             queue, retry_delay=retry_delay, dead_letter=dead_letter, declare=declare, attempts=attempts
