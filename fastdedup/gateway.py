@@ -342,6 +342,7 @@ class Dedup:
         call = RememberedCall(
             namespace,
             key,
+            namespace.claims.wire(key),
             ledger,
             namespace.remembered_terms(lease, ttl),
             draw_owner() if owner is None else owner_field(owner),
@@ -351,6 +352,32 @@ class Dedup:
         if wait or renew:
             call.set_patience(wait, renew)
         return call
+
+    def _calls_remembered(
+        self,
+        keys: Sequence[str],
+        ledger: Ledger,
+        marks: Sequence[Any],
+        owner: str | None,
+        lease: Seconds | None,
+        ttl: Seconds | None,
+        wait: Seconds,
+        renew: bool,
+    ) -> list[RememberedCall]:
+        calls: list[RememberedCall] = []
+        seen: set[bytes] = set()
+        try:
+            for key, mark in zip(keys, marks, strict=True):
+                wire = self._namespace.claims.wire(key)
+                seconds = 0.0 if wire in seen else wait  # nobody waits for a claim of the same list
+                seen.add(wire)
+                print_of = None if mark is None else digest(mark)
+                calls.append(self._claim_remembered(key, ledger, print_of, owner, lease, ttl, seconds, renew))
+        except BaseException:
+            for call in calls:
+                call.close()  # nobody awaits it
+            raise
+        return calls
 
     def _told_recently(self, key: str, mark: bytes | None) -> KnownCall | None:
         """Return the answer of a success that the store told a moment ago."""
@@ -394,24 +421,7 @@ class Dedup:
         namespace = self._namespace
         namespace.connection.running_engine()
         if remember is not None:
-            asked: dict[str, None] = {}
-            calls = []
-            for key, mark in zip(keys, marks, strict=True):
-                # Nobody waits for a claim of the same list.
-                patience = 0.0 if key in asked else wait
-                asked[key] = None
-                calls.append(
-                    self._claim_remembered(
-                        key,
-                        remember,
-                        None if mark is None else digest(mark),
-                        owner,
-                        lease,
-                        ttl,
-                        patience,
-                        renew,
-                    )
-                )
+            calls = self._calls_remembered(keys, remember, marks, owner, lease, ttl, wait, renew)
             return await claim_each(calls, named=owner is not None)
         terms = (
             namespace.claim_terms

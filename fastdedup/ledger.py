@@ -252,7 +252,10 @@ class Ledger:
         raise self._changes_all_the_time()
 
     async def forget(self, id: Any) -> bool:
-        """Remove an id, so that it is new again; False where it was not remembered. Errors as for `first`."""
+        """Remove an id, so that it is new again; False where it was not remembered. Errors as for `first`.
+
+        Of a claim that was completed a moment ago (`remember=`) the record goes on answering, for a minute.
+        """
         data = id_bytes(id)
         for _ in range(_TRIES):
             view = await self._present_view()
@@ -309,7 +312,10 @@ class Ledger:
         if found is not None:
             self._judge(found)
         view = await self._present_view()
-        return (*view.addresses.find(data), view.terms)
+        if view.terms.seen_fill > view.form.filling_from:
+            self._is_filling(view)
+        bucket, digest = view.addresses.find(data)
+        return bucket, digest, view.terms
 
     # To the store
 

@@ -5,10 +5,10 @@
 -- ARGV     after floor_us and limit, runs: count, slot_us, keep_ms, width, young, named, most, until_ms, echo_ms; then
 --          per key: proof (fence and owner), payload, entry.
 --          slot_us to until_ms, and entry: as for first.lua; echo_ms: how long the record stays
--- returns  {now_us, i, code, ...}: a pair for each key that was not settled: LOST, STALE, FULL (as for first.lua: nothing
---          was done), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
+-- returns  {now_us, 0, entries, i, code, ...}: as for first.lua; a pair for each key that was not settled: LOST, STALE, FULL
+--          (as for first.lua: nothing was done), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
-local reply = { now_us }
+local reply = { now_us, 0, 0 }
 -- Here stands _record.lua.
 
 -- Here stands _ledger.lua.
@@ -39,4 +39,5 @@ while i <= ops do
   end
   i = last + 1
 end
+reply[3] = entries
 return reply

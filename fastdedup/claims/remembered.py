@@ -17,7 +17,10 @@ from .waiting import claim_once, wait_for_verdict
 
 
 class RememberedCall(ClaimCall):
-    """A claim not yet made, as `ClaimCall`. Where its record lies is known once the ledger's form is."""
+    """A claim not yet made, as `ClaimCall`. Where its record lies is known once the ledger's form is.
+
+    `wire`: the key's record without a ledger.
+    """
 
     __slots__ = ("_ledger",)
 
@@ -25,12 +28,13 @@ class RememberedCall(ClaimCall):
         self,
         namespace: Namespace,
         key: str,
+        wire: bytes,
         ledger: FindsIds,
         terms: Terms,
         owner: bytes,
         fingerprint: bytes | None,
     ) -> None:
-        super().__init__(namespace, key, namespace.claims.wire(key), terms, owner, fingerprint)
+        super().__init__(namespace, key, wire, terms, owner, fingerprint)
         self._ledger = ledger
 
     def __await__(self) -> Generator[Any, Any, Claim]:

@@ -38,6 +38,8 @@ class Store(Protocol):
     17. The same call naming its id again, after a lost reply, gets the same answer.
     18. An id is remembered for its ledger's window, and up to 1 % longer; then it is new again.
     19. What a call has remembered is taken back by its nonce alone, and by `forget` for everybody.
+    20. A claim whose success a ledger remembers keeps all these promises while it is under way and for a while after;
+        then the ledger alone knows that the key is done. Its completion and the ledger's entry are one step.
 
     Where a store cannot answer it raises UnavailableError, and no other error.
     """

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, Ledger, Outcome
+from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, InvalidKeyError, Ledger, Outcome
 from fastdedup.protocol.keyspace import names_of
 from fastdedup.protocol.operations import ForgetOp, ReadOp, Stored
 
@@ -202,3 +202,11 @@ async def test_a_ledger_of_another_gate_is_an_error(backend: Backend) -> None:
         for wrong in (ledger_of(other), "orders"):
             with pytest.raises(ConfigError, match="remember must be a ledger of this gate"):
                 dedup.claim("k", remember=wrong)  # type: ignore[arg-type]
+
+
+async def test_a_bad_list_claims_nothing(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        with pytest.raises(InvalidKeyError):
+            await dedup.claim_many(["k", ""], remember=ledger)
+        assert (await dedup.claim("k", remember=ledger)).attempt == 1

@@ -313,7 +313,7 @@ def test_the_codes_in_a_header_are_those_that_the_script_answers(name: str) -> N
         assert used - quiet == named - quiet
 
 
-@pytest.mark.parametrize("name", ["settle", "release", "renew", "issue", "settle_remembered"])
+@pytest.mark.parametrize("name", ["settle", "release", "renew", "issue"])
 def test_a_reply_of_pairs_names_only_what_did_not_succeed(name: str) -> None:
     """{now_us, i, code, ...}: everything unnamed is OK."""
     assert Header.of(name).returns.startswith("{now_us, i, code, ...}: a pair")

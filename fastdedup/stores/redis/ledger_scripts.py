@@ -174,6 +174,8 @@ class RememberedSettleScript:
                 args += [proof(op), op.payload, op.entry]
         return args
 
-    def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
+    def read(self, ops: Sequence[RememberedSettleOp], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
         """Return OK for each operation that the reply does not name, else its code."""
-        return codes(ops, reply)
+        if reply[2]:
+            ops[0].ledger_terms.saw_fill(reply[2], len(ops))
+        return codes(ops, reply[2:])

@@ -27,6 +27,8 @@ _LONGEST_PATH = 107
 """The bytes that a path may have in the system's socket addresses."""
 _DEFAULT_FRAME = 1024 * 1024
 _LATE = "it did not answer in time"
+_NOT_CARRIED = (Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED)
+"""Verbs that the protocol has no form for: their operations have two keys."""
 
 
 class SidecarStore:
@@ -158,6 +160,8 @@ class SidecarStore:
 
     def _cut(self, verb: Verb, ops: Sequence[Op]) -> list[RunCall]:
         """Return the commands for a batch: nearly always one command, more where it would be too large."""
+        if verb in _NOT_CARRIED:
+            raise ConfigError("claims with remember= do not go through a sidecar: use a gate on Redis itself")
         packed = pack("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *FACES[verb].pack(ops))
         if len(packed) <= self._frame:
             return [RunCall(ops, packed)]
