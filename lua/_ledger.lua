@@ -28,7 +28,7 @@ local EXPIRY_SERVES = 22 -- slots for which a bucket's expiry serves further ent
 local HEAD = 7
 local NONCE = 5
 local TAG = 2
-local TAGS_AT_ONCE = 128 -- tags that are read with the head
+local TAGS_AT_ONCE = 136 -- tags that are read with the head
 
 -- By the server's clock alone: a fence may be ahead of it by a day, and with it the slot.
 local function slot_of(slot_us)

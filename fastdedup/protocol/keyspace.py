@@ -25,10 +25,10 @@ class Kind(Enum):
     TOKEN = (b"?", b"!")
     LOCK = (b"&", b"%")
     MACHINE = (b"@", b"$")
-    LEDGER = (b"~", b"~")
+    LEDGER = (b"~", b"^")
 
 
-_WIRE: Final = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$~])(.*)", re.DOTALL)
+_WIRE: Final = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$~^])(.*)", re.DOTALL)
 _BESIDE: Final = re.compile(rb"[A-Za-z0-9_.:/-]+\{[A-Za-z0-9_-]+\}([=#])(.*)", re.DOTALL)
 """A ledger's name, a bucket's number, and the mark and key of a claim whose success the ledger remembers."""
 _DIGEST_BYTES: Final = 16

@@ -23,6 +23,7 @@ NONCE_BYTES: Final = 5
 _EXPIRY_SLOTS: Final = 125
 """Slots after which a bucket expires, from when it was written anew; see `_ledger.lua`."""
 _PLANNED: Final = 112
+_PLANNED_WIDE: Final = 128
 """Entries in a bucket of a full ledger: fewer cost more memory for each key, more cost time for each id."""
 _NAMED: Final = (4, 200)
 """Entries of a bucket whose calls are known by their nonces, at least and at most."""
@@ -250,7 +251,7 @@ class LedgerForm:
         self.width = width
         self.window_ms = window_ms
         self.secret = secret
-        self.buckets = -(-capacity // _PLANNED)
+        self.buckets = -(-capacity // (_PLANNED_WIDE if width == 16 else _PLANNED))
 
     @property
     def filling_from(self) -> float:

@@ -142,7 +142,9 @@ def facts(thing: object) -> object:
 
 
 def test_every_verb_has_a_batch_here() -> None:
-    assert {ops[0].verb for ops in BATCHES} == set(Verb)
+    """But for claims with a ledger, which a sidecar's store refuses."""
+    refused = {Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED}
+    assert {ops[0].verb for ops in BATCHES} == set(Verb) - refused
 
 
 @pytest.mark.parametrize("ops", BATCHES, ids=lambda ops: ops[0].verb.value)
