@@ -100,11 +100,11 @@ class Conflict:
 
     namespace: str
     key: str
-    """The key, or "#" and its digest where that is all that is known."""
+    """The key, or "#" and its digest where that is all that is known; the ledger's name, "/" and the id for an id."""
     ours: str = field(repr=False)
-    """The owner that the fallback policy let through."""
+    """The owner that the fallback policy let through; for an id, the nonce of its call in hexadecimal."""
     theirs: str = field(repr=False)
-    """The owner that the store knows."""
+    """The owner that the store knows; empty for an id, of which the store knows none."""
     kept: str
     """The record that stands, "ours" or "theirs": ours where only ours is a success, else theirs."""
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from hashlib import blake2b
 from random import sample
-from typing import Any, Final, Literal, Self, cast
+from typing import Any, Final, Literal, Self, TypeVar, cast
 
 from .checks import Seconds, check_count, check_seconds, milliseconds, shown
 from .errors import ConfigError, LedgerFullError, UnavailableError, foreign
@@ -51,12 +51,13 @@ _HOUR: Final = 3600.0
 _TRIES: Final = 3
 
 Write = Literal["set", "append"]
+AnyFirst = TypeVar("AnyFirst", bound=FirstOp)
 
 
 class LedgerView:
     """What one process knows of a ledger's form, and relies on for half a minute."""
 
-    __slots__ = ("addresses", "form", "terms", "text", "until")
+    __slots__ = ("_is_told", "addresses", "form", "terms", "text", "until")
 
     def __init__(self, wire: bytes, form: LedgerForm, found: StoredForm, write: Write, now: float) -> None:
         self.form = form
@@ -64,6 +65,12 @@ class LedgerView:
         self.addresses = Addresses(wire, form)
         self.terms = LedgerTerms(form, write, found.now_ms + _RELY_MS)
         self.until = now + _LOOK_AGAIN
+        self._is_told = not found.degraded
+
+    def distrust(self) -> None:
+        """Let the form be read again before the next call: the store may have come back without its data."""
+        if self._is_told:  # a policy's form is taken by no store
+            self.until = 0.0
 
 
 class ListedId(FirstOp):
@@ -71,11 +78,12 @@ class ListedId(FirstOp):
 
     __slots__ = ("_list", "answer")
 
-    def __init__(self, ids: IdList, wire: bytes, entry: bytes, terms: LedgerTerms) -> None:
+    def __init__(self, ids: IdList, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes) -> None:
         self.wire = wire
         self.witness = None
         self.entry = entry
         self.terms = terms
+        self.id = id
         self._list = ids
         self.answer: Any = None
 
@@ -124,6 +132,9 @@ class Ledger:
     is remembered before the work is done. Where the work may fail half-way, claim instead.
 
     Every process that uses the ledger names the same capacity, window and width. The first one founds it.
+
+    While the store does not answer, the namespace's policy does. `Reject` raises UnavailableError. `LocalLRU` answers
+    for this process alone, and reports a `Degraded` event for each answer, as a bool has no place for a mark.
     """
 
     def __init__(
@@ -200,21 +211,22 @@ class Ledger:
         """
         data = id_bytes(id)
         name = draw_owner() if owner is None else owner_field(owner)
-        nonce = nonce_of(name)
-        for _ in range(_TRIES):
+        nonce, named = nonce_of(name), owner is not None
+        for tries in range(_TRIES):
             view = self._view
             if view is None or view.until <= asyncio.get_running_loop().time():
                 view = await self._look_again()
             wire, digest = view.addresses.find(data)
-            op = FirstOp(wire, digest + nonce, view.terms)
-            reply = await self._ask_first(op, name, named=owner is not None)
+            op = FirstOp(wire, digest + nonce, view.terms, data)
+            reply = await self._ask_first(op, name, named=named)
             if reply is Code.OK:
                 if view.terms.seen_fill > view.form.filling_from:
                     self._is_filling(view)
                 return True
-            if reply is Code.ALREADY:
+            if reply is not Code.ALREADY:
+                self._judge(reply)
+            elif not await self._may_be_first([op], tries, named=named):
                 return False
-            self._judge(reply)
         raise self._changes_all_the_time()
 
     async def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
@@ -227,7 +239,7 @@ class Ledger:
         name = draw_owner() if owner is None else owner_field(owner)
         asked: list[ListedId] = []
         try:
-            answers = await self._answers(dict.fromkeys(data), nonce_of(name), asked)
+            answers = await self._answers(dict.fromkeys(data), nonce_of(name), asked, named=owner is not None)
         except BaseException as error:
             if isinstance(error, UnavailableError):
                 error.owner = owner_text(name)
@@ -245,7 +257,7 @@ class Ledger:
         data = id_bytes(id)
         for _ in range(_TRIES):
             view = await self._present_view()
-            reply = await self._namespace.ask.run(SeenOp(*view.addresses.find(data), view.terms))
+            reply = await self._namespace.ask.run(SeenOp(*view.addresses.find(data), view.terms, data))
             if reply is Code.ALREADY or reply is Code.ABSENT:
                 return reply is Code.ALREADY
             self._judge(reply)
@@ -259,7 +271,7 @@ class Ledger:
         data = id_bytes(id)
         for _ in range(_TRIES):
             view = await self._present_view()
-            reply = await self._namespace.ask.run(ForgetIdOp(*view.addresses.find(data), view.terms))
+            reply = await self._namespace.ask.run(ForgetIdOp(*view.addresses.find(data), view.terms, data))
             if reply is Code.OK or reply is Code.ABSENT:
                 return reply is Code.OK
             self._judge(reply)
@@ -323,32 +335,57 @@ class Ledger:
         """Return the verdict; where there is none, what the store may have remembered is taken back."""
         namespace = self._namespace
         undo = namespace.connection.undo
-        undo.keep_id(op)
+        if undo:
+            await undo.until_free([op])
+            undo.keep_id(op, named=named)
         try:
             answer: Any = await namespace.ask.begin(op)
         except UnavailableError as error:
             answer = error
+            if self._view is not None:
+                self._view.distrust()
         except asyncio.CancelledError:
             if not named:
-                undo.add_id(op)
+                namespace.ask.take_back(op)
             raise
         try:
             return namespace.ask.verdict(op, answer)
         except UnavailableError as error:
             if not named:
-                undo.add_id(op)
+                namespace.ask.take_back(op)
             error.owner = owner_text(name)
             raise
 
-    async def _answers(self, ids: Iterable[bytes], nonce: bytes, asked: list[ListedId]) -> dict[bytes, bool]:
+    async def _may_be_first(self, duplicates: list[AnyFirst], tries: int, *, named: bool) -> list[AnyFirst]:
+        """Return which duplicates must be asked for again: a call that was given up may have remembered them.
+
+        Nobody was told True then. A call without a name takes the given-up one's place, see `UndoList.keep_id`.
+        """
+        undo = self._namespace.connection.undo
+        again = [op for op in duplicates if undo.knows(op)] if undo else []
+        if not named:
+            return again
+        if tries + 1 == _TRIES:
+            return []  # what was given up is not there: the id is another call's
+        for op in again:
+            await undo.take_back_id(op)
+        return again
+
+    async def _answers(
+        self, ids: Iterable[bytes], nonce: bytes, asked: list[ListedId], *, named: bool
+    ) -> dict[bytes, bool]:
         """Return an answer for each of some ids that differ. Whatever is sent is put into `asked` before."""
         answers: dict[bytes, bool] = {}
         missing = list(ids)
-        for _ in range(_TRIES):
+        for tries in range(_TRIES):
             if not missing:
                 return answers
             view = await self._present_view()
-            ops = await self._ask_list(view, missing, nonce, asked)
+            ops = await self._ask_list(view, missing, nonce, asked, named=named)
+            if self._namespace.connection.undo:
+                duplicates = [op for op in ops if op.answer is Code.ALREADY]
+                for op in await self._may_be_first(duplicates, tries, named=named):
+                    op.answer = Code.STALE
             for each, op in zip(missing, ops, strict=True):
                 if op.answer is not Code.STALE:
                     answers[each] = op.answer is Code.OK
@@ -360,7 +397,7 @@ class Ledger:
         return answers
 
     async def _ask_list(
-        self, view: LedgerView, ids: list[bytes], nonce: bytes, asked: list[ListedId]
+        self, view: LedgerView, ids: list[bytes], nonce: bytes, asked: list[ListedId], *, named: bool
     ) -> list[ListedId]:
         """Ask for ids that differ. The answer of each operation is then OK, ALREADY or STALE."""
         namespace, shared = self._namespace, IdList()
@@ -368,15 +405,18 @@ class Ledger:
         ops = []
         for each in ids:
             wire, digest = find(each)
-            ops.append(ListedId(shared, wire, digest + nonce, terms))
+            ops.append(ListedId(shared, wire, digest + nonce, terms, each))
         undo = namespace.connection.undo
         if undo:
+            await undo.until_free(ops)
             for op in ops:
-                undo.keep_id(op)
+                undo.keep_id(op, named=named)
         asked += ops
         await shared.ask(namespace, ops)
         for op in ops:
             if op.answer is not Code.OK and op.answer is not Code.ALREADY:
+                if isinstance(op.answer, UnavailableError):
+                    view.distrust()
                 op.answer = namespace.ask.verdict(op, op.answer)
                 if op.answer is not Code.OK and op.answer is not Code.ALREADY:
                     self._judge(op.answer)
@@ -384,10 +424,10 @@ class Ledger:
 
     def _take_back(self, asked: Iterable[ListedId]) -> None:
         """Let the store forget, as soon as it answers, what a call has remembered that ends in an error."""
-        undo = self._namespace.connection.undo
+        ask = self._namespace.ask
         for op in asked:
             if op.answer is not Code.ALREADY:
-                undo.add_id(op)
+                ask.take_back(op)
 
     def _take_back_call(self, ids: Iterable[bytes], owner: str) -> None:
         """Take back what a call of that name has remembered, because its caller did not hear the answer."""
@@ -396,7 +436,7 @@ class Ledger:
             return
         for each in ids:
             wire, digest = view.addresses.find(each)
-            self._namespace.connection.undo.add_id(FirstOp(wire, digest + nonce, view.terms))
+            self._namespace.ask.take_back(FirstOp(wire, digest + nonce, view.terms, each))
 
     def _judge(self, reply: Reply) -> None:
         """Let a STALE operation be asked again; raise for any other reply that is no answer."""

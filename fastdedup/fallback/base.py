@@ -7,10 +7,13 @@ from typing import Protocol, runtime_checkable
 
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
-from ..protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored
+from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp
+from ..protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored, StoredForm
 
-JournalOp = AdoptOp | ReadOp | ForgetOp
-"""An operation that a journal sends to the store: adopt a record; or read, then remove, a forgotten key's record."""
+JournalOp = AdoptOp | ReadOp | ForgetOp | LedgerOp | FirstOp | ForgetIdOp
+"""An operation that a journal sends to the store: adopt a record; or read, then remove, a forgotten key's record; or
+read a ledger's form, then remember or remove an id."""
+IdOp = FirstOp | SeenOp | ForgetIdOp
 
 
 @runtime_checkable
@@ -67,7 +70,9 @@ class JournalledPolicy(FallbackPolicy, Protocol):
         """Return at most `most` operations of a lane, the oldest first; empty where nothing waits there."""
         ...
 
-    def adopted(self, op: JournalOp, reply: Adopted | Stored | Code) -> Conflict | Unreplayed | None:
+    def adopted(
+        self, op: JournalOp, reply: Adopted | Stored | StoredForm | Code
+    ) -> Conflict | Unreplayed | None:
         """Take the store's reply; return an event where somebody has lost something."""
         ...
 
@@ -91,6 +96,19 @@ class GivenUpPolicy(Protocol):
 
     def gave_up(self, wire: bytes, owner: bytes) -> None:
         """Take note that the store may have given this owner the key for nobody. Must not raise."""
+        ...
+
+
+@runtime_checkable
+class IdPolicy(Protocol):
+    """An optional ability of a policy: to answer for the ids of ledgers."""
+
+    def holds_id(self, op: IdOp) -> bool:
+        """As `FallbackPolicy.holds`, of the one id of a bucket that the operation names."""
+        ...
+
+    def took_back(self, op: FirstOp) -> None:
+        """Take note that a call ends in an error: what it remembered here is forgotten. Must not raise."""
         ...
 
 

@@ -77,6 +77,9 @@ class JournalLine:
         given_here = {former.owner for former in self.former if former != self.base}
         return not settled and (holding.owner in given_here or holding.owner in self.unheard)
 
+    def struck(self) -> None:
+        """Give back what the line has taken: it was removed from the journal."""
+
     @property
     def may_be_stored(self) -> bool:
         """True where the store may have a record of this process under the key."""
@@ -124,14 +127,26 @@ class Journal:
     def note(self, wire: bytes, key: str, base: Holding | None) -> None:
         """Begin a line for a record that was made or changed here, unless the key has a line already."""
         if wire not in self.lines:
-            line = self.lines[wire] = JournalLine(wire, key, base)
-            self._lane(line.lane).waiting[wire] = None
+            self.put(JournalLine(wire, key, base))
+
+    def put(self, line: JournalLine) -> None:
+        """Begin a line, of which there is none yet."""
+        self.lines[line.wire] = line
+        self._lane(line.lane).waiting[line.wire] = None
+
+    def move(self, line: JournalLine, wire: bytes) -> None:
+        """Let a line stand under another key, and wait in whatever lane that belongs to."""
+        self._leave(line)
+        del self.lines[line.wire]
+        line.wire, line.lane, line.sent = wire, NEW, None
+        self.put(line)
 
     def strike(self, wire: bytes) -> None:
         """Remove a line: the store has the record, or the record is gone."""
         line = self.lines.pop(wire, None)
         if line is not None:
             self._leave(line)
+            line.struck()
 
     def sweep(self, records: int, stands: Callable[[bytes], bool]) -> None:
         """Strike the lines of expired records where they are the majority: a long outage must not fill memory.

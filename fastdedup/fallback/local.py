@@ -9,6 +9,7 @@ from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..model import Outcome
 from ..protocol.keyspace import names_of
+from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp
 from ..protocol.operations import (
     Adopted,
     AdoptOp,
@@ -23,15 +24,17 @@ from ..protocol.operations import (
     Reply,
     SettleOp,
     Stored,
+    StoredForm,
     TransitionOp,
     Verdict,
 )
 from ..stores.entry import Entry, stored
 from ..stores.memory import MemoryStore
 from .adoption import Former, holding_of, mark, removal, report, text_of
-from .base import JournalOp
+from .base import IdOp, JournalOp
 from .journal import NEW, Journal, JournalLine
 from .last_seen import LastSeen
+from .local_ids import LEDGER_OPS, IdLine, LedgerOps, LocalIds
 
 
 class LocalLRU:
@@ -50,12 +53,17 @@ class LocalLRU:
     or from its initial state. A full policy drops records that the store has, too. Then it refuses new keys, as
     it does not forget an unexpired claim.
 
+    Of a ledger's ids, those are known that the store told lately. Others are new here, are remembered, and come into
+    the store when that is back, where each is kept for a window from then. An id that the store has from another
+    call by then is a `Conflict`. An id that is forgotten here is removed from the store, whoever put it there. A
+    ledger that this process never opened before is founded here, and its ids find their places in the store's.
+
     Several namespaces may share one policy, and so may several gates in one event loop over the same Redis: then
     a key is unique in all of them. Gates over different servers must not share a policy: its journal does not
     know which record belongs to which server.
 
     Args:
-        maxsize: the largest number of records.
+        maxsize: the largest number of records and ids.
         max_bytes: estimate of the memory they may take.
         clock: seconds since 1970; for tests. The default clock goes on evenly when the system's time is set.
     """
@@ -72,9 +80,10 @@ class LocalLRU:
         self._maxsize = maxsize
         self._journal = Journal()
         self._store = MemoryStore(
-            maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=lambda: self._last_seen.drop_oldest()
+            maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=self._drop_oldest
         )
         self._last_seen = LastSeen(self._store, pinned=lambda wire: self._journal.get(wire) is not None)
+        self._ids = LocalIds(self._store, self._journal)
 
     def __repr__(self) -> str:
         return f"LocalLRU(maxsize={self._maxsize})"
@@ -88,6 +97,8 @@ class LocalLRU:
                 f"whether the ledger remembers this key only the store can say, not {self!r}: claims with "
                 "remember= wait until the store is back"
             ) from error
+        if isinstance(op, LEDGER_OPS):
+            return self._answer_ledger(op, error)
         now = self._store.now()
         entry, line = self._store.entry(op.wire), self._journal.get(op.wire)
         self._check(op, entry, line, now, error)
@@ -100,6 +111,19 @@ class LocalLRU:
         self._last_seen.used(op.wire)
         self._note(op, former)
         return reply
+
+    def _answer_ledger(self, op: LedgerOps, error: UnavailableError) -> Reply:
+        reply = self._ids.answer(op, error)
+        self._journal.sweep(len(self._store) + len(self._store.ledgers), self._stands)
+        return reply
+
+    def _drop_oldest(self) -> bool:
+        """Make room: an id is dropped before a record, which says more and is dearer to do again."""
+        return self._ids.drop_oldest() or self._last_seen.drop_oldest()
+
+    def holds_id(self, op: IdOp) -> bool:
+        """True for an id that was remembered or forgotten while degraded, until the store knows that."""
+        return self._ids.holds(op)
 
     def holds(self, wire: bytes) -> bool:
         """True for a key that was changed while degraded, until the store has adopted that."""
@@ -173,7 +197,8 @@ class LocalLRU:
             line.got_no_reply(op.owner)
 
     def _stands(self, wire: bytes) -> bool:
-        return self._store.entry(wire) is not None
+        line = self._journal.get(wire)
+        return self._ids.stands(line) if isinstance(line, IdLine) else self._store.entry(wire) is not None
 
     def _gone(self, wire: bytes, line: JournalLine | None) -> None:
         """Note that a key was forgotten: where the store may have a record of it, that must be removed, too."""
@@ -190,7 +215,9 @@ class LocalLRU:
 
     def saw(self, op: Op, reply: Reply) -> None:
         """Remember what the store says of a key, unless a journal line says that this process knows better."""
-        if op.wire not in self._journal.lines or self._was_under_way(op, reply):
+        if type(op) is not ClaimOp and isinstance(op, LEDGER_OPS):
+            self._ids.saw(op, reply)
+        elif op.wire not in self._journal.lines or self._was_under_way(op, reply):
             self._last_seen.saw(op, reply)
 
     def _was_under_way(self, op: Op, reply: Reply) -> bool:
@@ -226,9 +253,14 @@ class LocalLRU:
 
     def gave_up(self, wire: bytes, owner: bytes) -> None:
         """Let a claim give way whose caller was cancelled: it holds the key in the store for nobody, if at all."""
+        self._ids.gave_up(wire, owner)
         line, entry = self._journal.get(wire), self._store.entry(wire)
         if line is not None and (entry is None or entry.owner != owner):
             line.got_no_reply(owner)
+
+    def took_back(self, op: FirstOp) -> None:
+        """Forget an id that a call has remembered here and that ends in an error."""
+        self._ids.took_back(op)
 
     # Into the store
 
@@ -246,16 +278,22 @@ class LocalLRU:
         """Return operations for the oldest lines of a lane; strike the lines whose record has expired."""
         now = self._store.now()
         ops: list[JournalOp] = []
-        while len(ops) < most and (lines := self._journal.take(most - len(ops), lane)):
+        forms: dict[bytes, LedgerOp] = {}
+        while not forms and len(ops) < most and (lines := self._journal.take(most - len(ops), lane)):
             for wire, line in lines:
                 op = self._sent(wire, line, now)
                 if op is None:
                     self._journal.strike(wire)
+                elif isinstance(op, LedgerOp):  # the form is read first, and the id waits for that
+                    forms.setdefault(op.wire, op)
+                    self._journal.again(wire)
                 else:
                     ops.append(op)
-        return ops
+        return [*forms.values(), *ops]
 
     def _sent(self, wire: bytes, line: JournalLine, now: int) -> JournalOp | None:
+        if isinstance(line, IdLine):
+            return self._ids.next_operation(line, now)
         if line.forgotten:
             return removal(wire, line.found)
         entry = self._store.entry(wire)
@@ -264,9 +302,15 @@ class LocalLRU:
         line.sent = mark(entry)
         return AdoptOp(wire, stored(entry, now), line.base)
 
-    def adopted(self, op: JournalOp, reply: Adopted | Stored | Code) -> Conflict | Unreplayed | None:
+    def adopted(
+        self, op: JournalOp, reply: Adopted | Stored | StoredForm | Code
+    ) -> Conflict | Unreplayed | None:
         """Take the store's reply. A record that was changed here since it was sent is sent again."""
         self._store.now()
+        if isinstance(op, LedgerOp | FirstOp | ForgetIdOp):
+            return self._ids.adopted(op, reply)
+        if isinstance(reply, StoredForm):
+            return None
         line = self._journal.get(op.wire)
         if isinstance(reply, Stored) or not isinstance(op, AdoptOp) or (line and line.found):
             self._looked(line, reply)
@@ -308,6 +352,8 @@ class LocalLRU:
 
     def put_back(self, op: JournalOp, *, asked: bool, lane: bytes = NEW) -> Unreplayed | None:
         """Keep an operation for later. A removal is not sent twice: it might remove the next owner's record."""
+        if isinstance(op, FirstOp | ForgetIdOp):
+            return self._ids.put_back(op, asked=asked, lane=lane)
         line = self._journal.get(op.wire)
         if line is None:
             return None
@@ -336,6 +382,9 @@ class LocalLRU:
         now = self._store.now()
         left = []
         for wire, line in self._journal.all():
+            if isinstance(line, IdLine):
+                left += self._ids.give_up(line)
+                continue
             entry = self._store.entry(wire)
             if line.forgotten or (entry is not None and (entry.state in "SFIM" or entry.until > now)):
                 owner = "" if entry is None else text_of(entry.owner)

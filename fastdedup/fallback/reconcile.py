@@ -16,7 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from ..errors import DedupError, ForeignRecordError
 from ..events import Conflict, Event, Replayed, Unreplayed, log
-from ..protocol.operations import Adopted, AdoptOp, Code, Op, Reply, Stored
+from ..protocol.ledgers import FirstOp
+from ..protocol.operations import Adopted, AdoptOp, Code, Op, Reply, Stored, StoredForm
 from ..tasks import stop
 from .base import GivenUpPolicy, JournalledPolicy, JournalOp
 
@@ -144,7 +145,7 @@ class Reconciler:
             replies = await asyncio.gather(*asked.values(), return_exceptions=True)
             for op, answer in zip(asked, replies, strict=True):
                 reply = Code.FOREIGN if isinstance(answer, ForeignRecordError) else answer
-                if isinstance(reply, Adopted | Stored | Code):
+                if isinstance(reply, Adopted | Stored | StoredForm | Code):
                     answered.add(op)
                     self._answered(op, reply)
                 elif not isinstance(reply, DedupError):
@@ -169,13 +170,13 @@ class Reconciler:
             if event is not None:
                 self._report(event)
 
-    def _answered(self, op: JournalOp, reply: Adopted | Stored | Code) -> None:
+    def _answered(self, op: JournalOp, reply: Adopted | Stored | StoredForm | Code) -> None:
         lines = self.policy.lines
         event = self.policy.adopted(op, reply)
         if event is not None:
             self._report(event)
         done = self.policy.lines < lines  # else the record has changed meanwhile, and is sent again
-        self._adopted += done and isinstance(op, AdoptOp) and not isinstance(event, Unreplayed)
+        self._adopted += done and isinstance(op, AdoptOp | FirstOp) and not isinstance(event, Unreplayed)
         self._conflicts += isinstance(event, Conflict)
 
     def _puzzled(self, answer: object) -> None:

@@ -13,16 +13,17 @@ from typing import Any, Final, cast
 from ..checks import named
 from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
 from ..events import Degraded, Shortfall, emit
-from ..fallback.base import FallbackPolicy, JournalledPolicy, TimedPolicy
+from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
 from ..protocol.keyspace import names_of
+from ..protocol.ledgers import FirstOp, ForgetIdOp, SeenOp
 from ..protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, Verb, Verdict
 from ..protocol.owners import owner_text
 from .connection import Connection
 from .settings import Settings
 
 _FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGET)
-_GRANTING: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED, Verb.TRANSITION)
+_GRANTING: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED, Verb.TRANSITION, Verb.FIRST)
 
 
 class HeldLocally(UnavailableError):
@@ -61,6 +62,7 @@ class Ask:
         self._remembers = not isinstance(policy, Reject)
         self._journal = policy if isinstance(policy, JournalledPolicy) else None
         self._timed = policy if isinstance(policy, TimedPolicy) else None
+        self._ids = policy if isinstance(policy, IdPolicy) else None
 
     # To the store
 
@@ -80,7 +82,10 @@ class Ask:
         if engine is None:
             raise connection.not_open()
         if self._remembers:
-            self._prepare(op)
+            if self._policy.holds(op.wire):
+                raise HeldLocally
+            if self._journal is not None:
+                op.let_witness(self._heard)
         return engine.claim(op, taker)
 
     def begin(self, op: Op, taker: Any = None, *, degraded: bool = False) -> asyncio.Future[Reply]:
@@ -126,9 +131,21 @@ class Ask:
         if self._connection.engine is not None:
             self._connection.keep(self.run(ReleaseOp(wire, owner, fence)))
 
+    def take_back(self, op: FirstOp) -> None:
+        """Forget an id as soon as the store answers: the call that has remembered it ends in an error."""
+        self._connection.undo.add_id(op)
+        if self._ids is not None:
+            self._ids.took_back(op)
+
+    def _holds(self, op: Op) -> bool:
+        """True where the policy keeps what an operation is about: a key, or one id of a ledger's bucket."""
+        if self._ids is not None and isinstance(op, FirstOp | SeenOp | ForgetIdOp):
+            return self._ids.holds_id(op)
+        return self._policy.holds(op.wire)
+
     def _prepare(self, op: Op) -> None:
         """Ask the policy whether it keeps this key, and let it hear of the store's reply."""
-        if self._policy.holds(op.wire):
+        if self._holds(op):
             raise HeldLocally
         if self._journal is not None:
             op.let_witness(self._heard)
@@ -155,7 +172,7 @@ class Ask:
     def _witnessed(self, op: Op, reply: Reply) -> Reply:
         assert self._journal is not None
         self._journal.saw(op, reply)
-        if op.verb not in _GRANTING or op.future.done() or not self._policy.holds(op.wire):
+        if op.verb not in _GRANTING or op.future.done() or not self._holds(op):
             return reply
         try:
             return self._ask_policy(op, HeldLocally())
@@ -220,7 +237,7 @@ class Ask:
             reply = self._policy.answer(op, error)
         except UnavailableError as refusal:
             self._report_degraded(op, error, answered=False)
-            if type(error) is HeldLocally and not isinstance(op, ClaimOp) and not self._policy.holds(op.wire):
+            if type(error) is HeldLocally and not isinstance(op, ClaimOp) and not self._holds(op):
                 return Code.LOST  # the store never knew of this record, and now the policy has lost it too
             if isinstance(op, ClaimOp):
                 refusal.owner = owner_text(op.owner)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 
@@ -21,7 +21,7 @@ from ..errors import DedupError, UnavailableError
 from ..events import Event, UndoOverflow
 from ..forking import InChild
 from ..protocol.keyspace import names_of
-from ..protocol.ledgers import FirstOp, ForgetIdOp
+from ..protocol.ledgers import NONCE_BYTES, FirstOp, ForgetIdOp
 from ..protocol.operations import ClaimOp, Code, Op, ReadOp, RefusedAlone, ReleaseOp, Reply, Stored
 from ..tasks import stop
 
@@ -31,6 +31,7 @@ _BATCH = 256
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 0.4
 _GROWTH = 1.6
+_SLACK = 1024
 _SECOND_LOOK = 0.3
 """Seconds after which a key is looked at again under which nothing was found."""
 
@@ -84,9 +85,13 @@ class UndoList:
         self._asks = asks
         self._most = most
         # Mutable: what was given up, by store key and owner, the oldest first; the same of owners that look on; the
-        # pause before the next try, the timer that ends it, and the try itself.
+        # entries of ids by place, some of which are over; the places that the store is asked about now, and when
+        # that ends; the pause before the next try, the timer that ends it, and the try itself.
         self._given_up: dict[Holding, GivenUp] = {}
         self._waiting: dict[Holding, GivenUp | None] = {}
+        self._places: dict[bytes, list[bytes]] = {}
+        self._under_way: set[bytes] = set()
+        self._round_ended: asyncio.Future[None] | None = None
         self._pause = _FIRST_PAUSE
         self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -109,12 +114,55 @@ class UndoList:
     def add_id(self, op: FirstOp) -> None:
         """Remember an id that a call may have remembered, and of which nobody was told."""
         if not self._closed:
+            self._places.setdefault(op.place, []).append(op.entry)
             self._put((op.wire, op.entry), GivenUp(False, op))
+            if len(self._places) > 2 * len(self._given_up) + _SLACK:
+                self._places = {place: kept for place in self._places if (kept := self._entries(place))}
 
-    def keep_id(self, op: FirstOp) -> None:
-        """Leave an id alone: the call that gave it up asks for it again."""
-        if self._given_up:
-            self._given_up.pop((op.wire, op.entry), None)
+    async def until_free(self, ops: Sequence[FirstOp]) -> None:
+        """Wait until none of these ids is just being taken back: that could come behind what is sent now."""
+        while not self._under_way.isdisjoint([op.place for op in ops]):
+            if self._round_ended is None or self._round_ended.done():
+                self._round_ended = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._round_ended)
+
+    def keep_id(self, op: FirstOp, *, named: bool) -> None:
+        """Leave an id alone: the call that gave it up asks for it again.
+
+        A call without a name takes the place of one that was given up, nonce and all. So it is told True where that
+        has taken effect, also where its command lies in a socket still and takes effect later.
+        """
+        if self._given_up.pop((op.wire, op.entry), None) is None and not named and self._places:
+            for entry in self._entries(op.place):
+                del self._given_up[op.wire, entry]
+                op.entry = entry
+                break
+
+    async def take_back_id(self, op: FirstOp) -> None:
+        """Take back now what was given up of an id: a call with a name of its own asks for it."""
+        holdings = [(op.wire, entry) for entry in self._entries(op.place)]
+        answers = await self._ask([self._given_up[holding].look(op.wire) for holding in holdings])
+        for holding, answer in zip(holdings, answers, strict=True):
+            if answer is Code.OK:
+                self._given_up.pop(holding, None)
+
+    def knows(self, op: FirstOp) -> bool:
+        """True where the id that a call asked for may be remembered for a call that was given up."""
+        return bool(self._places) and bool(self._entries(op.place))
+
+    def _entries(self, place: bytes) -> list[bytes]:
+        """Return the given-up entries of an id; what was given up meanwhile for good is dropped from the list."""
+        listed = self._places.pop(place, None)
+        if listed is None:
+            return []
+        entries = [
+            entry
+            for entry in listed
+            if (place[: len(place) - len(entry) + NONCE_BYTES], entry) in self._given_up
+        ]
+        if entries:
+            self._places[place] = entries
+        return entries
 
     def all(self) -> list[Holding]:
         """Return what is to be taken back."""
@@ -158,6 +206,8 @@ class UndoList:
         """Go on with what another list has left, whose event loop has ended."""
         for holding, given_up in former._given_up.items():
             self._given_up.setdefault(holding, GivenUp(given_up.consumed, given_up.id))
+            if given_up.id is not None:
+                self._places.setdefault(given_up.id.place, []).append(given_up.id.entry)
         if self._given_up:
             self._try_later()
 
@@ -185,6 +235,7 @@ class UndoList:
     def _leave_to_parent(self) -> None:
         """Forget everything in a forked child: what the parent gave up, the parent takes back."""
         self._given_up.clear()
+        self._places.clear()
         self._waiting.clear()
 
     def _try_later(self) -> None:
@@ -219,6 +270,16 @@ class UndoList:
         looked_at = self._due()
         if not looked_at:
             return False
+        self._under_way = {given_up.id.place for _, given_up in looked_at if given_up.id is not None}
+        try:
+            return await self._look(looked_at)
+        finally:
+            self._under_way = set()
+            if self._round_ended is not None and not self._round_ended.done():
+                self._round_ended.set_result(None)
+
+    async def _look(self, looked_at: list[tuple[Holding, GivenUp]]) -> bool:
+        """Find out what these have left, and take it back."""
         found = await self._ask([given_up.look(wire) for (wire, _), given_up in looked_at])
         held: list[tuple[Holding, ReleaseOp]] = []
         for (holding, given_up), record in zip(looked_at, found, strict=True):

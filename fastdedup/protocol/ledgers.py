@@ -99,42 +99,61 @@ class FirstOp(Op):
     """Remember an id. OK where this call is the first; ALREADY, STALE or FULL where it is not remembered for it."""
 
     verb = Verb.FIRST
-    __slots__ = ("entry", "terms")
+    __slots__ = ("entry", "id", "terms")
 
-    def __init__(self, wire: bytes, entry: bytes, terms: LedgerTerms) -> None:
+    def __init__(self, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes = b"") -> None:
         self.wire = wire
         self.witness = None
         self.entry = entry
         """The digest and the nonce."""
         self.terms = terms
+        self.id = id
+        """The id itself, for a policy: stores do not look at it."""
+
+    @property
+    def place(self) -> bytes:
+        """The bucket's key and the digest, which name the id."""
+        return self.wire + self.entry[: self.terms.width]
 
 
 class SeenOp(Op):
     """Look whether an id is remembered: ALREADY or ABSENT."""
 
     verb = Verb.SEEN
-    __slots__ = ("digest", "terms")
+    __slots__ = ("digest", "id", "terms")
 
-    def __init__(self, wire: bytes, digest: bytes, terms: LedgerTerms) -> None:
+    def __init__(self, wire: bytes, digest: bytes, terms: LedgerTerms, id: bytes = b"") -> None:
         self.wire = wire
         self.witness = None
         self.digest = digest
         self.terms = terms
+        self.id = id
+
+    @property
+    def place(self) -> bytes:
+        """The bucket's key and the digest, which name the id."""
+        return self.wire + self.digest
 
 
 class ForgetIdOp(Op):
     """Remove an id: OK, ABSENT or STALE. `entry`: the digest; with a nonce only what that call has remembered."""
 
     verb = Verb.FORGET_ID
-    __slots__ = ("entry", "terms", "until_ms")
+    __slots__ = ("entry", "id", "terms", "until_ms")
 
-    def __init__(self, wire: bytes, entry: bytes, terms: LedgerTerms) -> None:
+    def __init__(self, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes = b"") -> None:
         self.wire = wire
         self.witness = None
         self.entry = entry
         self.terms = terms
+        self.id = id
         # What a call has remembered is taken back where it lies, whatever became of the ledger since.
         self.until_ms = terms.until_ms if len(entry) == terms.width else FOREVER_MS
+
+    @property
+    def place(self) -> bytes:
+        """The bucket's key and the digest, which name the id."""
+        return self.wire + self.entry[: self.terms.width]
 
 
 class LedgerOp(Op):
@@ -334,6 +353,11 @@ def record_wire(bucket: bytes, wire: bytes, namespace: str) -> bytes:
 def ledger_wire(namespace: str, name: str) -> bytes:
     """Return the store key of a ledger: its form lies there, and its buckets' keys begin with it."""
     return namespace.encode() + b":" + Kind.LEDGER.value[0] + name.encode()
+
+
+def ledger_of(bucket: bytes) -> bytes:
+    """Return the store key of the ledger that a bucket belongs to."""
+    return bucket[: bucket.rindex(b"{")]
 
 
 def id_bytes(id: Any) -> bytes:

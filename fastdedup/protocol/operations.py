@@ -475,13 +475,17 @@ class Stored:
 
 
 class StoredForm:
-    """What a ledger was founded with: the text in the store, and the server's time when it was read, in ms."""
+    """What a ledger was founded with: the text in the store, and the server's time when it was read, in ms.
 
-    __slots__ = ("now_ms", "text")
+    `degraded`: a policy has answered.
+    """
 
-    def __init__(self, text: bytes, now_ms: int) -> None:
+    __slots__ = ("degraded", "now_ms", "text")
+
+    def __init__(self, text: bytes, now_ms: int, *, degraded: bool = False) -> None:
         self.text = text
         self.now_ms = now_ms
+        self.degraded = degraded
 
 
 class Weight:

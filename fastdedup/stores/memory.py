@@ -83,7 +83,10 @@ class MemoryStore:
         self._entries: dict[bytes, Entry] = {}
         self._expiry: list[tuple[int, bytes]] = []
         self._bytes = 0
-        self._ledgers = MemoryLedgers(self._make_room)
+        self.ledgers = MemoryLedgers(self._make_room)
+        """The ids of ledgers."""
+        self.reserved = 0
+        """Bytes that whoever keeps records here needs for itself; they count as taken."""
         # Microseconds, so that two processes that give a key away in the same millisecond give different fences.
         self._offset = randrange(1000)
         # One fence for all keys: so the next fence of a forgotten or expired key is higher, whatever the clock does.
@@ -106,7 +109,7 @@ class MemoryStore:
         self._entries.clear()
         self._expiry.clear()
         self._listeners.clear()
-        self._ledgers.clear()
+        self.ledgers.clear()
         self._bytes = 0
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
@@ -155,9 +158,9 @@ class MemoryStore:
             case AdoptOp():
                 return self._adopt(op, now)
             case LedgerOp():
-                return self._ledgers.found(op, now)
+                return self.ledgers.found(op, now)
             case FirstOp() | SeenOp() | ForgetIdOp() | WeighOp():
-                return self._ledgers.apply(op, now)
+                return self.ledgers.apply(op, now)
         raise TypeError(f"the memory store has no operation {type(op).__name__}: {op!r}")
 
     def holds(self, wire: bytes) -> bool:
@@ -200,6 +203,11 @@ class MemoryStore:
             self._fence = max(self._fence, entry.fence)
         self._keep(wire, entry, expires)
 
+    def reserve(self, size: int) -> None:
+        """Count this many bytes as taken. Raises UnavailableError where there is no room."""
+        self._make_room(size)
+        self.reserved += size
+
     def keep(self, wire: bytes, entry: Entry, expires: int) -> None:
         """Keep a record until `expires` (ms since 1970)."""
         self._keep(wire, entry, expires)
@@ -223,7 +231,7 @@ class MemoryStore:
 
     def _claim_remembered(self, op: RememberedClaimOp, now: int) -> Reply:
         """Claim a key whose success a ledger remembers; a record says more than the ledger."""
-        known = self._ledgers.apply(SeenOp(op.bucket, op.digest, op.ledger_terms), now)
+        known = self.ledgers.apply(SeenOp(op.bucket, op.digest, op.ledger_terms), now)
         if known is Code.STALE:
             return Code.STALE
         if known is Code.ALREADY and op.wire not in self._entries:
@@ -234,13 +242,13 @@ class MemoryStore:
         """Let the ledger remember the id, and complete the claim."""
         entry = self._held(op)
         if entry is not None and entry.state in LIVE:
-            code = self._ledgers.apply(FirstOp(op.bucket, op.entry, op.ledger_terms), now)
+            code = self.ledgers.apply(FirstOp(op.bucket, op.entry, op.ledger_terms), now)
             if code is not Code.OK and code is not Code.ALREADY:
                 return code
         try:
             return self._settle(op, now)
         except UnavailableError:  # no room for the result
-            self._ledgers.apply(ForgetIdOp(op.bucket, op.entry, op.ledger_terms), now)
+            self.ledgers.apply(ForgetIdOp(op.bucket, op.entry, op.ledger_terms), now)
             raise
 
     def _contend(self, op: ClaimOp, entry: Entry, now: int) -> Verdict:
@@ -449,8 +457,8 @@ class MemoryStore:
             heapify(self._expiry)
 
     def _expire(self, now: int) -> None:
-        if self._ledgers:
-            self._ledgers.expire(now)
+        if self.ledgers:
+            self.ledgers.expire(now)
         while self._expiry and self._expiry[0][0] <= now:
             expires, wire = heappop(self._expiry)
             entry = self._entries.get(wire)
@@ -462,8 +470,8 @@ class MemoryStore:
 
     def _make_room(self, size: int = 0) -> None:
         while True:
-            records = len(self._entries) + len(self._ledgers)
-            taken = self._bytes + len(self._ledgers) * ID_BYTES
+            records = len(self._entries) + len(self.ledgers)
+            taken = self._bytes + self.reserved + len(self.ledgers) * ID_BYTES
             if records < self._maxsize and taken + _OVERHEAD + size <= self._max_bytes:
                 return
             if self._evict():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp, WeighOp
 from ..protocol.operations import Code, Reply, StoredForm, Weight
@@ -57,10 +57,16 @@ class MemoryLedgers:
     def apply(self, op: BucketOp, now_ms: int) -> Reply:
         """Execute one operation on a bucket."""
         if isinstance(op, WeighOp):
-            ids = len(self._buckets.get(op.wire, ()))
-            return Weight(ids, ids, ids * ID_BYTES)
+            return self.answer(op, now_ms)
         if now_ms > (op.until_ms if isinstance(op, ForgetIdOp) else op.terms.until_ms):
             return Code.STALE
+        return self.answer(op, now_ms)
+
+    def answer(self, op: BucketOp, now_ms: int) -> Reply:
+        """Execute one operation on a bucket, whatever became of the ledger's form."""
+        if isinstance(op, WeighOp):
+            ids = len(self._buckets.get(op.wire, ()))
+            return Weight(ids, ids, ids * ID_BYTES)
         if isinstance(op, FirstOp):
             return self._first(op, now_ms)
         width = op.terms.width
@@ -90,17 +96,45 @@ class MemoryLedgers:
         bucket = self._buckets.get(op.wire)
         if bucket is not None and digest in bucket:
             return Code.OK if bucket[digest][1] == nonce else Code.ALREADY
-        self._make_room()
-        ends = now_ms + terms.window_ms
-        bucket = self._buckets.setdefault(op.wire, {})
-        bucket[digest] = (ends, nonce)
-        self._ids += 1
-        order = self._order.setdefault(terms.window_ms, deque())
-        order.append((ends, op.wire, digest))
-        if len(order) > 2 * self._ids + _SLACK:  # of ids that were forgotten
-            self._order[terms.window_ms] = deque(filter(self._is_held, order))
-        terms.saw_fill(len(bucket), 1)
+        self.put(op.wire, digest, nonce, now_ms, terms.window_ms)
+        terms.saw_fill(len(self._buckets[op.wire]), 1)
         return Code.OK
+
+    # For `fallback/local_ids.py`, which keeps ids of another store here; `apply` removes what is over before
+
+    def held(self, wire: bytes, digest: bytes) -> tuple[int, bytes] | None:
+        """Return when an id is over (ms since 1970), and the nonce that remembered it; None where it is not held."""
+        return self._buckets.get(wire, {}).get(digest)
+
+    def put(self, wire: bytes, digest: bytes, nonce: bytes, now_ms: int, keep_ms: int) -> None:
+        """Remember an id for so long, in place of what is held of it. Raises as `make_room`."""
+        if self.held(wire, digest) is not None:
+            self._remove(wire, digest)
+        self._make_room()
+        ends = now_ms + keep_ms
+        self._buckets.setdefault(wire, {})[digest] = (ends, nonce)
+        self._ids += 1
+        order = self._order.setdefault(keep_ms, deque())
+        order.append((ends, wire, digest))
+        if len(order) > 2 * self._ids + _SLACK:  # of ids that were forgotten
+            self._order[keep_ms] = deque(filter(self._is_held, order))
+
+    def drop(self, wire: bytes, digest: bytes) -> None:
+        """Forget an id, if it is held."""
+        if self.held(wire, digest) is not None:
+            self._remove(wire, digest)
+
+    def move(self, moves: Iterable[tuple[bytes, bytes, bytes, bytes]], keep_ms: int) -> None:
+        """Let held ids lie elsewhere: from a bucket and a digest to others. All are to be over together at first."""
+        order = self._order.setdefault(keep_ms, deque())
+        for wire, digest, to_wire, to_digest in moves:
+            held = self.held(wire, digest)
+            if held is not None:
+                self._remove(wire, digest)
+                self._ids += self.held(to_wire, to_digest) is None
+                self._buckets.setdefault(to_wire, {})[to_digest] = held
+                order.append((held[0], to_wire, to_digest))
+        self._order[keep_ms] = deque(sorted(filter(self._is_held, order)))
 
     def _is_held(self, line: tuple[int, bytes, bytes]) -> bool:
         ends, wire, digest = line

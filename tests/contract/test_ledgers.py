@@ -15,11 +15,10 @@ from fastdedup import ConfigError, Dedup, ForeignRecordError, InvalidKeyError, L
 from fastdedup.protocol.ledgers import ledger_wire
 
 from ..servers import evicting
-from ..stores import STORES, Backend
+from ..stores import Backend
 
 WaitUntil = Callable[..., Any]
 HOUR = 3600.0
-pytestmark = pytest.mark.parametrize("backend", [each for each in STORES if each != "local"], indirect=True)
 
 
 def ledger_of(dedup: Dedup, name: str = "orders", **settings: Any) -> Ledger:

@@ -1,0 +1,424 @@
+"""The ids of ledgers for `LocalLRU`: those that the store told lately, and those that were remembered in an outage.
+
+A journal line stands for one id. When the store is back, the ledger's form is read first. Where it is the form that
+served here, the id is remembered by a `FirstOp` with the nonce of the call that was told True. Where it is another
+one, because this process founded the ledger itself or the store lost it, each id gets its place by the store's form
+before. A forgotten id is removed.
+
+The store does not tell how old an id is. So an id is known for a hundredth of the window
+after a duplicate of it was told.
+"""
+
+from __future__ import annotations
+
+from ..errors import UnavailableError
+from ..events import Conflict, Unreplayed
+from ..protocol.keyspace import names_of
+from ..protocol.ledgers import (
+    NONCE_BYTES,
+    SLOTS,
+    Addresses,
+    FirstOp,
+    ForgetIdOp,
+    LedgerForm,
+    LedgerOp,
+    LedgerTerms,
+    SeenOp,
+    WeighOp,
+    ledger_of,
+)
+from ..protocol.operations import Code, Reply, StoredForm
+from ..stores.memory import MemoryStore
+from .base import IdOp, JournalOp
+from .journal import Journal, JournalLine
+
+LedgerOps = LedgerOp | FirstOp | SeenOp | ForgetIdOp | WeighOp
+LEDGER_OPS = (LedgerOp, FirstOp, SeenOp, ForgetIdOp, WeighOp)
+_LINE_BYTES = 600
+"""Rough size of a line without its id."""
+_RELY_MS = 30_000
+"""Milliseconds for which the store lets a form be relied on that was read."""
+_ASK_AGAIN_MS = 20_000
+_NEVER_MS = -(1 << 50)
+"""The server's time of a form that the policy tells: a store takes no operation that relies on it."""
+_MOST_LEDGERS = 1000
+_SLACK = 1024
+
+
+class LocalLedger:
+    """What is known of a ledger here.
+
+    Attributes:
+        wire: its store key.
+        text: its form's text.
+        terms: those of what is sent to the store.
+        reread_at: when the form must be read again before something is sent, in ms since 1970; 0: before all.
+        ttl_ms: for how long the store keeps the form.
+    """
+
+    __slots__ = ("addresses", "form", "reread_at", "terms", "text", "ttl_ms", "wire")
+
+    def __init__(self, wire: bytes, text: bytes, form: LedgerForm, ttl_ms: int) -> None:
+        self.wire = wire
+        self.ttl_ms = ttl_ms
+        self.take_form(text, form)
+
+    def take_form(self, text: bytes, form: LedgerForm) -> None:
+        """Take another form: whoever relies on the terms of the former one must ask again."""
+        self.text = text
+        self.form = form
+        self.addresses = Addresses(self.wire, form)
+        self.terms = LedgerTerms(form, "set", 0)
+        self.reread_at = 0
+
+    def was_read(self, server_ms: int, now: int) -> None:
+        """Rely on the form for a while: the store has told it."""
+        self.terms.until_ms = server_ms + _RELY_MS
+        self.reread_at = now + _ASK_AGAIN_MS
+
+
+class IdLine(JournalLine):
+    """What is to be done for one id when the store is back: remove it (`forgotten`), remember it, or both.
+
+    `wire` is the id's place: its bucket's key and its digest.
+
+    Attributes:
+        id: the id itself, which finds its place by any form.
+        shared: a call of this process that was told of a duplicate here may have remembered the id in the store.
+    """
+
+    __slots__ = ("_store", "bucket", "digest", "id", "ledger", "shared", "size")
+
+    def __init__(self, op: FirstOp | ForgetIdOp, ledger: LocalLedger, store: MemoryStore) -> None:
+        name = names_of(ledger.wire)[1]
+        super().__init__(op.place, f"{name}/{op.id.decode(errors='replace')}", None)
+        self.bucket = op.wire
+        self.digest = op.place[len(op.wire) :]
+        self.id = op.id
+        self.ledger = ledger
+        self.shared = False
+        self.size = line_bytes(op)
+        self._store = store
+
+    def struck(self) -> None:
+        """Give back the room of the line."""
+        self._store.reserved -= self.size
+
+
+class LocalIds:
+    """Answers for ledgers from a memory store, and writes what it remembered into a journal."""
+
+    def __init__(self, store: MemoryStore, journal: Journal) -> None:
+        self._store = store
+        self._ids = store.ledgers
+        self._journal = journal
+        # Mutable: the ledgers by their store keys, the longest unasked first; the ids that may be dropped, the
+        # longest unused first.
+        self._ledgers: dict[bytes, LocalLedger] = {}
+        self._spare: dict[bytes, tuple[bytes, bytes]] = {}
+
+    # In place of the store
+
+    def answer(self, op: LedgerOps, error: UnavailableError) -> Reply:
+        """Answer from memory."""
+        now = self._store.now()
+        if isinstance(op, LedgerOp):
+            return self._form(op, error)
+        ledger = self._ledgers.get(ledger_of(op.wire))
+        if isinstance(op, WeighOp):
+            if ledger is None:
+                raise error
+            return self._ids.answer(op, now)
+        if not op.id or (isinstance(op, ForgetIdOp) and len(op.entry) > op.terms.width):
+            raise error  # made by another program's hand, or for the store alone
+        if ledger is None or op.place != b"".join(ledger.addresses.find(op.id)):
+            return Code.STALE  # its caller asks for the form, and comes again
+        if isinstance(op, FirstOp):
+            return self._first(op, ledger, now)
+        if isinstance(op, ForgetIdOp):
+            return self._forget(op, ledger, now)
+        return self._ids.answer(op, now)
+
+    def holds(self, op: IdOp) -> bool:
+        """True for an id that was remembered or forgotten while degraded, until the store knows that."""
+        line = self._journal.lines.get(op.place)
+        if line is None:
+            return False
+        self._store.now()
+        if self.stands(line):
+            return True
+        self._journal.strike(op.place)
+        return False
+
+    def stands(self, line: JournalLine) -> bool:
+        """True while there is something to send for a line."""
+        return isinstance(line, IdLine) and (line.forgotten or self._held(line) is not None)
+
+    def _held(self, line: IdLine) -> tuple[int, bytes] | None:
+        return self._ids.held(line.bucket, line.digest)
+
+    def _form(self, op: LedgerOp, error: UnavailableError) -> Reply:
+        ledger = self._ledgers.get(op.wire)
+        if op.former:
+            raise error  # the store alone can replace a form
+        if ledger is None:
+            form = LedgerForm.read(op.form)
+            if form is None:
+                raise error
+            ledger = self._keep(LocalLedger(op.wire, op.form, form, op.ttl_ms))
+        return StoredForm(ledger.text, _NEVER_MS, degraded=True)
+
+    def _keep(self, ledger: LocalLedger) -> LocalLedger:
+        self._ledgers[ledger.wire] = ledger
+        if len(self._ledgers) > _MOST_LEDGERS:
+            needed = {line.ledger.wire for line in self._journal.lines.values() if isinstance(line, IdLine)}
+            for wire in list(self._ledgers)[: -_MOST_LEDGERS // 2]:
+                if wire not in needed:
+                    del self._ledgers[wire]
+        return ledger
+
+    def _first(self, op: FirstOp, ledger: LocalLedger, now: int) -> Reply:
+        place, digest = op.place, op.place[len(op.wire) :]
+        line = self._journal.lines.get(place)
+        held = self._ids.held(op.wire, digest)
+        if held is not None:
+            self._used(place)
+            first = held[1] == op.entry[len(digest) :]
+            if not first and isinstance(line, IdLine) and hasattr(op, "at"):
+                line.shared = True  # it was sent before, so the store may have remembered the id for it
+            return Code.OK if first else Code.ALREADY
+        if line is None:
+            self._store.reserve(line_bytes(op))
+            line = IdLine(op, ledger, self._store)
+            self._journal.put(line)
+            ledger.terms.young = op.terms.young
+            ledger.reread_at = 0  # the store may have lost its data, and another process have founded it anew
+        try:
+            self._ids.put(op.wire, digest, op.entry[len(digest) :], now, op.terms.window_ms)
+        except UnavailableError:
+            if not line.forgotten:
+                self._journal.strike(place)
+            raise
+        self._spare.pop(place, None)
+        return Code.OK
+
+    def _forget(self, op: ForgetIdOp, ledger: LocalLedger, now: int) -> Reply:
+        place = op.place
+        line = self._journal.lines.get(place)
+        if line is None:
+            self._store.reserve(line_bytes(op))
+            line = IdLine(op, ledger, self._store)
+            self._journal.put(line)
+        line.forgotten = True
+        self._spare.pop(place, None)
+        return self._ids.answer(op, now)
+
+    # Beside the store
+
+    def saw(self, op: LedgerOps, reply: Reply) -> None:
+        """Remember what the store says of an id, unless a line says that this process knows better."""
+        if isinstance(op, LedgerOp):
+            if isinstance(reply, StoredForm):
+                self._learn(op.wire, reply, op.ttl_ms)
+        elif not isinstance(op, WeighOp):
+            line = self._journal.lines.get(op.place)
+            if line is None:
+                self._saw_id(op, reply)
+            elif isinstance(op, FirstOp) and isinstance(line, IdLine) and reply is Code.OK:
+                held = self._held(line)
+                if held is None or held[1] != op.entry[len(line.digest) :]:
+                    line.shared = True
+
+    def _saw_id(self, op: IdOp, reply: Reply) -> None:
+        digest = op.place[len(op.wire) :]
+        now = self._store.now()
+        held = self._ids.held(op.wire, digest)
+        if isinstance(op, FirstOp) and reply is Code.OK:
+            nonce = op.entry[len(digest) :]
+            if held is not None and held[1] == nonce:
+                self._used(op.place)  # asked again
+            elif not op.future.done():  # else its caller was cancelled, and it is taken back
+                self._know(op, nonce, now, op.terms.window_ms)
+        elif reply is Code.ALREADY:
+            if held is None or held[1] == b"":
+                self._know(op, b"", now, op.terms.window_ms // SLOTS)
+            else:
+                self._used(op.place)
+        elif reply is Code.ABSENT or reply is Code.OK:
+            self._drop(op.place, op.wire, digest)
+
+    def _know(self, op: IdOp, nonce: bytes, now: int, keep_ms: int) -> None:
+        place = op.place
+        try:
+            self._ids.put(op.wire, place[len(op.wire) :], nonce, now, keep_ms)
+        except UnavailableError:
+            return
+        self._spare.pop(place, None)
+        self._spare[place] = (op.wire, place[len(op.wire) :])
+        if len(self._spare) > 2 * len(self._ids) + _SLACK:
+            self._spare = {each: at for each, at in self._spare.items() if self._ids.held(*at) is not None}
+
+    def _used(self, place: bytes) -> None:
+        at = self._spare.pop(place, None)
+        if at is not None:
+            self._spare[place] = at
+
+    def _drop(self, place: bytes, bucket: bytes, digest: bytes) -> None:
+        self._spare.pop(place, None)
+        self._ids.drop(bucket, digest)
+
+    def drop_oldest(self) -> bool:
+        """Drop the longest unused id that the store has, too; False where there is none."""
+        while self._spare:
+            place = next(iter(self._spare))
+            at = self._spare.pop(place)
+            if self._ids.held(*at) is not None:
+                self._ids.drop(*at)
+                return True
+        return False
+
+    def took_back(self, op: FirstOp) -> None:
+        """Forget what a call has remembered that ends in an error."""
+        digest = op.place[len(op.wire) :]
+        held = self._ids.held(op.wire, digest)
+        if held is None or held[1] != op.entry[len(digest) :]:
+            return
+        self._drop(op.place, op.wire, digest)
+        line = self._journal.lines.get(op.place)
+        if line is not None and not line.forgotten:
+            self._journal.strike(op.place)
+
+    def gave_up(self, wire: bytes, entry: bytes) -> None:
+        """Take note that the store may have remembered an id for a call that ended in an error."""
+        line = self._journal.lines.get(wire + entry[:-NONCE_BYTES])
+        if isinstance(line, IdLine):
+            line.shared = True
+
+    # Its form
+
+    def _learn(self, wire: bytes, stored: StoredForm, ttl_ms: int) -> bool:
+        """Take the store's form; False where it cannot be read."""
+        form = LedgerForm.read(stored.text)
+        if form is None:
+            return False
+        ledger = self._ledgers.pop(wire, None)
+        if ledger is None:
+            ledger = LocalLedger(wire, stored.text, form, ttl_ms)
+        elif ledger.text != stored.text:
+            former_ms = ledger.form.window_ms
+            ledger.take_form(stored.text, form)
+            self._move(ledger, former_ms)
+        self._keep(ledger)
+        ledger.was_read(stored.now_ms, self._store.now())
+        return True
+
+    def _move(self, ledger: LocalLedger, keep_ms: int) -> None:
+        """Let the ids of the journal lie where the store's form puts them."""
+        moves = []
+        for place, line in self._journal.all():
+            if not isinstance(line, IdLine) or line.ledger is not ledger:
+                continue
+            bucket, digest = ledger.addresses.find(line.id)
+            if bucket + digest in self._journal.lines:
+                self._journal.strike(place)  # by a narrow digest two ids are one
+                continue
+            moves.append((line.bucket, line.digest, bucket, digest))
+            self._journal.move(line, bucket + digest)
+            line.bucket, line.digest = bucket, digest
+        self._ids.move(moves, keep_ms)
+
+    # Into the store
+
+    def next_operation(self, line: IdLine, now: int) -> JournalOp | None:
+        """Return what is to be sent for a line; None where that is over. A `LedgerOp` must be answered before."""
+        if not self.stands(line):
+            return None
+        ledger = line.ledger
+        if ledger.reread_at <= now:
+            return LedgerOp(ledger.wire, ledger.text, ledger.ttl_ms)
+        if line.forgotten:
+            return ForgetIdOp(line.bucket, line.digest, ledger.terms, line.id)
+        held = self._held(line)
+        return FirstOp(line.bucket, line.digest + (held[1] if held else b""), ledger.terms, line.id)
+
+    def adopted(self, op: LedgerOp | FirstOp | ForgetIdOp, reply: object) -> Conflict | Unreplayed | None:
+        """Take the store's reply."""
+        if isinstance(op, LedgerOp):
+            if isinstance(reply, StoredForm) and self._learn(op.wire, reply, op.ttl_ms):
+                return None
+            return self._lost_ledger(op.wire)
+        line = self._journal.get(op.place)
+        if not isinstance(line, IdLine):
+            return None  # over, taken back, or moved
+        if reply is Code.STALE:
+            line.ledger.reread_at = 0
+            self._journal.again(op.place)
+            return None
+        if reply is Code.FULL or reply is Code.FOREIGN:
+            why = (
+                "its bucket is full"
+                if reply is Code.FULL
+                else "the store holds a value that fastdedup did not write"
+            )
+            return self._unreplayed(line, why)
+        if isinstance(op, ForgetIdOp):
+            self._removed(line)
+            return None
+        return self._remembered(line, op, reply)
+
+    def _remembered(self, line: IdLine, op: FirstOp, reply: object) -> Conflict | None:
+        conflict = reply is Code.ALREADY and not line.shared
+        if line.forgotten:
+            self._journal.again(line.wire)
+            return None
+        self._journal.strike(line.wire)
+        self._spare[line.wire] = (line.bucket, line.digest)
+        if not conflict:
+            return None
+        nonce = op.entry[len(line.digest) :].hex()
+        return Conflict(names_of(line.ledger.wire)[0], line.key, nonce, "", "theirs")
+
+    def _removed(self, line: IdLine) -> None:
+        line.forgotten = False
+        if self._held(line) is None:
+            self._journal.strike(line.wire)
+        else:
+            self._journal.again(line.wire)
+
+    def put_back(self, op: FirstOp | ForgetIdOp, *, asked: bool, lane: bytes) -> Unreplayed | None:
+        """Keep an operation for later. A removal is not sent twice: it might remove what is remembered next."""
+        line = self._journal.get(op.place)
+        if not isinstance(line, IdLine):
+            return None
+        if isinstance(op, ForgetIdOp) and asked:
+            self._removed(line)
+            namespace = names_of(line.ledger.wire)[0]
+            return Unreplayed(namespace, line.key, "", "whether the store has forgotten it is unknown")
+        self._journal.again(line.wire, lane=lane)
+        return None
+
+    def give_up(self, line: IdLine) -> list[Unreplayed]:
+        """Return an event for a line that the store never got."""
+        if not self.stands(line):
+            return []
+        return [Unreplayed(names_of(line.ledger.wire)[0], line.key, "", "closed before the store was back")]
+
+    def _unreplayed(self, line: IdLine, why: str) -> Unreplayed:
+        self._journal.strike(line.wire)
+        self._drop(line.wire, line.bucket, line.digest)
+        return Unreplayed(names_of(line.ledger.wire)[0], line.key, "", why)
+
+    def _lost_ledger(self, wire: bytes) -> Unreplayed:
+        """Drop all lines of a ledger whose form cannot be read: nothing can be remembered there."""
+        lines = [
+            line for _, line in self._journal.all() if isinstance(line, IdLine) and line.ledger.wire == wire
+        ]
+        for line in lines:
+            self._unreplayed(line, "")
+        namespace, name = names_of(wire)
+        return Unreplayed(namespace, name, "", f"the ledger's form cannot be read: {len(lines)} ids are lost")
+
+
+def line_bytes(op: FirstOp | ForgetIdOp) -> int:
+    """Return an estimate of the memory of an id's line."""
+    return _LINE_BYTES + 2 * len(op.id)

@@ -1,0 +1,141 @@
+"""What `LocalLRU` knows of ids: never longer than the store can have them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fastdedup import LocalLRU, UnavailableError
+from fastdedup.protocol.ledgers import FirstOp, ForgetIdOp, LedgerForm, LedgerOp, SeenOp, ledger_wire
+from fastdedup.protocol.operations import Code, Reply, StoredForm
+
+WIRE = ledger_wire("shop", "orders")
+DOWN = UnavailableError("the store is down")
+MINE, THEIRS = b"mine.", b"their"
+
+
+class Policy(LocalLRU):
+    """A policy with a clock, and a ledger whose window is 100 seconds."""
+
+    def __init__(self, maxsize: int = 1000) -> None:
+        self.now = 1_000_000.0
+        super().__init__(maxsize, clock=lambda: self.now)
+        self.form = LedgerForm.drawn(capacity=100, width=7, window_ms=100_000)
+        self.opens()
+
+    def opens(self) -> None:
+        text = self.form.text()
+        self.saw(LedgerOp(WIRE, text, 1000), StoredForm(text, 0))
+        self.ledger = self._ids._ledgers[WIRE]
+
+    def first(self, id: bytes, nonce: bytes = MINE) -> FirstOp:
+        bucket, digest = self.ledger.addresses.find(id)
+        op = FirstOp(bucket, digest + nonce, self.ledger.terms, id)
+        op.future = asyncio.Future()
+        return op
+
+    def told(self, id: bytes, reply: Reply) -> None:
+        self.saw(self.first(id), reply)
+
+    def seen(self, id: bytes) -> Reply:
+        return self.answer(SeenOp(*self.ledger.addresses.find(id), self.ledger.terms, id), DOWN)
+
+    def sends(self, kind: type) -> list[FirstOp]:
+        return [op for op in self.next_operations(100) if isinstance(op, kind)]
+
+
+@pytest.mark.parametrize(
+    ("reply", "seconds"), [(Code.OK, 100), (Code.ALREADY, 1)], ids=["first", "duplicate"]
+)
+async def test_an_id_is_known_while_the_store_has_it(reply: Code, seconds: int) -> None:
+    """Of a duplicate the store does not say how old it is, so it is known for a hundredth of the window."""
+    policy = Policy()
+    policy.told(b"id", reply)
+    policy.now += seconds - 0.1
+    if reply is Code.OK:
+        policy.told(b"id", reply)  # to the same call, asked again
+    assert policy.seen(b"id") is Code.ALREADY
+    policy.now += 0.2
+    assert policy.answer(policy.first(b"id", THEIRS), DOWN) is Code.OK
+
+
+async def test_what_is_taken_back_is_not_known() -> None:
+    """Nobody was told of it: neither of a cancelled call's id, nor of a call's that ends in an error."""
+    policy = Policy()
+    cancelled = policy.first(b"cancelled")
+    cancelled.future.cancel()
+    policy.saw(cancelled, Code.OK)
+    policy.told(b"failed", Code.OK)
+    policy.took_back(policy.first(b"failed", THEIRS))
+    assert policy.seen(b"failed") is Code.ALREADY
+    policy.took_back(policy.first(b"failed"))
+    local = policy.first(b"local")
+    assert policy.answer(local, DOWN) is Code.OK
+    policy.took_back(local)
+    assert [policy.seen(each) for each in (b"cancelled", b"failed", b"local")] == [Code.ABSENT] * 3
+    assert policy.lines == policy._store.reserved == 0
+
+
+async def test_a_reply_that_comes_behind_the_policys_answer_is_no_conflict() -> None:
+    """The store remembers the id for another call of this process, which is told of a duplicate here."""
+    policy = Policy()
+    assert policy.answer(policy.first(b"id"), DOWN) is Code.OK
+    late = policy.first(b"id", THEIRS)
+    policy.saw(late, Code.OK)
+    assert policy.holds_id(late)
+    assert policy.answer(late, DOWN) is Code.ALREADY
+    policy.opens()
+    (sent,) = policy.sends(FirstOp)
+    assert sent.entry.endswith(MINE)
+    assert policy.adopted(sent, Code.ALREADY) is None
+    assert policy.lines == 0
+
+
+async def test_what_changes_while_it_is_sent_is_sent_again() -> None:
+    policy = Policy()
+    bucket, digest = policy.ledger.addresses.find(b"id")
+    assert policy.answer(policy.first(b"id"), DOWN) is Code.OK
+    policy.opens()
+    (sent,) = policy.sends(FirstOp)
+    assert policy.answer(ForgetIdOp(bucket, digest, policy.ledger.terms, b"id"), DOWN) is Code.OK
+    assert policy.answer(policy.first(b"id", THEIRS), DOWN) is Code.OK
+    assert policy.adopted(sent, Code.OK) is None
+    (removal,) = policy.sends(ForgetIdOp)
+    assert policy.adopted(removal, Code.OK) is None
+    (sent,) = policy.sends(FirstOp)
+    assert sent.entry == digest + THEIRS
+    assert policy.adopted(sent, Code.STALE) is None
+    (form,) = policy.next_operations(100)
+    assert isinstance(form, LedgerOp)
+    policy.adopted(form, StoredForm(policy.form.text(), 0))
+    (sent,) = policy.sends(FirstOp)
+    policy.adopted(sent, Code.OK)
+    assert policy.lines == policy._store.reserved == 0
+    assert policy.seen(b"id") is Code.ALREADY
+
+
+@pytest.mark.parametrize(
+    ("reply", "reason"), [(Code.FULL, "full"), (Code.FOREIGN, "did not write"), (None, "cannot be read")]
+)
+async def test_an_id_that_the_store_refuses_is_reported(reply: Code | None, reason: str) -> None:
+    policy = Policy()
+    assert policy.answer(policy.first(b"id"), DOWN) is Code.OK
+    (form,) = policy.next_operations(100)
+    if reply is None:
+        event = policy.adopted(form, StoredForm(b"newer", 0))
+    else:
+        policy.adopted(form, StoredForm(policy.form.text(), 0))
+        event = policy.adopted(*policy.sends(FirstOp), reply)
+    assert reason in event.reason  # type: ignore[union-attr]
+    assert policy.lines == policy._store.reserved == 0
+
+
+async def test_an_id_that_is_over_is_not_sent() -> None:
+    policy = Policy()
+    op = policy.first(b"id")
+    assert policy.answer(op, DOWN) is Code.OK
+    policy.now += 101
+    assert not policy.holds_id(op)
+    assert policy.next_operations(100) == []
+    assert policy.lines == policy._store.reserved == 0
