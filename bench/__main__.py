@@ -26,13 +26,17 @@ from fastdedup.bench import GC_THRESHOLDS, Plan, cells
 
 RESULTS = Path(__file__).parent / "results"
 SIZES = {
-    # seconds of a turn, live keys that growth goes up to, claims of the soak, callers of the sweep
-    "full": (0.5, 10_000_000, 10_000_000, (1, 4, 16, 64, 256, 1000, 2000)),
-    "quick": (0.1, 200_000, 500_000, (1, 256)),
+    # seconds of a turn, live keys that growth goes up to, claims of the soak, ids of the ledger, callers of the sweep
+    "full": (0.5, 10_000_000, 10_000_000, 1_000_000, (1, 4, 16, 64, 256, 1000, 2000)),
+    "quick": (0.1, 200_000, 500_000, 100_000, (1, 256)),
 }
 PRIVATE_MAX_OPS = 1_000_000
 FILES = 4096  # files open at once: a pool may have a connection for each of 2000 callers
-LIVE_KEYS, CLAIMS = "live keys at most", "claims of the soak"  # settings in a report
+LIVE_KEYS, CLAIMS, IDS = (
+    "live keys at most",
+    "claims of the soak",
+    "ids of the ledger",
+)  # settings in a report
 Command = Callable[..., Any]
 
 
@@ -49,6 +53,7 @@ def run_options(command: Command) -> Command:
             "--live-keys", type=click.IntRange(min=20_000), help="Live keys of growth at most: 10 million."
         ),
         click.option("--claims", type=click.IntRange(min=200_000), help="Claims of the soak: 10 million."),
+        click.option("--ids", type=click.IntRange(min=20_000), help="Ids of the ledger: 1 million."),
     ]
     for option in reversed(options):
         command = option(command)
@@ -68,7 +73,7 @@ def main(ctx: click.Context, /, out: Path | None, **options: Any) -> None:
         return
     report = _measured(**options)
     _show(report)
-    shortened = any(options[name] for name in ("quick", "only", "url", "live_keys", "claims"))
+    shortened = any(options[name] for name in ("quick", "only", "url", "live_keys", "claims", "ids"))
     if out or not shortened:
         _write(report, out or RESULTS)
 
@@ -86,12 +91,13 @@ def check(source: Path | None, **options: Any) -> None:
     report = from_json(source.read_bytes()) if source else _measured(**options)
     lines = verdicts(report)
     _print("Targets", HEADINGS, lines, texts=2)
-    if any(
-        report.settings[name] < size
-        for name, size in zip((LIVE_KEYS, CLAIMS), SIZES["full"][1:3], strict=True)
-    ):
+    sizes = dict(zip((LIVE_KEYS, CLAIMS, IDS), SIZES["full"][1:4], strict=True))
+    told = {
+        name: report.settings.get(name, size) for name, size in sizes.items()
+    }  # older reports know no ids
+    if any(told[name] < size for name, size in sizes.items()):
         click.echo(
-            f"Shortened: {report.settings[LIVE_KEYS]:,} live keys, {report.settings[CLAIMS]:,} claims."
+            f"Shortened: {told[LIVE_KEYS]:,} live keys, {told[CLAIMS]:,} claims, {told[IDS]:,} ids of the ledger."
         )
     if any(line[-1] == SHORT for line in lines):
         raise SystemExit(1)
@@ -105,13 +111,14 @@ def _measured(
     url: str | None,
     live_keys: int | None,
     claims: int | None,
+    ids: int | None,
 ) -> Report:
-    seconds, most_keys, most_claims, sweep = SIZES["quick" if quick else "full"]
+    seconds, most_keys, most_claims, most_ids, sweep = SIZES["quick" if quick else "full"]
     with nullcontext(url) if url else private_server() as place:
         plan = Plan(place, rounds, seconds)
         if not url:
             plan = replace(plan, private=True, max_ops=PRIVATE_MAX_OPS, clean=partial(flush, place))
-        run = Run(plan, live_keys or most_keys, claims or most_claims, sweep)
+        run = Run(plan, live_keys or most_keys, claims or most_claims, sweep, ids or most_ids)
         jobs = [
             job for job in JOBS if (not only or job.name in only) and (plan.private or not job.needs_private)
         ]
@@ -156,6 +163,7 @@ def _settings(run: Run) -> dict[str, Any]:
         "seconds of a turn": run.plan.seconds,
         LIVE_KEYS: run.live_keys,
         CLAIMS: run.claims,
+        IDS: run.ids,
         "records of the memory mean": run.records,
         "gc thresholds": str(GC_THRESHOLDS),
     }

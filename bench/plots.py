@@ -109,6 +109,30 @@ def _inbox(axes: Axes, report: Report) -> bool:
     return bool(rows)
 
 
+def _ledger_bytes(axes: Axes, report: Report) -> bool:
+    rows = [row for row in report.table("ledger-memory").rows if "bytes_an_id" in row.figures]
+    names, sizes = [row.contestant for row in rows], [row.figures["bytes_an_id"] for row in rows]
+    ours = [COLOURS[OURS] if name.startswith("a ledger") else "#9aa0a6" for name in names]
+    bars = axes.barh(names, sizes, height=0.6, color=ours)
+    axes.bar_label(bars, fmt="%.1f", padding=4)
+    axes.margins(x=0.1)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.set(xlabel="bytes, by the growth of used_memory", title="Redis memory for each id of 36 characters")
+    return bool(rows)
+
+
+def _ledger_windows(axes: Axes, report: Report) -> bool:
+    curves = report.table("ledger-windows").curves
+    for name, curve in curves.items():
+        axes.plot(*zip(*curve, strict=True), label=name)
+    axes.set(xlabel="windows since the first id", ylabel="GiB", yscale="log")
+    axes.set_title("Resident memory for 600 million ids a window, calculated from the measured growth")
+    if curves:
+        axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return bool(curves)
+
+
 def _lines(axes: Axes, curves: Mapping[str, Sequence[tuple[float, float]]], **style: Any) -> None:
     for name, curve in curves.items():
         xs, ys = zip(*curve, strict=True)
@@ -119,3 +143,4 @@ def _lines(axes: Axes, curves: Mapping[str, Sequence[tuple[float, float]]], **st
 
 
 PLOTS = {"callers": _callers, "latency": _latency, "memory": _memory, "growth": _growth, "inbox": _inbox}
+PLOTS |= {"ledger-memory": _ledger_bytes, "ledger-windows": _ledger_windows}

@@ -14,6 +14,7 @@ class Run:
     live_keys: int  # for growth, at most
     claims: int  # for the soak
     sweep: tuple[int, ...]  # numbers of callers
+    ids: int = 100_000  # of the ledger
     records: int = 10_000  # for the mean of memory
 
 

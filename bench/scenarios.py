@@ -11,6 +11,8 @@ from bench.frozen import frozen, frozen_steps
 from bench.growth import growth, growth_steps, soak, soak_steps
 from bench.held import held, held_steps
 from bench.inbox import inbox, inbox_purge, inbox_purge_steps, inbox_steps, inbox_storm, inbox_storm_steps
+from bench.ledger import ledger, ledger_memory, ledger_memory_steps, ledger_steps
+from bench.ledger_windows import ledger_windows, ledger_windows_steps
 from bench.memory import memory, memory_steps
 from bench.messages import messages, messages_steps
 from bench.messages_inbox import messages_inbox, messages_inbox_steps
@@ -84,6 +86,9 @@ JOBS = (
     ),  # these three start a RabbitMQ of their own
     Job("messages-inbox", messages_inbox, messages_inbox_steps, needs_private=True),
     Job("messages-waits", messages_waits, messages_waits_steps, needs_private=True),
+    Job("ledger", ledger, ledger_steps, needs_private=True),  # these three start servers of their own
+    Job("ledger-memory", ledger_memory, ledger_memory_steps, needs_private=True),
+    Job("ledger-windows", ledger_windows, ledger_windows_steps, needs_private=True),
     Job("growth", growth, growth_steps, needs_private=True),
     Job("soak", soak, soak_steps, needs_private=True),
 )

@@ -23,6 +23,12 @@ from bench.inbox import (
     STATEMENTS,
     STORM,
 )
+from bench.ledger import CLAIMS as OUR_CLAIMS
+from bench.ledger import EXACT, FIRST, FIRST_FEW, FIRST_MANY, KEYS, NARROW, RECORDS, WIDE
+from bench.ledger import SERVER as SERVER_CPU
+from bench.ledger import SET_NX as SET_NX_EX
+from bench.ledger_windows import IDLE_P99, LEDGER
+from bench.ledger_windows import KEYS as EXPIRING_KEYS
 from bench.messages import A_KEY_EACH, BARE, BARE_LISTS, FASTSTREAM, GATE, ONE_KEY, SET_NX, SET_NX_16
 from bench.messages_inbox import NAMES as DUPLICATES
 from bench.messages_waits import DOWN, DOWN_BY_HAND, TWIN, TWIN_BY_HAND, TWIN_SHORT
@@ -152,6 +158,26 @@ def _waits(name: str, row: str) -> Callable[[Report], float]:
     return _figure("messages-waits", name, row)
 
 
+def _ledger(row: str, base: str = OUR_CLAIMS) -> Callable[[Report], float]:
+    return _ratio("ledger", base, row)
+
+
+def _bytes(row: str) -> Callable[[Report], float]:
+    return _figure("ledger-memory", "bytes_an_id", row)
+
+
+def _windows(name: str, row: str = LEDGER) -> Callable[[Report], float]:
+    return _figure("ledger-windows", name, row)
+
+
+def _server_us(report: Report) -> float:
+    return _figure("ledger", "server_us", FIRST_MANY)(report)
+
+
+def _get_p99(row: str) -> Callable[[Report], float]:
+    return _ratio("ledger-windows", IDLE_P99, row)
+
+
 def _p99_added(report: Report) -> float:
     return _figure("sidecar", "p99_added_us", HOP[1])(report) / 1000
 
@@ -233,6 +259,23 @@ TARGETS = (
     Target("24", "redeliveries while Redis is down", _waits("redelivered", DOWN), 0, **AT_MOST),
     Target("24", "… ms until consuming resumes", _waits("resumed_ms", DOWN), 1000, **AT_MOST),
     Target("24", "… redeliveries, requeued at once", _waits("redelivered", DOWN_BY_HAND)),
+    Target("25", "bytes an id of an exact ledger", _bytes(EXACT), 12, **AT_MOST),
+    Target("25", "… of a wide one", _bytes(WIDE), 22, **AT_MOST),
+    Target("25", "… of a narrow one", _bytes(NARROW), 7, **AT_MOST),
+    Target("25", "… of SET NX EX", _bytes(KEYS)),
+    Target("25", "… of our records", _bytes(RECORDS)),
+    Target("25", "resident ÷ used memory after 1.5 windows", _windows("resident_ratio"), 1.15, **AT_MOST),
+    Target("26", "Ledger.first, 1000 callers, ratio to our claims", _ledger(FIRST), 0.8),
+    Target("26", "… first_many, lists of 256", _ledger(FIRST_MANY), 1.2),
+    Target("26", "… first_many, lists of 64", _ledger(FIRST_FEW), 1.2),
+    Target("26", "… SET NX EX, pipelines of 256", _ledger(SET_NX_EX)),
+    Target("26", "server CPU an id, first_many, lists of 256, µs", _server_us, 5, **AT_MOST),
+    Target("26", "… ratio to SET NX EX", _ledger(FIRST_MANY, KEYS + SERVER_CPU), 1.3, **AT_MOST),
+    Target("26", "… lists of 64", _ledger(FIRST_FEW, KEYS + SERVER_CPU), 1.3, **AT_MOST),
+    Target("27", "ids told new within three windows that were none", _windows("wrongly_new"), 0, **AT_MOST),
+    Target("27", "ids told duplicates that were new", _windows("wrongly_duplicate"), 0, **AT_MOST),
+    Target("27", "p99 of others' GET while ids expire, ratio to idle", _get_p99(LEDGER), 2, **AT_MOST),
+    Target("27", "… while keys of SET NX PX expire", _get_p99(EXPIRING_KEYS)),
 )  # fmt: skip
 
 
@@ -261,6 +304,9 @@ PLAYED = {
     "22": ("messages-inbox",),
     "23": ("messages-waits",),
     "24": ("messages-waits",),
+    "25": ("ledger-memory", "ledger-windows"),
+    "26": ("ledger",),
+    "27": ("ledger-windows",),
 }
 """The scenarios of each target: without a played scenario the target has no verdict."""
 

@@ -13,6 +13,9 @@ HEADINGS = {  # the headings and formats of figures
     "growth_pct": ("growth %", ".1f"),
     "memory_usage": ("MEMORY USAGE", ",.1f"),
     "used_memory": ("used_memory growth", ",.1f"),
+    "bytes_an_id": ("bytes an id", ",.1f"),
+    "calculated_gib": ("calculated, GiB", ",.1f"),
+    "resident_ratio": ("resident ÷ used", ".2f"),
 }
 
 
