@@ -24,7 +24,7 @@ from fastdedup.bench import Row, Table, collector, fresh_keys, reason
 LEDGER, KEYS = "a ledger, exact", "SET NX PX"
 ROWS = (LEDGER, KEYS)
 WINDOWS = 3
-RATE = 40_000  # ids a second, well below what both carry
+RATE = 60_000  # ids a second, well below what both carry
 REPEATS = 10  # one id in so many was asked for before
 LATER = 1.01  # an id is kept for up to 1 % longer than its window
 AFTER = 1.5  # windows; from then on the resident memory counts

@@ -18,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from . import leftovers, machines, rules
+from . import ledgers, leftovers, machines, rules
 from .facts import Facts, Key, Overruled
 from .history import FACTS, FOREVER, MS, Event, History
 from .rules import FORGOTTEN_TOKEN, TOKEN_TWICE, TWO_OWNERS
@@ -26,7 +26,7 @@ from .rules import FORGOTTEN_TOKEN, TOKEN_TWICE, TWO_OWNERS
 MARGIN = 5 * MS
 """ns. The server's clock counts whole milliseconds, and is not exactly as fast as the monotonic one."""
 
-RULES = (*rules.RULES, *machines.RULES, *leftovers.RULES)
+RULES = (*rules.RULES, *machines.RULES, *leftovers.RULES, *ledgers.RULES)
 FALSE_OUTAGE = "an outage that was none"
 _NEVER_TRADED = (leftovers.SWALLOWED,)
 """Kinds that are violations although the policy answered: it must say so when the store is back."""

@@ -44,7 +44,7 @@ class Event:
     Attributes:
         worker: the process, new after each restart of it.
         n: counts the worker's operations.
-        verb: claim redeem lock consume issue complete fail release renew move.
+        verb: claim redeem lock consume issue complete fail release renew move; of ids first seen forget.
         key: policy, kind and key in one text: keys of different kinds never meet.
         start, end: end is None where it was never answered.
         owner, fence: of the claimant; of the claim that is settled.
@@ -52,7 +52,7 @@ class Event:
         value: what a settling wrote; the state that a move wants.
         named: the owner's name is the caller's own, and not drawn by fastdedup.
         outcome: acquired in_progress succeeded failed mismatch unknown; ok lost; changed already illegal
-            stale; unavailable cancelled error.
+            stale; new known unseen gone absent; unavailable cancelled error.
         degraded: the policy answered, not the store.
         confirmed: False where fastdedup said that too few replicas have it.
         result: what a claimant was told of the first one's result or error.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastdedup import Outcome, UnavailableError
+from fastdedup.protocol.ledgers import NONCE_BYTES, FirstOp
 from fastdedup.protocol.operations import (
     Adopted,
     ClaimOp,
@@ -157,6 +158,27 @@ class SwallowedConflict(Wrapped):
         ]
 
 
+class RenamedIds(Wrapped):
+    """Planted: every fifth reply of a ledger is lost, and its ids are sent again as another call's.
+
+    So a fresh batch is told "duplicate" by its own first try.
+    """
+
+    def __init__(self, inner: Store) -> None:
+        super().__init__(inner)
+        self._count = 0
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        self._count += verb is Verb.FIRST
+        if verb is Verb.FIRST and self._count % 5 == 0:
+            lost = [self._as_another_call(op) for op in ops if isinstance(op, FirstOp)]
+            await self.inner.execute(verb, lost)
+        return await self.inner.execute(verb, ops)
+
+    def _as_another_call(self, op: FirstOp) -> FirstOp:
+        return FirstOp(op.wire, op.entry[: op.terms.width] + draw_owner()[1 : 1 + NONCE_BYTES], op.terms)
+
+
 class EvictingLRU:
     """Planted: a fallback that forgets the oldest claim to make room, expired or not."""
 
@@ -184,6 +206,7 @@ STORES: dict[str, type[Wrapped]] = {
     "lost-claim": LostClaim,
     "moved-again": MovedAgain,
     "swallowed-conflict": SwallowedConflict,
+    "renamed-ids": RenamedIds,
 }
 POLICIES: dict[str, Callable[[], Any]] = {"evicting-lru": EvictingLRU}
 BUGS = (*STORES, *POLICIES)

@@ -15,7 +15,7 @@ NAMED = 6
 TTL, SHORT_TTL, TOKEN_TTL, LONG_LEASE = 30.0, 0.4, 20.0, 25.0
 
 KINDS = {"settle": 30, "churn": 22, "again": 10, "lock": 10, "cancel": 8, "many": 4, "token": 16}
-KINDS |= {"named": 8, "machine": 8, "giveup": 5, "burn": 4}
+KINDS |= {"named": 8, "machine": 8, "giveup": 5, "burn": 4, "ledger": 24}
 """What a step is, and how often; a fault may have a mix of its own."""
 ENDS = {"complete": 52, "fail": 10, "release": 14, "renewed": 12, "abandon": 5, "overstay": 7}
 

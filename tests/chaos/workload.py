@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Sequence
 
 from fastdedup import Claim, Dedup, UnavailableError
 
-from .caller import Caller, Shared, fill
+from .caller import Shared, fill
 from .history import SECOND, Event
+from .ids import LedgerCaller
 from .steps import CIRCLES, KEYS, LONG_LEASE, NAMED, TOKEN_TTL, TTL, Step, draw_step, terms
 
 LEASE, SAFE_LEASE = 0.4, 5.0
@@ -20,7 +21,7 @@ BLOCKS = (0.6, 0.9, 1.0, 1.03, 1.06, 1.1, 1.15, 1.2, 1.28, 1.6)
 SUBJECT = "user:7"
 
 
-class Client(Caller):
+class Client(LedgerCaller):
     """A caller that takes step after step. `run` is its life."""
 
     def __init__(self, name: str, policy: str, dedup: Dedup, shared: Shared, draw: random.Random) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.chaos import brute
 from tests.chaos.checker import Findings, check
 from tests.chaos.history import MS, Event, History
+from tests.chaos.ledgers import FORGOTTEN_ID, WRONGLY_KNOWN, WRONGLY_NEW
 from tests.chaos.rules import (
     ALTERED,
     ATTEMPT_FELL,
@@ -55,7 +56,31 @@ def kinds(findings: Findings) -> set[str]:
     return {conflict.kind for conflict in findings.violations}
 
 
+def of_id(verb: str, start: int, end: int, outcome: str, **facts: object) -> Event:
+    """An event of a ledger's id, whose window is 100 ms."""
+    return replace(event(verb, start, end, outcome, ttl=100, **facts), key="reject/ledger/id")
+
+
 PLANTED: Planted = {
+    "an id that was new twice in its window": (
+        WRONGLY_NEW,
+        [of_id("first", 0, 2, "new", owner="a"), of_id("first", 90, 92, "new", owner="b")],
+    ),
+    "an id that was not found in its window": (
+        FORGOTTEN_ID,
+        [of_id("first", 0, 2, "new", owner="a"), of_id("seen", 90, 92, "unseen", owner="b")],
+    ),
+    "an id that is known after its window": (
+        WRONGLY_KNOWN,
+        [of_id("first", 0, 2, "new", owner="a"), of_id("first", 140, 142, "known", owner="b")],
+    ),
+    "an id of a call that is told a duplicate of itself": (
+        WRONGLY_KNOWN,
+        [
+            of_id("first", 0, 2, "unavailable", owner="a", named=True),
+            of_id("first", 9, 11, "known", owner="a", named=True),
+        ],
+    ),
     "a claim acquired inside another's lease": (
         TWO_OWNERS,
         [claim("a", 0, 2, 1, attempt=1), claim("b", 5, 9, 2, attempt=2)],
@@ -300,3 +325,14 @@ def test_being_told_duplicate_while_nobody_holds_the_key_is_counted() -> None:
     findings = found(lost, told("in_progress", 3, 4, owner="b"))
     assert (findings.violations, findings.false_duplicates) == ([], 1)
     assert found(claim("a", 0, 2, 1), told("in_progress", 3, 4, owner="b")).false_duplicates == 0
+
+
+def test_ids_that_are_told_right_have_no_violation() -> None:
+    """New a window apart, after a removal, and for the same call; known of another's call, also of a lost one."""
+    new, known = of_id("first", 0, 2, "new", owner="a"), of_id("first", 4, 6, "known", owner="b")
+    again = of_id("first", 8, 9, "new", owner="a")
+    gone, anew = of_id("forget", 10, 12, "gone"), of_id("first", 13, 14, "new", owner="c")
+    later = of_id("first", 116, 117, "new", owner="d")
+    assert not found(new, known, again, gone, anew, later).violations
+    lost = of_id("first", 0, 2, "unavailable", owner="a")
+    assert not found(lost, known).violations

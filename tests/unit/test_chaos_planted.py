@@ -20,6 +20,7 @@ from tests.chaos.caller import Shared
 from tests.chaos.checker import Findings, check
 from tests.chaos.facts import GRACE
 from tests.chaos.history import SECOND, Event, History, Recorder
+from tests.chaos.ledgers import WRONGLY_KNOWN
 from tests.chaos.leftovers import BURNT, HELD, SWALLOWED
 from tests.chaos.machines import MOVED_TWICE, VERSION_TWICE
 from tests.chaos.rules import FORGOTTEN, PHANTOM, STALE, TOKEN_TWICE, TWO_OWNERS
@@ -168,6 +169,11 @@ SCENES: dict[str, tuple[Callable[[], Scene], Callable[[], Scene], set[str]]] = {
         lambda: in_and_out(planted.SwallowedConflict),
         lambda: in_and_out(planted.Wrapped),
         {SWALLOWED},
+    ),
+    "renamed-ids": (
+        lambda: over_memory(planted.RenamedIds, {"ledger": 1}),
+        lambda: over_memory(planted.Wrapped, {"ledger": 1}),
+        {WRONGLY_KNOWN},
     ),
     "evicting-lru": (
         lambda: in_outage(planted.EvictingLRU),
