@@ -30,7 +30,8 @@ def new_twice(key: Key) -> Iterator[Found]:
     firsts = [event for event in events if event.verb == FIRST and event.outcome == "new"]
     for n, a in enumerate(firsts):
         for b in firsts[n + 1 :]:
-            if _same_call(a, b) or _longest(a, b) >= a.ttl - key.margin:
+            since = min(_asked_first(events, a), _asked_first(events, b))
+            if _same_call(a, b) or max(a.over, b.over) - since >= a.ttl - key.margin:
                 continue
             if not _removed_between(events, a, b):
                 yield (WRONGLY_NEW, a, b) if a.over <= b.over else (WRONGLY_NEW, b, a)
@@ -44,7 +45,8 @@ def forgotten_ids(key: Key) -> Iterator[Found]:
             continue
         for b in events:
             looked = b.outcome in ("unseen", "absent") and b.start > a.over
-            if looked and b.over - a.start < a.ttl - key.margin and not _removed_between(events, a, b):
+            since = _asked_first(events, a)
+            if looked and b.over - since < a.ttl - key.margin and not _removed_between(events, a, b):
                 yield FORGOTTEN_ID, a, b
 
 
@@ -70,9 +72,9 @@ def _same_call(a: Event, b: Event) -> bool:
     return a is b or (bool(a.owner) and a.owner == b.owner and a.verb == b.verb)
 
 
-def _longest(a: Event, b: Event) -> int:
-    """The longest time that may lie between what two calls did."""
-    return max(a.over, b.over) - min(a.start, b.start)
+def _asked_first(events: list[Event], event: Event) -> int:
+    """Return when a call was asked for the first time: told again that an id is new, it may have been so since then."""
+    return min(it.start for it in events if _same_call(it, event))
 
 
 def _removed_between(events: list[Event], a: Event, b: Event) -> bool:

@@ -334,5 +334,6 @@ def test_ids_that_are_told_right_have_no_violation() -> None:
     gone, anew = of_id("forget", 10, 12, "gone"), of_id("first", 13, 14, "new", owner="c")
     later = of_id("first", 116, 117, "new", owner="d")
     assert not found(new, known, again, gone, anew, later).violations
+    assert not found(new, again, of_id("first", 104, 105, "new", owner="b")).violations
     lost = of_id("first", 0, 2, "unavailable", owner="a")
     assert not found(lost, known).violations
