@@ -9,10 +9,11 @@ from random import sample
 from typing import Any, Final, Literal, Self, TypeVar, cast
 
 from .checks import Seconds, check_count, check_seconds, milliseconds, shown
-from .errors import ConfigError, LedgerFullError, UnavailableError, foreign
+from .errors import ConfigError, LedgerFullError, UnavailableError, UsageError, foreign
 from .events import LedgerFilling
 from .gate.connection import Connection
 from .gate.namespace import Namespace
+from .gate.undo import MAX_GIVEN_UP
 from .keys import check_namespace
 from .model import LedgerStats
 from .protocol.ledgers import (
@@ -47,6 +48,8 @@ _KEEP_MS: Final = 86_400_000
 """Milliseconds for which a form outlives two windows of which nobody asked for the ledger."""
 _SAMPLE: Final = 1000
 """Buckets that are weighed to learn what a ledger holds."""
+_AT_ONCE: Final = 2000
+"""Ids of a list that are asked for together: more would wait beyond the deadline, and block the loop."""
 _HOUR: Final = 3600.0
 _TRIES: Final = 3
 
@@ -234,8 +237,15 @@ class Ledger:
 
         Either all are answered, or none is remembered: where one cannot be answered, what the others remembered is
         taken back, and the error raised. With `owner=` it is kept, and the same call gets the same answers again.
+
+        A list has at most 10,000 ids; a longer one raises UsageError.
         """
         data = list(map(id_bytes, ids))
+        if len(data) > MAX_GIVEN_UP:
+            raise UsageError(
+                f"first_many takes at most {MAX_GIVEN_UP} ids, got {len(data)}: more cannot be taken back together "
+                "after an error; pass them in several lists"
+            )
         name = draw_owner() if owner is None else owner_field(owner)
         asked: list[ListedId] = []
         try:
@@ -380,15 +390,17 @@ class Ledger:
         for tries in range(_TRIES):
             if not missing:
                 return answers
-            view = await self._present_view()
-            ops = await self._ask_list(view, missing, nonce, asked, named=named)
-            if self._namespace.connection.undo:
-                duplicates = [op for op in ops if op.answer is Code.ALREADY]
-                for op in await self._may_be_first(duplicates, tries, named=named):
-                    op.answer = Code.STALE
-            for each, op in zip(missing, ops, strict=True):
-                if op.answer is not Code.STALE:
-                    answers[each] = op.answer is Code.OK
+            for start in range(0, len(missing), _AT_ONCE):
+                view = await self._present_view()
+                part = missing[start : start + _AT_ONCE]
+                ops = await self._ask_list(view, part, nonce, asked, named=named)
+                if self._namespace.connection.undo:
+                    duplicates = [op for op in ops if op.answer is Code.ALREADY]
+                    for op in await self._may_be_first(duplicates, tries, named=named):
+                        op.answer = Code.STALE
+                for each, op in zip(part, ops, strict=True):
+                    if op.answer is not Code.STALE:
+                        answers[each] = op.answer is Code.OK
             missing = [each for each in missing if each not in answers]
             if not missing and view.terms.seen_fill > view.form.filling_from:
                 self._is_filling(view)
