@@ -26,8 +26,7 @@ local function remove(key, entry, slot, width)
   local place, tag = place_of(bucket, tags, old, sub(entry, 1, width), slot)
   if not place then return ABSENT end
   if nonce ~= '' and (tag or sub(bucket, place + width + 1, place + width + NONCE) ~= nonce) then return ABSENT end
-  local value, ttl = without(bucket, tags, old, place, tag, width), math.max(redis.call('PTTL', key), 1)
-  return put('SET', key, value, 'PX', ttl) or OK
+  return put('SET', key, without(bucket, tags, old, place, tag, width), 'KEEPTTL') or OK
 end
 
 local a, i = 3, 1
