@@ -73,7 +73,7 @@ def _same_call(a: Event, b: Event) -> bool:
 
 
 def _asked_first(events: list[Event], event: Event) -> int:
-    """Return when a call was asked for the first time: told again that an id is new, it may have been so since then."""
+    """Return when a call was first asked for: an id of which it is told again that it is new may be so since then."""
     return min(it.start for it in events if _same_call(it, event))
 
 
