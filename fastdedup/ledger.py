@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from hashlib import blake2b
 from random import sample
-from typing import Any, Final, Literal, Self, TypeVar, cast
+from typing import Any, Final, Self, TypeVar
 
 from .checks import Seconds, check_count, check_seconds, milliseconds, shown
 from .errors import ConfigError, LedgerFullError, UnavailableError, UsageError, foreign
 from .events import LedgerFilling
 from .gate.connection import Connection
+from .gate.listed_ids import ListedId
 from .gate.namespace import Namespace
+from .gate.together import Together
 from .gate.undo import MAX_GIVEN_UP
 from .keys import check_namespace
 from .model import LedgerStats
+from .protocol.ledger_views import (
+    LEAST_WINDOW,
+    MOST_CAPACITY,
+    LedgerView,
+    Write,
+    check_width,
+    form_in,
+    nonce_of,
+)
 from .protocol.ledgers import (
-    NONCE_BYTES,
     SLOTS,
-    Addresses,
     FirstOp,
     ForgetIdOp,
     IdPlace,
     LedgerForm,
     LedgerOp,
-    LedgerTerms,
     SeenOp,
     WeighOp,
     id_bytes,
@@ -35,15 +42,6 @@ from .protocol.operations import Code, Reply, StoredForm, Weight
 from .protocol.owners import draw_owner, owner_field, owner_text
 from .stores.base import NO_EVICTION, EvictingStore
 
-_EXACT: Final = 7
-_NARROW: Final = 4
-_WIDTHS: Final = (3, 4, 7, 16)
-LEAST_WINDOW: Final = 0.1
-MOST_CAPACITY: Final = 40_000_000_000
-_LOOK_AGAIN: Final = 10.0
-"""Seconds after which the ledger's form is read again: a store that lost its data gets the same form again."""
-_RELY_MS: Final = 30_000
-"""Milliseconds for which the scripts let a client rely on a form that it has read."""
 _KEEP_MS: Final = 86_400_000
 """Milliseconds for which a form outlives two windows of which nobody asked for the ledger."""
 _SAMPLE: Final = 1000
@@ -53,79 +51,7 @@ _AT_ONCE: Final = 2000
 _HOUR: Final = 3600.0
 _TRIES: Final = 3
 
-Write = Literal["set", "append"]
 AnyFirst = TypeVar("AnyFirst", bound=FirstOp)
-
-
-class LedgerView:
-    """What one process knows of a ledger's form, and relies on for half a minute."""
-
-    __slots__ = ("_is_told", "addresses", "form", "terms", "text", "until")
-
-    def __init__(self, wire: bytes, form: LedgerForm, found: StoredForm, write: Write, now: float) -> None:
-        self.form = form
-        self.text = found.text
-        self.addresses = Addresses(wire, form)
-        self.terms = LedgerTerms(form, write, found.now_ms + _RELY_MS)
-        self.until = now + _LOOK_AGAIN
-        self._is_told = not found.degraded
-
-    def distrust(self) -> None:
-        """Let the form be read again before the next call: the store may have come back without its data."""
-        if self._is_told:  # a policy's form is taken by no store
-            self.until = 0.0
-
-
-class ListedId(FirstOp):
-    """One id of a list. It takes its answer itself: all of a list share one future."""
-
-    __slots__ = ("_list", "answer")
-
-    def __init__(self, ids: IdList, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes) -> None:
-        self.wire = wire
-        self.witness = None
-        self.entry = entry
-        self.terms = terms
-        self.id = id
-        self._list = ids
-        self.answer: Any = None
-
-    def take(self, reply: Reply) -> None:
-        """Keep the store's reply."""
-        self.answer = reply
-        self._list.answered()
-
-    def fail(self, error: BaseException) -> None:
-        """Keep the error that came in the reply's place."""
-        self.answer = error
-        self._list.answered()
-
-
-class IdList:
-    """The ids of one call, which are answered together."""
-
-    def __init__(self) -> None:
-        # Mutable: how many answers are missing, and the future of all, done when the last one has come.
-        self._left = 0
-        self._done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-    def answered(self) -> None:
-        """One more id has its answer."""
-        self._left -= 1
-        if not self._left and not self._done.done():
-            self._done.set_result(None)
-
-    async def ask(self, namespace: Namespace, ops: list[ListedId]) -> None:
-        """Send the operations, and wait until each has an answer or an error in its place."""
-        self._left = len(ops)
-        ask, done = namespace.ask, self._done
-        for op in ops:
-            try:
-                ask.begin(op, done)
-            except UnavailableError as fault:
-                op.fail(fault)
-        if self._left:
-            await done
 
 
 class Ledger:
@@ -412,7 +338,7 @@ class Ledger:
         self, view: LedgerView, ids: list[bytes], nonce: bytes, asked: list[ListedId], *, named: bool
     ) -> list[ListedId]:
         """Ask for ids that differ. The answer of each operation is then OK, ALREADY or STALE."""
-        namespace, shared = self._namespace, IdList()
+        namespace, shared = self._namespace, Together()
         find, terms = view.addresses.find, view.terms
         ops = []
         for each in ids:
@@ -424,7 +350,7 @@ class Ledger:
             for op in ops:
                 undo.keep_id(op, named=named)
         asked += ops
-        await shared.ask(namespace, ops)
+        await shared.send(ops, namespace.ask.begin)
         for op in ops:
             if op.answer is not Code.OK and op.answer is not Code.ALREADY:
                 if isinstance(op.answer, UnavailableError):
@@ -556,40 +482,3 @@ async def read_form(namespace: Namespace, name: str) -> LedgerForm | None:
     if not isinstance(reply, StoredForm):
         raise foreign(f"ledger {name}")
     return form_in(reply, name)
-
-
-def form_in(stored: StoredForm, name: str) -> LedgerForm:
-    """Return the form that a store holds. Raises ConfigError where this version does not know it."""
-    form = LedgerForm.read(stored.text)
-    if form is None:
-        raise ConfigError(
-            f"the form of the ledger {name!r} cannot be read: a newer version of fastdedup founded it, or "
-            "another program wrote its key; upgrade, or remove the key"
-        )
-    return form
-
-
-def check_width(exact: Any, width: Any) -> int:
-    """Return the bytes of a digest.
-
-    Raises:
-        ConfigError: there is no such width, or it contradicts `exact`.
-    """
-    if width is None:
-        return _EXACT if exact else _NARROW
-    if isinstance(width, bool) or width not in _WIDTHS:
-        raise ConfigError(
-            f"width must be 16 (as a UUID), 7 (the default), 4 or 3 (narrow), got {shown(width)}"
-        )
-    if exact and width < _EXACT:
-        raise ConfigError(
-            f"width={width} takes some new ids for duplicates: pass exact=False to say that this is fine, or width=7"
-        )
-    return cast(int, width)
-
-
-def nonce_of(name: bytes) -> bytes:
-    """Return the nonce of a call by its owner field."""
-    if name[0]:
-        return blake2b(name, digest_size=NONCE_BYTES).digest()
-    return name[1 : 1 + NONCE_BYTES]

@@ -11,6 +11,7 @@ from ..claim import Claim
 from ..engine.answers import is_first_hand
 from ..errors import ShortfallError, UnavailableError
 from ..gate.namespace import Namespace
+from ..gate.together import Together
 from ..model import Outcome
 from ..protocol.operations import NOBODY, ClaimOp, Reply, Terms, Verdict, with_fingerprint
 from ..tasks import wait_then_stop
@@ -54,7 +55,7 @@ class ListedClaim(ClaimOp):
         self._list.answered()
 
 
-class ClaimList:
+class ClaimList(Together):
     """Claims of different keys, made by one call and answered together.
 
     Args:
@@ -65,14 +66,12 @@ class ClaimList:
     def __init__(
         self, namespace: Namespace, terms: Terms, *, wait: Seconds, renew: bool, named: bool
     ) -> None:
+        super().__init__()
         self.namespace = namespace
         self.terms = terms
         self.renew = bool(renew)
         self.named = named
         self._wait = check_seconds(wait, "wait", least=0.0)
-        # Mutable: how many answers are missing, and the future of all, done when the last one has come.
-        self._left = 0
-        self._done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def claim(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         """Make the claims; where one cannot be answered its error is raised, and the others are released."""
@@ -94,25 +93,8 @@ class ClaimList:
         finally:
             del fault  # it refers to this frame
 
-    def answered(self) -> None:
-        """One more claim has its answer."""
-        self._left -= 1
-        if not self._left and not self._done.done():
-            self._done.set_result(None)
-
     async def _send(self, claims: Sequence[ListedClaim]) -> None:
-        asked = [claim for claim in claims if claim.answer is None]
-        self._left = len(asked)
-        ask, done = self.namespace.ask, self._done
-        for claim in asked:
-            try:
-                ask.begin_claim(claim, done)
-            except UnavailableError as fault:
-                claim.fail(fault)
-        if self._left:
-            await done
-        else:
-            await asyncio.sleep(0)  # answered by the policy at once: whoever asks in a loop lets others run
+        await self.send([claim for claim in claims if claim.answer is None], self.namespace.ask.begin_claim)
 
     def _judge(self, claim: ListedClaim) -> None:
         """Put the verdict into the answer's place; a refusal, where there is time to look again."""

@@ -1,0 +1,45 @@
+"""Operations of one call that are answered together: all share one future."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..errors import UnavailableError
+
+
+class Listed(Protocol):
+    """An operation of a list."""
+
+    def fail(self, error: BaseException) -> None:
+        """Take an error in the reply's place."""
+        ...
+
+
+class Together:
+    """Waits for the answers to the operations of one call. Each of these calls `answered` once it has its own."""
+
+    def __init__(self) -> None:
+        # Mutable: how many answers are missing, and the future of all, done when the last one has come.
+        self._left = 0
+        self._done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answered(self) -> None:
+        """One more operation has its answer."""
+        self._left -= 1
+        if not self._left and not self._done.done():
+            self._done.set_result(None)
+
+    async def send(self, ops: Sequence[Listed], begin: Callable[[Any, Any], Any]) -> None:
+        """Send the operations by `begin`, and wait until each has an answer or an error in its place."""
+        self._left = len(ops)
+        for op in ops:
+            try:
+                begin(op, self._done)
+            except UnavailableError as fault:
+                op.fail(fault)
+        if self._left:
+            await self._done
+        else:
+            await asyncio.sleep(0)  # answered by the policy at once: whoever asks in a loop lets others run
