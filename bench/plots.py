@@ -127,7 +127,7 @@ def _ledger_windows(axes: Axes, report: Report) -> bool:
     for name, curve in curves.items():
         axes.plot(*zip(*curve, strict=True), label=name)
     axes.set(xlabel="windows since the first id", ylabel="GiB", yscale="log")
-    axes.set_title("Resident memory for 600 million ids a window, calculated from the measured growth")
+    axes.set_title("Resident memory of 600 million ids, calculated from measured growth")
     if curves:
         axes.figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return bool(curves)
