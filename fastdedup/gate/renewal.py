@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 
-from .renewing import Renewable, keep_renewed
+from .renewing import Renewable, Waiting, keep_renewed
 
 
 class Renewal:
@@ -47,7 +47,7 @@ class RenewalQueue:
         self.loop = loop
         self._third = lease / 3
         # Mutable: those that wait for their first third to be over (a dict: in order, and left at once).
-        self._waiting: dict[Renewal, None] = {}
+        self._waiting: dict[Waiting, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -55,13 +55,13 @@ class RenewalQueue:
         """True while any is to be started."""
         return bool(self._waiting)
 
-    def add(self, renewal: Renewal) -> None:
+    def add(self, renewal: Waiting) -> None:
         """Start it a third of the lease after it began."""
         self._waiting[renewal] = None
         if self._timer is None:
             self._timer = self.loop.call_at(renewal.began + self._third, self._start_due)
 
-    def remove(self, renewal: Renewal) -> None:
+    def remove(self, renewal: Waiting) -> None:
         """It is not needed any more."""
         self._waiting.pop(renewal, None)
 

@@ -24,6 +24,15 @@ class Renewable(Protocol):
         """Take note that the lease could not be renewed; `outage`: the store did not answer until it ended."""
 
 
+class Waiting(Protocol):
+    """A renewal that waits for the first third of its lease to be over."""
+
+    began: float
+
+    def start(self) -> None:
+        """The first third is over."""
+
+
 async def keep_renewed(
     held: weakref.ref[Renewable], loop: asyncio.AbstractEventLoop, began: float, lease: float
 ) -> None:

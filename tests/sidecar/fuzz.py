@@ -224,6 +224,7 @@ class Fuzz:
         """So that an input meets what it met before."""
         self.store._entries.clear()
         self.store._expiry.clear()
+        self.store.ledgers.clear()
         self.store._bytes = 0
 
     def _check_log(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import platform
 import socket
 from collections.abc import Iterator
@@ -95,7 +96,15 @@ def test_a_port_that_is_taken_is_said() -> None:
     sidecar.__exit__()
 
 
-def test_a_port_that_is_open_to_the_network_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_port_that_is_open_to_the_network_is_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whatever other tests of this process have set up for logs.
+    log = logging.getLogger("fastdedup.sidecar")
+    monkeypatch.setattr(log, "disabled", False)
+    monkeypatch.setattr(log, "propagate", False)
+    monkeypatch.setattr(log, "handlers", [caplog.handler])
+    caplog.set_level(logging.WARNING, logger=log.name)
     assert (_shown("127.0.0.1", 1), _shown("::1", 1)) == ("127.0.0.1:1", "[::1]:1")
     assert not caplog.messages
     assert _shown("0.0.0.0", 1) == "0.0.0.0:1"
