@@ -37,6 +37,7 @@ from .protocol.ledgers import (
     WeighOp,
     id_bytes,
     ledger_wire,
+    listed_bytes,
 )
 from .protocol.operations import Code, Reply, StoredForm, Weight
 from .protocol.owners import draw_owner, owner_field, owner_text
@@ -166,7 +167,7 @@ class Ledger:
 
         A list has at most 10,000 ids; a longer one raises UsageError.
         """
-        data = list(map(id_bytes, ids))
+        data = listed_bytes(ids)
         if len(data) > MAX_GIVEN_UP:
             raise UsageError(
                 f"first_many takes at most {MAX_GIVEN_UP} ids, got {len(data)}: more cannot be taken back together "

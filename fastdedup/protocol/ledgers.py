@@ -7,6 +7,7 @@ follow its buckets, and every process finds the same ones.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -386,3 +387,14 @@ def id_bytes(id: Any) -> bytes:
     if not data:
         raise InvalidKeyError("the id is empty: it would make every message a duplicate of the first")
     raise InvalidKeyError(f"an id must have at most {MAX_ID} bytes, got {len(data)}")
+
+
+def listed_bytes(ids: Iterable[Any]) -> list[bytes]:
+    """Return a list's ids as bytes, as `id_bytes` does each.
+
+    Raises:
+        InvalidKeyError: an id cannot be used, or the list is one text.
+    """
+    if isinstance(ids, str | bytes):
+        raise InvalidKeyError("give a list of ids, not one text: its characters would be the ids")
+    return list(map(id_bytes, ids))

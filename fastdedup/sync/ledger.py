@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 from ..ledger import Ledger as AsyncLedger
 from ..model import LedgerStats
-from ..protocol.ledgers import id_bytes
+from ..protocol.ledgers import id_bytes, listed_bytes
 from ..protocol.owners import draw_owner, owner_text
 from .background import Bound
 
@@ -56,7 +56,7 @@ class Ledger:
 
         Either all are answered, or what the others remembered is taken back, and the error raised.
         """
-        data = list(map(id_bytes, ids))
+        data = listed_bytes(ids)
         return self._remember(data, owner, lambda ledger, name: ledger.first_many(data, owner=name))
 
     def seen(self, id: Any) -> bool:

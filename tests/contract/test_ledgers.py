@@ -255,3 +255,13 @@ async def test_a_bad_id_is_an_error(backend: Backend, id: Any) -> None:
         with pytest.raises(InvalidKeyError):
             await ledger.first_many(["good", id])
         assert await ledger.seen("good") is False
+
+
+@pytest.mark.parametrize("text", ["id", b"id"])
+async def test_one_text_is_no_list(backend: Backend, text: Any) -> None:
+    """Its characters would be remembered."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        with pytest.raises(InvalidKeyError, match="a list of ids"):
+            await ledger.first_many(text)
+        assert await ledger.seen("i") is False
