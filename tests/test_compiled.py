@@ -28,6 +28,7 @@ TESTS = [
     "tests/unit/test_records.py",
     "tests/unit/test_renewal.py",
     "tests/unit/test_single_claims.py",
+    "tests/unit/test_testing.py",
 ]
 # `make test-compiled` runs these as well.
 MORE = [

@@ -25,6 +25,7 @@ FLOORS = (
     ("__main__",),
     ("cli",),
     ("demo", "bench"),
+    ("testing",),
     ("sidecar.service", "integrations"),
     ("sidecar.http", "sidecar.resp"),
     ("sidecar",),

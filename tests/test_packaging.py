@@ -6,6 +6,7 @@ import subprocess
 import sys
 import venv
 import zipfile
+from configparser import ConfigParser
 from email.parser import HeaderParser
 from pathlib import Path
 
@@ -65,10 +66,19 @@ def test_the_wheel_carries_every_script_and_the_type_marker(wheel: Path) -> None
     assert "fastdedup/py.typed" in names
 
 
-def test_the_wheel_carries_nothing_but_the_package(wheel: Path) -> None:
-    package, metadata = sorted({name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()})
-    assert package == "fastdedup"
-    assert metadata.endswith(".dist-info")
+def test_the_wheel_carries_the_package_and_pytests_fixtures_alone(wheel: Path) -> None:
+    names = sorted({name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()})
+    assert names[:2] == ["_fastdedup_pytest.py", "fastdedup"]
+    assert len(names) == 3
+    assert names[2].endswith(".dist-info")
+
+
+def test_the_wheel_tells_pytest_of_its_fixtures(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (points,) = (name for name in archive.namelist() if name.endswith("/entry_points.txt"))
+        told = ConfigParser()
+        told.read_string(archive.read(points).decode())
+    assert dict(told["pytest11"]) == {"fastdedup": "_fastdedup_pytest"}
 
 
 def test_the_base_install_is_small(wheel: Path) -> None:

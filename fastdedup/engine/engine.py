@@ -132,6 +132,10 @@ class Engine:
         """OPEN while the store does not answer; then only probes are sent to it."""
         return self._health.state
 
+    def store_is_back(self) -> None:
+        """Close an open breaker without a probe: somebody knows that the store answers again."""
+        self._health.store_is_back()
+
     def asks(self, wire: bytes) -> bool:
         """True where an operation on this store key would be sent; False while the breaker is open."""
         return self._health.state is not _OPEN

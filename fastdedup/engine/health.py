@@ -74,6 +74,14 @@ class StoreHealth:
 
     def store_is_gone(self) -> None:
         """Close an open breaker, after `aclose`: the store is no more, so its outage is over."""
+        self.store_is_back()
+
+    def store_is_back(self) -> None:
+        """Close an open breaker without a probe: somebody knows that the store answers again."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._prober is not None:
+            self._prober.cancel()
         if self._breaker.state is BreakerState.OPEN and self._breaker.probed(None):
             self._on_change("", self._loop.time() - self._opened_at)
 

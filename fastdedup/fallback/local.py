@@ -78,6 +78,7 @@ class LocalLRU:
         check_count(maxsize, "maxsize")
         check_count(max_bytes, "max_bytes")
         self._maxsize = maxsize
+        self._max_bytes = max_bytes
         self._journal = Journal()
         self._store = MemoryStore(
             maxsize=maxsize, max_bytes=max_bytes, clock=clock, make_room=self._drop_oldest
@@ -87,6 +88,10 @@ class LocalLRU:
 
     def __repr__(self) -> str:
         return f"LocalLRU(maxsize={self._maxsize})"
+
+    def anew(self, clock: Callable[[], float] | None = None) -> LocalLRU:
+        """Return a policy with the same bounds that knows nothing yet."""
+        return LocalLRU(self._maxsize, max_bytes=self._max_bytes, clock=clock)
 
     # In place of the store
 

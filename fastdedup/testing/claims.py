@@ -1,0 +1,200 @@
+"""What was claimed in a test: how often, by whom, and how it ended; and the assertions on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ..errors import UsageError
+from ..gateway import Dedup
+from ..model import Outcome
+from ..protocol.keyspace import names_of
+from ..protocol.operations import ClaimOp, Code, Mode, Op, ReleaseOp, Reply, SettleOp, Verdict
+from ..protocol.owners import owner_text
+from ..sync.gateway import Dedup as SyncDedup
+
+End = Literal["at work", "completed", "failed", "released", "taken over", "consumed"]
+_SHOWN = 10
+"""Keys, and acquisitions of a key, that a message shows at most."""
+
+
+@dataclass(slots=True)
+class Acquisition:
+    """One time that a key was acquired. Times in seconds since 1970, by the store's clock."""
+
+    owner: str
+    attempt: int
+    fence: int
+    at: float
+    end: End = "at work"
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} by owner {self.owner}: {self.end}"
+
+
+@dataclass(slots=True)
+class ClaimsOfKey:
+    """What the store has answered about one key.
+
+    Attributes:
+        key: the key, as it was claimed.
+        acquisitions: each time that it was acquired, in order.
+        duplicates: how many claims found each other outcome. Claims that a gate was asked for in one turn of the
+            event loop reach the store as one, so their duplicates are not counted here.
+        refused: how often a stale owner was refused as it settled.
+    """
+
+    key: str
+    acquisitions: list[Acquisition] = field(default_factory=list)
+    duplicates: Counter[Outcome] = field(default_factory=Counter)
+    refused: int = 0
+
+    @property
+    def times(self) -> int:
+        """How often it was acquired."""
+        return len(self.acquisitions)
+
+    def __str__(self) -> str:
+        lines = [f"  {number}. {each}" for number, each in enumerate(self.acquisitions[:_SHOWN], 1)]
+        if self.times > _SHOWN:
+            lines.append(f"  and {self.times - _SHOWN} more")
+        found = ", ".join(f"{count} {outcome}" for outcome, count in self.duplicates.items())
+        lines.append(f"  duplicates that the store answered: {found or 'not one'}")
+        if self.refused:
+            lines.append(f"  {self.refused} times a stale owner was refused as it settled")
+        return "\n".join(lines)
+
+
+class ClaimLog:
+    """Notes what a store answers to claims and settlings."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._keys: dict[bytes, ClaimsOfKey] = {}
+
+    def note(self, op: Op, reply: Reply) -> None:
+        """Note one operation."""
+        if isinstance(op, ClaimOp):
+            if isinstance(reply, Verdict):
+                self._claimed(op, reply)
+        elif isinstance(op, SettleOp | ReleaseOp):
+            self._settled(op, reply)
+
+    def of(self, wire: bytes, key: str) -> ClaimsOfKey:
+        """Return what is known of a key."""
+        return self._keys.get(wire) or ClaimsOfKey(key)
+
+    def keys(self, namespace: str) -> list[str]:
+        """Return the keys of a namespace that were claimed."""
+        return [seen.key for wire, seen in self._keys.items() if names_of(wire)[0] == namespace]
+
+    def _claimed(self, op: ClaimOp, verdict: Verdict) -> None:
+        wire = _wire_of(op)
+        seen = self._keys.get(wire)
+        if seen is None:
+            seen = self._keys[wire] = ClaimsOfKey(getattr(op, "key", "") or names_of(wire)[1])
+        if verdict.outcome is not Outcome.ACQUIRED:
+            seen.duplicates[verdict.outcome] += 1
+        elif verdict.fresh:
+            end: End = "consumed" if op.terms.mode is Mode.CONSUME else "at work"
+            owner = owner_text(op.owner)
+            if verdict.attempt > 1 and seen.times and seen.acquisitions[-1].end == "at work":
+                seen.acquisitions[-1].end = "taken over"
+            seen.acquisitions.append(Acquisition(owner, verdict.attempt, verdict.fence, self._clock(), end))
+
+    def _settled(self, op: SettleOp | ReleaseOp, reply: Reply) -> None:
+        seen = self._keys.get(_wire_of(op))
+        if seen is None:
+            return
+        if reply is not Code.OK:
+            seen.refused += reply is Code.LOST
+            return
+        owner = owner_text(op.owner)
+        for each in reversed(seen.acquisitions):
+            if each.owner == owner:
+                each.end = _end_of(op)
+                return
+
+
+def _end_of(op: SettleOp | ReleaseOp) -> End:
+    if isinstance(op, ReleaseOp):
+        return "released"
+    return "completed" if op.succeeded else "failed"
+
+
+def _wire_of(op: Op) -> bytes:
+    """Return the store key of a claim; where a ledger remembers its success, the one that it had without."""
+    namespace, key = names_of(op.wire)
+    head = f"{namespace}:".encode()
+    if op.wire[len(head) : len(head) + 1] != b"~":
+        return op.wire
+    digested = op.wire[-17:-16] == b"#"
+    return head + (op.wire[-17:] if digested else b"=" + key.encode())
+
+
+def claims_of(dedup: Dedup | SyncDedup, key: str) -> ClaimsOfKey:
+    """Return what was claimed under a key, in this gate's namespace.
+
+    Raises:
+        UsageError: the gate is on no `FakeStore`.
+    """
+    namespace, log = _namespace_and_log(dedup)
+    return log.of(namespace.claims.wire(key), key)
+
+
+def assert_claimed_once(dedup: Dedup | SyncDedup, key: str, *, end: End | None = None) -> ClaimsOfKey:
+    """Assert that a key was acquired once, however often it was claimed; return what was claimed.
+
+    It awaits nothing, so any thread may call it, with an event loop or without.
+
+    Args:
+        dedup: a gate on a `FakeStore`, or one that is swapped; a scope has its own keys.
+        key: as it was claimed.
+        end: how the acquisition has to have ended: "completed", "failed", "released"; or "at work".
+
+    Raises:
+        AssertionError: the message tells who acquired it, and how each of them ended.
+        UsageError: the gate is on no `FakeStore`.
+    """
+    __tracebackhide__ = True  # pytest then shows the test's own line
+    seen = claims_of(dedup, key)
+    if seen.times == 1:
+        if end is None or seen.acquisitions[0].end == end:
+            return seen
+        raise AssertionError(
+            f"{key!r} was claimed once, and is {seen.acquisitions[0].end}, not {end}:\n{seen}"
+        )
+    if seen.times:
+        raise AssertionError(f"{key!r} was claimed {seen.times} times, not once:\n{seen}")
+    raise AssertionError(f"{key!r} was never claimed{_near(dedup)}")
+
+
+def assert_not_claimed(dedup: Dedup | SyncDedup, key: str) -> None:
+    """Assert that nobody has acquired a key. Arguments and errors as for `assert_claimed_once`."""
+    __tracebackhide__ = True
+    seen = claims_of(dedup, key)
+    if seen.times:
+        raise AssertionError(f"{key!r} was claimed {seen.times} times, not never:\n{seen}")
+
+
+def _near(dedup: Dedup | SyncDedup) -> str:
+    namespace, log = _namespace_and_log(dedup)
+    name = namespace.settings.namespace
+    keys = log.keys(name)
+    if not keys:
+        return f"; no key of the namespace {name!r} was"
+    more = f", and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return f"; of the namespace {name!r} these keys were: {', '.join(map(repr, keys[:_SHOWN]))}{more}"
+
+
+def _namespace_and_log(dedup: Dedup | SyncDedup) -> tuple[Any, ClaimLog]:
+    inner = dedup._dedup.get()[1] if isinstance(dedup, SyncDedup) else dedup
+    log = getattr(inner._namespace.connection.store, "seen", None)
+    if not isinstance(log, ClaimLog):
+        raise UsageError(
+            "only a gate on a FakeStore knows what was claimed: use the fixture `dedup`, FakeStore, "
+            "or swapped(...) around the test"
+        )
+    return inner._namespace, log

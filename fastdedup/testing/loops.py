@@ -1,0 +1,230 @@
+"""Lets one gate work in several event loops at a time: each loop that asks gets a connection of its own.
+
+Tests have many loops: each async test has one, Starlette's TestClient has one in another thread, or one for each
+request, and `fastdedup.sync` has one for the process. A real connection is open in one of them at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any
+
+from ..fallback.local import LocalLRU
+from ..gate.connection import Connection
+from ..gate.renewal import Renewal, RenewalQueue
+from ..gate.undo import is_held
+from ..model import BreakerState
+from ..protocol.operations import ReadOp, ReleaseOp, RenewOp, Stored, Verb
+from .outage import in_loop
+from .store import FakeStore
+
+
+class Renewed:
+    """A claim whose lease is kept alive: in which loop, and by what."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, renewal: Renewal) -> None:
+        self._loop = loop
+        self._renewal = renewal
+
+    @property
+    def claim(self) -> Any:
+        """The claim; None where it is settled, lost or collected."""
+        claim: Any = self._renewal._claim()
+        return None if claim is None or claim._settled is not None or claim.lost else claim
+
+    def time_passes(self, store: FakeStore, seconds: float) -> None:
+        """Renew the lease as often as it would be in this time. In an outage it is lost, where it ends."""
+        claim = self.claim
+        if claim is None:
+            return
+        wire, owner = claim._hold
+        if store.outage.kind is None:
+            terms, more = claim._call.terms, round(seconds * 1000)
+            store.extend_lease(RenewOp(wire, owner, claim.fence, terms.lease_ms + more, terms.keep_ms + more))
+        elif store.lease_ends(wire) <= store.clock.now + seconds:
+            in_loop(self._loop, self._lose)
+
+    def _lose(self) -> None:
+        claim = self.claim
+        if claim is not None:
+            self._renewal.stop()
+            claim._lose(outage=True)
+
+
+class EachLoop:
+    """Stands in for a `Connection`, with one of its own for each event loop, all on one store.
+
+    It opens by itself, in the loop that asks. `open` and `aclose` are for the application, which may call them.
+
+    Args:
+        make: returns a new connection on the store.
+        store: the store.
+    """
+
+    def __init__(self, make: Callable[[], Connection], store: FakeStore) -> None:
+        self._make = make
+        self._store = store
+        self._without_loop = make()
+        # Mutable: the connections; the loops in which the application opened it; the claims that are renewed.
+        self._by_loop: dict[asyncio.AbstractEventLoop, Connection] = {}
+        self._opened: set[asyncio.AbstractEventLoop] = set()
+        self._renewed: dict[Renewal, Renewed] = {}
+        store.clock.before_move.append(self._time_passes)
+        store.outage.on_stop.append(self._store_is_back)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._here(), name)
+
+    # Life
+
+    def is_on(self, store: FakeStore) -> bool:
+        """True where this is its store."""
+        return self._store is store
+
+    @property
+    def is_open(self) -> bool:
+        """True where it is open in the loop that runs, or outside of any loop, in some loop."""
+        loop = asyncio._get_running_loop()
+        found = list(self._by_loop.values()) if loop is None else [self._by_loop.get(loop)]
+        return any(each is not None and each.is_open for each in found)
+
+    @property
+    def breaker(self) -> BreakerState:
+        """The breaker of the loop that runs; outside of any loop, OPEN where it is in some loop."""
+        if asyncio._get_running_loop() is not None:
+            return self._here().breaker
+        states = [each.breaker for each in tuple(self._by_loop.values())]
+        return BreakerState.OPEN if BreakerState.OPEN in states else BreakerState.CLOSED
+
+    async def open(self) -> None:
+        """Open in the running loop. Raises UsageError where the application has opened it there already."""
+        loop = asyncio.get_running_loop()
+        if loop in self._opened and self.is_open:
+            await self._by_loop[loop].open()  # raises what it raises in life
+        self._opened.add(loop)
+        self._here()
+
+    async def aclose(self) -> None:
+        """Close in the running loop. It opens again by itself."""
+        loop = asyncio.get_running_loop()
+        self._opened.discard(loop)
+        connection = self._by_loop.get(loop)
+        if connection is not None:
+            await connection.aclose()
+
+    def end(self) -> None:
+        """The test is over: do no more of what goes on in the background."""
+        self._store.clock.before_move.remove(self._time_passes)
+        self._store.outage.on_stop.remove(self._store_is_back)
+        for loop, connection in tuple(self._by_loop.items()):
+            for reconciler in _reconcilers(connection):
+                if isinstance(
+                    reconciler.policy, LocalLRU
+                ):  # of a scope: the next store is not to get its journal
+                    reconciler.policy.__dict__ = reconciler.policy.anew().__dict__
+            in_loop(loop, partial(_stop, connection))
+
+    def _here(self) -> Connection:
+        """Return the connection of the loop that runs, open."""
+        loop = asyncio._get_running_loop()
+        if loop is None:
+            return self._without_loop
+        connection = self._by_loop.get(loop)
+        if connection is None:
+            connection = self._by_loop[loop] = self._of_an_ended_loop() or self._make()
+        engine = connection.engine
+        if (engine is None or engine.loop is not loop) and not _ends(connection, loop):
+            _at_once(connection.open())  # on this store nothing of it waits
+        return connection
+
+    def _of_an_ended_loop(self) -> Connection | None:
+        """Return the connection of a loop that has ended: it knows what was left to do there."""
+        for loop in tuple(self._by_loop):
+            if loop.is_closed():
+                self._opened.discard(loop)
+                return self._by_loop.pop(loop, None)
+        return None
+
+    # What a test does
+
+    def renewals(self, lease: float) -> RenewalQueue:
+        """Return the queue of renewals of that lease, in seconds; see `Connection.renewals`."""
+        queue = self._here().renewals(lease)
+        self._look_for_renewals()
+        return queue
+
+    def _look_for_renewals(self) -> None:
+        """Note what is renewed now: later on its task alone knows of it."""
+        for loop, connection in tuple(self._by_loop.items()):
+            for queue in tuple(connection._renewals.values()):
+                for renewal in tuple(queue._waiting):
+                    if isinstance(renewal, Renewal):
+                        self._renewed.setdefault(renewal, Renewed(loop, renewal))
+        for renewal, renewed in tuple(self._renewed.items()):
+            if renewed.claim is None:
+                self._renewed.pop(renewal, None)
+
+    def _time_passes(self, seconds: float) -> None:
+        self._look_for_renewals()
+        for each in tuple(self._renewed.values()):
+            each.time_passes(self._store, seconds)
+
+    def _store_is_back(self) -> None:
+        for loop, connection in tuple(self._by_loop.items()):
+            _take_back(connection, self._store)
+            in_loop(loop, partial(_tell_that_it_is_back, connection))
+
+
+def _ends(connection: Connection, loop: asyncio.AbstractEventLoop) -> bool:
+    """True where a connection is being closed in this loop, or the loop ends: it is not to be opened again."""
+    engine = connection.last_engine
+    if engine is None or engine.loop is not loop:
+        return False
+    return connection._ended or (connection._closing is not None and not connection._closing.done())
+
+
+def _at_once(work: Coroutine[Any, Any, None]) -> None:
+    """Run a coroutine that never waits."""
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    work.close()
+    raise AssertionError("opening a connection on a store in memory waits for nothing")
+
+
+def _take_back(connection: Connection, store: FakeStore) -> None:
+    """Free what was given up in the outage. The gate does that soon; a test's next claim must not come before."""
+    for (wire, owner), given_up in tuple(connection.undo._given_up.items()):
+        if given_up.id is not None:
+            continue
+        (record,) = store.apply(Verb.READ, [ReadOp(wire)])
+        if isinstance(record, Stored) and is_held(record, owner, given_up.consumed):
+            store.apply(Verb.RELEASE, [ReleaseOp(wire, owner, record.fence, consumed=given_up.consumed)])
+
+
+def _tell_that_it_is_back(connection: Connection) -> None:
+    """Let all that waits for the store go on, as after a probe that succeeded."""
+    engine: Any = connection.engine
+    if engine is None:
+        return
+    if engine.breaker is BreakerState.OPEN:
+        engine.store_is_back()
+        return
+    connection.undo.store_is_back()
+    for reconciler in _reconcilers(connection):
+        reconciler.store_is_back(FakeStore.name.encode())
+
+
+def _stop(connection: Connection) -> None:
+    for reconciler in _reconcilers(connection):
+        for running in reconciler._running.values():
+            running.task.cancel()
+
+
+def _reconcilers(connection: Connection) -> Iterator[Any]:
+    yield from tuple(connection._reconcilers.values())

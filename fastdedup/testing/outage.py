@@ -1,0 +1,150 @@
+"""Outages that a test switches on and off, and what a store does with operations meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+from ..checks import check_count
+from ..errors import ConfigError, UnavailableError, UsageError
+from ..protocol.operations import AdoptOp, Op, Reply, Verb
+
+Kind = Literal["refused", "frozen", "lost_reply"]
+"""refused: the store refuses at once, and does nothing. frozen: it gives no answer until the outage ends, and then
+does what it was asked for meanwhile. lost_reply: it does what it is asked for, and the answer is lost."""
+
+
+class Outage:
+    """A switch: `with outage("frozen"):`, or `start` and `stop`. Off at first.
+
+    While it is on, a gate does what it does while Redis is away: its policy answers, after three failures its breaker
+    opens. When it ends, the breaker closes at once.
+    """
+
+    def __init__(self) -> None:
+        # Mutable: the kind, None while it is off; how many batches it still hits, None for all; who is told.
+        self._kind: Kind | None = None
+        self._left: int | None = None
+        self.on_stop: list[Callable[[], None]] = []
+        """Called when it ends."""
+
+    def __repr__(self) -> str:
+        return f"<Outage {self._kind or 'off'}>"
+
+    @property
+    def kind(self) -> Kind | None:
+        """The kind that is on; None while the store answers."""
+        return self._kind
+
+    def start(self, kind: Kind = "refused", *, times: int | None = None) -> None:
+        """Switch it on. `times`: end it by itself after so many calls of the store; see `Kind`.
+
+        A call of the store is a batch: the operations that a gate was asked for in one turn of the event loop.
+
+        Raises:
+            ConfigError: there is no such kind; or a store that is frozen shall end that by itself.
+            UsageError: it is on already.
+        """
+        if kind not in get_args(Kind):
+            raise ConfigError(f"an outage is one of {', '.join(get_args(Kind))}, got {kind!r}")
+        if times is not None and (kind == "frozen" or check_count(times, "times") < 1):
+            raise ConfigError("times= goes with refused and lost_reply; a frozen store goes on at stop()")
+        if self._kind is not None:
+            raise UsageError(f"the outage is on already, as {self._kind!r}: stop() it first")
+        self._kind, self._left = kind, times
+
+    def stop(self) -> None:
+        """Switch it off. Stopping twice is fine."""
+        if self._kind is None:
+            return
+        self._kind = None
+        for told in tuple(self.on_stop):
+            told()
+
+    @contextmanager
+    def __call__(self, kind: Kind = "refused", *, times: int | None = None) -> Iterator[Outage]:
+        """Switch it on for the body of a `with`. Arguments and errors as for `start`."""
+        self.start(kind, times=times)
+        try:
+            yield self
+        finally:
+            self.stop()
+
+    def hits(self, kind: Kind) -> bool:
+        """True where a call of the store is hit by this kind of outage; it is counted."""
+        if self._kind != kind:
+            return False
+        if self._left is not None:
+            self._left -= 1
+            if not self._left:
+                self.stop()
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenBatch:
+    """What was asked of a frozen store at once, and who waits for the answer."""
+
+    verb: Verb
+    ops: Sequence[Op]
+    waits: asyncio.Future[Sequence[Reply]]
+
+    def answer(self, replies: Sequence[Reply]) -> None:
+        """Answer, where anybody still waits, from any thread."""
+        in_loop(self.waits.get_loop(), partial(self._set, replies))
+
+    def _set(self, replies: Sequence[Reply]) -> None:
+        if not self.waits.done():
+            self.waits.set_result(replies)
+
+
+class FrozenBatches:
+    """The batches in a frozen store's buffers. They take effect when it goes on, whether or not anybody waits."""
+
+    def __init__(self) -> None:
+        self._waiting: list[FrozenBatch] = []
+
+    async def wait(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Wait for the store to go on; return its replies."""
+        answer: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
+        if not is_another_thing_later(verb, ops):
+            self._waiting.append(FrozenBatch(verb, ops, answer))
+        return await answer
+
+    def thaw(self) -> list[FrozenBatch]:
+        """Return what is to be executed and answered now, in this order."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+
+def is_another_thing_later(verb: Verb, ops: Sequence[Op]) -> bool:
+    """True for what would be another thing if it took effect minutes late.
+
+    Forgetting hits whoever has the key by then, as it hits whoever has it at any time; and a token that is
+    issued late can be used for longer than its issuer knows of it.
+    """
+    adopts = [op for op in ops if isinstance(op, AdoptOp)]
+    return verb in (Verb.FORGET, Verb.ISSUE) or any(op.record.state == "I" for op in adopts)
+
+
+def in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], object]) -> None:
+    """Call something in an event loop: at once where this is that loop, otherwise soon, unless it is closed."""
+    if asyncio._get_running_loop() is loop:
+        callback()
+        return
+    with suppress(RuntimeError):  # it is closed: nobody is there any more
+        loop.call_soon_threadsafe(callback)
+
+
+def refused() -> UnavailableError:
+    """Return the error of a store that refuses."""
+    return UnavailableError("the test's outage: the store refuses every call")
+
+
+def reply_lost() -> UnavailableError:
+    """Return the error of a call that took effect and got no reply."""
+    return UnavailableError("the test's outage: the reply was lost, what was asked for has happened")

@@ -1,0 +1,115 @@
+"""`FakeStore`: the store in memory, with a clock that a test moves, outages, and a record of what was claimed."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from ..errors import UnavailableError
+from ..protocol.operations import Op, Reply, Verb
+from ..stores.memory import MemoryStore
+from .claims import ClaimLog
+from .clock import Clock
+from .outage import FrozenBatches, Outage, in_loop, refused, reply_lost
+
+OnFreed = Callable[[bytes | None], None]
+
+
+class FakeStore:
+    """A store for tests: that of `memory://`, which several event loops and threads may share.
+
+    What it holds lasts as long as it does: closing a gate and opening it again forgets nothing, as with Redis.
+
+    Args:
+        clock: the clock by which leases end; a new one by default.
+    """
+
+    name = "fake"
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self.clock = Clock() if clock is None else clock
+        """Moves time: `store.clock.advance(31)`."""
+        self.outage = Outage()
+        """Takes the store away: `with store.outage("refused"):`."""
+        self._memory = MemoryStore(clock=self.clock)
+        # One operation at a time: the memory store is made for one thread.
+        self._lock = threading.RLock()
+        self._frozen = FrozenBatches()
+        # Mutable: who hears of freed keys, in which loop; what was claimed.
+        self._listeners: list[tuple[asyncio.AbstractEventLoop, OnFreed]] = []
+        self.seen = ClaimLog(self.clock)
+        """What was claimed and settled; `assert_claimed_once` reads it."""
+        self.clock.after_move.append(partial(self._tell, None))
+        self.outage.on_stop.append(self._thaw)
+
+    def __repr__(self) -> str:
+        return f"<FakeStore records={len(self._memory)} {self.outage!r}>"
+
+    def __len__(self) -> int:
+        """The number of unexpired records."""
+        with self._lock:
+            self._memory.now()
+            return len(self._memory)
+
+    # As a store
+
+    async def open(self) -> None:
+        """Do nothing: it needs no connection."""
+
+    async def aclose(self) -> None:
+        """Do nothing: it keeps its records."""
+
+    async def listen(self, on_freed: OnFreed) -> None:
+        """Call `on_freed` from now on for each watched key that is freed or settled, in the loop that runs now."""
+        if not self._listeners:
+            await self._memory.listen(self._tell)
+        listener = (asyncio.get_running_loop(), on_freed)
+        if listener not in self._listeners:
+            self._listeners = [each for each in self._listeners if not each[0].is_closed()]
+            self._listeners.append(listener)
+
+    async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Execute operations at once, or do what the outage does with them."""
+        if self.outage.kind == "frozen":
+            return await self._frozen.wait(verb, ops)
+        if self.outage.hits("refused"):
+            raise refused()
+        replies = self.apply(verb, ops)
+        if self.outage.hits("lost_reply"):
+            raise reply_lost()
+        return replies
+
+    def apply(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
+        """Execute operations, whatever the outage. In any thread."""
+        replies: list[Reply] = []
+        with self._lock:
+            for op in ops:
+                try:
+                    reply = self._memory.apply(op)
+                except UnavailableError as error:
+                    reply = error
+                self.seen.note(op, reply)
+                replies.append(reply)
+        return replies
+
+    def extend_lease(self, op: Op) -> None:
+        """Renew a lease as its owner would do meanwhile; that is no call of the store."""
+        with self._lock:
+            self._memory.apply(op)
+
+    def lease_ends(self, wire: bytes) -> float:
+        """Return when the lease of a key ends, in seconds since 1970; 0 where nobody holds it."""
+        with self._lock:
+            entry = self._memory.entry(wire)
+            return 0.0 if entry is None else entry.until / 1000
+
+    def _tell(self, wire: bytes | None) -> None:
+        """Tell of a freed key; None: each waiter must look again."""
+        for loop, on_freed in self._listeners:
+            in_loop(loop, partial(on_freed, wire))
+
+    def _thaw(self) -> None:
+        for batch in self._frozen.thaw():
+            batch.answer(self.apply(batch.verb, batch.ops))

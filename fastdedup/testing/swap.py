@@ -1,0 +1,214 @@
+"""Puts a gate on a `FakeStore`: a new one, or for a while one that the application has made.
+
+The application's modules, decorators, middlewares and scopes hold a gate, or what was made of it, since they were
+imported. So another object in its place would reach some of them. All of them hold the same connection: that is what
+changes here, in place. A synchronous gate makes its connection for each process, so there it is what makes it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial, reduce
+from types import ModuleType
+from typing import Any
+
+from ..checks import named
+from ..errors import ConfigError, UsageError
+from ..events import OnEvent
+from ..fallback.local import LocalLRU
+from ..gate.connection import Connection
+from ..gate.settings import Settings
+from ..gateway import Dedup
+from ..sync.background import PerProcess
+from ..sync.gateway import Dedup as SyncDedup
+from .loops import EachLoop
+from .store import FakeStore
+
+
+def fake_dedup(store: FakeStore | None = None, **settings: Any) -> Dedup:
+    """Return a gate on a store for tests. It opens by itself, in each event loop that uses it.
+
+    Args:
+        store: the store; a new one by default.
+        settings: as for `fastdedup.Dedup`; the namespace is "test" by default.
+    """
+    store = FakeStore() if store is None else store
+    dedup = Dedup(store, **{"namespace": "test", **settings})
+    _put_in(dedup._namespace.connection, store)
+    _begin_anew(dedup.settings, store)
+    return dedup
+
+
+def fake_sync_dedup(store: FakeStore | None = None, **settings: Any) -> SyncDedup:
+    """Return a `fastdedup.sync.Dedup` on a store for tests. Arguments as for `fake_dedup`."""
+    store = FakeStore() if store is None else store
+    dedup = SyncDedup(store, **{"namespace": "test", **settings})
+    _put_in(dedup._per_process.template._namespace.connection, store)
+    _begin_anew(dedup.settings, store)
+    return dedup
+
+
+@contextmanager
+def swapped(*gates: str | Dedup | SyncDedup, store: FakeStore | None = None) -> Iterator[FakeStore]:
+    """Put an application's gates on a store for tests, until the `with` ends; yield the store.
+
+    Whatever was made of such a gate follows, wherever it was imported: its scopes, decorated functions, tokens,
+    machines, ledgers, middlewares. Its settings stay. It opens by itself, in each event loop that uses it.
+
+    Args:
+        gates: a gate, `fastdedup.Dedup` or `fastdedup.sync.Dedup`; or where it is, as "app.payments.dedup".
+        store: the store; a new one by default.
+
+    Raises:
+        ConfigError: there is no gate at that place.
+        UsageError: a gate is open in an event loop that still exists.
+    """
+    store = FakeStore() if store is None else store
+    with ExitStack() as stack:
+        for gate in gates:
+            found = _found(gate) if isinstance(gate, str) else gate
+            stack.enter_context(_on(found, store))
+        stack.callback(store.outage.stop)
+        yield store
+
+
+@contextmanager
+def _on(gate: Any, store: FakeStore) -> Iterator[None]:
+    if not isinstance(gate, Dedup | SyncDedup):
+        raise ConfigError(
+            f"swapped() takes a Dedup or a fastdedup.sync.Dedup, or its place, got {named(gate)}"
+        )
+    swap = _swapped_sync(gate, store) if isinstance(gate, SyncDedup) else _swapped(gate, store)
+    with _policy_anew(gate.settings, store), swap:
+        yield
+
+
+@contextmanager
+def _swapped(dedup: Dedup, store: FakeStore) -> Iterator[None]:
+    connection: Any = dedup._namespace.connection
+    if isinstance(connection, EachLoop) and connection.is_on(store):  # a scope of one that is swapped already
+        yield
+        return
+    if not isinstance(connection, EachLoop):
+        _check_closed(dedup, connection)
+        for table in connection.recent._tables.values():
+            table.clear()  # what the real store has told
+    former, kept = connection.__class__, connection.__dict__
+    ours = _put_in(connection, store)
+    try:
+        yield
+    finally:
+        if connection.__dict__ is not ours.__dict__:
+            raise UsageError("swaps of one gate must end in the reverse order of their beginnings")
+        ours.end()
+        connection.__class__, connection.__dict__ = former, kept
+
+
+@contextmanager
+def _swapped_sync(dedup: SyncDedup, store: FakeStore) -> Iterator[None]:
+    per_process = dedup._per_process
+    kept = per_process.__dict__
+    make = partial(_gate_like, per_process.template, store)
+    # What was made of the former gate is made again of this one, as in another process.
+    per_process.__dict__ = PerProcess(make, reusable=False, seconds=per_process.seconds).__dict__
+    try:
+        yield
+    finally:
+        per_process.close()
+        per_process.__dict__ = kept
+
+
+def _check_closed(dedup: Dedup, connection: Connection) -> None:
+    if connection.is_open:
+        raise UsageError(
+            f"{dedup!r} is open in an event loop that still exists: swap it before the application opens it, "
+            "or close it first"
+        )
+
+
+def _put_in(connection: Any, store: FakeStore) -> EachLoop:
+    """Turn a connection, in place, into one that each event loop has of its own."""
+    make = partial(_connection_on, store, connection.timeout, connection.max_pending, connection.on_event)
+    ours = EachLoop(make, store)
+    connection.__dict__ = ours.__dict__
+    connection.__class__ = EachLoop
+    return ours
+
+
+def _connection_on(
+    store: FakeStore, timeout: float, max_pending: int, on_event: OnEvent | None
+) -> Connection:
+    return Connection(
+        store,
+        timeout=timeout,
+        max_pending=max_pending,
+        replicas=0,
+        on_shortfall="report",
+        known_duplicates=0.0,  # it lasts for real time, which a test's clock does not move
+        lease=1.0,
+        on_event=on_event,
+        namespace="test",
+    )
+
+
+def _gate_like(gate: Dedup, store: FakeStore) -> Dedup:
+    """Return a gate on a store for tests, with the settings of another."""
+    of: Any = gate._namespace.connection
+    fake = Dedup(store, timeout=of.timeout, max_pending=of.max_pending, on_event=of.on_event)
+    _put_in(fake._namespace.connection, store)
+    return fake._with(gate.settings)
+
+
+# A policy keeps what it has learned of the store, and its journal goes to the store that is next opened.
+
+
+@contextmanager
+def _policy_anew(settings: Settings, store: FakeStore) -> Iterator[None]:
+    policy = settings.on_unavailable
+    if not isinstance(policy, LocalLRU):
+        yield
+        return
+    kept = policy.__dict__
+    _begin_anew(settings, store)
+    try:
+        yield
+    finally:
+        policy.__dict__ = kept
+
+
+def _begin_anew(settings: Settings, store: FakeStore) -> None:
+    """Let a policy begin as new, by the store's clock."""
+    policy = settings.on_unavailable
+    if isinstance(policy, LocalLRU):
+        policy.__dict__ = policy.anew(store.clock).__dict__
+
+
+# A gate's place
+
+
+def _found(place: str) -> Any:
+    """Return what is at "package.module.name".
+
+    Raises:
+        ConfigError: there is no such module or name.
+    """
+    parts = place.replace(":", ".").split(".")
+    for size in range(len(parts) - 1, 0, -1):
+        module = _imported(".".join(parts[:size]))
+        if module is not None:
+            try:
+                return reduce(getattr, parts[size:], module)
+            except AttributeError as error:
+                raise ConfigError(f"there is no {place!r}: {error}") from None
+    raise ConfigError(f"there is no {place!r}: write it as 'package.module.dedup'")
+
+
+def _imported(name: str) -> ModuleType | None:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise  # the application's own import of something else
