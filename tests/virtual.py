@@ -12,8 +12,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from fastdedup import UnavailableError
-from fastdedup.protocol.operations import AdoptOp, Op, Reply, Verb
+from fastdedup.protocol.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.testing.outage import FrozenBatches
 
 EPOCH = 1_700_000_000.0
 
@@ -68,7 +69,7 @@ class Link:
         self.losing = 0
         self.latency = 0.001
         # Mutable: what a frozen server has in its buffers; None while it is not frozen.
-        self._frozen: list[tuple[Verb, Sequence[Op], asyncio.Future[Sequence[Reply]]]] | None = None
+        self._frozen: FrozenBatches | None = None
 
     @property
     def broken(self) -> bool:
@@ -85,23 +86,18 @@ class Link:
 
     def freeze(self) -> None:
         if self._frozen is None:
-            self._frozen = []
+            self._frozen = FrozenBatches()
 
     async def thaw(self) -> None:
         """What was sent meanwhile takes effect now, whether or not anybody waits for the answer."""
-        buffered, self._frozen = self._frozen or [], None
-        for verb, ops, answer in buffered:
-            replies = await self._store.execute(verb, ops)
-            if not answer.done():
-                answer.set_result(replies)
+        frozen, self._frozen = self._frozen, None
+        for batch in [] if frozen is None else frozen.thaw():
+            batch.answer(await self._store.execute(batch.verb, batch.ops))
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         await asyncio.sleep(self.latency)
         if self._frozen is not None:
-            answer: asyncio.Future[Sequence[Reply]] = asyncio.get_running_loop().create_future()
-            if not unbounded(verb, ops):
-                self._frozen.append((verb, ops, answer))
-            return await answer
+            return await self._frozen.wait(verb, ops)
         if self.down:
             raise UnavailableError("the link is down")
         replies = await self._store.execute(verb, ops)
@@ -110,16 +106,6 @@ class Link:
         if lost or self.down:
             raise UnavailableError("the reply was lost")
         return replies
-
-
-def unbounded(verb: Verb, ops: Sequence[Op]) -> bool:
-    """True for what would be another thing if it took effect minutes late.
-
-    Forgetting hits whoever has the key by then, as it hits whoever has it at any time; and a token that is
-    issued late can be used for longer than its issuer knows of it.
-    """
-    adopts = [op for op in ops if isinstance(op, AdoptOp)]
-    return verb in (Verb.FORGET, Verb.ISSUE) or any(op.record.state == "I" for op in adopts)
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

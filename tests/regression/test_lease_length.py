@@ -8,6 +8,7 @@ from fastdedup import Dedup
 from fastdedup.protocol.operations import ClaimOp, Mode, RenewOp, Verb, Verdict, terms
 from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.testing import Clock
 
 LEASE_US = 3_000
 
@@ -36,8 +37,8 @@ async def test_redis_gives_a_renewed_lease_its_full_length(redis_url: str) -> No
 @pytest.mark.parametrize("renews", [False, True])
 async def test_the_memory_store_keeps_a_lease_to_its_end(renews: bool) -> None:
     """Claimed at nine tenths of a millisecond, asked for a hundredth before the end, and at it."""
-    now = 1_700_000_000.0009
-    store = MemoryStore(clock=lambda: now)
+    clock = Clock(1_700_000_000.0009)
+    store = MemoryStore(clock=clock)
     wanted = terms(Mode.CLAIM, LEASE_US // 1000, 60_000, False)
     owner = draw_owner()
 
@@ -49,9 +50,9 @@ async def test_the_memory_store_keeps_a_lease_to_its_end(renews: bool) -> None:
     await store.execute(Verb.CLAIM, [ClaimOp(b"k", wanted, owner, None)])
     if renews:
         await store.execute(Verb.RENEW, [RenewOp(b"k", owner, 0, LEASE_US // 1000, 60_000)])
-    now += (LEASE_US - 10) / 1_000_000
+    clock.advance((LEASE_US - 10) / 1_000_000)
     assert await outcome() == "in_progress"
-    now += 0.001
+    clock.advance(0.001)
     assert await outcome() == "acquired"
 
 

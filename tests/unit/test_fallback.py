@@ -21,6 +21,7 @@ from fastdedup import (
 from fastdedup.events import Degraded, Event, Replayed
 from fastdedup.protocol.operations import ClaimOp, Code, Op, Reply, Verb, Verdict
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.testing import Clock
 
 from ..servers import RedisServer
 
@@ -241,23 +242,23 @@ async def test_after_recovery_local_records_go_on_answering_for_their_keys() -> 
 
 async def test_a_key_is_the_stores_again_when_its_local_record_has_expired() -> None:
     """Whether or not anybody asked for it meanwhile: else one outage would last for ever."""
-    now = [1_700_000_000.0]
-    async with Gate(LocalLRU(clock=lambda: now[0])) as gate:
+    clock = Clock()
+    async with Gate(LocalLRU(clock=clock)) as gate:
         gate.store.down = True
         await gate.dedup.claim("k", lease=1.0, ttl=1.0)
         gate.store.down = False
-        now[0] += 2.0
+        clock.advance(2.0)
         claim = await gate.dedup.claim("k")
         assert (claim.acquired, claim.degraded) == (True, False)
 
 
 async def test_a_local_claim_that_expired_is_lost() -> None:
     """Its record is gone, so settling is answered as the store would: ClaimLostError, not an outage."""
-    now = [1_700_000_000.0]
-    async with Gate(LocalLRU(clock=lambda: now[0])) as gate:
+    clock = Clock()
+    async with Gate(LocalLRU(clock=clock)) as gate:
         gate.store.down = True
         claim = await gate.dedup.claim("k", lease=1.0, ttl=1.0)
-        now[0] += 2.0
+        clock.advance(2.0)
         gate.store.down = False
         with pytest.raises(ClaimLostError):
             await claim.complete()
