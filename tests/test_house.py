@@ -133,12 +133,18 @@ def origin(module: str, node: ast.ImportFrom, is_package: bool) -> str:
 
 
 @cache
+def all_imported() -> dict[str, frozenset[str]]:
+    """Each module, and all that it imports: to look through every tree takes a second."""
+    modules = sources().keys()
+    return {module: frozenset(imported(module, tree, modules)) for module, tree in sources().items()}
+
+
+@cache
 def graph() -> dict[str, frozenset[str]]:
     """Each module, and the modules of the package that it imports."""
-    modules = sources().keys()
     found = {}
-    for module, tree in sources().items():
-        names = {name for name in imported(module, tree, modules) if name.partition(".")[0] == "fastdedup"}
+    for module, imports in all_imported().items():
+        names = {name for name in imports if name.partition(".")[0] == "fastdedup"}
         found[module] = frozenset(name.removeprefix("fastdedup").removeprefix(".") for name in names) - {
             module
         }
@@ -198,11 +204,10 @@ def test_every_floor_is_lived_on() -> None:
 
 @pytest.mark.parametrize("driver", sorted(DRIVERS))
 def test_only_the_redis_store_imports_a_driver(driver: str) -> None:
-    modules = sources().keys()
     users = {
         module
-        for module, tree in sources().items()
-        if any(name.partition(".")[0] == driver for name in imported(module, tree, modules))
+        for module, imports in all_imported().items()
+        if any(name.partition(".")[0] == driver for name in imports)
     }
     unknown = sorted(user for user in users - DRIVER_USERS.keys() if not user.startswith("stores.redis"))
     assert not unknown
