@@ -125,8 +125,8 @@ $(CLI): $(VENV) pyproject.toml
 	@touch $@
 
 $(WEB): $(VENV) pyproject.toml
-	@echo "Installing fastdedup[web] ..."
-	@$(PIP) --editable '.[web]'
+	@echo "Installing fastdedup[sidecar,web] ..."
+	@$(PIP) --editable '.[sidecar,web]'
 	@touch $@
 
 $(DEV): $(VENV) pyproject.toml

@@ -20,15 +20,19 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 SETUP = """
 import os
 import sys
+from pathlib import Path
+from hatch_docstrings import keep_docstrings
 from mypyc.build import mypycify
 from setuptools import setup
 
+files = sys.argv.pop().split()
 modules = mypycify(
-    ["--config-file=mypy.ini", *sys.argv.pop().split()],
+    ["--config-file=mypy.ini", *files],
     group_name="fastdedup",
     opt_level=os.environ.get("MYPYC_OPT_LEVEL", "3"),
     debug_level="0",
 )
+keep_docstrings(Path("."), files)
 setup(name="fastdedup", packages=[], ext_modules=modules)
 """
 MYPY = """
@@ -67,6 +71,7 @@ class CompileHook(BuildHookInterface):
 def compiled(root: Path, folder: Path, modules: list[str], public: list[str]) -> dict[Path, str]:
     """Compile `modules` of the package in `root`; return the files with their paths in the wheel."""
     shutil.copytree(root / "fastdedup", folder / "fastdedup", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "hatch_docstrings.py", folder)
     (folder / "mypy.ini").write_text(MYPY)
     (folder / "setup.py").write_text(SETUP)
     for name in public:

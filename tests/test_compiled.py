@@ -1,5 +1,6 @@
 """The compiled package: the same promises, kept by the same tests."""
 
+import json
 import os
 import subprocess
 import sys
@@ -77,6 +78,26 @@ print(refusal(lambda: Dedup().claim(b"a")))
 print(refusal(lambda: Dedup(lease="30")))
 """
 
+# Prints the docstring and the parameters of each public class and of its methods, as JSON.
+SHOW = """
+import inspect, json
+import fastdedup
+
+def shown(thing):
+    try:
+        parameters = [
+            (each.name, each.kind if each.name != "self" else 0, repr(each.default))
+            for each in inspect.signature(thing).parameters.values()
+        ]
+    except (TypeError, ValueError):
+        parameters = None
+    return inspect.getdoc(thing), parameters
+
+classes = {name: each for name in fastdedup.__all__ if inspect.isclass(each := getattr(fastdedup, name))}
+methods = {f"{name}.{method}": each for name, cls in classes.items() for method, each in vars(cls).items() if method[0] != "_"}
+print(json.dumps({name: shown(each) for name, each in sorted((classes | methods).items())}))
+"""
+
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -113,6 +134,12 @@ def test_it_looks_like_the_other(package: Path) -> None:
     assert looks == "True True"
     assert bytes_as_key == "InvalidKeyError: a key must be text, got bytes; decode it, or use its hex()"
     assert text_as_lease == "ConfigError: lease must be a number of seconds or a timedelta, got str"
+
+
+def test_its_docstrings_and_signatures_are_those_of_the_source(package: Path) -> None:
+    compiled, source = (json.loads(run(place, "-c", SHOW)) for place in (package, ROOT))
+    assert len(source) > 100
+    assert {name: compiled[name] for name, each in source.items() if each != compiled[name]} == {}
 
 
 def test_it_keeps_the_promises(package: Path) -> None:

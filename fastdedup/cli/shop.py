@@ -74,7 +74,7 @@ def web_demo(**options: Any) -> None:
     """
     for name in _EXTRA:
         if not _installed(name):
-            raise click.ClickException(f"the web demo needs {name}: pip install 'fastdedup[web]'")
+            raise click.ClickException(f"the web demo needs {name}: pip install 'fastdedup[sidecar,web]'")
     from ..demo.shop.run import ShopOptions, run
 
     run(ShopOptions(**options), _greet)

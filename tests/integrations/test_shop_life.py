@@ -97,7 +97,7 @@ def test_without_its_extra_it_names_it(missing: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, missing, None)  # type: ignore[arg-type]
     result = CliRunner().invoke(cli, ["demo", "--web"])
     assert result.exit_code == 1
-    assert "pip install 'fastdedup[web]'" in result.stderr
+    assert "pip install 'fastdedup[sidecar,web]'" in result.stderr
 
 
 @pytest.mark.parametrize(
