@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 import venv
 import zipfile
 from configparser import ConfigParser
@@ -88,9 +89,14 @@ def test_the_base_install_is_small(wheel: Path) -> None:
     requirements = [Requirement(line) for line in headers.get_all("Requires-Dist", [])]
     base = [r for r in requirements if "extra" not in str(r.marker or "")]
     assert {r.name for r in base} == BASE
-    (uvloop,) = (r for r in requirements if r.name == "uvloop")
-    assert uvloop.marker is not None
-    assert not uvloop.marker.evaluate({"sys_platform": "win32", "extra": "uvloop"})
+    uvloop = [r.marker for r in requirements if r.name == "uvloop" and r.marker]
+    assert uvloop
+    assert not any(each.evaluate({"sys_platform": "win32", "extra": "uvloop"}) for each in uvloop)
+
+
+def test_the_web_extra_brings_nothing_of_the_sidecars() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {Requirement(each).name for each in extras["web"]} == {"fastapi", "python-multipart", "starlette"}
 
 
 def test_the_installed_command_runs_the_demo_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
