@@ -16,7 +16,10 @@ def main() -> None:
     """Print one line a package."""
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [*project["dependencies"], *(each for name in extras if name not in TOOLS for each in extras[name])]
+    asked = [
+        *project["dependencies"],
+        *(each for name in extras if name not in TOOLS for each in extras[name]),
+    ]
     lowest: dict[str, str] = {}
     for requirement in asked:
         if found := NAMED.match(requirement):

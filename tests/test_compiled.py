@@ -94,7 +94,8 @@ def shown(thing):
     return inspect.getdoc(thing), parameters
 
 classes = {name: each for name in fastdedup.__all__ if inspect.isclass(each := getattr(fastdedup, name))}
-methods = {f"{name}.{method}": each for name, cls in classes.items() for method, each in vars(cls).items() if method[0] != "_"}
+public = [(name, method) for name, cls in classes.items() for method in vars(cls) if method[0] != "_"]
+methods = {f"{name}.{method}": vars(classes[name])[method] for name, method in public}
 print(json.dumps({name: shown(each) for name, each in sorted((classes | methods).items())}))
 """
 

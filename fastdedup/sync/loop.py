@@ -198,7 +198,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
     except ImportError:
         if patched():  # it would wait by gevent's `select`, in a hub that does not survive a fork
             raise UsageError(
-                "fastdedup.sync needs uvloop under gevent, and uvloop is not installed: pip install 'fastdedup[uvloop]'"
+                "fastdedup.sync needs uvloop under gevent, which is not installed: pip install 'fastdedup[uvloop]'"
             ) from None
         return asyncio.new_event_loop()
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
