@@ -97,7 +97,10 @@ async def _turn(run: Run, server: Server, path: str) -> Figures:
 
 
 def _command(place: Path) -> list[str]:
-    options = ["--uds", str(place), "--loop", "uvloop", "--http", "httptools", "--ws", "none"]
+    # uvicorn puts its --app-dir, the working directory by default, before all other places of modules. That is the
+    # checkout, so the servers would run its interpreted package in place of the build that is measured.
+    options = ["--app-dir", str(place.parent)]
+    options += ["--uds", str(place), "--loop", "uvloop", "--http", "httptools", "--ws", "none"]
     options += ["--log-level", "warning", "--no-access-log", "--no-proxy-headers"]
     return [sys.executable, "-m", "uvicorn", "--factory", "bench.webapp:create", *options]
 
