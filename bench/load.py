@@ -1,6 +1,6 @@
 """A load generator, in a process of its own: ``python -m bench.load`` (internal).
 
-It does what redis-benchmark and h2load cannot do: a fresh key in each HTTP request, batches, and a steady rate. The
+It does what redis-benchmark cannot do: a fresh key in each HTTP request, batches, and a steady rate. The
 parent gives a `Load` as JSON in the argument; the answer is one line of JSON.
 """
 

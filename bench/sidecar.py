@@ -4,8 +4,6 @@ Each row stands below the row that it is compared with. All rows use Unix socket
 """
 
 import os
-import re
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,11 +30,9 @@ RANGE = 1_000_000_000  # the range of __rand_int__
 FRESH = (
     0.99  # the share of redis-benchmark's keys that Redis must have afterwards: its random numbers may repeat
 )
-JSON_TYPE = "content-type: application/json"
 NOTES = (
     "A real `fastdedup serve` over the run's Redis; 50 connections where a row does not say otherwise.",
-    f"h2load sends one body, so one key: the sidecar asks Redis and answers 409. Fresh keys, each of them won, come "
-    f"from {GENERATOR}.",
+    f"The requests by HTTP come from {GENERATOR}: each has a fresh key, and each must win.",
     "At half load: half of what redis-benchmark gets from FD.CLAIM with 64 connections; what is due is let "
     "go once a millisecond, and its time runs from then.",
 )
@@ -53,11 +49,10 @@ class Places:
 
 RESP = ("Redis, SET NX PX", "sidecar, FD.CLAIM")
 RESP_PIPELINED = (f"Redis, SET NX PX, P = {PIPELINED}", f"sidecar, FD.CLAIM, P = {PIPELINED}")
-HTTP_ONE_KEY = ("uvicorn, a constant, h2load", "sidecar, POST /v1/claims, h2load")
 HTTP = ("uvicorn, a constant", "sidecar, POST /v1/claims")
 BATCHED = ("sidecar, a claim a request", f"sidecar, /v1/batch of {BATCH}")
 HOP = (f"library, {HOP_CALLERS} callers, half load", f"sidecar, {HOP_CALLERS} connections, half load")
-PAIRS = (RESP, RESP_PIPELINED, HTTP_ONE_KEY, HTTP, BATCHED, HOP)
+PAIRS = (RESP, RESP_PIPELINED, HTTP, BATCHED, HOP)
 
 
 def sidecar_steps(run: Run) -> int:
@@ -120,7 +115,6 @@ class _Bench:
         """Yield each pair's names and the function that makes it, which may fail."""
         yield RESP, partial(self._resp, RESP, 1)
         yield RESP_PIPELINED, partial(self._resp, RESP_PIPELINED, PIPELINED)
-        yield HTTP_ONE_KEY, self._http_one_key
         yield HTTP, self._http
         yield BATCHED, self._batched
         yield HOP, self._hop
@@ -151,20 +145,6 @@ class _Bench:
         await play(PROBE)
         requests = int((await play(4 * PROBE))["rate"] * self._seconds)
         return turn
-
-    async def _http_one_key(self) -> Pair:
-        if shutil.which("h2load") is None:
-            raise RuntimeError("no h2load on PATH (nghttp2-client)")
-        body = self._places.sidecar.with_name("body")
-        body.write_bytes(b'{"key":"one"}')
-
-        async def turn(where: Path) -> Figures:
-            options = ["--h1", "-t", "1", "-c", str(CLIENTS), "-D", f"{round(self._seconds * 1000)}ms"]
-            options += ["-H", JSON_TYPE, "-d", str(body), "-B", f"unix:{where}"]
-            return {"rate": h2load_rate(await output(["h2load", *options, "http://localhost/v1/claims"]))}
-
-        places = self._places
-        return Pair(HTTP_ONE_KEY, (partial(turn, places.constant), partial(turn, places.sidecar)), "h2load")
 
     async def _http(self) -> Pair:
         places = self._places
@@ -198,15 +178,3 @@ def redis_benchmark_rate(text: str) -> float:
     if len(lines) < 2:
         raise ValueError(f"redis-benchmark gave no rate: {text[-60:]!r}")
     return float(lines[-1].split('","')[1])
-
-
-def h2load_rate(text: str) -> float:
-    """Return the requests in a second from h2load's output. Every request must have got an answer."""
-    rate = re.search(r"^finished in \S+, ([\d.]+) req/s", text, re.MULTILINE)
-    lost = re.search(r"(\d+) errored, (\d+) timeout$", text, re.MULTILINE)
-    fives = re.search(r"(\d+) 5xx$", text, re.MULTILINE)
-    if rate is None or lost is None or fives is None:
-        raise ValueError(f"h2load gave no rate: {text[-60:]!r}")
-    if any(int(count) for count in (*lost.groups(), fives[1])):
-        raise RuntimeError(f"h2load: {lost[0]}, {fives[0]}")
-    return float(rate[1])

@@ -36,8 +36,17 @@ from bench.pairs import ABOVE
 from bench.peers import IDEMPOTENCY_KIT, IN_LISTS, POWERTOOLS, REDIS_BENCHMARK
 from bench.processes import ONE, SAME, TWO
 from bench.report import Report
-from bench.sidecar import BATCHED, HOP, HTTP, HTTP_ONE_KEY, RESP, RESP_PIPELINED
-from bench.web import ASGI_HEADER, CPU, DEPENDENCY, FASTAPI_PEER, MIDDLEWARE, PASS_THROUGH, UNTOUCHED
+from bench.sidecar import BATCHED, HOP, HTTP, RESP, RESP_PIPELINED
+from bench.web import (
+    ASGI_HEADER,
+    CPU,
+    DEPENDENCY,
+    FASTAPI_PEER,
+    MIDDLEWARE,
+    PASS_THROUGH,
+    REDIS_PY,
+    UNTOUCHED,
+)
 from fastdedup.bench import BASELINE, OURS, P99
 
 CEILING = REDIS_BENCHMARK.name
@@ -209,7 +218,6 @@ TARGETS = (
     Target("10", "sidecar, FD.CLAIM, ratio to Redis's SET NX PX", _sidecar(RESP), 0.55),
     Target("10", "… both pipelined, 16 deep", _sidecar(RESP_PIPELINED), 0.35),
     Target("11", "sidecar, fresh claims by HTTP, ratio to a bare uvicorn", _sidecar(HTTP), 0.7),
-    Target("11", "… of one key, by h2load", _sidecar(HTTP_ONE_KEY), 0.7),
     Target("11", "sidecar, /v1/batch of 100, ratio to single requests", _sidecar(BATCHED), 5),
     Target("12", "p99 that the sidecar adds at half load, ms", _p99_added),
     Target("12", "… beside the library's own p99, ms", _figure("sidecar", "p99_ms", HOP[0])),
@@ -220,6 +228,7 @@ TARGETS = (
     Target("13", "… a middleware that does nothing", _web(PASS_THROUGH)),
     Target("13", "… a middleware that does nothing, the server's CPU", _web(PASS_THROUGH, CPU)),
     Target("13", "… with Claimed()", _web(DEPENDENCY)),
+    Target("13", "… by hand, redis-py", _web(REDIS_PY)),
     Target("13", "… with asgi-idempotency-header", _web(ASGI_HEADER)),
     Target("13", "… with fastapi-idempotency, in memory", _web(FASTAPI_PEER)),
     Target("15", "Cluster, server CPU per claim, 1000 callers, to 1 Redis", _cluster(1000, SERVER), 1.15, **AT_MOST),

@@ -14,7 +14,7 @@ from redis.asyncio import Redis
 
 from fastdedup import Claim, Dedup
 from fastdedup.bench import LEASE_MS
-from fastdedup.integrations.lifespan import ASGIApp, Receive, Scope, Send
+from fastdedup.integrations.lifespan import ASGIApp, Message, Receive, Scope, Send
 
 URL = os.environ.get("BENCH_URL", "memory://")
 NAMESPACE = os.environ.get("BENCH_NAMESPACE", "bench")
@@ -70,6 +70,39 @@ class PassThrough:
         await self.app(scope, receive, send)
 
 
+class ByHand:
+    """The least that a middleware with redis-py does: it takes the key, and stores the body before it is sent."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+        self._redis = Redis.from_url(URL)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        key = next(value for name, value in scope["headers"] if name == b"idempotency-key")
+        if not await self._redis.set(key, b"", nx=True, px=LEASE_MS):
+            raise RuntimeError("a duplicate, and every key is fresh")
+        held: list[Message] = []
+
+        async def hold(message: Message) -> None:
+            held.append(message)
+
+        await self.app(scope, receive, hold)
+        await self._redis.set(key, held[1]["body"], px=60_000)
+        for message in held:
+            await send(message)
+
+
+def by_hand() -> FastAPI:
+    """Return the application with the middleware by hand."""
+    app = bare()
+    app.add_middleware(ByHand)
+    return app
+
+
 def pass_through() -> FastAPI:
     """Return the application with a middleware that does nothing."""
     app = bare()
@@ -109,7 +142,15 @@ def fastapi_idempotency() -> FastAPI:
 
 GATES: dict[str, Callable[[], FastAPI]] = {
     each.__name__: each
-    for each in (bare, middleware, pass_through, dependency, asgi_idempotency_header, fastapi_idempotency)
+    for each in (
+        bare,
+        middleware,
+        pass_through,
+        dependency,
+        by_hand,
+        asgi_idempotency_header,
+        fastapi_idempotency,
+    )
 }
 
 

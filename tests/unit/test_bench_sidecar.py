@@ -13,19 +13,11 @@ import pytest
 from bench.held import PING, PONG, hold
 from bench.load import Load, http, paced, won_in
 from bench.pairs import ABOVE, Pair, held_against
-from bench.sidecar import HOP, RESP, h2load_rate, redis_benchmark_rate
+from bench.sidecar import HOP, RESP, redis_benchmark_rate
 from fastdedup.bench import ClaimedTwiceError
 
 CSV = """"test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms"
 "FD.CLAIM key:__rand_int__","16708.44","2.774","0.296","2.199"
-"""
-H2LOAD = """starting benchmark...
-Main benchmark duration is over for thread #0. Stopping all clients.
-
-finished in 306.48ms, 7340.00 req/s, 2.72MB/s
-requests: 2202 total, 2252 started, 2202 done, 0 succeeded, 2202 failed, 0 errored, 0 timeout
-status codes: 0 2xx, 0 3xx, 2202 4xx, 0 5xx
-traffic: 836.50KB (856578) total, 212.89KB (217998) headers (space savings 0.00%)
 """
 
 
@@ -41,28 +33,6 @@ def test_the_rate_that_redis_benchmark_prints() -> None:
 def test_a_redis_benchmark_that_failed_gives_no_rate(text: str) -> None:
     with pytest.raises(ValueError, match="no rate"):
         redis_benchmark_rate(text)
-
-
-def test_the_rate_that_h2load_prints() -> None:
-    assert h2load_rate(H2LOAD) == 7340.0
-
-
-@pytest.mark.parametrize(
-    "lost",
-    [
-        H2LOAD.replace("0 errored", "3 errored"),
-        H2LOAD.replace("0 timeout", "3 timeout"),
-        H2LOAD.replace("0 5xx", "3 5xx"),
-    ],
-)
-def test_requests_without_an_answer_void_h2load_s_rate(lost: str) -> None:
-    with pytest.raises(RuntimeError, match="3"):
-        h2load_rate(lost)
-
-
-def test_an_h2load_that_failed_gives_no_rate() -> None:
-    with pytest.raises(ValueError, match="no rate"):
-        h2load_rate("starting benchmark...\n")
 
 
 @pytest.mark.parametrize(
