@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine
 from time import monotonic
 from typing import Any, Final, Protocol, cast
 
@@ -246,7 +245,7 @@ class Claim:
             ResultTooLargeError: it is larger than `max_result`; the claim stays live.
         """
         until = settle_until(within)
-        await self._finish("completed", self._settle(self._outcome_op(result, ttl, succeeded=True), until))
+        await self._finish("completed", self._outcome_op(result, ttl, succeeded=True), until)
 
     async def fail(
         self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
@@ -259,15 +258,15 @@ class Claim:
         if isinstance(error, BaseException):
             error = {"type": type(error).__name__, "message": str(error)}
         until = settle_until(within)
-        await self._finish("failed", self._settle(self._outcome_op(error, ttl, succeeded=False), until))
+        await self._finish("failed", self._outcome_op(error, ttl, succeeded=False), until)
 
     async def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""
         self._check_live()
-        op = ReleaseOp(self._call.wire, self._call.owner, self.fence)
+        op = ReleaseOp(self._call.wire, self._call.owner, self._verdict.fence)
         op.unsure = getattr(self, "_unsure", False)
         try:
-            await self._finish("released", self._act(op))
+            await self._finish("released", op)
         except UnavailableError:
             self._unsure = True
             raise
@@ -307,7 +306,7 @@ class Claim:
         return SettleOp(
             self._call.wire,
             self._call.owner,
-            self.fence,
+            self._verdict.fence,
             succeeded=succeeded,
             keep_ms=keep_ms,
             payload=payload,
@@ -321,17 +320,30 @@ class Claim:
         )
 
     def _check_live(self) -> None:
-        if not self.acquired:
+        if self._verdict.outcome is not _ACQUIRED:
             raise UsageError(f"this claim is {self.outcome}, not acquired: only its owner settles it")
         if self._settled is _LOST:
             raise self._lost_error()
         if self._settled is not None:
             raise UsageError(f"this claim was {self._settled} already; settle it once")
 
-    async def _finish(self, how: str, settling: Coroutine[Any, Any, None]) -> None:
+    async def _finish(self, how: str, op: SettleOp | ReleaseOp, until: float | None = None) -> None:
+        """Settle. An outcome is sent again and again until the lease ends, or `until`; see `settle_until`.
+
+        The lease ends by the claim's own clock, which started before the store's.
+        """
         self._settled = how
+        pause = _FIRST_PAUSE
         try:
-            await settling
+            while True:
+                try:
+                    return await self._act(op)
+                except UnavailableError:
+                    left = self._time_to_settle(until) if isinstance(op, SettleOp) else 0.0
+                    if left <= 0:
+                        raise
+                await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))
+                pause = min(2 * pause, _LONGEST_PAUSE)
         except ClaimLostError:
             self._settled = _LOST
             raise
@@ -347,20 +359,9 @@ class Claim:
             if self._settled is not None and self._renewal is not None:
                 self._renewal.stop()
 
-    async def _settle(self, op: SettleOp, until: float | None) -> None:
-        """Try until the lease ends, by the claim's own clock, which started before the store's; or `until`."""
-        pause = _FIRST_PAUSE
-        while True:
-            try:
-                return await self._act(op)
-            except UnavailableError:
-                left = self._lease_left()
-                if until is not None:
-                    left = min(left, until - monotonic())
-                if left <= 0:
-                    raise
-            await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))
-            pause = min(2 * pause, _LONGEST_PAUSE)
+    def _time_to_settle(self, until: float | None) -> float:
+        left = self._lease_left()
+        return left if until is None else min(left, until - monotonic())
 
     def _lease_left(self) -> float:
         now = asyncio.get_running_loop().time()
@@ -370,7 +371,13 @@ class Claim:
         return self._ends - now
 
     async def _act(self, op: Op) -> None:
-        code = await self._namespace.ask.run(op, degraded=self.degraded)
+        ask = self._namespace.ask
+        try:  # as in `Ask.run`, which would be a coroutine more
+            answer = await ask.begin(op, degraded=self._verdict.degraded)
+        except UnavailableError as error:
+            code = ask.verdict(op, error)
+        else:
+            code = ask.verdict(op, answer)
         if code == Code.OK:
             return None
         if isinstance(op, RememberedSettleOp) and code != Code.LOST:
@@ -495,4 +502,8 @@ def settle_until(within: Any) -> float | None:
     Raises:
         ConfigError: `within` is not a time in seconds.
     """
-    return None if within is None else monotonic() + check_seconds(within, "within", least=0.0)
+    if within is None:
+        return None
+    if type(within) is float and 0.0 <= within <= 1.0:  # not by a call: so a web response is settled
+        return monotonic() + within
+    return monotonic() + check_seconds(within, "within", least=0.0)

@@ -11,13 +11,17 @@ from .renewing import Renewable, Waiting, keep_renewed
 class Renewal:
     """Renews at a third of the lease; lost when told so, or when the lease passed unrenewed.
 
-    Holds the claim weakly: a claim that the program forgot about is not renewed for ever.
+    Holds the claim weakly: a claim that the program forgot about is not renewed for ever. A claim that is `tied` is
+    held itself, until `stop`, which whoever has claimed calls in any case.
     """
 
-    __slots__ = ("_claim", "_lease", "_loop", "_queue", "_task", "began")
+    __slots__ = ("_claim", "_lease", "_loop", "_queue", "_task", "_tied", "began")
 
-    def __init__(self, claim: Renewable, lease: float, queue: RenewalQueue, began: float) -> None:
-        self._claim: weakref.ref[Renewable] = weakref.ref(claim)
+    def __init__(
+        self, claim: Renewable, lease: float, queue: RenewalQueue, began: float, *, tied: bool = False
+    ) -> None:
+        self._tied: Renewable | None = claim if tied else None
+        self._claim: weakref.ref[Renewable] | None = None if tied else weakref.ref(claim)
         self._lease = lease
         self._loop = queue.loop
         self._queue = queue
@@ -29,14 +33,19 @@ class Renewal:
 
     def stop(self) -> None:
         """Renew no more."""
+        self._tied = None
         self._queue.remove(self)
         if self._task is not None:
             self._task.cancel()
 
+    def claim(self) -> Renewable | None:
+        """Return the claim, or None where it is not to be renewed any more."""
+        return self._tied if self._claim is None else self._claim()
+
     def start(self) -> None:
         """The first third is over: renew from now on."""
-        if self._claim() is not None:
-            work = keep_renewed(self._claim, self._loop, self.began, self._lease)
+        if self.claim() is not None:
+            work = keep_renewed(self.claim, self._loop, self.began, self._lease)
             self._task = self._loop.create_task(work, name="fastdedup-renewal")
 
 

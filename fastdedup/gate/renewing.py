@@ -6,7 +6,7 @@ Not compiled: `async with` awaits while an error is handled, and what mypyc make
 from __future__ import annotations
 
 import asyncio
-import weakref
+from collections.abc import Callable
 from typing import Protocol
 
 from ..errors import DedupError, UnavailableError
@@ -34,7 +34,7 @@ class Waiting(Protocol):
 
 
 async def keep_renewed(
-    held: weakref.ref[Renewable], loop: asyncio.AbstractEventLoop, began: float, lease: float
+    held: Callable[[], Renewable | None], loop: asyncio.AbstractEventLoop, began: float, lease: float
 ) -> None:
     """Renew at each third of the lease. The claim is lost when the store says so, or when the lease passed."""
     pause = 0.0

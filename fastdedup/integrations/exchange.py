@@ -213,6 +213,8 @@ class AsgiExchange:
             failure = None  # its traceback refers to this frame
             if self._watcher is not None:
                 self._watcher.cancel()
+            if self.recorder is not None:
+                self.recorder.claim._unbind()
 
     async def _ran(self) -> None:
         recorder = self.recorder
@@ -221,7 +223,6 @@ class AsgiExchange:
         if recorder.counts_in_part and not self._stopping:
             await settle(recorder)
         if recorder.settled:
-            recorder.claim._unbind()
             return
         if await _left(recorder.claim, None):
             if self._gone and self._stopping:
@@ -243,7 +244,6 @@ class AsgiExchange:
         cut = self._torn and not self._stopping and isinstance(error, Exception)
         if cut and recorder.counts_in_part:
             await settle(recorder)
-            recorder.claim._unbind()
             return False
         if not await _left(recorder.claim, error):
             await self._refuse(recorder)
@@ -276,7 +276,12 @@ class AsgiExchange:
                 piece = {"type": "http.response.body", "body": recorder.taken(), "more_body": more}
                 await self._send_piece(recorder, piece)
             elif not message.get("more_body", False):
-                await self._finish(recorder)
+                marks = await settle(recorder)
+                self._end()
+                if marks is None:
+                    await self._refuse(recorder)
+                else:
+                    await self._send_whole(recorder, marks)
         else:
             await self._send(message)
 
@@ -288,21 +293,22 @@ class AsgiExchange:
 
     async def _pass_on(self, recorder: Recorder) -> None:
         self._watch_for_listener(recorder)
-        await self._begin(recorder, recorder.marks(stored=False))
+        await self._send_on(recorder, self._marked_start(recorder.marks(stored=False)))
 
-    async def _finish(self, recorder: Recorder) -> None:
-        marks = await settle(recorder)
-        self._end()
-        if marks is None:
-            await self._refuse(recorder)
+    async def _send_whole(self, recorder: Recorder, marks: Marks) -> None:
+        """Send a response that was held back; where the client is gone its handler goes on."""
+        if self._gone:
             return
-        await self._begin(recorder, marks)
-        await self._send_on(recorder, {"type": "http.response.body", "body": recorder.taken()})
+        try:
+            await self._send(self._marked_start(marks))
+            await self._send({"type": "http.response.body", "body": recorder.taken()})
+        except OSError:
+            self._gone = True
 
-    async def _begin(self, recorder: Recorder, marks: Marks) -> None:
+    def _marked_start(self, marks: Marks) -> Message:
         start = self._start
         assert start is not None
-        await self._send_on(recorder, {**start, "headers": [*start["headers"], *marks]} if marks else start)
+        return {**start, "headers": [*start["headers"], *marks]} if marks else start
 
     async def _send_on(self, recorder: Recorder, message: Message) -> None:
         """Send a message. Where the client is gone a handler goes on, but a stream must end: it may be endless."""

@@ -55,12 +55,17 @@ class Guard:
         self.dedup = dedup.scoped("http", **settings)
         self.forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
 
-    async def claim(self, request: Request, principal: Any, key: str) -> Claim:
-        """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise."""
+    async def claim(self, request: Request, principal: Any, key: str, *, tied: bool = False) -> Claim:
+        """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise.
+
+        `tied`: see `ClaimCall.tied`.
+        """
         rule, mark = self.rule, self.rule.mark(request)
         name = rule.scope_key(request.method, request.path, principal, key, mount=request.mount)
         # Not by `patiently`, which takes a coroutine more.
-        found = await self.dedup.claim(name, fingerprint=mark, renew=rule.renew)
+        call = self.dedup.claim(name, fingerprint=mark, renew=rule.renew)
+        call.tied = tied
+        found = await call
         if rule.wait and found.outcome is Outcome.IN_PROGRESS:
             return await self.dedup.claim(name, fingerprint=mark, wait=rule.wait, renew=rule.renew)
         return found

@@ -38,6 +38,9 @@ class GuardedApp:
     async def _guarded(
         self, guard: Guard, docs: str | None, scope: Scope, receive: Receive, send: Send
     ) -> None:
+        if not self._watched:
+            self._watched = True
+            watch(scope.get("app", self.app))
         exchange = AsgiExchange(receive, send, guard.rule.max_request)
         claim: Claim | None = None
         refused: Response | None = None
@@ -54,20 +57,18 @@ class GuardedApp:
                 principal: Any = guard.rule.principal(request)
                 if principal is not EVERYONE and type(principal) is not str and isawaitable(principal):
                     principal = await principal
-                claim = await guard.claim(request, principal, key)
+                claim = await guard.claim(request, principal, key, tied=True)
         except REFUSALS as error:
             refused = refusal(error, guard.rule, docs)
         if refused is not None:
             return await exchange.answer(refused)
+        # From here on nothing may come between the claim and `AsgiExchange.run`, which ends its renewal in any case.
         if claim is None:  # outside of the `try`: the application's exceptions are its own
             return await self.app(scope, receive, send)
         if not claim.acquired:
             return await exchange.answer(answer(claim, guard.rule, docs))
         scope = supported(scope)
         exchange.hold(scope, claim, guard.rule, docs)
-        if not self._watched:
-            self._watched = True
-            watch(scope.get("app", self.app))
         return await exchange.run(self.app, scope)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import orjson
 
@@ -121,8 +121,9 @@ class ResponseCodec:
         if not isinstance(value, Response):
             raise TypeError("the value must be a Response: these records belong to the HTTP integration")
         pairs: Any = value.headers
-        headers = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in pairs]
-        head: list[Any] = [_FORMAT, value.status, value.whole, headers, value.request.hex()]
+        headers = [(_text(name), _text(text)) for name, text in pairs]
+        request = value.request.hex() if value.request else ""
+        head: list[Any] = [_FORMAT, value.status, value.whole, headers, request]
         if value.reason:
             head.append(value.reason)
         return orjson.dumps(head) + b"\n" + value.body
@@ -146,3 +147,10 @@ class ResponseCodec:
                 "a stored response was not written by this version of fastdedup's HTTP integration: give the "
                 "integration a namespace of its own"
             ) from None
+
+
+def _text(part: Any) -> str:
+    """Return a header's name or value as text. Nearly all are bytes, which compiled code decodes without a lookup."""
+    if isinstance(part, bytes):
+        return part.decode("latin-1")
+    return cast(str, part.decode("latin-1"))
