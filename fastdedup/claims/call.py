@@ -39,7 +39,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     renew: bool
     tied: bool
     """True where its caller ends the renewal of the claim in any case, by settling, `_leave` or `_unbind`: then the
-    renewal may hold the claim itself, and not weakly, which saves a twentieth of what a web request costs."""
+    renewal may hold the claim itself, and not weakly, and no call of the claim's methods goes by name."""
 
     def __init__(
         self,
