@@ -44,7 +44,7 @@ class AnyReceipt:
     @property
     def first(self) -> bool:
         """True where nobody has committed this key: do the work, in the same transaction."""
-        return self.outcome is Outcome.ACQUIRED
+        return self._found.outcome is Outcome.ACQUIRED
 
     @property
     def result(self) -> Any:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from ..checks import Seconds, check_count, check_seconds
@@ -28,8 +27,7 @@ MAX_KEYS: Final = 1000
 """Keys in one statement at most: SQLite and PostgreSQL bound a statement's parameters."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """How a key stood: what came of it in this transaction, and the first result's bytes."""
 
     outcome: Outcome
@@ -169,7 +167,8 @@ class InboxRules(TableRules):
             ResultError, ResultTooLargeError: it cannot be stored.
         """
         payload = encode(self.codec, result, self.max_result)
-        if not (yield self.dialect(dialect).complete(row_id, payload)).count:
+        sql = self._dialects[dialect]  # as the row was received
+        if not (yield sql.complete(row_id, payload)).count:
             raise rolled_back()
         return payload
 

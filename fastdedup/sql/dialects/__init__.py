@@ -15,11 +15,15 @@ DIALECTS: dict[str, type[Dialect]] = {
 
 
 def dialect_of(name: str, table_name: TableName) -> Dialect:
-    """Return the dialect of a database, for a table.
+    """Return the dialect of a database, for a table; "asyncpg" is PostgreSQL's for that driver.
 
     Raises:
         ConfigError: no inbox can be kept in such a database.
     """
+    if name == "asyncpg":  # imported where it is used: the package need not be installed
+        from .asyncpg import Asyncpg
+
+        return Asyncpg(table_name)
     dialect = DIALECTS.get(name)
     if dialect is None:
         raise ConfigError(

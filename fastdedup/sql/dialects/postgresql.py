@@ -71,11 +71,11 @@ class PostgreSQL(Dialect):
 
     def insert_one(self, row_id: bytes) -> Statement:
         """See `Dialect`. Without RETURNING, for which the server and the driver would handle a row more."""
-        return Statement(self._insert_one, (UUID(bytes=row_id),))
+        return Statement(self._insert_one, (self._uuid(row_id),))
 
     def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
         """See `Dialect`. One statement for all, in the order of the ids."""
-        done = yield Statement(self._insert_many, ([UUID(bytes=each) for each in ids],))
+        done = yield Statement(self._insert_many, ([self._uuid(each) for each in ids],))
         return {_id(row[0]) for row in done.rows}
 
     def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
@@ -100,12 +100,14 @@ class PostgreSQL(Dialect):
     def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
         """See `Dialect`. A statement of its own: the one that inserts does not see what its twin has committed."""
         those = "= ?" if len(ids) == 1 else "= ANY(CAST(? AS uuid[]))"
-        found = yield Statement(f"SELECT id, result FROM {self.table} WHERE id {those}", (_parameter(ids),))
+        found = yield Statement(
+            f"SELECT id, result FROM {self.table} WHERE id {those}", (self._parameter(ids),)
+        )
         return {_id(row[0]): bytes(row[1] or b"") for row in found.rows}
 
     def complete(self, row_id: bytes, payload: bytes) -> Statement:
         """See `Dialect`."""
-        return Statement(self._complete, (payload, UUID(bytes=row_id)))
+        return Statement(self._complete, (payload, self._uuid(row_id)))
 
     def is_there(self, row_id: bytes) -> Flow[bool]:
         """See `Dialect`. Any statement tells; this one is cheap, as asyncpg sends it without preparing it."""
@@ -157,12 +159,15 @@ class PostgreSQL(Dialect):
             ages=ages_of(ages.rows, stretch),
         )
 
+    def _uuid(self, row_id: bytes) -> Any:
+        """Return what the driver takes as a UUID."""
+        return UUID(bytes=row_id)
+
+    def _parameter(self, ids: Sequence[bytes]) -> Any:
+        """Return ids as one parameter, so that there are not more different statements for more ids."""
+        return self._uuid(ids[0]) if len(ids) == 1 else [self._uuid(each) for each in ids]
+
 
 def _id(value: Any) -> bytes:
     """Return the id that a driver gives as a UUID, or as its text."""
     return value.bytes if isinstance(value, UUID) else UUID(str(value)).bytes
-
-
-def _parameter(ids: Sequence[bytes]) -> Any:
-    """Return ids as one parameter, so that the number of different statements does not grow with that of the ids."""
-    return UUID(bytes=ids[0]) if len(ids) == 1 else [UUID(bytes=each) for each in ids]

@@ -16,7 +16,7 @@ class AsyncpgDriver(Driver):
     """A connection in a transaction, begun by `connection.transaction()`."""
 
     is_async = True
-    dialect = "postgresql"
+    dialect = "asyncpg"
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -27,7 +27,8 @@ class AsyncpgDriver(Driver):
             raise UsageError("this connection is closed: give the inbox one that is in a transaction")
         if not inner.is_in_transaction():
             raise no_transaction("async with connection.transaction():")
-        self._outermost = _outermost(inner)
+        # The transaction that commits; None where BEGIN was sent by hand, or where asyncpg does not tell.
+        self._outermost = getattr(inner, "_top_xact", None)
 
     def is_open(self) -> bool:
         """See `Driver`."""
@@ -36,7 +37,7 @@ class AsyncpgDriver(Driver):
             getattr(self._connection, "_con", inner) is inner
             and not inner.is_closed()
             and bool(inner.is_in_transaction())
-            and _outermost(inner) is self._outermost
+            and getattr(inner, "_top_xact", None) is self._outermost
         )
 
     async def execute(self, statement: Statement) -> Rows:
@@ -45,14 +46,14 @@ class AsyncpgDriver(Driver):
         if has_rows:
             rows = await self._inner.fetch(sql, *statement.parameters)
             return Rows(rows, len(rows))
-        status = await self._inner.execute(sql, *statement.parameters)
-        number = status.rpartition(" ")[2]
-        return Rows((), int(number) if number.isdecimal() else 0)
+        return _changed(await self._inner.execute(sql, *statement.parameters))
 
 
-def _outermost(connection: Any) -> Any:
-    """Return the transaction that commits; None where BEGIN was sent by hand, or where asyncpg does not tell."""
-    return getattr(connection, "_top_xact", None)
+@lru_cache(64)
+def _changed(status: str) -> Rows:
+    """Return how many rows a statement has changed, from its status: "INSERT 0 1", "UPDATE 1", "SAVEPOINT"."""
+    number = status.rpartition(" ")[2]
+    return Rows((), int(number) if number.isdecimal() else 0)
 
 
 @lru_cache(256)
@@ -63,7 +64,8 @@ def _prepared(sql: str) -> tuple[str, bool]:
 
 def driver(transaction: Any) -> Driver:
     """Return the driver for a connection."""
-    if not isinstance(transaction, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy)):
+    # The proxy first: asyncpg's own check of what is a connection is a call more.
+    if not isinstance(transaction, (asyncpg.pool.PoolConnectionProxy, asyncpg.Connection)):
         raise UsageError(
             f"an inbox needs a connection in a transaction, got asyncpg's {type(transaction).__name__}: "
             "async with pool.acquire() as connection, connection.transaction():"

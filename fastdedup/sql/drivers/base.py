@@ -22,7 +22,7 @@ class Driver(ABC):
 
     is_async: ClassVar[bool]
     dialect: str
-    """The name of the database: see `DIALECTS`."""
+    """The name of the database, or of a driver that has a dialect of its own: see `dialect_of`."""
 
     @abstractmethod
     def is_open(self) -> bool:
