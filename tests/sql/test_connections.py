@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import Callable
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pymysql
@@ -73,9 +74,15 @@ async def test_a_row_factory_of_sqlite_changes_nothing(of: Of, key: str) -> None
 
 
 async def test_codecs_of_asyncpg_change_nothing(of: Of, key: str) -> None:
+    def hex_of(given: UUID) -> str:
+        assert isinstance(given, UUID)
+        return given.hex
+
     async with of("asyncpg")() as party:
-        for kind in ("uuid", "text"):
-            await party.raw.set_type_codec(kind, schema="pg_catalog", encoder=str, decoder=str, format="text")
+        for kind, encoder in (("uuid", hex_of), ("text", str)):
+            await party.raw.set_type_codec(
+                kind, schema="pg_catalog", encoder=encoder, decoder=str, format="text"
+            )
         await goes_round(party, key)
 
 
