@@ -25,6 +25,7 @@ from ..errors import ConfigError
 from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
+from ..messages.memory import check_broker
 from ..messages.rules import MessageRules
 from ..sync.gateway import Dedup
 
@@ -84,12 +85,14 @@ class DedupMiddleware(Middleware):
         """Check the options of an actor, and let a duplicate's result stand for its own.
 
         Raises:
-            ActorOptionError: an option is wrong.
+            ActorOptionError: an option is wrong; or the broker may deliver a message again after the gate has
+                forgotten its key.
         """
         if "dedup_key" not in actor.options:
             return
         try:
             rules = self._rules(actor)
+            check_broker(self._dedup.settings.ttl, broker, "dramatiq.brokers.redis", "heartbeat_timeout")
         except ConfigError as error:
             raise ActorOptionError(f"actor {actor.actor_name!r}: {error}") from None
         self._ways[actor.actor_name] = BlockingWay(rules, self._dedup)

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from typing import Any, Final, ParamSpec, TypeVar
 
 try:
-    from taskiq import TaskiqMessage, TaskiqMiddleware
+    from taskiq import AsyncBroker, TaskiqMessage, TaskiqMiddleware
     from taskiq.exceptions import NoResultError
 except ImportError as error:
     raise ImportError("taskiq is missing: pip install 'fastdedup[taskiq]'") from error
@@ -24,6 +24,7 @@ from ..gateway import Dedup
 from ..messages.arguments import ArgumentsRule
 from ..messages.decisions import Action, Decision, Reason
 from ..messages.deliveries import Deliveries
+from ..messages.memory import check_broker
 from ..messages.rules import ATTEMPTS, WAIT, MessageRules
 
 P = ParamSpec("P")
@@ -55,6 +56,15 @@ class DedupMiddleware(TaskiqMiddleware):
         super().__init__()
         self._dedup = _checked_gate(dedup)
         self._wait = check_seconds(wait, "wait", least=_LEAST_WAIT)
+
+    def set_broker(self, broker: AsyncBroker) -> None:
+        """Take note of the broker; taskiq calls this where the middleware is added.
+
+        Raises:
+            ConfigError: the broker may deliver a message again after the gate has forgotten its key.
+        """
+        check_broker(self._dedup.settings.ttl, broker, "taskiq_redis", "idle_timeout")
+        super().set_broker(broker)
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
         """Note the message for the function that is called next."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..errors import ConfigError
 from ..sql.inbox import Inbox
 
@@ -32,3 +34,17 @@ def check_rows(inbox: Inbox, seconds: float, setting: str) -> None:
             f"the broker may deliver a message again after {seconds:g} s ({setting}), and the inbox keeps its row "
             f"for {keep:g} s only: set keep= of the Inbox above {setting}"
         )
+
+
+def check_broker(ttl: float, broker: Any, package: str, setting: str) -> None:
+    """As `check_memory`, of a broker object that has its timeout in milliseconds.
+
+    Args:
+        ttl: seconds for which the gate knows a key.
+        broker: the broker; other kinds than this package's have no such timeout, and pass.
+        package: the package of the broker's class.
+        setting: the broker's attribute.
+    """
+    is_known = any(f"{each.__module__}.".startswith(f"{package}.") for each in type(broker).__mro__)
+    if is_known and (after_ms := getattr(broker, setting, None)) is not None:
+        check_memory(ttl, after_ms / 1000, setting)

@@ -252,6 +252,17 @@ def test_a_wrong_option_is_refused_at_the_start(queue: Queue, options: dict[str,
     assert isinstance(refused.value, ConfigError)
 
 
+def test_a_key_must_outlive_the_heartbeat_timeout() -> None:
+    def declared(**options: Any) -> Any:
+        middleware = [DedupMiddleware(Dedup("memory://", ttl=60.0))]
+        broker = RedisBroker(middleware=middleware, **options)
+        return dramatiq.actor(by_name, broker=broker, actor_name="charge", dedup_key=message_id)
+
+    assert declared()  # a minute, by default
+    with pytest.raises(ActorOptionError, match=r"actor 'charge': .* 60.001 s \(heartbeat_timeout\)"):
+        declared(heartbeat_timeout=60_001)
+
+
 def test_an_async_gate_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"must be a fastdedup.sync.Dedup, got fastdedup.gateway.Dedup"):
         DedupMiddleware(fastdedup.Dedup("memory://"))  # type: ignore[arg-type]

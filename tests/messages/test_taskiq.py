@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from taskiq import SimpleRetryMiddleware
+from taskiq import InMemoryBroker, SimpleRetryMiddleware
 from taskiq.receiver import Receiver
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
@@ -179,6 +179,14 @@ def charge(order_id: str) -> None: ...
 def test_a_wrong_setting_is_refused_at_the_start(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         DedupMiddleware(Dedup("memory://")).once(**options)(count)
+
+
+def test_a_key_must_outlive_the_idle_timeout() -> None:
+    gate = DedupMiddleware(Dedup("memory://", ttl=600.0))
+    RedisStreamBroker("redis://localhost", idle_timeout=600_000).with_middlewares(gate)
+    with pytest.raises(ConfigError, match=r"600.001 s \(idle_timeout\).*set ttl= of the Dedup above"):
+        RedisStreamBroker("redis://localhost", idle_timeout=600_001).with_middlewares(gate)
+    InMemoryBroker().with_middlewares(DedupMiddleware(Dedup("memory://", ttl=0.1)))
 
 
 def test_what_blocks_is_refused() -> None:
