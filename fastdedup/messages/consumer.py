@@ -19,6 +19,7 @@ from ..errors import ConfigError, UsageError
 from .decisions import Action, Counts, Decision
 from .deliveries import Deliveries
 from .delivery import Handler
+from .lost_cancel import heeding_cancel
 
 GRACE: Final = 30.0
 """Seconds that handlers get to end after `stop`, by default."""
@@ -85,7 +86,7 @@ class ConsumerLife(ABC):
         Raises:
             ConfigError: it is not; the message says what is missing.
         """
-        await self._open()
+        await heeding_cancel(self._open())
         self._is_open = True
         return self
 
@@ -168,12 +169,9 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         """
         self._handler = self._checked(handler)
         async with anyio.create_task_group() as self._tasks:
-            self._tasks.start_soon(self._guarded, self._beside)
-            await self._guarded(self._consume)
-            await self._finish()
-            with anyio.move_on_after(self._grace):
-                await self._guarded(self._last)
-            self._tasks.cancel_scope.cancel()
+            # In a task of the group, which is told of a cancellation again and again. The caller's own task is told
+            # once, and a broker's client may lose that: see `lost_cancel`.
+            self._tasks.start_soon(self._live)
         if self._fault is not None:
             raise self._fault
 
@@ -201,6 +199,15 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         """Run once all work has ended."""
 
     # What it gets for that
+
+    async def _live(self) -> None:
+        """Consume until `stop` is called; end what was begun."""
+        self._tasks.start_soon(self._guarded, self._beside)
+        await self._guarded(self._consume)
+        await self._finish()
+        with anyio.move_on_after(self._grace):
+            await self._guarded(self._last)
+        self._tasks.cancel_scope.cancel()
 
     def _start(self, job: JobT) -> None:
         """Work on a message in a task of its own."""
