@@ -6,6 +6,7 @@ import asyncio
 import gc
 import inspect
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -64,15 +65,35 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     factory = uvloop.new_event_loop if pyfuncitem.config.getoption("--loop") == "uvloop" else None
 
     async def run() -> None:
-        # Not pytest-timeout alone: what it raises from a signal handler, a loop's callback may swallow.
-        async with asyncio.timeout(DEADLINE):
-            await pyfuncitem.obj(**arguments)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        assert not {task for task in left if "fastdedup" in task.get_name()}, f"tasks left behind: {left}"
+        try:
+            # Not pytest-timeout alone: what it raises from a signal handler, a loop's callback may swallow.
+            async with asyncio.timeout(DEADLINE):
+                await pyfuncitem.obj(**arguments)
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not {task for task in left if "fastdedup" in task.get_name()}, f"tasks left behind: {left}"
+        finally:
+            await end_tasks()
 
     with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(run())
+        try:
+            runner.run(run())
+        except BaseException:
+            # A test that failed may leave a transport open. uvloop warns of that as it closes, and where the
+            # warning is an error it never ends. pytest restores the filters.
+            warnings.simplefilter("ignore", ResourceWarning)
+            raise
     return True
+
+
+async def end_tasks() -> None:
+    """Cancel what a test has left until it ends. `Runner` cancels once, which `wait_for` of Python 3.11 may lose."""
+    for _ in range(100):
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if not left:
+            return
+        for task in left:
+            task.cancel()
+        await asyncio.wait(left, timeout=0.1)
 
 
 @pytest.fixture(scope="session")
