@@ -31,7 +31,7 @@ class Renewed:
     @property
     def claim(self) -> Any:
         """The claim; None where it is settled, lost or collected."""
-        claim: Any = self._renewal._claim()
+        claim: Any = self._renewal.claim()
         return None if claim is None or claim._settled is not None or claim.lost else claim
 
     def time_passes(self, store: FakeStore, seconds: float) -> None:
