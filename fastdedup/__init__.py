@@ -29,9 +29,12 @@ from .model import (
     Batching,
     BreakerState,
     LedgerStats,
+    Listing,
     Outcome,
     Record,
+    Resolution,
     State,
+    Takeover,
     Transition,
     TransitionOutcome,
 )
@@ -45,7 +48,11 @@ __all__ = [
     "Lock",
     "Outcome",
     "Record",
+    "Listing",
     "State",
+    # Work that was abandoned
+    "Takeover",
+    "Resolution",
     # When the store is unavailable
     "Reject",
     "LocalLRU",

@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, cast
 from . import codec
 from .checks import Seconds, check_seconds, milliseconds
 from .compiled import mypyc_attr
+from .downstream import downstream_key
 from .errors import (
     ClaimLostError,
     DedupError,
@@ -201,6 +202,25 @@ class Claim:
     def lost(self) -> bool:
         """True once the lease is known to be lost."""
         return self._lost
+
+    def downstream(self, name: str) -> str:
+        """Return the idempotency key for a call that the work makes, such as `claim.downstream("stripe")`.
+
+        It is the same for every attempt and owner of this key, also after its record has expired or was forgotten,
+        and another one for each name: give each call its own. A UUID as text.
+
+        Raises:
+            InvalidKeyError: the name is empty, longer than 1,024 characters, or no text.
+        """
+        return downstream_key(self._base_wire, name)
+
+    @property
+    def _base_wire(self) -> bytes:
+        """The store key, which for a claim with `remember=` is that of the same claim without a ledger."""
+        call = self._call
+        if call.terms.remembered:
+            return self._namespace.claims.wire(call.key)
+        return call.wire
 
     def replay(self) -> Any:
         """Return the result of a success, for a duplicate that wants what the first call returned.

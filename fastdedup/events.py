@@ -151,6 +151,38 @@ class BatchedBySlot:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyForgotten:
+    """Somebody removed a record by hand, whoever owned it: its key is new again. For an audit."""
+
+    namespace: str
+    kind: str
+    """"claim", "lock", "token", "machine", or "id" for an id of a ledger."""
+    key: str
+    """The key; for a token "#" and its digest, for an id the ledger's name, "/" and the id."""
+    found: bool | None
+    """False where there was no record; None where the answer was lost, so that it may have been removed."""
+    by: str
+    """Who: the user, host and process that asked."""
+    reason: str
+    """Why, in the words that it was given; empty where none were."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordsListed:
+    """Somebody listed the records of a namespace. For an audit."""
+
+    namespace: str
+    prefix: str
+    """How the listed keys begin; empty for all."""
+    found: int
+    """How many records were shown."""
+    by: str
+    """Who: the user, host and process that asked."""
+    reason: str
+    """Why, in the words that it was given; empty where none were."""
+
+
+@dataclass(frozen=True, slots=True)
 class GateBypassed:
     """The gate before an inbox did not answer, so the inbox decides alone: safe, but open to a storm."""
 
@@ -222,6 +254,8 @@ Event = (
     | Replayed
     | UndoOverflow
     | BatchedBySlot
+    | KeyForgotten
+    | RecordsListed
     | GateBypassed
     | LedgerFilling
     | ConsumerPaused

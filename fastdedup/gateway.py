@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
+from . import inspection
 from .checks import Seconds, check_seconds, named
 from .claim import Claim
 from .claims.call import ClaimCall, KnownCall
 from .claims.many import ClaimList, ListedClaim
 from .claims.remembered import RememberedCall, claim_each
+from .claims.resolved import ResolvedCall
+from .claims.resolving import Check, check_resolve
 from .codec import Codec, JSONCodec
 from .compiled import mypyc_attr
 from .engine.engine import OnBatch
@@ -20,18 +24,20 @@ from .errors import ConfigError, InvalidKeyError, UsageError
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
+from .gate.audit import check_reason, tell_forgotten, tell_listed
 from .gate.connection import Connection
+from .gate.holder import check_holder
 from .gate.namespace import Namespace
 from .gate.settings import Settings
 from .keys import Fingerprint, digest
 from .ledger import Ledger
 from .lock import LockCall
 from .machine import StateMachine, Transitions
-from .model import Batching, BreakerState, Record
+from .model import Batching, BreakerState, Listing, Record, RecordKind, State
 from .once import FewArguments, once
 from .protocol.keyspace import READABLE_BYTES
-from .protocol.operations import Code, ForgetOp, Mode, ReadOp
-from .protocol.owners import draw_owner, owner_field
+from .protocol.operations import Mode
+from .protocol.owners import owner_field
 from .stores.base import Credentials, Store
 from .tokens import Tokens
 
@@ -74,6 +80,9 @@ class Dedup:
             the gate is open: a function, also an async function, that returns `(user name, password)`, or a
             `redis.credentials.CredentialProvider`. It must not block. Open connections stay as they are. The
             URL then has no password; its user counts where the user name is None.
+        holder: let each record of a claim or lock say who holds it, for `inspect` and `list`: host and process, and
+            where it is text also this label of 1 to 20 characters. Such a record takes some 20 to 50 bytes more.
+            A claim with `owner=` says its owner instead.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
@@ -99,6 +108,7 @@ class Dedup:
         known_duplicates: Seconds = 1.0,
         on_event: OnEvent | None = None,
         credentials: Credentials | None = None,
+        holder: str | bool = False,
     ) -> None:
         if codec is not None and (isinstance(codec, type) or not isinstance(codec, Codec)):
             raise ConfigError(f"codec must be an object with dumps() and loads(), got {named(codec)}")
@@ -115,6 +125,7 @@ class Dedup:
             on_unavailable=policy,
             codec=JSONCodec() if codec is None else codec,
             readable_keys=readable_keys,
+            holder=check_holder(holder),
         )
         connection = Connection(
             url,
@@ -267,6 +278,7 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = False,
         remember: Ledger | None = None,
+        resolve: Check | None = None,
     ) -> ClaimCall:
         """Ask to be the first for `key`. Main path of the library.
 
@@ -290,6 +302,11 @@ class Dedup:
             remember: the ledger that remembers a success for its window, in a tenth of a record's memory. The result
                 is kept for a minute; a later duplicate is SUCCEEDED without it, and `claim.remembered` is True.
                 Until it is settled, the claim is like any other. `LocalLRU` does not answer such claims.
+            resolve: an async function that is asked before the work runs, where the key was held before (`attempt`
+                above 1) or this `owner=` gets its own claim back: somebody may have done the work and died. It gets a
+                `Takeover` and returns `Resolution.done(result)` (the claim is SUCCEEDED, here and for everybody),
+                `.not_done()` (acquired: do the work) or `.unknown()` (FAILED). The lease is renewed meanwhile. What
+                it raises is raised here, and the key is released.
 
         Raises:
             InvalidKeyError: the key or owner cannot be used.
@@ -300,6 +317,19 @@ class Dedup:
             UsageError: (on await) not open, closed, or another event loop.
         """
         mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
+        if resolve is not None:
+            check_resolve(resolve)
+            call = self.claim(
+                key,
+                fingerprint=mark if mark is None else Fingerprint(mark),
+                owner=owner,
+                lease=lease,
+                ttl=ttl,
+                wait=wait,
+                renew=True,  # while the check runs
+                remember=remember,
+            )
+            return ResolvedCall(call, resolve, renews=renew)
         if remember is not None:
             return self._claim_remembered(key, remember, mark, owner, lease, ttl, wait, renew)
         namespace = self._namespace
@@ -316,7 +346,7 @@ class Dedup:
             namespace.claim_terms
             if lease is None and ttl is None
             else namespace.terms(Mode.CLAIM, lease, ttl),
-            draw_owner() if owner is None else owner_field(owner),
+            namespace.draw_owner() if owner is None else owner_field(owner),
             mark,
         )
         if owner is not None:
@@ -345,7 +375,7 @@ class Dedup:
             namespace.claims.wire(key),
             ledger,
             namespace.remembered_terms(lease, ttl),
-            draw_owner() if owner is None else owner_field(owner),
+            namespace.draw_owner() if owner is None else owner_field(owner),
             mark,
         )
         call.named = owner is not None
@@ -436,7 +466,7 @@ class Dedup:
                 claims,
                 key,
                 keyspace.wire(key),
-                draw_owner() if name is None else name,
+                namespace.draw_owner() if name is None else name,
                 None if mark is None else digest(mark),
             )
             for key, mark in zip(keys, marks, strict=True)
@@ -464,7 +494,7 @@ class Dedup:
             key,
             namespace.locks.wire(key),
             namespace.terms(Mode.CLAIM, seconds, seconds),
-            draw_owner(),
+            namespace.draw_owner(),
             None,
         )
         call.set_patience(wait, renew)
@@ -483,6 +513,7 @@ class Dedup:
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         remember: Ledger | None = None,
+        resolve: Check | None = None,
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]: ...
 
     @overload
@@ -497,6 +528,7 @@ class Dedup:
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         remember: Ledger | None = None,
+        resolve: Check | None = None,
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]: ...
 
     def once(
@@ -510,17 +542,26 @@ class Dedup:
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         remember: Ledger | None = None,
+        resolve: Check | None = None,
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
         """Decorate an async function to run once per key; later calls return the first result. See `once.py`.
 
-        With `remember=`, a call that comes a minute after the first one or later returns None: see `claim`.
+        With `remember=`, a call that comes a minute after the first one or later returns None. `resolve=` is asked
+        about work that was abandoned. See `claim` for both.
         """
         return once(
             self.claim,
             key,
             fingerprint=fingerprint,
             fail_on=fail_on,
-            options={"lease": lease, "ttl": ttl, "wait": wait, "renew": renew, "remember": remember},
+            options={
+                "lease": lease,
+                "ttl": ttl,
+                "wait": wait,
+                "renew": renew,
+                "remember": remember,
+                "resolve": resolve,
+            },
         )
 
     def machine(
@@ -569,17 +610,73 @@ class Dedup:
 
     # Inspection and administration
 
-    async def get(self, key: str) -> Record | None:
-        """Return what the store holds under `key`, or None. For inspection: to decide, claim."""
-        reply = await self._namespace.ask.run(ReadOp(self._namespace.claims.wire(key)))
-        if reply == Code.ABSENT:
-            return None
-        return self._namespace.record(key, reply)
+    async def get(self, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> Record | None:
+        """Return the store's record of `key`, or None. For inspection: to decide, claim.
 
-    async def forget(self, key: str) -> bool:
-        """Remove the record of `key`, whoever owns it; False where there was none. The key is new again."""
-        wire = self._namespace.claims.wire(key)
-        try:
-            return await self._namespace.ask.run(ForgetOp(wire)) == Code.OK
-        finally:
-            self._namespace.recent.pop(key, None)  # also where the answer is lost: it may have taken effect
+        Args:
+            key: of a claim or lock; a token; a machine's name, "/" and the id.
+            kind: "claim", "lock", "token" or "machine".
+            digest: `key` is "#" and 32 hexadecimal digits, as `records` shows a token or a long key.
+        """
+        return await inspection.read(self._namespace, key, kind, digest=digest)
+
+    async def forget(
+        self, key: str, kind: RecordKind = "claim", *, digest: bool = False, reason: str | None = None
+    ) -> bool:
+        """Remove the record of `key`, whoever owns it; False where there was none. The key is new again.
+
+        It leaves a `KeyForgotten` event with who and why. Arguments as for `get`; `reason`: up to 256 characters.
+        """
+        why = check_reason(reason)
+        heard = partial(self._tell_forgotten, kind, why)
+        return await inspection.forget(self._namespace, key, kind, digest=digest, heard=heard)
+
+    def _tell_forgotten(self, kind: RecordKind, reason: str, key: str, found: bool | None) -> None:
+        tell_forgotten(self._namespace, kind, key, found, reason)
+
+    async def records(
+        self,
+        *,
+        kind: RecordKind | None = None,
+        prefix: str = "",
+        state: State | None = None,
+        older: Seconds = 0.0,
+        limit: int = 1000,
+        within: Seconds = 5.0,
+        cursor: str | None = None,
+        reason: str | None = None,
+    ) -> Listing:
+        """Return records of this namespace, to find what is stuck: `records(state=State.PROCESSING, older=60)`.
+
+        The store looks at its keys some hundred at a time (SCAN), on a Cluster at those of each primary, and serves
+        others between. It stops at the end, or when `limit` or `within` is reached; pass the answer's `cursor` to
+        go on. A record that is there all the time is found, perhaps twice; one that comes, goes or moves meanwhile
+        may be missing. It leaves a `RecordsListed` event.
+
+        Args:
+            kind: "claim", "lock" or "token"; all of these by default.
+            prefix: how the keys begin. It finds no key longer than `readable_keys`, which is a digest in the store.
+            state: of this state only. PROCESSING: a claim that is held, or whose owner died (`lease` is 0 or less).
+            older: seconds since the key was acquired, at least.
+            limit: stop at so many records; the last step may bring some more.
+            within: seconds, after which it stops.
+            cursor: where an earlier call stopped.
+            reason: why, for the event.
+
+        Raises:
+            ConfigError: an argument is not valid, or the cursor is not of this store.
+            UnavailableError: the store does not answer. The policy is not asked.
+        """
+        why = check_reason(reason)
+        found = await inspection.listing(
+            self._namespace,
+            kind=kind,
+            prefix=prefix,
+            state=None if state is None else inspection.state_of(state),
+            older=older,
+            limit=limit,
+            within=within,
+            cursor=cursor,
+        )
+        tell_listed(self._namespace, prefix, len(found.records), why)
+        return found

@@ -10,6 +10,7 @@ from typing import Any, Final, Self, TypeVar
 from .checks import Seconds, check_count, check_seconds, milliseconds, shown
 from .errors import ConfigError, LedgerFullError, UnavailableError, UsageError, foreign
 from .events import LedgerFilling
+from .gate.audit import check_reason, tell_forgotten
 from .gate.connection import Connection
 from .gate.listed_ids import ListedId
 from .gate.namespace import Namespace
@@ -200,12 +201,22 @@ class Ledger:
             self._judge(reply)
         raise self._changes_all_the_time()
 
-    async def forget(self, id: Any) -> bool:
+    async def forget(self, id: Any, *, reason: str | None = None) -> bool:
         """Remove an id, so that it is new again; False where it was not remembered. Errors as for `first`.
 
-        Of a claim that was completed a moment ago (`remember=`) the record goes on answering, for a minute.
+        Of a claim that was completed a moment ago (`remember=`) the record goes on answering, for a minute. It leaves
+        a `KeyForgotten` event with who and why; `reason`: up to 256 characters.
         """
-        data = id_bytes(id)
+        why, data = check_reason(reason), id_bytes(id)
+        found: bool | None = None
+        try:
+            found = await self._forget(data)
+        finally:
+            shown_id = f"{self.name}/{data.decode(errors='backslashreplace')}"
+            tell_forgotten(self._namespace, "id", shown_id, found, why)
+        return found
+
+    async def _forget(self, data: bytes) -> bool:
         for _ in range(_TRIES):
             view = await self._present_view()
             reply = await self._namespace.ask.run(ForgetIdOp(*view.addresses.find(data), view.terms, data))

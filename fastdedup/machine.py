@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 
 from .checks import Seconds, check_count, milliseconds
 from .errors import ConfigError, UnknownTransitionError, foreign
+from .gate.audit import check_reason, tell_forgotten
 from .gate.namespace import Namespace
 from .model import Transition, TransitionOutcome
 from .protocol.keyspace import Kind
-from .protocol.operations import Code, Moved, ReadOp, Stored, TransitionOp
+from .protocol.operations import Code, ForgetOp, Moved, ReadOp, Stored, TransitionOp
 from .protocol.owners import draw_owner
 
 Transitions = Mapping[str, Iterable[str]]
@@ -100,6 +101,19 @@ class StateMachine:
         if not isinstance(reply, Stored) or reply.state != "M":
             raise foreign(id)
         return reply.payload.decode(), reply.fence
+
+    async def forget(self, id: str, *, reason: str | None = None) -> bool:
+        """Remove the record of an instance, which is then `initial` again; False where there was none.
+
+        It leaves a `KeyForgotten` event with who and why; `reason`: up to 256 characters.
+        """
+        why, wire, namespace = check_reason(reason), self._wire(id), self._namespace
+        found: bool | None = None
+        try:
+            found = await namespace.ask.run(ForgetOp(wire)) == Code.OK
+        finally:
+            tell_forgotten(namespace, "machine", f"{self.name}/{id}", found, why)
+        return found
 
     def _wire(self, id: str) -> bytes:
         # A name has no "/", so ("a", "b/c") and ("a/b", "c") are never the same key.

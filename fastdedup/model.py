@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
+
+RecordKind = Literal["claim", "lock", "token", "machine"]
+"""What a record is of. A web key's is a claim's."""
 
 
 class Outcome(StrEnum):
@@ -32,6 +35,8 @@ class State(StrEnum):
     RELEASED = "released"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    MACHINE = "machine"
+    """The record of a state machine, whose own state is the record's `result`."""
 
 
 class BreakerState(StrEnum):
@@ -75,10 +80,10 @@ class TransitionOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """The store's record of a key, as `Dedup.get` returns it.
+    """The store's record of a key, as `Dedup.get` and `Dedup.records` return it.
 
     Attributes:
-        key: the key.
+        key: the key; "#" and a digest where that is all that the store knows, as of tokens and of long keys.
         state: the record's state.
         owner: the owner's text, which repr() leaves out. Never show it to a claimant, because anyone who knows it
             can settle the claim.
@@ -87,8 +92,12 @@ class Record:
         lease: seconds until the lease ends (0 or less: it has ended); None unless the state is PROCESSING.
         ttl: seconds until the record expires.
         fingerprint: 16 bytes, or None.
-        result: the recorded result of a success.
+        result: the recorded result of a success; of a machine the name of its state.
         error: the recorded error of a failure.
+        kind: "claim", "lock", "token" or "machine".
+        age: seconds since the key was acquired, by the store's clock; None where that is not known.
+        version: the number of a machine's changes; None for any other record.
+        holder: who holds it, or held it last, as `Dedup(holder=…)` wrote it; None where the record does not say it.
     """
 
     key: str
@@ -101,6 +110,84 @@ class Record:
     fingerprint: bytes | None
     result: Any = None
     error: Any = None
+    kind: RecordKind = "claim"
+    age: float | None = None
+    version: int | None = None
+    holder: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Some of a namespace's records, as `Dedup.records` found them within its budget.
+
+    Attributes:
+        records: the records, without their results.
+        cursor: pass it to the next call to go on; None where all keys were looked at.
+        looked_at: about how many keys the store has looked at, those of others included.
+    """
+
+    records: list[Record]
+    cursor: str | None
+    looked_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A key that was held before, by an owner that may have done the work and died. What `resolve=` is asked about.
+
+    Attributes:
+        key: the key; a token's digest.
+        attempt: how often the key was acquired, this time included.
+        fence: the present owner's fence.
+        last_owner: the owner before; None where that is not known, because the first reply to this claim was lost.
+        last_fence: the fence of the owner before, or None.
+        last_holder: who that was, as `Dedup(holder=…)` wrote it, or None.
+    """
+
+    key: str
+    attempt: int
+    fence: int
+    last_owner: str | None = field(default=None, repr=False)
+    last_fence: int | None = None
+    last_holder: str | None = None
+
+
+class Resolved(StrEnum):
+    """The kinds of answers to a takeover."""
+
+    DONE = "done"
+    NOT_DONE = "not_done"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The answer to a takeover, made by `done`, `not_done` or `unknown`.
+
+    Attributes:
+        kind: which of these.
+        value: the result, or the error.
+    """
+
+    kind: Resolved
+    value: Any = None
+
+    @classmethod
+    def done(cls, result: Any = None) -> Resolution:
+        """Return "the work was done, with this result": the claim succeeds with it, and everybody gets it."""
+        return cls(Resolved.DONE, result)
+
+    @classmethod
+    def not_done(cls) -> Resolution:
+        """Return "the work was not done": the new owner does it."""
+        return cls(Resolved.NOT_DONE)
+
+    @classmethod
+    def unknown(cls, error: Any = "unknown whether the work was done") -> Resolution:
+        """Return "nobody can know": the claim fails for good with this error, and somebody must look into it."""
+        if isinstance(error, BaseException):
+            error = {"type": type(error).__name__, "message": str(error)}
+        return cls(Resolved.UNKNOWN, error)
 
 
 @dataclass(frozen=True, slots=True)

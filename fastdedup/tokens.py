@@ -120,11 +120,15 @@ class Tokens:
             "token:" + blake2b(secret, digest_size=8).hexdigest(),
             self._keyspace.wire_digest(secret),
             self._namespace.terms(mode, lease, ttl),
-            draw_owner() if owner is None else owner_field(owner),
+            owner_field(owner) if owner is not None else self._draw_owner(mode),
             subject_mark(subject),
         )
         call.named = owner is not None
         return call
+
+    def _draw_owner(self, mode: Mode) -> bytes:
+        # Of a token that is consumed in one step nobody is the holder.
+        return draw_owner() if mode is Mode.CONSUME else self._namespace.draw_owner()
 
 
 def subject_mark(subject: Any) -> bytes:

@@ -37,9 +37,11 @@ local function conflicts()
   local function take(i, key, tail, record, terms)
     local fence = math.max(fresh_fence, unpack_number(record, 3, 9) + 1)
     local attempt = math.min(unpack_number(record, 16, 17) + 1, 65535)
+    local last, _, _, code = shape(record)
+    local former = sub(record, 3, 9) .. char(code) .. sub(record, 19, last) -- the claimant may have to ask what became of it
     record = VERSION .. terms.state .. pack(fence, 7) .. terms.deadline .. pack(attempt, 2) .. adopt(tail, record)
     if put('SET', key, record, 'PX', terms.keep) then return answer(i, REFUSED, '') end
-    answer(i, TAKEN, record)
+    answer(i, TAKEN, record .. former)
   end
 
   -- Gives the owner's own claim back. The lease starts anew, but never ends sooner than before.

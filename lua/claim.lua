@@ -6,7 +6,9 @@
 --          mode: claim | redeem (only what was issued) | consume (redeem and succeed in one step)
 --          keep_ms: how long the record lives, the lease included
 -- returns  {now_us, i, code, record, ...}: a triple for each key that was not freshly acquired. AGAIN for a key with a
---          large result, where this call has brought enough of those: nothing was done, ask again in another call
+--          large result, where this call has brought enough of those: nothing was done, ask again in another call.
+--          Behind the record of a key that was TAKEN over stand the former fence (7 bytes), and the former owner with
+--          its length code
 
 local reply = { now_us }
 local fence, first = pack(fresh_fence, 7), '\0\1'

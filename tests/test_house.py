@@ -37,6 +37,7 @@ FLOORS = (
     ("sql.faults",),
     ("",),  # the package itself: the public names
     ("gateway",),
+    ("inspection",),
     ("tokens", "machine", "lock", "once", "ledger"),
     ("claims",),
     ("claim",),
@@ -50,6 +51,7 @@ FLOORS = (
     ("protocol",),
     ("keys",),
     ("client",),  # for those who call an API over HTTP: it knows nothing of the gate
+    ("downstream",),
     ("checks", "codec"),
     ("model", "events", "forking", "tasks"),
     ("errors",),

@@ -10,6 +10,7 @@ from typing import Any, Final, NoReturn
 
 from ..checks import check_seconds
 from ..claim import Claim
+from ..downstream import enter, interest, leave
 from ..errors import UnavailableError, UsageError
 from ..gate.namespace import Namespace
 from ..gate.renewal import Renewal
@@ -30,11 +31,24 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     without costing one; like a coroutine it warns where it was never awaited.
     """
 
-    __slots__ = ("_entered", "_generator", "_namespace", "_task", "_used", "patient", "renew", "tied", "wait")
+    __slots__ = (
+        "_entered",
+        "_generator",
+        "_namespace",
+        "_task",
+        "_used",
+        "_work",
+        "patient",
+        "renew",
+        "tied",
+        "wait",
+    )
     __name__ = "ClaimCall"  # shown for a task that runs one
 
     _task: object
     """The task that runs it."""
+    _work: Any
+    """Within `async with`: what ends the work that clients of HTTP ask for."""
     wait: float
     renew: bool
     tied: bool
@@ -153,6 +167,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     async def __aenter__(self) -> Claim:
         self._entered = claim = await self
         claim._bind_body(asyncio.current_task())
+        if interest.wanted and claim.acquired:
+            self._work = enter(claim._base_wire)
         return claim
 
     async def __aexit__(
@@ -161,6 +177,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if hasattr(self, "_work"):
+            leave(self._work)
         await self._entered._leave(error)
 
     # The rest of a coroutine's interface, for create_task.

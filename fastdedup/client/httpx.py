@@ -54,7 +54,7 @@ class IdempotentTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until its answer is final. The main path."""
-        attempts = self._rules.begin(request.method, request.headers)
+        attempts = self._rules.begin(request.method, request.headers, str(request.url))
         if attempts is None:
             return self._wrapped.handle_request(request)
         if unread(self._rules, request):
@@ -70,7 +70,7 @@ class IdempotentTransport(httpx.BaseTransport):
             else:
                 retry = attempts.after_response(response.status_code, response.headers)
                 if retry is None:
-                    if attempts.fresh and response.has_redirect_location:
+                    if attempts.made and response.has_redirect_location:
                         request.headers.pop(self._rules.header, None)  # its copy goes to another address
                     return response
                 response.close()
@@ -129,7 +129,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request until its answer is final. The main path."""
-        attempts = self._rules.begin(request.method, request.headers)
+        attempts = self._rules.begin(request.method, request.headers, str(request.url))
         if attempts is None:
             return await self._wrapped.handle_async_request(request)
         if unread(self._rules, request):
@@ -145,7 +145,7 @@ class AsyncIdempotentTransport(httpx.AsyncBaseTransport):
             else:
                 retry = attempts.after_response(response.status_code, response.headers)
                 if retry is None:
-                    if attempts.fresh and response.has_redirect_location:
+                    if attempts.made and response.has_redirect_location:
                         request.headers.pop(self._rules.header, None)  # its copy goes to another address
                     return response
                 await response.aclose()

@@ -69,7 +69,7 @@ class IdempotentAdapter(HTTPAdapter):
     ) -> requests.Response:
         """Send a request until its answer is final. The main path."""
         options = {"stream": stream, "timeout": timeout, "verify": verify, "cert": cert, "proxies": proxies}
-        attempts = self._rules.begin(request.method or "", request.headers)
+        attempts = self._rules.begin(request.method or "", request.headers, request.url or "")
         if attempts is None:
             return super().send(request, **options)
         attempts.repeatable = repeatable(request)
@@ -89,7 +89,7 @@ class IdempotentAdapter(HTTPAdapter):
             else:
                 retry = attempts.after_response(response.status_code, response.headers)
                 if retry is None:
-                    if attempts.fresh and response.is_redirect:
+                    if attempts.made and response.is_redirect:
                         request.headers.pop(self._rules.header, None)  # its copy goes to another address
                     return response
                 response.close()

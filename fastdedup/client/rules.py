@@ -15,8 +15,10 @@ from math import inf
 from typing import Any
 
 from ..checks import Seconds, check_count, check_seconds, named, shown
+from ..downstream import ClaimedWork, interest, present_work
 from ..errors import ConfigError, InvalidKeyError
 
+interest.wanted = True  # from now on claims tell these clients of the work under them
 PASSING = frozenset({408, 409, 429, 502, 503, 504})
 """The statuses that may be another one at the next attempt.
 
@@ -70,7 +72,10 @@ class RetryRules:
     """The methods whose requests get a key. A request of any method that comes with a key is retried under it."""
     header: str = "Idempotency-Key"
     make_key: Callable[[], str] = new_key
-    """Makes a key of at most 255 printable ASCII characters, for one request."""
+    """Makes a key of at most 255 printable ASCII characters, for one request.
+
+    By default a UUID; inside a claim (`async with dedup.claim(…)`, `once`) it is then one of the claim, the same for
+    every attempt at its work. A function of your own is asked there too, and may use `claim.downstream`."""
     quoted: bool = False
     """True: the key is sent as "key", a String of RFC 8941, which a server may insist upon that follows the IETF's
     draft to the letter. False: it is sent bare, as Stripe documents it. fastdedup's servers take both as the same."""
@@ -112,35 +117,44 @@ class RetryRules:
         check_count(self.attempts, "attempts")
         check_count(self.buffer, "buffer", least=0)
 
-    def begin(self, method: str, headers: MutableMapping[str, Any]) -> Attempts | None:
-        """Give a request its key, and return its attempts; None where it has no key. Raises as `key_for`."""
+    def begin(self, method: str, headers: MutableMapping[str, Any], url: str = "") -> Attempts | None:
+        """Give a request its key, and return its attempts; None where it has no key. Raises as `key_for`.
+
+        Inside a claim a request gets a key of the claim, which a further attempt at the work sends again.
+        """
         own = headers.get(self.header)
-        key = self.key_for(method, own)
+        key = self.key_for(method, own, url)
         if key is None:
             return None
         if own is None:
             headers[self.header] = key
-        return Attempts(self, key, fresh=own is None)
+        return Attempts(self, key, fresh=own is None and self._work() is None, made=own is None)
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
 
-    def key_for(self, method: str, own: str | bytes | None) -> str | None:
+    def _work(self) -> ClaimedWork | None:
+        """Return the work under a claim that this request is a part of, where its key is to come from there."""
+        return present_work.get() if self.make_key is new_key else None
+
+    def key_for(self, method: str, own: str | bytes | None, url: str = "") -> str | None:
         """Return the header's value for a request, or None where it gets no key.
 
         Args:
             method: the request's method, in capitals.
             own: the value of the header that the caller has given it, if any. It is kept.
+            url: the request's address, of which the key is made inside a claim.
 
         Raises:
             InvalidKeyError: the caller's header is empty, or `make_key` made no key.
         """
         if own is not None:
             return _text_of(own, self.header)
-        return self._new_value() if method in self.methods else None
+        return self._new_value(method, url) if method in self.methods else None
 
-    def _new_value(self) -> str:
-        key = self.make_key()
+    def _new_value(self, method: str, url: str) -> str:
+        work = self._work() if url else None
+        key = self.make_key() if work is None else work.key_for(method, url)
         allowed = _QUOTABLE if self.quoted else _BARE
         if not isinstance(key, str) or not allowed.fullmatch(key):
             besides = "" if self.quoted else ', without spaces and any of ",;\\ (or with quoted=True)'
@@ -164,13 +178,15 @@ class Attempts:
         rules: the settings.
         key: the value of the request's key header.
         fresh: whether the key was made for these attempts, so that nobody else knows it.
+        made: whether the key was made here, so that its header is not the caller's own.
 
     Attributes:
         repeatable: whether the request's body can be sent again.
     """
 
-    def __init__(self, rules: RetryRules, key: str, *, fresh: bool) -> None:
+    def __init__(self, rules: RetryRules, key: str, *, fresh: bool, made: bool | None = None) -> None:
         self.fresh = fresh
+        self.made = fresh if made is None else made
         self.repeatable = True
         self._rules = rules
         self._key = key

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from .. import codec
 from ..checks import milliseconds
 from ..errors import ClaimLostError, foreign
 from ..events import LeaseLost, emit
-from ..model import Record, State
+from ..model import Record, RecordKind, State
 from ..protocol.keyspace import Keyspace, Kind, names_of
 from ..protocol.operations import (
     ClaimOp,
@@ -25,9 +26,10 @@ from ..protocol.operations import (
     Verdict,
     terms,
 )
-from ..protocol.owners import owner_text
+from ..protocol.owners import Noted, draw_owner, notes_of, owner_text
 from .ask import Ask
 from .connection import Connection
+from .holder import HolderName
 from .recent import Table
 from .settings import Settings
 
@@ -55,6 +57,10 @@ class Namespace:
         self.ask = Ask(connection, settings)
         self.claims = self.keyspace(Kind.CLAIM)
         self.locks = self.keyspace(Kind.LOCK)
+        # What draws the owners of claims and locks: with notes where records say who holds them. See `owners.py`.
+        self.draw_owner: Callable[[], bytes] = draw_owner
+        if settings.holder is not None:
+            self.draw_owner = Noted(HolderName(settings.holder)).draw
         self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
         self.recent = connection.recent.table(settings.namespace) if recent is None else recent
         """Recent successes by key; empty but in a storm."""
@@ -115,20 +121,27 @@ class Namespace:
         """Drop what is known of a key that was forgotten."""
         self.recent.pop(names_of(op.wire)[1], None)
 
-    def record(self, key: str, stored: Reply) -> Record:
+    def record(
+        self, key: str, stored: Reply, kind: RecordKind = "claim", now_us: int | None = None
+    ) -> Record:
         """Return what a key's record says.
 
+        `now_us`: the time by the store's clock; by default as far as the store has told it.
+
         Raises:
-            ForeignRecordError: it is no record of a claim or token.
+            ForeignRecordError: it is no record of this kind.
             ResultError: the codec cannot read the result.
         """
+        if isinstance(stored, Stored) and stored.state == "M" and kind == "machine":
+            return machine_record(key, stored)
         if not isinstance(stored, Stored) or stored.state not in _STATES:
             raise foreign(key)
         state, value = _STATES[stored.state], codec.decode(self.settings.codec, stored.payload, key)
+        owner, now = owner_text(stored.owner), self.connection.store_time_us if now_us is None else now_us
         return Record(
             key=key,
             state=state,
-            owner=owner_text(stored.owner),
+            owner=owner,
             fence=stored.fence,
             attempt=stored.attempt,
             lease=stored.left_ms / 1000 if state is State.PROCESSING else None,
@@ -136,6 +149,10 @@ class Namespace:
             fingerprint=stored.fingerprint,
             result=value if state is State.SUCCEEDED else None,
             error=value if state is State.FAILED else None,
+            kind=kind,
+            # A fence is the store's time at the acquisition, or was raised above an earlier fence.
+            age=max((now - stored.fence) / 1_000_000, 0.0) if now else None,
+            holder=notes_of(owner).get("holder"),
         )
 
     # For claims
@@ -155,3 +172,20 @@ class Namespace:
     def lease_lost(self, key: str, owner: str, fence: int) -> None:
         """Report a lease that could not be renewed."""
         emit(self.connection.on_event, LeaseLost(self.settings.namespace, key, owner, fence))
+
+
+def machine_record(key: str, stored: Stored) -> Record:
+    """Return what the record of a state machine says."""
+    return Record(
+        key=key,
+        state=State.MACHINE,
+        owner="",
+        fence=0,
+        attempt=0,
+        lease=None,
+        ttl=stored.ttl_ms / 1000,
+        fingerprint=None,
+        result=stored.payload.decode(errors="replace"),
+        kind="machine",
+        version=stored.fence,
+    )

@@ -25,6 +25,8 @@ class Settings:
     on_unavailable: FallbackPolicy
     codec: Codec
     readable_keys: int
+    holder: str | None = None
+    """The label with which records say who holds them, "" for no label; None where they do not say it."""
 
     def __post_init__(self) -> None:
         check_namespace(self.namespace)

@@ -23,6 +23,7 @@ from ..forking import InChild
 from ..protocol.keyspace import names_of
 from ..protocol.ledgers import NONCE_BYTES, FirstOp, ForgetIdOp
 from ..protocol.operations import ClaimOp, Code, Op, ReadOp, RefusedAlone, ReleaseOp, Reply, Stored
+from ..protocol.owners import is_drawn
 from ..tasks import stop
 
 MAX_GIVEN_UP = 10_000
@@ -103,7 +104,7 @@ class UndoList:
 
     def add(self, op: ClaimOp) -> None:
         """Remember a claim that was sent and whose reply did not come."""
-        if op.owner[0] or self._closed:  # a drawn owner's length byte is 0
+        if op.named or self._closed or not is_drawn(op.owner):  # a name of the caller's own gets it back
             return
         holding, given_up = (op.wire, op.owner), GivenUp(op.terms.consumes)
         if holding in self._waiting:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import Enum
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ..errors import InvalidKeyError
 
@@ -73,6 +74,19 @@ class Keyspace:
             raise InvalidKeyError("the key is empty: it would make every request a duplicate of the first")
         return self._plain + data
 
+    def wire_of_digest(self, digest: str) -> bytes:
+        """Return the store key for a digest as `names_of` shows it: "#" and 32 hexadecimal digits.
+
+        Raises:
+            InvalidKeyError: it is no such digest.
+        """
+        found = re.fullmatch("#?([0-9a-fA-F]{32})", digest)
+        if found is None:
+            raise InvalidKeyError(
+                "a digest must be # and 32 hexadecimal digits, as a list of records shows it"
+            )
+        return self._digested + bytes.fromhex(found[1])
+
     def wire_digest(self, data: bytes) -> bytes:
         """Return the store key of a secret: always a digest, so that the store never holds the secret."""
         return self._digested + blake2b(data, digest_size=16).digest()
@@ -107,6 +121,47 @@ def names_of(wire: bytes) -> tuple[str, str]:
     if mark == b"~" and (beside := _BESIDE.fullmatch(key)) is not None:
         mark, key = beside.groups()
     return namespace.decode(), key.decode(errors="replace") if mark in _READABLE_MARKS else "#" + key.hex()
+
+
+class FoundKey(NamedTuple):
+    """A key of one namespace, as its store key tells it; "#" and a digest where that is all that is known."""
+
+    kind: Kind
+    key: str
+    digest: bool
+
+
+def pattern_of(namespace: str, kinds: Sequence[Kind], prefix: str = "") -> bytes:
+    """Return the glob of Redis that fits the store keys of these kinds, and further ones: ask `found_in` of each.
+
+    `prefix`: of the readable keys; a digest does not tell how its key begins.
+    """
+    start = namespace.encode() + b":"
+    if prefix:
+        marks = b"".join(kind.value[0] for kind in kinds)
+        # Behind a claim whose success a ledger remembers stand the ledger's name and the bucket.
+        return start + b"*[" + marks + b"]" + re.sub(rb"([*?\[\]\\])", rb"\\\1", prefix.encode()) + b"*"
+    marks = b"".join(kind.value[0] + kind.value[1] for kind in kinds)
+    return start + b"[" + marks + (Kind.LEDGER.value[0] if Kind.CLAIM in kinds else b"") + b"]*"
+
+
+def found_in(wire: bytes, namespace: str, kinds: Sequence[Kind], prefix: str = "") -> FoundKey | None:
+    """Return the key that a store key stands for; None where it is not of this namespace, kind or prefix."""
+    start = namespace.encode() + b":"
+    if not wire.startswith(start) or len(wire) < len(start) + 2:
+        return None
+    mark, data = wire[len(start) : len(start) + 1], wire[len(start) + 1 :]
+    if mark == Kind.LEDGER.value[0]:
+        beside = _BESIDE.fullmatch(data)
+        if beside is None:
+            return None
+        mark, data = beside.groups()
+    for kind in kinds:
+        if mark == kind.value[0] and data.startswith(prefix.encode()):
+            return FoundKey(kind, data.decode(errors="replace"), False)
+        if mark == kind.value[1] and not prefix:
+            return FoundKey(kind, "#" + data.hex(), True)
+    return None
 
 
 def _not_text(what: str, value: object) -> InvalidKeyError:

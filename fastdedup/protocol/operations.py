@@ -363,7 +363,18 @@ class Verdict:
     another claim's reply.
     """
 
-    __slots__ = ("attempt", "degraded", "fence", "fresh", "left_ms", "outcome", "payload", "short", "value")
+    __slots__ = (
+        "attempt",
+        "degraded",
+        "fence",
+        "former",
+        "fresh",
+        "left_ms",
+        "outcome",
+        "payload",
+        "short",
+        "value",
+    )
 
     def __init__(
         self,
@@ -383,6 +394,9 @@ class Verdict:
         self.payload = payload
         self.value: Any = None
         """The decoded payload, where it is decoded already and can be shared."""
+        self.former = b""
+        """The fence and the owner field before this acquisition, as a `proof`; empty for a first one, or where the
+        store's first reply was lost."""
         self.fresh = fresh
         self.degraded = degraded
         self.short = False

@@ -3,6 +3,12 @@
 Inside the library an owner is a *field*, in the form that a record has: a length byte, then the bytes.
 Length 0 stands for ten random bytes, whose text is 20 hexadecimal digits. So an owner that went
 out as text and came back (for example through an HTTP client) becomes the same field again.
+
+An owner that is drawn for a gate with a `holder` begins with notes, which `inspect` and `list` show: text of up to 48
+bytes, then "~" and 14 random characters, such as `billing@web-1:4711~VpG0s1...`. The notes cost a record their own
+bytes and 5 more, and nothing where there are none. Every version reads such a record: it is an owner like any other.
+The holder is the first note. To keep a further value with a record, such as the id of a trace, add a note to those
+that `Noted` is given: `x=value`, behind a ";". `notes_of` reads them back.
 """
 
 from __future__ import annotations
@@ -10,7 +16,8 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Callable
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final
 
@@ -20,6 +27,8 @@ RANDOM_BYTES: Final = 10
 """80 bits are enough: owners need to differ only among the claimants of one key."""
 MAX_OWNER_BYTES: Final = 63
 _DRAWN: Final = re.compile(r"[0-9a-f]{20}")
+_NOTED: Final = re.compile(r"([^~]{1,48})~[A-Za-z0-9_-]{14}")
+_NOTE_BYTES: Final = 48
 _POOL_SIZE: Final = 512
 _SPLIT: Final = struct.Struct(f"{1 + RANDOM_BYTES}s" * _POOL_SIZE).unpack
 
@@ -66,3 +75,39 @@ def owner_field(owner: Any) -> bytes:
 def owner_text(field: bytes) -> str:
     """Turn an owner's field into its text."""
     return field[1:].hex() if field[0] == 0 else field[1:].decode(errors="replace")
+
+
+class Noted:
+    """Draws owners that begin with notes, for the gates that say who holds a record.
+
+    Args:
+        notes: returns the notes of a claim that is made now, the holder first; empty ones are left out. Called for
+            each owner, so that a forked process and each trace have their own.
+    """
+
+    def __init__(self, notes: Callable[[], Sequence[str]]) -> None:
+        self._notes = notes
+
+    def draw(self) -> bytes:
+        """Return a fresh owner field. Notes beyond 48 bytes are cut off: they are for reading only."""
+        text = ";".join([note for note in self._notes() if note]).replace("~", "-")
+        data = text.encode(errors="replace")[:_NOTE_BYTES].decode(errors="ignore").encode()
+        if not data:
+            return draw_owner()
+        # 10 random bytes as 14 characters: base64 has 16, of which the last two are padding.
+        owner = data + b"~" + urlsafe_b64encode(draw_owner()[1:])[:14]
+        return bytes((len(owner),)) + owner
+
+
+def is_drawn(field: bytes) -> bool:
+    """True for an owner that the library drew, with notes or without."""
+    return field[0] == 0 or _NOTED.fullmatch(owner_text(field)) is not None
+
+
+def notes_of(owner: str) -> dict[str, str]:
+    """Return the notes in an owner's text by their names, the first one as "holder"; empty for any other owner."""
+    found = _NOTED.fullmatch(owner)
+    if found is None:
+        return {}
+    holder, *others = found[1].split(";")
+    return {"holder": holder} | {note.partition("=")[0]: note.partition("=")[2] for note in others}

@@ -23,6 +23,7 @@ SocketVerb = Literal[
     "consume",
     "redeem",
     "get",
+    "list",
     "forget",
     "first",
     "seen",
@@ -30,7 +31,7 @@ SocketVerb = Literal[
 ]
 VERBS: tuple[str, ...] = get_args(SocketVerb)
 """What clients may do."""
-READING = frozenset({"get", "seen", "ledger"})
+READING = frozenset({"get", "list", "seen", "ledger"})
 """What changes nothing."""
 _CLAIMING = frozenset({"claim", "redeem", "issue", "consume", "transition", "adopt", "first"})
 """What counts towards the claims of a second."""

@@ -11,6 +11,7 @@ from ..errors import ConfigError, InvalidKeyError, UnavailableError
 from ..gateway import Dedup
 from ..ledger import Ledger
 from ..model import LedgerStats
+from ..protocol.ledgers import id_bytes
 from .counters import Counters
 
 MAX_IDS = 1000
@@ -59,10 +60,25 @@ class ServedLedger:
         with _settings_are_ours():
             return await _each(self._ledger.seen, _bounded(ids))
 
-    async def forget(self, ids: Sequence[Any]) -> list[bool]:
-        """Remove ids; False for each that was not remembered. After an error some may be removed: ask again."""
+    async def forget(self, ids: Sequence[Any], heard: Callable[[str, bool | None], None]) -> list[bool]:
+        """Remove ids; False for each that was not remembered. After an error some may be removed: ask again.
+
+        `heard`: called with each id, and whether it was remembered.
+        """
+
+        async def forgotten(id: Any) -> bool:
+            found: bool | None = None
+            try:
+                found = await self._ledger._forget(id_bytes(id))
+            finally:
+                heard(
+                    f"{self.name}/{id if isinstance(id, str) else id_bytes(id).decode(errors='replace')}",
+                    found,
+                )
+            return found
+
         with _settings_are_ours():
-            return await _each(self._ledger.forget, _bounded(ids))
+            return await _each(forgotten, _bounded(ids))
 
     async def facts(self) -> dict[str, Any]:
         """Return what it holds, for JSON; times in milliseconds."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from ..errors import UnavailableError
 
@@ -46,6 +47,14 @@ class Limits:
     """Seconds after which a connection without a request is closed."""
     namespaces: int = 1000
     """Namespaces that clients may name beside the configured ones; a further one is refused."""
+
+
+MOST_LISTED: Final = 1000
+"""Records after which one list stops."""
+MOST_LISTING_MS: Final = 2000
+"""Milliseconds after which one list stops: its client asks again with the cursor."""
+MOST_PAGE: Final = 1024
+"""Keys that the store looks at in one step of a list."""
 
 
 class LimitError(UnavailableError):

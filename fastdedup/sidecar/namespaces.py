@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import ConfigError
 from ..gate.settings import Settings
@@ -31,8 +31,20 @@ class RawCodec:
         return data
 
 
-Audit = Callable[[str, str, str, Any], None]
-"""Takes the namespace, the key and the result of a `forget`, and the transport of the client that sent it."""
+class Audit(Protocol):
+    """Hears of each record that a client removed by hand, and of each list of records."""
+
+    def __call__(
+        self,
+        namespace: str,
+        key: str,
+        result: str,
+        transport: Any,
+        *,
+        kind: str = "claim",
+        reason: str = "",
+    ) -> None:
+        """Take the namespace, the key or the list's prefix, what came of it, and the transport of the client."""
 
 
 class Namespaces:
@@ -75,7 +87,7 @@ class Namespaces:
         self.behind_sockets: dict[str, Access] = {}
         # Mutable: renders `GET /metrics`, or None; the service sets it, as Prometheus' format is its concern.
         self.render_metrics: Callable[[], bytes] | None = None
-        # Mutable: hears of each key that a client forgets; the service sets it, as the log is its concern.
+        # Mutable: hears of each key that a client forgets, and of each list; the service sets it.
         self.audit: Audit = _unheard
         # Mutable: the `Dedup`s, by the namespace's name as text and as UTF-8.
         self._dedups: dict[str | bytes, Dedup] = {}
@@ -182,7 +194,9 @@ def _names_of(dedup: Dedup) -> tuple[str | bytes, ...]:
     return name, name.encode()
 
 
-def _unheard(namespace: str, key: str, result: str, transport: Any) -> None:
+def _unheard(
+    namespace: str, key: str, result: str, transport: Any, *, kind: str = "claim", reason: str = ""
+) -> None:
     pass
 
 

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
 
+from .. import inspection
 from ..codec import check_size
 from ..errors import (
     DedupError,
-    InvalidKeyError,
     LedgerFullError,
     ShortfallError,
     UnavailableError,
     UsageError,
 )
+from ..gate.audit import check_reason
 from ..gateway import Dedup
-from ..model import Outcome, Record
+from ..model import Outcome, Record, RecordKind
 from ..protocol.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..protocol.owners import owner_field
 from .limits import LimitError
@@ -166,18 +168,89 @@ def held(dedup: Dedup, key: str, owner: str, *, token: bool) -> tuple[bytes, byt
 # Forgetting
 
 
-async def forget(namespaces: Namespaces, dedup: Dedup, key: str, transport: Any) -> bool:
+LISTED: Final = "records"
+"""The kind by which an audit tells a list from a key that was forgotten."""
+
+
+async def forget(
+    namespaces: Namespaces,
+    dedup: Dedup,
+    key: str,
+    transport: Any,
+    *,
+    kind: RecordKind = "claim",
+    digest: bool = False,
+    reason: str | None = None,
+) -> bool:
     """Remove a key's record for the client behind `transport`, and report that; False where there was none."""
-    name = dedup.settings.namespace
-    try:
-        found = await dedup.forget(key)
-    except InvalidKeyError:
-        raise
-    except BaseException:
-        namespaces.audit(name, key, "unknown", transport)  # it may have taken effect
-        raise
-    namespaces.audit(name, key, "forgotten" if found else "absent", transport)
-    return found
+    name, why = dedup.settings.namespace, check_reason(reason)
+
+    def heard(told: str, found: bool | None) -> None:
+        result = "unknown" if found is None else "forgotten" if found else "absent"
+        namespaces.audit(name, told, result, transport, kind=kind, reason=why)
+
+    return await inspection.forget(dedup._namespace, key, kind, digest=digest, heard=heard)
+
+
+def id_audit(namespaces: Namespaces, name: str, transport: Any) -> Callable[[str, bool | None], None]:
+    """Return what reports each id of a ledger that the client behind `transport` has forgotten."""
+
+    def heard(told: str, found: bool | None) -> None:
+        result = "unknown" if found is None else "forgotten" if found else "absent"
+        namespaces.audit(name, told, result, transport, kind="id")
+
+    return heard
+
+
+class ListOptions:
+    """What a client asks of a list; times in milliseconds."""
+
+    __slots__ = ("cursor", "kind", "limit", "older", "prefix", "reason", "state", "within")
+
+    def __init__(
+        self,
+        *,
+        kind: RecordKind | None = None,
+        prefix: str = "",
+        state: str | None = None,
+        older: int = 0,
+        limit: int = 100,
+        within: int = 1000,
+        cursor: str | None = None,
+        reason: str | None = None,
+    ) -> None:
+        self.kind = kind
+        self.prefix = prefix
+        self.state = state
+        self.older = older
+        self.limit = limit
+        self.within = within
+        self.cursor = cursor
+        self.reason = reason
+
+
+async def records(
+    namespaces: Namespaces, dedup: Dedup, wanted: ListOptions, transport: Any
+) -> dict[str, Any]:
+    """Return a list of records for JSON, for the client behind `transport`, and report that."""
+    why = check_reason(wanted.reason)
+    found = await inspection.listing(
+        dedup._namespace,
+        kind=wanted.kind,
+        prefix=wanted.prefix,
+        state=None if wanted.state is None else inspection.state_of(wanted.state),
+        older=wanted.older / 1000,
+        limit=wanted.limit,
+        within=wanted.within / 1000,
+        cursor=wanted.cursor,
+    )
+    count = f"{len(found.records)} records"
+    namespaces.audit(dedup.settings.namespace, wanted.prefix, count, transport, kind=LISTED, reason=why)
+    return {
+        "records": [record_facts(namespaces, record) for record in found.records],
+        "cursor": found.cursor,
+        "looked_at": found.looked_at,
+    }
 
 
 # Records and results
@@ -197,8 +270,12 @@ def record_facts(namespaces: Namespaces, record: Record) -> dict[str, Any]:
         "lease": None if record.lease is None else round(record.lease * 1000),
         "ttl": round(record.ttl * 1000),
         "fingerprint": record.fingerprint.hex() if record.fingerprint else None,
-        "result": as_json(record.result),
+        "result": record.result if record.kind == "machine" else as_json(record.result),
         "error": as_json(record.error),
+        "kind": record.kind,
+        "age": None if record.age is None else round(record.age * 1000),
+        "version": record.version,
+        "holder": record.holder,
     }
 
 

@@ -7,11 +7,12 @@ know policies: that is the work of the gate above it.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, NamedTuple, Protocol, runtime_checkable
 
 from ..events import Event
 from ..model import Batching
-from ..protocol.operations import Op, Reply, Verb
+from ..protocol.keyspace import Kind
+from ..protocol.operations import Op, Reply, Stored, Verb
 
 
 class Store(Protocol):
@@ -192,6 +193,53 @@ class ClockComparingStore(Protocol):
 
     max_clock_skew: float
     """Seconds by which a clock may differ. Set by the gate when it opens the store: a tenth of its lease."""
+
+
+class Query(NamedTuple):
+    """Which records to list: of a namespace, of some kinds, whose readable keys begin with a prefix."""
+
+    namespace: str
+    kinds: tuple[Kind, ...]
+    prefix: str
+
+
+class Page(NamedTuple):
+    """Some of a store's records, without their results.
+
+    Attributes:
+        found: each store key and its record.
+        cursor: where to go on; empty at the end.
+        seen: how many keys the store has looked at.
+        now_us: the time by the store's clock, in microseconds since 1970.
+    """
+
+    found: Sequence[tuple[bytes, Stored]]
+    cursor: str
+    seen: int
+    now_us: int
+
+
+def without_result(record: Stored) -> Stored:
+    """Return a claim's record without its result: a list shows none, and reads none."""
+    record.payload = b""
+    return record
+
+
+@runtime_checkable
+class ListedStore(Protocol):
+    """An optional ability of a store: to list its records, some at a time, without stopping others for long.
+
+    A record that is there from the first page to the last is in one of them, and may be in two.
+    """
+
+    async def page(self, query: Query, cursor: str, count: int) -> Page:
+        """Look at about `count` keys from `cursor` on ("" is the start), and return the records that fit.
+
+        Raises:
+            UnavailableError: the store does not answer.
+            ConfigError: the cursor is not one of this store.
+        """
+        ...
 
 
 NO_EVICTION: Final = "noeviction"

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from .. import downstream
 from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
 from ..errors import UsageError
@@ -28,13 +29,15 @@ class Claim:
     ClaimLostError. Ask `lost` before a step that cannot be undone, and pass `fence` to what you write to.
     """
 
-    __slots__ = ("__weakref__", "_background", "_claim", "_seconds")
+    __slots__ = ("__weakref__", "_background", "_claim", "_seconds", "_work")
 
     def __init__(self, background: BackgroundDedup, claim: AsyncClaim) -> None:
         self._background = background
         self._claim = claim
         # Mutable: the longest lease that it had; settling is tried for so long.
         self._seconds = claim.lease or 0.0
+        # Mutable, within `with`: what ends the work that clients of HTTP ask for.
+        self._work: Any = None
 
     def __repr__(self) -> str:
         return repr(self._claim)
@@ -46,6 +49,10 @@ class Claim:
     def replay(self) -> Any:
         """Return the result of a success; raises as `fastdedup.Claim.replay` for every other outcome."""
         return self._claim.replay()
+
+    def downstream(self, name: str) -> str:
+        """Return the idempotency key for a call that the work makes. See `fastdedup.Claim.downstream`."""
+        return self._claim.downstream(name)
 
     @property
     def asynchronous(self) -> AsyncClaim:
@@ -155,6 +162,18 @@ class Claim:
 
         return self._run(bounded, seconds)
 
+    def settled_by(self, settle: Callable[[AsyncClaim], Coroutine[Any, Any, AsyncClaim]]) -> AsyncClaim:
+        """Return what `settle`, called in the background thread with `asynchronous`, returns."""
+        return self._run(lambda: settle(self._claim), self._seconds)
+
+    def with_answer(self, found: AsyncClaim) -> Claim:
+        """Return another asyncio claim of the same background thread as a claim for synchronous code."""
+        return Claim(self._background, found)
+
+    def tell(self, callback: Callable[[AsyncClaim], object]) -> None:
+        """Call `callback` with `asynchronous` in the background thread, and do not wait."""
+        self._background.tell(lambda: callback(self._claim))
+
     def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now: `lease` seconds, by default as long as the first lease."""
         self._run(lambda: self._claim.renew(lease))
@@ -162,6 +181,8 @@ class Claim:
             self._seconds = max(self._seconds, check_seconds(lease, "lease"))
 
     def __enter__(self) -> Self:
+        if self.acquired:
+            self._work = downstream.enter(self._claim._base_wire)
         return self
 
     def __exit__(
@@ -170,6 +191,8 @@ class Claim:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        work, self._work = self._work, None
+        downstream.leave(work)
         self._leave(error)
 
     def _leave(self, error: BaseException | None, *, release: bool = False) -> None:

@@ -9,13 +9,14 @@ from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
+from ..claims.resolving import check_resolve
 from ..codec import Codec
 from ..events import OnEvent
 from ..fallback.base import FallbackPolicy
 from ..gate.settings import Settings
 from ..gateway import Dedup as AsyncDedup
 from ..machine import Transitions
-from ..model import Batching, BreakerState, Record
+from ..model import Batching, BreakerState, Listing, Record, RecordKind, State
 from ..once import FewArguments
 from ..protocol.keyspace import READABLE_BYTES
 from ..stores.base import Credentials, Store
@@ -25,6 +26,7 @@ from .ledger import Ledger
 from .lock import LockCall
 from .machine import StateMachine
 from .once import once
+from .resolving import SyncCheck, resolved
 from .tokens import Tokens
 
 P = ParamSpec("P")
@@ -65,6 +67,7 @@ class Dedup:
         known_duplicates: Seconds = 1.0,
         on_event: OnEvent | None = None,
         credentials: Credentials | None = None,
+        holder: str | bool = False,
     ) -> None:
         make = partial(
             AsyncDedup,
@@ -85,6 +88,7 @@ class Dedup:
             known_duplicates=known_duplicates,
             on_event=on_event,
             credentials=credentials,
+            holder=holder,
         )
         self._set_up(
             PerProcess(
@@ -204,18 +208,24 @@ class Dedup:
         ttl: Seconds | None = None,
         wait: Seconds = 0.0,
         renew: bool = False,
+        resolve: SyncCheck | None = None,
     ) -> Claim:
         """Ask to be the first for `key`, and block for the answer. Main path of the module.
 
         `claim = dedup.claim(key)`: settle it yourself. `with dedup.claim(key) as claim:` settles on the way
         out: `complete(None)` if the body did not settle, `release()` on an exception. Arguments and errors as
-        for `fastdedup.Dedup.claim`; for `renew` see `Claim`.
+        for `fastdedup.Dedup.claim`; for `renew` see `Claim`. `resolve` is a function that is not async, and is called
+        in the caller's thread.
         """
+        if resolve is not None:
+            check_resolve(resolve, asynchronous=False)
         background, dedup = self._dedup.get()
+        renewed = renew or resolve is not None
         call = dedup.claim(
-            key, fingerprint=fingerprint, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renew
+            key, fingerprint=fingerprint, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renewed
         )
-        return Claim(background, background.make(call, self._per_process.seconds, take_back(dedup)))
+        claim = Claim(background, background.make(call, self._per_process.seconds, take_back(dedup)))
+        return claim if resolve is None else resolved(claim, resolve, renews=renew)
 
     def claim_many(
         self,
@@ -272,6 +282,7 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
+        resolve: SyncCheck | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
     @overload
@@ -285,6 +296,7 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
+        resolve: SyncCheck | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
     def once(
@@ -297,9 +309,10 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
+        resolve: SyncCheck | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Decorate a function to run once per key; later calls return the first result."""
-        options = {"lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
+        options = {"lease": lease, "ttl": ttl, "wait": wait, "renew": renew, "resolve": resolve}
         return once(self.claim, key, fingerprint=fingerprint, fail_on=fail_on, options=options)
 
     def machine(
@@ -338,12 +351,36 @@ class Dedup:
 
     # Inspection and administration
 
-    def get(self, key: str) -> Record | None:
+    def get(self, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> Record | None:
         """Return the store's record of `key`, or None. For inspection only: to decide, claim the key."""
         background, dedup = self._dedup.get()
-        return background.run(lambda: dedup.get(key), self._per_process.seconds)
+        return background.run(lambda: dedup.get(key, kind, digest=digest), self._per_process.seconds)
 
-    def forget(self, key: str) -> bool:
+    def forget(
+        self, key: str, kind: RecordKind = "claim", *, digest: bool = False, reason: str | None = None
+    ) -> bool:
         """Remove the record of `key`, of any owner; return False where there was no record. The key is new again."""
         background, dedup = self._dedup.get()
-        return background.run(lambda: dedup.forget(key), self._per_process.seconds)
+        return background.run(
+            lambda: dedup.forget(key, kind, digest=digest, reason=reason), self._per_process.seconds
+        )
+
+    def records(
+        self,
+        *,
+        kind: RecordKind | None = None,
+        prefix: str = "",
+        state: State | None = None,
+        older: Seconds = 0.0,
+        limit: int = 1000,
+        within: Seconds = 5.0,
+        cursor: str | None = None,
+        reason: str | None = None,
+    ) -> Listing:
+        """Return records of this namespace, to find what is stuck. Arguments and errors as for `fastdedup.Dedup`."""
+        background, dedup = self._dedup.get()
+        options: dict[str, Any] = {"kind": kind, "prefix": prefix, "state": state, "older": older}
+        return background.run(
+            lambda: dedup.records(limit=limit, within=within, cursor=cursor, reason=reason, **options),
+            self._per_process.seconds + check_seconds(within, "within"),
+        )

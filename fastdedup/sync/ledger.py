@@ -63,9 +63,9 @@ class Ledger:
         """Return whether an id is remembered. Nothing is changed, so the answer may be outdated when it arrives."""
         return self._run(lambda ledger: ledger.seen(id))
 
-    def forget(self, id: Any) -> bool:
+    def forget(self, id: Any, *, reason: str | None = None) -> bool:
         """Remove an id, so that it is new again; return False where it was not remembered."""
-        return self._run(lambda ledger: ledger.forget(id))
+        return self._run(lambda ledger: ledger.forget(id, reason=reason))
 
     def stats(self) -> LedgerStats:
         """Return what the ledger holds, from at most 1,000 of its buckets."""

@@ -39,3 +39,8 @@ class StateMachine:
         """Return the state and the version of an instance; (`initial`, 0) for an unknown one."""
         background, machine = self._machine.get()
         return background.run(lambda: machine.get(id), self._machine.per_process.seconds)
+
+    def forget(self, id: str, *, reason: str | None = None) -> bool:
+        """Remove the record of an instance, which is then `initial` again; return False where there was none."""
+        background, machine = self._machine.get()
+        return background.run(lambda: machine.forget(id, reason=reason), self._machine.per_process.seconds)

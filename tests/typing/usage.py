@@ -44,9 +44,11 @@ from fastdedup.events import (
     Degraded,
     Event,
     GateBypassed,
+    KeyForgotten,
     LeaseLost,
     LedgerFilling,
     PrimaryRestarted,
+    RecordsListed,
     Replayed,
     Shortfall,
     UndoOverflow,
@@ -83,7 +85,7 @@ def on_event(event: Event) -> None:
     match event:
         case Degraded() | BreakerOpened() | Unreplayed() | BatchedBySlot() | ConsumerPaused():
             assert_type(event.reason, str)
-        case LeaseLost() | Conflict() | Shortfall():
+        case LeaseLost() | Conflict() | Shortfall() | KeyForgotten():
             assert_type(event.key, str)
         case BreakerClosed() | ConsumerResumed():
             assert_type(event.lasted, float)
@@ -92,7 +94,9 @@ def on_event(event: Event) -> None:
         case ClockSkew():
             assert_type(event.offset_seconds, float)
         case _:
-            assert_type(event, Replayed | UndoOverflow | GateBypassed | LedgerFilling | DeadLettered)
+            assert_type(
+                event, Replayed | UndoOverflow | RecordsListed | GateBypassed | LedgerFilling | DeadLettered
+            )
 
 
 async def login() -> tuple[None, str]:

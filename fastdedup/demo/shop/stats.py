@@ -23,9 +23,11 @@ from ...events import (
     Degraded,
     Event,
     GateBypassed,
+    KeyForgotten,
     LeaseLost,
     LedgerFilling,
     PrimaryRestarted,
+    RecordsListed,
     Replayed,
     Shortfall,
     UndoOverflow,
@@ -149,5 +151,7 @@ def _text_of(event: Event) -> str:
             return type(event).__name__
         case LedgerFilling(ledger=ledger, fill=fill):
             return f"The ledger {ledger} is {fill:.0%} full."
-        case Degraded() | ConsumerPaused() | ConsumerResumed() | DeadLettered():
+        case KeyForgotten(reason=reason):
+            return f"A key was forgotten by hand. {reason}".strip()
+        case Degraded() | RecordsListed() | ConsumerPaused() | ConsumerResumed() | DeadLettered():
             return ""

@@ -9,6 +9,7 @@ from typing import Any
 from ..counters import outcome_of_fault
 from ..ledgers import ServedLedger
 from ..namespaces import Namespaces
+from ..verbs import id_audit
 from . import models
 from .verbs import Client, Handler, HttpAnswer
 
@@ -65,7 +66,8 @@ async def _seen(
 async def _forget(
     namespaces: Namespaces, served: ServedLedger, ask: models.IdsRequest, client: Client
 ) -> HttpAnswer:
-    return HttpAnswer(200, {"forgotten": await served.forget(ask.ids)})
+    heard = id_audit(namespaces, served.namespace, client.transport)
+    return HttpAnswer(200, {"forgotten": await served.forget(ask.ids, heard)})
 
 
 async def _stats(namespaces: Namespaces, served: ServedLedger, ask: None, client: Client) -> HttpAnswer:

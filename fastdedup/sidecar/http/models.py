@@ -11,11 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ...checks import MAX_SECONDS
-from ...model import Outcome, State
+from ...gate.audit import MOST_REASON
+from ...model import Outcome, RecordKind, State
 from ...protocol.keyspace import MAX_KEY_BYTES
 from ...protocol.ledgers import MAX_ID
 from ...protocol.owners import MAX_OWNER_BYTES
 from ..ledgers import MAX_IDS
+from ..limits import MOST_LISTED, MOST_LISTING_MS
 
 _MAX_MS = round(MAX_SECONDS * 1000)
 _MAX_FENCE = 2**53 - 1
@@ -207,10 +209,50 @@ Item = Annotated[
 Items = list[Item]
 
 
-class RecordQuery(RequestModel):
+Reason = Annotated[str, Field(max_length=MOST_REASON, description="Why, for the audit's line in the log.")]
+
+
+class RecordQuery(BaseModel):
     """Which record is meant: the parameters of a query."""
 
+    model_config = ConfigDict(extra="forbid")
+
+    namespace: Namespace | None = None
     key: Key
+    kind: RecordKind = Field(
+        "claim", description='What the key is of; a machine\'s key is its name, "/" and the id.'
+    )
+    digest: bool = Field(
+        False, description="The key is # and 32 hexadecimal digits, as a list shows a token or a long key."
+    )
+
+
+class ForgetQuery(RecordQuery):
+    """Which record is to be removed, and why."""
+
+    reason: Reason | None = None
+
+
+class ListQuery(BaseModel):
+    """Which records to list: the parameters of a query."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    namespace: Namespace | None = None
+    kind: Literal["claim", "lock", "token"] | None = None
+    prefix: str = Field("", max_length=MAX_KEY_BYTES, description="How the keys begin.")
+    state: State | None = None
+    older: int = Field(0, ge=0, le=_MAX_MS, description="Milliseconds since the key was acquired, at least.")
+    limit: int = Field(
+        100, ge=1, le=MOST_LISTED, description="Stop at so many; the last step may bring some more."
+    )
+    within: int = Field(
+        MOST_LISTING_MS, ge=1, le=MOST_LISTING_MS, description="Milliseconds, after which it stops."
+    )
+    cursor: str | None = Field(
+        None, min_length=1, max_length=4096, description="Where an earlier list stopped."
+    )
+    reason: Reason | None = None
 
 
 def _without_most(schema: dict[str, Any]) -> None:
@@ -309,8 +351,20 @@ class RecordAnswer(AnswerModel):
     lease: int | None = Field(description="Milliseconds until the lease ends, while processing.")
     ttl: int = Field(description="Milliseconds until the record vanishes.")
     fingerprint: str | None = Field(description="32 hexadecimal digits.")
-    result: Any
+    result: Any = Field(description="Of a machine the name of its state.")
     error: Any
+    kind: RecordKind
+    age: int | None = Field(description="Milliseconds since the key was acquired, where that is known.")
+    version: int | None = Field(description="The number of a machine's changes.")
+    holder: str | None = Field(description="Who holds it, or held it last, where the record says it.")
+
+
+class ListAnswer(AnswerModel):
+    """Some of a namespace's records, without their results."""
+
+    records: list[RecordAnswer]
+    cursor: str | None = Field(description="Pass it to go on; null where all keys were looked at.")
+    looked_at: int = Field(description="About how many keys the store has looked at.")
 
 
 class ForgetAnswer(AnswerModel):

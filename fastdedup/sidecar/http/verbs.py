@@ -26,9 +26,11 @@ from ...tokens import subject_mark
 from ..counters import Counters, outcome_of_fault
 from ..namespaces import Namespaces
 from ..verbs import (
+    ListOptions,
     as_json,
     held,
     record_facts,
+    records,
     releasing,
     renewing,
     seconds,
@@ -381,13 +383,24 @@ OPS: dict[str, Handler] = {
 
 async def inspect(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> HttpAnswer:
     """`GET /v1/records`."""
-    record = await namespaces.passing(ask.namespace).get(ask.key)
+    dedup = namespaces.passing(ask.namespace)
+    record = await dedup.get(ask.key, ask.kind, digest=ask.digest)
     if record is None:
         raise RequestProblem(problems.NO_RECORD)
     return HttpAnswer(200, record_facts(namespaces, record))
 
 
-async def forget(namespaces: Namespaces, ask: models.RecordQuery, client: Client) -> HttpAnswer:
+async def forget(namespaces: Namespaces, ask: models.ForgetQuery, client: Client) -> HttpAnswer:
     """`DELETE /v1/records`."""
     dedup = namespaces.passing(ask.namespace)
-    return HttpAnswer(200, {"forgotten": await forget_key(namespaces, dedup, ask.key, client.transport)})
+    how: dict[str, Any] = {"kind": ask.kind, "digest": ask.digest, "reason": ask.reason}
+    return HttpAnswer(
+        200, {"forgotten": await forget_key(namespaces, dedup, ask.key, client.transport, **how)}
+    )
+
+
+async def list_records(namespaces: Namespaces, ask: models.ListQuery, client: Client) -> HttpAnswer:
+    """`GET /v1/records/list`."""
+    dedup = namespaces.passing(ask.namespace)
+    wanted = ListOptions(**ask.model_dump(exclude={"namespace"}))
+    return HttpAnswer(200, await records(namespaces, dedup, wanted, client.transport))

@@ -10,6 +10,7 @@ from typing import Final
 import orjson
 
 from ..ledgers import ServedLedger
+from ..verbs import id_audit
 from .connection import Command, RespConnection
 from .frames import encode
 from .options import CommandOptions, check_count, read_options
@@ -49,7 +50,8 @@ def forget(connection: RespConnection, command: list[bytes]) -> Slot:
     served, _, ids = _asked(connection, command, _OTHERS)
 
     async def work() -> bytes:
-        return encode([int(answer) for answer in await served.forget(ids)])
+        heard = id_audit(connection.namespaces, served.namespace, connection.transport)
+        return encode([int(answer) for answer in await served.forget(ids, heard)])
 
     return connection.spawn(work, served.dedup, "forget_id")
 

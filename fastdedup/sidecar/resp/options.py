@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
+from typing import TypeVar
 
 from ...errors import ConfigError
 from ...keys import digest
 
-_VALUES = {"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "FENCE", "SUBJECT"}
-_FLAGS = {"EPHEMERAL", "TOKEN"}
+_TEXTS = {"OWNER", "SUBJECT", "KIND", "REASON", "PREFIX", "STATE", "CURSOR"}
+_FLAGS = {"EPHEMERAL", "TOKEN", "DIGEST"}
+Options = TypeVar("Options", bound="CommandOptions")
 _MAX_MS = 10 * 365 * 86_400_000
 
 
@@ -32,6 +34,24 @@ class CommandOptions:
         self.token = False
 
 
+class OperatorOptions(CommandOptions):
+    """The options of the commands that show, list and forget records."""
+
+    __slots__ = ("cursor", "digest", "kind", "limit", "older", "prefix", "reason", "state", "within")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kind: str | None = None
+        self.digest = False
+        self.reason: str | None = None
+        self.prefix: str | None = None
+        self.state: str | None = None
+        self.older: int | None = None
+        self.limit: int | None = None
+        self.within: int | None = None
+        self.cursor: str | None = None
+
+
 def check_count(command: list[bytes], least: int) -> None:
     """Check that a command has at least `least` parts, its name included.
 
@@ -49,7 +69,11 @@ def read_options(command: list[bytes], start: int, allowed: frozenset[str]) -> C
     Raises:
         ConfigError: an option is unknown, not allowed here, given twice, without value, or of a wrong kind.
     """
-    options = CommandOptions()
+    return read_into(CommandOptions(), command, start, allowed)
+
+
+def read_into(options: Options, command: list[bytes], start: int, allowed: frozenset[str]) -> Options:
+    """Read the options from `command[start:]` into `options`; errors as of `read_options`."""
     seen: set[str] = set()
     at = start
     while at < len(command):
@@ -76,9 +100,9 @@ def _value(name: str, data: bytes) -> object:
         return data
     if name == "FP":
         return fingerprint_of(data)
-    if name in ("OWNER", "SUBJECT"):
+    if name in _TEXTS:
         return text_of(name, data)
-    least = 1 if name in ("LEASE", "TTL") else 0
+    least = 1 if name in ("LEASE", "TTL", "LIMIT", "WITHIN") else 0
     return number_of(name, data, least)
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, cast
 from ...codec import check_size
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
+from ...inspection import KINDS, LISTED
 from ...protocol.keyspace import check_wire, names_of
 from ...protocol.ledgers import FirstOp, LedgerTerms
 from ...protocol.operations import (
@@ -32,18 +33,20 @@ from ...protocol.operations import (
     Verb,
     Verdict,
 )
-from ...stores.base import EvictingStore
+from ...stores.base import EvictingStore, ListedStore, Query
 from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, Fill, encode
 from ..counters import BOUNDS
-from ..limits import LimitError
+from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
+from ..verbs import LISTED as LISTS
 from ..verbs import without_addresses
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import OK
 from .frames import encode as encode_value
+from .options import check_count, number_of, text_of
 from .reply_places import Slot
 
 _VERBS: Final = {verb.value.encode(): verb for verb in Verb}
@@ -319,6 +322,31 @@ def eviction(connection: RespConnection, command: list[bytes]) -> Slot:
     return connection.spawn(work, root, "eviction")
 
 
+def page(connection: RespConnection, command: list[bytes]) -> Slot:
+    """`FD.PAGE namespace kinds prefix cursor count`: some records, as `ListedStore.page` returns them.
+
+    `kinds`: names, with commas. The reply: cursor, keys looked at, time in µs, store keys, and their records.
+    """
+    check_count(command, 6)
+    name, kinds, prefix, cursor = (text_of("FD.PAGE", part) for part in command[1:5])
+    dedup, namespaces = connection.namespaces.passing(name.encode()), connection.namespaces
+    namespaces.access.admit("list")
+
+    async def work() -> bytes:
+        backend: Any = dedup._namespace.connection.store
+        if not isinstance(backend, ListedStore):
+            raise ConfigError("the store of this sidecar cannot list its records")
+        wanted = tuple(KINDS[kind] for kind in kinds.split(",") if kind in LISTED)
+        count = min(max(number_of("FD.PAGE", command[5], 1), 1), MOST_PAGE)
+        found = await backend.page(Query(name, wanted, prefix), cursor, count)
+        namespaces.audit(name, prefix, f"{len(found.found)} records", connection.transport, kind=LISTS)
+        head = [encode_value(value) for value in (found.cursor, found.seen, found.now_us)]
+        wires = encode_value([wire for wire, _ in found.found])
+        return b"*5\r\n" + b"".join(head) + wires + encode([stored for _, stored in found.found])
+
+    return connection.spawn(work, dedup, "list")
+
+
 def listen(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.LISTEN`: after the reply, push `["freed", store key]` for each freed key, or null where news was missed."""
 
@@ -384,5 +412,6 @@ COMMANDS: dict[bytes, Command] = {
     b"FD.STORE": store,
     b"FD.LISTEN": listen,
     b"FD.EVICTION": eviction,
+    b"FD.PAGE": page,
 }
 REFUSALS: dict[bytes, Command] = dict.fromkeys(COMMANDS, refuse)

@@ -20,6 +20,7 @@ from typing import Any, TextIO
 import orjson
 
 from ...events import BreakerClosed, Degraded, Event, Replayed
+from ..verbs import LISTED
 from .listener import peer_of
 
 log = logging.getLogger("fastdedup.sidecar")
@@ -28,6 +29,7 @@ _LEVELS: dict[type, int] = {BreakerClosed: logging.INFO, Replayed: logging.INFO}
 _LOGGERS = ("fastdedup", "uvicorn", "asyncio")
 _SECRET = ("key", "owner", "ours", "theirs")
 AUDITED = "a key was forgotten"
+AUDITED_LIST = "records were listed"
 _BURST = 20
 """The lines in a second of one kind of event; one more line tells how many were left out."""
 
@@ -116,7 +118,7 @@ class Throttle(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True where the line may pass (logging calls this)."""
-        if record.msg == AUDITED:
+        if record.msg in (AUDITED, AUDITED_LIST):
             return True
         count = self._counts.setdefault(f"{record.name} {record.msg}"[:80], [0, 0, 0])
         second = int(record.created)
@@ -162,14 +164,30 @@ class EventLog:
             level = _LEVELS.get(type(event), logging.WARNING)
             log.log(level, name_of(type(event)), extra=self._facts(event))
 
-    def audit(self, namespace: str, key: str, result: str, transport: Any) -> None:
-        """Log that a client forgot a key, each time; an `audit` of `Namespaces`."""
+    def audit(
+        self,
+        namespace: str,
+        key: str,
+        result: str,
+        transport: Any,
+        *,
+        kind: str = "claim",
+        reason: str = "",
+    ) -> None:
+        """Log that a client forgot a key, or listed records, each time; an `audit` of `Namespaces`."""
         connection = transport.get_extra_info("socket")
         peer = None if connection is None else peer_of(connection)
-        shown = key if self._keys else "#" + self._digest(key)
+        shown = key if self._keys or not key else "#" + self._digest(key)
         who = {} if peer is None else {"pid": peer.pid, "uid": peer.uid}
-        told = facts(namespace=namespace, key=shown, result=result, **who)
-        log.warning(AUDITED, extra=told)
+        more = {
+            name: text for name, text in (("kind", kind), ("reason", reason)) if text not in ("claim", "")
+        }
+        if kind == LISTED:
+            log.info(
+                AUDITED_LIST, extra=facts(namespace=namespace, prefix=shown, result=result, **who, **more)
+            )
+        else:
+            log.warning(AUDITED, extra=facts(namespace=namespace, key=shown, result=result, **who, **more))
 
     def flush(self) -> None:
         """Log the events that were only counted so far."""

@@ -105,7 +105,7 @@ def verdict(code: int, record: bytes, now_ms: int) -> Verdict | Code:
     if code == Code.FOREIGN or not is_record(record):
         return Code.FOREIGN
     stored = decode(record, now_ms)
-    return Verdict(
+    found = Verdict(
         _OUTCOMES[Code(code)],
         fence=stored.fence,
         attempt=stored.attempt,
@@ -113,3 +113,6 @@ def verdict(code: int, record: bytes, now_ms: int) -> Verdict | Code:
         payload=stored.payload if code in (Code.SUCCEEDED, Code.FAILED) else b"",
         fresh=code != Code.REENTERED,
     )
+    if code == Code.TAKEN:
+        found.former = stored.payload  # a record that was just taken has none of its own
+    return found

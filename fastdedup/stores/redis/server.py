@@ -13,7 +13,8 @@ import hiredis
 
 from ...model import Outcome
 from ...protocol.operations import UNREPEATED, Code, Moved, Op, Reply, Verb, Verdict, mark_unsure
-from ..base import Done
+from ..base import Done, Page, Query
+from .listing import read_page
 from .reconnect import Reconnector, policy_of
 from .scripts import CallHead, LoadedScript, pack
 from .verbs import load_scripts
@@ -212,6 +213,16 @@ class RedisServer:
     async def eviction_policy(self) -> str | None:
         """Return the server's maxmemory-policy; None where it does not tell. Raises as `try_write` does."""
         return policy_of(await self._asked(_INFO_MEMORY))
+
+    async def page(self, query: Query, cursor: str, count: int) -> Page:
+        """Return a page of the records that this server holds. Raises as `try_write` does, and as `read_page`."""
+        async with asyncio.timeout(self._timeout):
+            connection = await self._reconnector.connected()
+            try:
+                return await read_page(connection, query, cursor, count)
+            except asyncio.CancelledError:
+                connection.abort(_LATE)
+                raise
 
     async def _asked(self, command: bytes) -> Any:
         async with asyncio.timeout(self._timeout):

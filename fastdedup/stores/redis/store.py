@@ -9,7 +9,7 @@ from typing import Any
 from ...errors import DedupError
 from ...events import ClockSkew, Event, PrimaryRestarted
 from ...protocol.operations import Op, RefusedAlone, Reply, Verb, mark_unsure
-from ..base import Credentials
+from ..base import Credentials, Page, Query
 from .connection import RedisConnection
 from .errors import translate
 from .former_clock import FormerClock
@@ -177,6 +177,13 @@ class RedisStore:
         """Return the server's maxmemory-policy: see `EvictingStore`."""
         try:
             return await self._server.eviction_policy()
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+
+    async def page(self, query: Query, cursor: str, count: int) -> Page:
+        """List some of the server's records: see `ListedStore`."""
+        try:
+            return await self._server.page(query, cursor, count)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 

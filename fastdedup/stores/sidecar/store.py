@@ -14,7 +14,7 @@ import hiredis
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
 from ...protocol.ledgers import FirstOp
 from ...protocol.operations import UNREPEATED, Code, Op, ReleaseOp, Reply, SettleOp, Verb, mark_unsure
-from ..base import Done
+from ..base import Done, Page, Query
 from ..redis.connection import RedisConnection
 from ..redis.listener import Listener
 from ..redis.reconnect import OnPush, Reconnector
@@ -129,6 +129,21 @@ class SidecarStore:
         if isinstance(reply, Exception):
             raise self._fault(reply)
         return None if reply is None else str(reply.decode())
+
+    async def page(self, query: Query, cursor: str, count: int) -> Page:
+        """List some records of the sidecar's store: see `ListedStore`."""
+        kinds = ",".join(kind.name.lower() for kind in query.kinds)
+        command = pack("FD.PAGE", query.namespace, kinds, query.prefix, cursor, count)
+        try:
+            async with asyncio.timeout(self._timeout * 4):
+                reply = await (await self._reconnector.connected()).send(command)
+            if isinstance(reply, Exception):
+                raise reply
+            following, seen, now_us, wires, records = reply
+            found = list(zip(wires, read(records), strict=True))
+            return Page(found, following.decode(), seen, now_us)
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
         """Let the sidecar report freed keys, over a separate connection."""

@@ -85,14 +85,15 @@ def encode(answers: Sequence[Reply | Fill]) -> bytes:
 
 def _encode_verdict(verdict: Verdict) -> tuple[int, bytes]:
     flags = _DEGRADED * verdict.degraded | _SHORT * verdict.short | _STALE * (not verdict.fresh)
+    payload = verdict.payload or verdict.former  # a claim that took a key over has no result
     return 8, b":0\r\n:%d\r\n:%d\r\n:%d\r\n:%d\r\n:%d\r\n$%d\r\n%b\r\n" % (
         _NUMBERS[verdict.outcome],
         verdict.fence,
         verdict.attempt,
         verdict.left_ms,
         flags,
-        len(verdict.payload),
-        verdict.payload,
+        len(payload),
+        payload,
     )
 
 
@@ -194,14 +195,17 @@ def read(reply: list[Any]) -> list[Any]:
 
 def _read_verdict(fields: list[Any]) -> Verdict:
     outcome, fence, attempt, left_ms, flags, payload = fields
+    acquired = _OUTCOMES[outcome] is Outcome.ACQUIRED
     verdict = Verdict(
         _OUTCOMES[outcome],
         fence=fence,
         attempt=attempt,
         left_ms=left_ms,
-        payload=payload,
+        payload=b"" if acquired else payload,
         fresh=not flags & _STALE,
     )
+    if acquired and payload:
+        verdict.former = payload
     if flags:
         verdict.degraded = bool(flags & _DEGRADED)
         verdict.short = bool(flags & _SHORT)

@@ -29,7 +29,7 @@ from ....protocol.operations import (
     Verb,
     mark_unsure,
 )
-from ...base import Done
+from ...base import Done, Page, Query
 from ..connection import RedisConnection
 from ..errors import CLUSTER_IS_DOWN, LoginRefusedError, translate
 from ..reconnect import OnPush, Reconnector, check_version, dial, server_time
@@ -279,6 +279,13 @@ class Node:
         """Return the node's maxmemory-policy: see `EvictingStore`."""
         try:
             return await self.server.eviction_policy()
+        except Exception as error:  # noqa: BLE001 -- translated, or raised again
+            raise self._fault(error) from None
+
+    async def page(self, query: Query, cursor: str, count: int) -> Page:
+        """List some of the records that this node holds: see `ListedStore`."""
+        try:
+            return await self.server.page(query, cursor, count)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 

@@ -7,11 +7,11 @@ import random
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from ....errors import DedupError, UnavailableError
+from ....errors import ConfigError, DedupError, UnavailableError
 from ....events import ClockSkew, Event
 from ....model import Batching
 from ....protocol.operations import MAX_HOPS, Op, Redirect, Reply, Verb, on_the_move
-from ...base import NO_EVICTION, Credentials, Store
+from ...base import NO_EVICTION, Credentials, Page, Query, Store
 from ..connection import RedisConnection
 from ..errors import translate
 from ..first_good import NoneGoodError, first_good
@@ -176,6 +176,27 @@ class ClusterStore:
             raise UnavailableError(f"{self.name}: no primary answers")
         evicting = [each for each in policies if each not in (None, NO_EVICTION)]
         return evicting[0] if evicting else None if None in policies else NO_EVICTION
+
+    async def page(self, query: Query, cursor: str, count: int) -> Page:
+        """List some of a primary's records, one primary after the other: see `ListedStore`.
+
+        A cursor names the primary that it is of, by its address. Where a failover replaces that one meanwhile, the
+        list must begin anew.
+        """
+        if not self._topology.primaries:
+            raise self._topology.unassigned()
+        names = sorted(f"{host}:{port}" for host, port in self._topology.addresses)
+        name, _, rest = cursor.rpartition("/") if cursor else (names[0], "", "")
+        if name not in names:
+            raise ConfigError(
+                f"the cursor's server {name[:80]!r} is no primary of the Cluster: begin without a cursor"
+            )
+        host, _, port = name.rpartition(":")
+        found, after, seen, now_us = await self._topology.node_at((host, int(port))).page(query, rest, count)
+        if after:
+            return Page(found, f"{name}/{after}", seen, now_us)
+        following = names[names.index(name) + 1 :]
+        return Page(found, f"{following[0]}/0" if following else "", seen, now_us)
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
         """Subscribe at any primary: a published message goes to all nodes of the Cluster."""

@@ -1,0 +1,127 @@
+"""Work that was abandoned: whoever takes a key over asks whether the work was done, before it does it again.
+
+Not compiled: the claim is given back while an error is handled, and what mypyc makes of that crashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from .. import codec
+from ..checks import named
+from ..claim import Claim
+from ..errors import ConfigError
+from ..model import Outcome, Resolution, Resolved, Takeover
+from ..protocol.operations import Verdict
+from ..protocol.owners import notes_of, owner_text
+
+Check = Callable[[Takeover], Awaitable[Resolution]]
+
+
+def check_resolve(check: Any, *, asynchronous: bool = True) -> Any:
+    """Return the function of `resolve=`.
+
+    Raises:
+        ConfigError: it is no function, or of the other sort (async in synchronous code).
+    """
+    if not callable(check):
+        raise ConfigError(f"resolve must be a function that takes a Takeover, got {named(check)}")
+    is_async = inspect.iscoroutinefunction(check) or inspect.iscoroutinefunction(
+        getattr(check, "__call__", None)  # noqa: B004 -- an object with an async __call__ is async, too
+    )
+    if is_async and not asynchronous:
+        raise ConfigError("resolve is an async function: in synchronous code give one that is not")
+    return check
+
+
+def takeover_of(claim: Claim) -> Takeover | None:
+    """Return what the check is told; None where nobody can have begun the work before."""
+    verdict = claim._verdict
+    if not claim.acquired or not (verdict.attempt > 1 or (claim._call.named and not verdict.fresh)):
+        return None
+    former = verdict.former
+    owner = owner_text(former[7:]) if former else None
+    return Takeover(
+        key=claim.key,
+        attempt=verdict.attempt,
+        fence=verdict.fence,
+        last_owner=owner,
+        last_fence=int.from_bytes(former[:7], "big") if former else None,
+        last_holder=None if owner is None else notes_of(owner).get("holder"),
+    )
+
+
+async def resolve(claim: Claim, check: Check, *, renews: bool) -> Claim:
+    """Ask the check where the key was held before, and settle the claim as it says; return what the caller gets.
+
+    Raises:
+        ClaimLostError: the lease was lost while the check ran, which was then stopped.
+        Exception: what the check raises; the claim is released.
+    """
+    takeover = takeover_of(claim)
+    if takeover is None:
+        renew_no_more(claim, renews)
+        return claim
+    claim._bind_body(asyncio.current_task())
+    try:
+        answer = check_answer(await check(takeover))
+    except BaseException as error:
+        await claim._leave(error, release=True)
+        raise
+    if claim.lost:
+        await claim._leave(None)  # raises ClaimLostError
+    claim._body = None
+    found = await settled(claim, answer)
+    renew_no_more(claim, renews)
+    return found
+
+
+def renew_no_more(claim: Claim, renews: bool) -> None:
+    """Stop renewing the lease, unless the caller asked for that."""
+    if claim._renewal is not None and not renews:
+        claim._renewal.stop()
+        claim._renewal = None
+
+
+def check_answer(answer: Any) -> Resolution:
+    """Return a check's answer.
+
+    Raises:
+        ConfigError: it is no Resolution; the claim is then released.
+    """
+    if inspect.isawaitable(answer):
+        answer.close() if inspect.iscoroutine(answer) else None
+        raise ConfigError(
+            "resolve returned something to await: in synchronous code give a function that is not async"
+        )
+    if not isinstance(answer, Resolution):
+        raise ConfigError(
+            f"resolve must return Resolution.done(result), .not_done() or .unknown(error), got {named(answer)}"
+        )
+    return answer
+
+
+async def settled(claim: Claim, answer: Resolution) -> Claim:
+    """Settle a claim as the check has answered. Returns the claim itself where the work is to run."""
+    if answer.kind is Resolved.NOT_DONE:
+        return claim
+    done = answer.kind is Resolved.DONE
+    await (claim.complete(answer.value) if done else claim.fail(answer.value))
+    return replayed(claim, answer.value, succeeded=done)
+
+
+def replayed(claim: Claim, value: Any, *, succeeded: bool) -> Claim:
+    """Return the answer that a duplicate of this claim gets from now on."""
+    namespace, former = claim._namespace, claim._verdict
+    settings = namespace.settings
+    found = Verdict(
+        Outcome.SUCCEEDED if succeeded else Outcome.FAILED,
+        fence=former.fence,
+        attempt=former.attempt,
+        payload=codec.encode(settings.codec, value, settings.max_result),
+        degraded=former.degraded,
+    )
+    return Claim(namespace, claim._call, found)

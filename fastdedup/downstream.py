@@ -1,0 +1,89 @@
+"""The idempotency keys of the calls that the work under a claim makes: the next hop must be idempotent too.
+
+A key is a digest of the claim's store key and a name. So it is the same for every attempt and owner, in every
+process, after a failover, and also after the record has expired or was forgotten: whoever does the work again then
+asks the next hop under the same key, and gets the first answer in place of a second effect. To have a second effect,
+claim another key.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import Counter
+from contextvars import ContextVar, Token
+from typing import Final
+from urllib.parse import urlsplit
+
+from .checks import shown
+from .errors import InvalidKeyError
+
+_ROOT: Final = uuid.UUID("6f1b0c52-5c0e-5d3a-9d3f-0f6a6a3a6f0e")
+"""The namespace of these UUIDs; another one would give every call another key."""
+_MAX_NAME: Final = 1024
+
+
+def downstream_key(wire: bytes, name: str) -> str:
+    """Return the key of the call `name` behind the claim with this store key: a UUID of version 5, as text.
+
+    Raises:
+        InvalidKeyError: the name is empty, too long, or no text.
+    """
+    if not isinstance(name, str):
+        raise InvalidKeyError(f"the name of a call must be text, got {shown(name)}")
+    if not 0 < len(name) <= _MAX_NAME or name != name.encode(errors="ignore").decode():
+        raise InvalidKeyError(
+            f"the name of a call must have 1 to {_MAX_NAME} characters that UTF-8 can encode"
+        )
+    return str(uuid.uuid5(_ROOT, f"{wire.hex()}/{name}"))
+
+
+class ClaimedWork:
+    """The work under a claim, for the clients of HTTP that it uses.
+
+    Attributes:
+        wire: the claim's store key.
+    """
+
+    def __init__(self, wire: bytes) -> None:
+        self.wire = wire
+        # Mutable: how often each method and address was asked for.
+        self._asked: Counter[str] = Counter()
+
+    def key_for(self, method: str, url: str) -> str:
+        """Return the key of a request: of its method, its address without the query, and its place among these.
+
+        So the work must send its requests to one address in the same order each time. Where it does not, two of them
+        change keys, and a server that keeps fingerprints refuses both.
+        """
+        parts = urlsplit(url)
+        name = f"{method.upper()} {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        self._asked[name] += 1
+        return downstream_key(self.wire, f"{name[:900]} {self._asked[name]}")
+
+
+present_work: ContextVar[ClaimedWork | None] = ContextVar("fastdedup_claimed_work", default=None)
+"""The work under a claim that runs in this context; tasks that it starts inherit it."""
+
+
+class Interest:
+    """Whether any client asks for `present_work`; where not, claims do not set it."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+
+interest: Final = Interest()
+
+
+def enter(wire: bytes) -> Token[ClaimedWork | None] | None:
+    """Make a claim's work the present one; pass the answer to `leave`."""
+    return present_work.set(ClaimedWork(wire)) if interest.wanted else None
+
+
+def leave(token: Token[ClaimedWork | None] | None) -> None:
+    """End what `enter` began. Where that was in another context, which has ended, nothing is to be done."""
+    if token is not None:
+        try:
+            present_work.reset(token)
+        except ValueError:
+            return

@@ -1,0 +1,54 @@
+"""Who looked at records, or removed one, and why: the events for an audit."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from functools import cache
+from typing import Any, Final
+
+from ..errors import ConfigError
+from ..events import KeyForgotten, RecordsListed, emit
+from .holder import holder_name
+from .namespace import Namespace
+
+MOST_REASON: Final = 256
+
+
+def check_reason(reason: Any) -> str:
+    """Return why somebody forgets or lists, "" where they do not say it.
+
+    Raises:
+        ConfigError: it is no text, or a long one.
+    """
+    if reason is None:
+        return ""
+    if not isinstance(reason, str) or len(reason) > MOST_REASON:
+        raise ConfigError(f"reason must be text of at most {MOST_REASON} characters")
+    return reason
+
+
+def tell_forgotten(namespace: Namespace, kind: str, key: str, found: bool | None, reason: str | None) -> None:
+    """Report that a record, or an id of a ledger, was forgotten."""
+    name = namespace.settings.namespace
+    emit(namespace.connection.on_event, KeyForgotten(name, kind, key, found, whoever(), check_reason(reason)))
+
+
+def tell_listed(namespace: Namespace, prefix: str, found: int, reason: str | None) -> None:
+    """Report that records were listed."""
+    name = namespace.settings.namespace
+    emit(namespace.connection.on_event, RecordsListed(name, prefix, found, whoever(), check_reason(reason)))
+
+
+def whoever() -> str:
+    """Return who asks, for an audit: the user, the host and the process."""
+    return holder_name(_user(), socket.gethostname(), os.getpid())
+
+
+@cache
+def _user() -> str:
+    try:
+        return getpass.getuser()[:20]
+    except (OSError, KeyError, ImportError):  # a container may have no name for its user
+        return f"uid{os.getuid()}" if hasattr(os, "getuid") else ""

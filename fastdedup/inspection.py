@@ -1,0 +1,164 @@
+"""What an operator asks of records: show one, forget one, list those of a namespace. No part of a claim's life."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Final, get_args
+
+from .checks import Seconds, check_count, check_seconds, shown
+from .errors import ConfigError, InvalidKeyError, UnavailableError
+from .gate.namespace import Namespace
+from .model import Listing, Record, RecordKind, State
+from .protocol.keyspace import Kind, found_in
+from .protocol.operations import Code, ForgetOp, ReadOp
+from .stores.base import ListedStore, Page, Query
+from .tokens import token_bytes
+
+KINDS: Final[dict[str, Kind]] = {
+    "claim": Kind.CLAIM,
+    "lock": Kind.LOCK,
+    "token": Kind.TOKEN,
+    "machine": Kind.MACHINE,
+}
+"""The kinds of records; an id of a ledger has no record, and a web key's is a claim's."""
+LISTED: Final = ("claim", "lock", "token")
+"""The kinds that a list can show: a machine's record has no owner and no age."""
+_PAGE: Final = 512
+"""Keys that the store looks at in one step, about: 0.3 ms of a server that serves others meanwhile."""
+
+
+def wire_of(namespace: Namespace, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> bytes:
+    """Return the store key of a record.
+
+    Args:
+        namespace: whose record it is.
+        key: the claim's or lock's key; the token; the machine's name, "/" and the id.
+        kind: which of these it is.
+        digest: `key` is "#" and 32 hexadecimal digits, as a list shows a token or a long key.
+
+    Raises:
+        InvalidKeyError: no such record can have this key.
+        ConfigError: there is no such kind.
+    """
+    keyspace = namespace.keyspace(_kind(kind))
+    if digest:
+        if not isinstance(key, str):
+            raise InvalidKeyError(f"a digest must be text, got {type(key).__name__}")
+        return keyspace.wire_of_digest(key)
+    return keyspace.wire_digest(token_bytes(key)) if kind == "token" else keyspace.wire(key)
+
+
+async def read(namespace: Namespace, key: str, kind: RecordKind, *, digest: bool) -> Record | None:
+    """Return a record, or None where there is none. Errors as of `Dedup.get`."""
+    reply = await namespace.ask.run(ReadOp(wire_of(namespace, key, kind, digest=digest)))
+    if reply == Code.ABSENT:
+        return None
+    # A token is a secret, which is shown nowhere.
+    name = "#" + wire_of(namespace, key, kind, digest=digest)[-16:].hex() if kind == "token" else key
+    return namespace.record(name, reply, kind)
+
+
+async def forget(
+    namespace: Namespace,
+    key: str,
+    kind: RecordKind,
+    *,
+    digest: bool,
+    heard: Callable[[str, bool | None], None],
+) -> bool:
+    """Remove a record, and report the key and what became of it to `heard`. Errors as of `Dedup.forget`."""
+    wire = wire_of(namespace, key, kind, digest=digest)
+    name = "#" + wire[-16:].hex() if kind == "token" else key
+    found: bool | None = None
+    try:
+        found = await namespace.ask.run(ForgetOp(wire)) == Code.OK
+    finally:
+        # Also where the answer is lost: it may have taken effect.
+        if kind == "claim":
+            namespace.recent.pop(key, None)
+        heard(name, found)
+    return found
+
+
+async def listing(
+    namespace: Namespace,
+    *,
+    kind: RecordKind | None,
+    prefix: str,
+    state: State | None,
+    older: Seconds,
+    limit: int,
+    within: Seconds,
+    cursor: str | None,
+) -> Listing:
+    """Return some of the records, within a budget. See `Dedup.records`."""
+    query = _query(namespace, kind, prefix)
+    least, ends = check_seconds(older, "older", least=0.0), monotonic() + check_seconds(within, "within")
+    check_count(limit, "limit")
+    store: Any = namespace.connection.running_engine() and namespace.connection.store
+    if not isinstance(store, ListedStore):
+        raise ConfigError(f"this store cannot list its records: {type(store).__name__} has no page()")
+    records: list[Record] = []
+    looked_at, after = 0, cursor or ""
+    while True:
+        try:
+            page = await store.page(query, after, _PAGE)
+        except UnavailableError:
+            if not records:
+                raise
+            break  # the cursor says where to go on
+        after = page.cursor
+        looked_at += page.seen
+        records += [
+            record
+            for record in _records_of(namespace, query, page)
+            if (state is None or record.state is state) and (record.age or 0.0) >= least
+        ]
+        if not after or len(records) >= limit or monotonic() >= ends:
+            break
+    return Listing(records, after or None, looked_at)
+
+
+def state_of(name: Any) -> State:
+    """Return a state of its name.
+
+    Raises:
+        ConfigError: there is no such state.
+    """
+    try:
+        return State(name)
+    except ValueError:
+        raise ConfigError(
+            f"state must be one of {', '.join(state.value for state in State)}, got {shown(name)}"
+        ) from None
+
+
+def _query(namespace: Namespace, kind: RecordKind | None, prefix: str) -> Query:
+    if kind is not None and kind not in LISTED:
+        raise ConfigError(
+            f"kind must be one of {', '.join(LISTED)}, or None for all of these, got {shown(kind)}"
+        )
+    try:
+        if not isinstance(prefix, str) or len(prefix.encode()) > 1024:
+            raise InvalidKeyError("prefix must be text of at most 1024 bytes, with which a key begins")
+    except UnicodeEncodeError as error:
+        raise InvalidKeyError(f"prefix must be text that UTF-8 can encode: {error.reason}") from None
+    names = LISTED if kind is None else (kind,)
+    return Query(namespace.settings.namespace, tuple(KINDS[name] for name in names), prefix)
+
+
+def _records_of(namespace: Namespace, query: Query, page: Page) -> list[Record]:
+    records = []
+    for wire, stored in page.found:
+        found = found_in(wire, *query)
+        if found is not None and stored.state != "M":
+            kind: Any = found.kind.name.lower()
+            records.append(namespace.record(found.key, stored, kind, page.now_us))
+    return records
+
+
+def _kind(kind: Any) -> Kind:
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ConfigError(f"kind must be one of {', '.join(get_args(RecordKind))}, got {shown(kind)}")
+    return KINDS[kind]
