@@ -17,7 +17,7 @@ from .gate.namespace import Namespace
 from .gate.together import Together
 from .gate.undo import MAX_GIVEN_UP
 from .keys import check_namespace
-from .model import LedgerStats
+from .model import LedgerStats, Record
 from .protocol.ledger_views import (
     LEAST_WINDOW,
     MOST_CAPACITY,
@@ -39,8 +39,9 @@ from .protocol.ledgers import (
     id_bytes,
     ledger_wire,
     listed_bytes,
+    record_wire,
 )
-from .protocol.operations import Code, Reply, StoredForm, Weight
+from .protocol.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Weight
 from .protocol.owners import draw_owner, owner_field, owner_text
 from .stores.base import NO_EVICTION, EvictingStore
 
@@ -224,6 +225,20 @@ class Ledger:
                 return reply is Code.OK
             self._judge(reply)
         raise self._changes_all_the_time()
+
+    async def record_of(self, key: str) -> Record | None:
+        """Return the record of a claim whose success this ledger remembers (`remember=`), or None. For inspection."""
+        wire = await self._record_wire(key)
+        reply = await self._namespace.ask.run(ReadOp(wire))
+        return None if reply == Code.ABSENT else self._namespace.record(key, reply)
+
+    async def forget_record(self, key: str) -> bool:
+        """Remove that record, whoever owns it; False where there was none. The ledger's entry stays: see `forget`."""
+        return await self._namespace.ask.run(ForgetOp(await self._record_wire(key))) == Code.OK
+
+    async def _record_wire(self, key: str) -> bytes:
+        namespace, (bucket, _, _) = self._namespace, await self.place_of(key)
+        return record_wire(bucket, namespace.claims.wire(key), namespace.settings.namespace)
 
     async def stats(self) -> LedgerStats:
         """Return what the ledger holds, from at most 1,000 of its buckets. Errors as for `first`."""

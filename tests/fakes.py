@@ -11,6 +11,7 @@ import redis.exceptions as driver
 
 from fastdedup.stores.redis import RedisStore
 from fastdedup.stores.redis.connection import RedisConnection
+from fastdedup.stores.redis.scripts import pack
 
 _PREFIXES = {
     driver.NoScriptError: "NOSCRIPT",
@@ -44,6 +45,18 @@ class FakeConnection(RedisConnection):
         task = self._loop.create_task(self._answer(reader.gets()))
         self._tasks.add(task)
         task.add_done_callback(lambda task: self._answered(task, on_reply))
+
+    def call_many(self, packed: bytes, count: int, on_replies: Any) -> None:
+        reader, replies = hiredis.Reader(), list[Any]()
+        reader.feed(packed)
+        for _ in range(count):
+            command = reader.gets()
+            self.call(pack(*command), lambda reply: self._one_more(replies, reply, count, on_replies))
+
+    def _one_more(self, replies: list[Any], reply: Any, count: int, on_replies: Any) -> None:
+        replies.append(reply)
+        if len(replies) == count:
+            on_replies(replies)
 
     def post(self, packed: bytes) -> None:
         self._loop.call_soon(self._on_push, [b"pong", b""])

@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import fastdedup.cli.main
+import fastdedup.cli.records
 from fastdedup import Dedup, DedupError, fingerprint
 from fastdedup.bench import SCENARIOS, Scenario
 from fastdedup.demo.payments import PaymentReport
@@ -242,8 +243,12 @@ def test_inspect_prints_json_for_programs(at_redis: Callable[..., Result], gate:
     record = json.loads(result.stdout)
     assert 0 < record.pop("ttl") <= 60
     assert record.pop("fence") > 0
+    assert 0 <= record.pop("age") < 60
     assert record == {
         "key": "order:42",
+        "kind": "claim",
+        "version": None,
+        "holder": None,
         "state": "succeeded",
         "owner": "worker-7",
         "attempt": 1,
@@ -396,7 +401,7 @@ def test_an_error_of_several_lines_becomes_one(
     def refuse(*_: Any, **__: Any) -> None:
         raise DedupError("first line\n  second line")
 
-    monkeypatch.setattr(fastdedup.cli.main, "Dedup", refuse)
+    monkeypatch.setattr(fastdedup.cli.records, "Dedup", refuse)
     assert run("inspect", "k", "--url", "redis://h").stderr == "Error: first line second line\n"
 
 
@@ -433,6 +438,7 @@ def test_help_lists_every_command(run: Callable[..., Result]) -> None:
         for command in (
             "demo",
             "inspect",
+            "list",
             "forget",
             "bench",
             "serve",

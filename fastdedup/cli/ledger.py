@@ -105,10 +105,10 @@ async def _created(dedup: Dedup, name: str, settings: dict[str, Any]) -> bool:
 async def _stats(dedup: Dedup, name: str) -> LedgerStats | None:
     async with dedup:
         form = await read_form(dedup._namespace, name)
-        return None if form is None else await _of_form(dedup, name, form).stats()
+        return None if form is None else await of_form(dedup, name, form).stats()
 
 
-def _of_form(dedup: Dedup, name: str, form: LedgerForm) -> Ledger:
+def of_form(dedup: Dedup, name: str, form: LedgerForm) -> Ledger:
     """Return the ledger that was founded so."""
     return dedup.ledger(
         name,

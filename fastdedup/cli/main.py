@@ -4,24 +4,20 @@ To add a command: write a function below the last command, decorate it with ``@c
 ``@gate_options()``, and run its coroutine with `run`. Let `DedupError` pass: the group prints it.
 """
 
-import contextlib
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-import orjson
-from click.core import ParameterSource
 from rich.box import ROUNDED
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from fastdedup import Dedup, DedupError, ForeignRecordError, Record
+from fastdedup import Dedup, DedupError
 from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
 from fastdedup.bench import Table as Played
 from fastdedup.cli.dead_letters import COMMANDS as DEAD_LETTERS
@@ -29,17 +25,16 @@ from fastdedup.cli.demo_messages import messages_options, play_messages
 from fastdedup.cli.gate import gate_options, run
 from fastdedup.cli.inbox import COMMANDS as INBOX
 from fastdedup.cli.ledger import COMMANDS as LEDGER
+from fastdedup.cli.records import COMMANDS as RECORDS
 from fastdedup.cli.shop import web_options
 from fastdedup.cli.sidecar import COMMANDS as SIDECAR
 from fastdedup.cli.sidecar import sidecar_sale, sidecar_wanted
 from fastdedup.cli.tables import facts_table, verdict
-from fastdedup.codec import JSONCodec
+from fastdedup.cli.terminal import print_json
 from fastdedup.compiled import build
 from fastdedup.demo.payments import PaymentReport, run_payments
 from fastdedup.demo.sale import Report, run_sale, sale_dedup
-from fastdedup.sidecar.client import forget_record, get_record
 from fastdedup.sidecar.urls import without_secrets as _without_secrets
-from fastdedup.web.response import ResponseCodec
 
 T = TypeVar("T")
 Command = Callable[..., Any]
@@ -61,16 +56,8 @@ def cli() -> None:
     """Are you the first? A dedup gateway on Redis, and its records."""
 
 
-for command in (*SIDECAR, *INBOX, *LEDGER, *DEAD_LETTERS):
+for command in (*RECORDS, *SIDECAR, *INBOX, *LEDGER, *DEAD_LETTERS):
     cli.add_command(command)
-
-
-_at_socket = click.option(
-    "--socket",
-    type=click.Path(dir_okay=False, path_type=Path),
-    is_eager=True,  # read before --url, which is not needed with it
-    help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one.",
-)
 
 
 @cli.command()
@@ -137,7 +124,7 @@ def demo(
             "payments": paid and asdict(paid),
             "messages": consumed,
         }
-        _print_json(_sale_facts(report) | {name: facts for name, facts in acts.items() if facts})
+        print_json(_sale_facts(report) | {name: facts for name, facts in acts.items() if facts})
     violations = [
         *report.violations,
         *(again.violations if again else ()),
@@ -231,46 +218,6 @@ def _sale_table(report: Report, *, title: str) -> Table:
 
 
 @cli.command()
-@click.argument("key")
-@_at_socket
-@gate_options(namespace="fastdedup")
-def inspect(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
-    """Show the record of KEY; exits with 1 if there is no record."""
-    if socket is None:
-        record = run(_get(Dedup(url, namespace=namespace, codec=AnyCodec()), key))
-    else:
-        record = get_record(socket, key, _namespace_if_given(namespace))
-    if as_json:
-        _print_json(None if record is None else _record_facts(record))
-    elif record is not None:
-        Console().print(_record_table(record))
-    else:
-        click.echo(f"Nothing is recorded for {key!r} in namespace {namespace!r}.", err=True)
-    if record is None:
-        raise SystemExit(1)
-
-
-@cli.command()
-@click.argument("key")
-@_at_socket
-@gate_options(namespace="fastdedup")
-def forget(key: str, socket: Path | None, url: str, namespace: str, as_json: bool) -> None:
-    """Delete the record of KEY, so that its next claim is the first; exits with 1 if there is no record."""
-    if socket is None:
-        forgotten = run(_forget(Dedup(url, namespace=namespace), key))
-    else:
-        forgotten = forget_record(socket, key, _namespace_if_given(namespace))
-    if as_json:
-        _print_json({"key": key, "forgotten": forgotten})
-    elif forgotten:
-        click.echo(f"Forgot {key!r}: its next claim will be the first.")
-    else:
-        click.echo(f"Nothing is recorded for {key!r} in namespace {namespace!r}.", err=True)
-    if not forgotten:
-        raise SystemExit(1)
-
-
-@cli.command()
 @click.option(
     "--rounds",
     type=click.IntRange(min=1),
@@ -296,7 +243,7 @@ def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) 
     plan = Plan(url, rounds, seconds, namespace=f"{namespace}-{secrets.token_hex(3)}")
     played = run(_played(plan, quiet=as_json))
     if as_json:
-        _print_json([_played_facts(table) for table in played])
+        print_json([_played_facts(table) for table in played])
     else:
         for table in played:
             Console().print(_played_table(table))
@@ -313,9 +260,8 @@ def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) 
 
 
 async def _played(plan: Plan, *, quiet: bool) -> tuple[Played, ...]:
-    await _get(
-        Dedup(plan.url, namespace=plan.namespace), "here?"
-    )  # an outage is one error now, not one in each row
+    async with Dedup(plan.url, namespace=plan.namespace) as dedup:
+        await dedup.get("here?")  # an outage is one error now, not one in each row
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
         task = progress.add_task("", total=sum(turns(each, CONTESTANTS, plan.rounds) for each in SCENARIOS))
@@ -336,76 +282,3 @@ def _played_table(played: Played) -> Table:
     for row in rows:
         table.add_row(*map(Text, row))
     return table
-
-
-def _namespace_if_given(namespace: str) -> str | None:
-    """Return the namespace, or None where it was not given: then the sidecar uses its own default."""
-    source = click.get_current_context().get_parameter_source("namespace")
-    return None if source is ParameterSource.DEFAULT else namespace
-
-
-class AnyCodec:
-    """Shows results of any codec: JSON, the parts of a web response, or any other bytes as text."""
-
-    dumps = JSONCodec().dumps
-
-    def loads(self, data: bytes) -> Any:
-        """Decode JSON and web responses, and show any other bytes as text; never fails."""
-        for decode in (orjson.loads, _response_facts):
-            with contextlib.suppress(ValueError, ForeignRecordError):
-                return decode(data)
-        return data.decode(errors="backslashreplace")
-
-
-def _response_facts(data: bytes) -> dict[str, Any]:
-    response = ResponseCodec().loads(data)
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
-    body = response.body.decode(errors="backslashreplace") if response.whole else None
-    return {"status": response.status, "headers": headers, "body": body}
-
-
-async def _get(dedup: Dedup, key: str) -> Record | None:
-    async with dedup:
-        return await dedup.get(key)
-
-
-async def _forget(dedup: Dedup, key: str) -> bool:
-    async with dedup:
-        return await dedup.forget(key)
-
-
-def _record_facts(record: Record) -> dict[str, Any]:
-    return {
-        "key": record.key,
-        "state": record.state.value,
-        "owner": record.owner,
-        "fence": record.fence,
-        "attempt": record.attempt,
-        "lease": record.lease,
-        "ttl": record.ttl,
-        "fingerprint": None if record.fingerprint is None else record.fingerprint.hex(),
-        "result": record.result,
-        "error": record.error,
-    }
-
-
-def _record_table(record: Record) -> Table:
-    facts = _record_facts(record)
-    facts["lease"] = None if record.lease is None else f"{record.lease:.1f} s left"
-    facts["ttl"] = f"{record.ttl:.1f} s left"
-    table = Table(box=ROUNDED, show_header=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, fact in facts.items():
-        shown = "-" if fact is None else fact if isinstance(fact, str) else _json(fact)
-        table.add_row(name, Text(shown))  # as Text, because rich would take [brackets] for markup
-    return table
-
-
-def _json(facts: Any) -> str:
-    # With repr, because a result of another codec need not be JSON, and inspecting it must not fail.
-    return orjson.dumps(facts, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
-
-
-def _print_json(facts: Any) -> None:
-    click.echo(_json(facts))

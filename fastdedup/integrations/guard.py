@@ -9,6 +9,7 @@ from ..claim import Claim
 from ..gateway import Dedup
 from ..model import Outcome
 from ..web.forms import redeemed_subject
+from ..web.record_keys import SCOPE
 from ..web.request import Request
 from ..web.response import ResponseCodec
 from ..web.rules import Rule
@@ -52,7 +53,7 @@ class Guard:
     def __init__(self, dedup: Dedup, rule: Rule, codec: ResponseCodec | None = None) -> None:
         self.rule = rule
         settings = record_settings(rule, codec or ResponseCodec())
-        self.dedup = dedup.scoped("http", **settings)
+        self.dedup = dedup.scoped(SCOPE, **settings)
         self.forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
 
     async def claim(self, request: Request, principal: Any, key: str, *, tied: bool = False) -> Claim:

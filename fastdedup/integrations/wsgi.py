@@ -15,6 +15,7 @@ from ..web.fingerprints import json_fingerprint
 from ..web.forms import redeemed_subject
 from ..web.header import parse
 from ..web.policy import PublishedPolicy, docs_at
+from ..web.record_keys import SCOPE
 from ..web.request import Named, Request, by_header, everyone
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
@@ -53,7 +54,7 @@ class WsgiGuard:
             )
         self.rule = rule
         settings = record_settings(rule, ResponseCodec(spelled=True))
-        self._dedup = dedup.scoped("http", **settings)
+        self._dedup = dedup.scoped(SCOPE, **settings)
         self._forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
 
     def ask(self, environ: WSGIEnvironment, docs: str | None, read: ReadBody) -> Claim | Response | None:

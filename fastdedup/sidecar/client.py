@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from ..errors import ConfigError, UnavailableError
-from ..model import Record, State
+from ..model import Listing, Record, State
 
 _TIMEOUT = 5.0
 
@@ -51,27 +51,79 @@ def fetch(path: Path, address: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def get_record(path: Path, key: str, namespace: str | None) -> Record | None:
+def get_record(
+    path: Path, key: str, namespace: str | None, *, kind: str = "claim", digest: bool = False
+) -> Record | None:
     """Return the record of a key from the sidecar at `path`. Raises what `fetch` raises."""
-    answer = _ask(path, "FD.GET", key, namespace)
-    if answer is None:
-        return None
-    facts: dict[str, Any] = orjson.loads(cast(bytes, answer))
+    answer = _ask(path, "FD.GET", key, *_options(NS=namespace, KIND=kind), *_flag(digest))
+    return None if answer is None else _record_in(orjson.loads(cast(bytes, answer)))
+
+
+def _record_in(facts: dict[str, Any]) -> Record:
     mark = facts.pop("fingerprint")
-    for time in ("lease", "ttl"):  # milliseconds on the wire
+    for time in ("lease", "ttl", "age"):  # milliseconds on the wire
         facts[time] = None if facts[time] is None else facts[time] / 1000
     facts["state"] = State(facts["state"])
     return Record(**facts, fingerprint=None if mark is None else bytes.fromhex(mark))
 
 
-def forget_record(path: Path, key: str, namespace: str | None) -> bool:
+def forget_record(
+    path: Path,
+    key: str,
+    namespace: str | None,
+    *,
+    kind: str = "claim",
+    digest: bool = False,
+    reason: str | None = None,
+) -> bool:
     """Remove the record of a key; return False where the key had no record. Raises what `fetch` raises."""
-    return bool(_ask(path, "FD.FORGET", key, namespace))
+    options = _options(NS=namespace, KIND=kind, REASON=reason)
+    return bool(_ask(path, "FD.FORGET", key, *options, *_flag(digest)))
 
 
-def _ask(path: Path, *command: str | None) -> Any:
-    verb, key, namespace = command
-    words = [verb, key] + ([] if namespace is None else ["NS", namespace])
+def list_records(
+    path: Path,
+    namespace: str | None,
+    *,
+    kind: str | None,
+    prefix: str,
+    state: str | None,
+    older: float,
+    limit: int,
+    within: float,
+    cursor: str | None,
+    reason: str | None,
+) -> Listing:
+    """Return records from the sidecar at `path`; times in seconds. Raises what `fetch` raises."""
+    options = _options(
+        NS=namespace, KIND=kind, PREFIX=prefix or None, STATE=state, CURSOR=cursor, REASON=reason
+    )
+    numbers = _options(
+        OLDER=str(round(older * 1000)), LIMIT=str(limit), WITHIN=str(max(1, round(within * 1000)))
+    )
+    found = orjson.loads(cast(bytes, _ask(path, "FD.LIST", *options, *numbers)))
+    return Listing([_record_in(facts) for facts in found["records"]], found["cursor"], found["looked_at"])
+
+
+def seen_id(path: Path, ledger: str, id: str, namespace: str | None) -> bool:
+    """Return whether a ledger of the sidecar at `path` remembers an id. Raises what `fetch` raises."""
+    return bool(_ask(path, "FD.SEEN", *_options(NS=namespace), ledger, id)[0])
+
+
+def forget_id(path: Path, ledger: str, id: str, namespace: str | None) -> bool:
+    """Remove an id from a ledger; return False where it was not remembered. Raises what `fetch` raises."""
+    return bool(_ask(path, "FD.FORGETID", *_options(NS=namespace), ledger, id)[0])
+
+
+def _options(**values: str | None) -> list[str]:
+    return [part for name, value in values.items() if value is not None for part in (name, value)]
+
+
+def _flag(digest: bool) -> list[str]:
+    return ["DIGEST"] if digest else []
+
+
+def _ask(path: Path, *words: str) -> Any:
     with _client(path) as client:
         return cast(Any, client).execute_command(*words)
 

@@ -10,6 +10,8 @@ from ..errors import ConfigError
 from ..keys import business_key
 from .request import EVERYONE, PrincipalMissing
 
+SCOPE: Final = "http"
+"""The scope below a gate's namespace in which middlewares keep the records of web keys: `shop:http`."""
 _LONGEST: Final = 128
 """The longest path or principal, in bytes, that is in a record's key (at most 1024 bytes) as it is."""
 

@@ -1,0 +1,427 @@
+"""The operators' commands: `fastdedup list` finds what is stuck, `inspect` shows a record, `forget` removes it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import click
+import orjson
+from click.core import ParameterSource
+from rich.box import ROUNDED
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..codec import JSONCodec
+from ..errors import ForeignRecordError, InvalidKeyError
+from ..gateway import Dedup
+from ..inspection import KINDS, LISTED
+from ..ledger import Ledger, read_form
+from ..model import Listing, Record, State
+from ..protocol.owners import is_drawn, owner_field
+from ..sidecar import client
+from ..web import header
+from ..web.record_keys import SCOPE, scope_key, shortened
+from ..web.request import EVERYONE
+from ..web.response import ResponseCodec
+from ..web.rules import Rule
+from .gate import gate_options, run
+from .inbox import Duration
+from .ledger import of_form
+from .terminal import as_json, print_json, printable
+
+Command = Callable[..., Any]
+_GATE = "GATE"
+"""Stands for the method of requests that a proxy asks the sidecar's gate about; PATH is then the route."""
+
+
+class RecordPlace:
+    """Which record is meant: a key of some kind, or an id of a ledger.
+
+    Args:
+        key: the key, or the id.
+        kind: the key's kind.
+        digest: the key is a digest.
+        ledger: the ledger's name, for an id.
+        scope: the scope below the namespace in which the record is, or None.
+    """
+
+    def __init__(
+        self, key: str, kind: str, digest: bool, ledger: str | None, *, scope: str | None = None
+    ) -> None:
+        self.key = key
+        self.kind: Any = kind
+        self.digest = digest
+        self.ledger = ledger
+        self._scope = scope
+
+    def within(self, namespace: str) -> str:
+        """Return the namespace of the record, below the namespace of the gate."""
+        return namespace if self._scope is None else f"{namespace}:{self._scope}"
+
+
+def place_options(command: Command) -> Command:
+    """Add the argument and the options that name a record."""
+    options = [
+        click.argument("key", required=False),
+        click.option(
+            "--kind",
+            type=click.Choice(list(KINDS)),
+            default="claim",
+            show_default=True,
+            help='What KEY is of. A machine\'s KEY is its name, "/" and the id.',
+        ),
+        click.option(
+            "--digest",
+            is_flag=True,
+            help="KEY is # and 32 hexadecimal digits, as `list` shows a token or a long key.",
+        ),
+        click.option(
+            "--http",
+            nargs=2,
+            metavar="METHOD PATH",
+            help="A web key: the route's method and path, as POST /orders/{id}. With --key, and not KEY.",
+        ),
+        click.option(
+            "--principal", help="Whose web key: what the principal function returns. [default: everyone]"
+        ),
+        click.option("--key", "web_key", help="The request's Idempotency-Key, for --http."),
+        click.option("--ledger", help="KEY is an id of this ledger."),
+        click.option(
+            "--socket",
+            type=click.Path(dir_okay=False, path_type=Path),
+            is_eager=True,  # read before --url, which is not needed with it
+            help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def place_of(
+    key: str | None,
+    kind: str,
+    digest: bool,
+    http: tuple[str, str] | None,
+    principal: str | None,
+    web_key: str | None,
+    ledger: str | None,
+) -> RecordPlace:
+    """Return the place that the options name; a mistake ends the command."""
+    if http is None:
+        if principal is not None or web_key is not None:
+            raise click.UsageError("--principal and --key go with --http METHOD PATH")
+        if key is None:
+            raise click.UsageError("the key is missing: give KEY, or --http METHOD PATH --key …")
+        return RecordPlace(key, kind, digest, ledger)
+    if key is not None or web_key is None:
+        raise click.UsageError("with --http the key is given by --key, and not as KEY")
+    if kind != "claim" or digest or ledger is not None:
+        raise click.UsageError("--http goes without --kind, --digest and --ledger")
+    at_gate = http[0].upper() == _GATE  # a proxy's requests, whose records are in the namespace that it names
+    if not at_gate and _is_default_of_sidecar():
+        raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
+    name = key_of_request(*http, principal, web_key)
+    return RecordPlace(name, "claim", False, None, scope=None if at_gate else SCOPE)
+
+
+def key_of_request(method: str, path: str, principal: str | None, key: str) -> str:
+    """Return the record's key for a request, by the rule of the middlewares, or of the sidecar's gate (GATE).
+
+    Raises:
+        InvalidKeyError: no request can have this key.
+    """
+    try:
+        name = header.parse([key.encode()]) or ""
+    except (header.BadKey, UnicodeEncodeError) as error:
+        raise InvalidKeyError(f"--key is no Idempotency-Key: {error}") from None
+    caller = EVERYONE if principal is None else principal
+    if method.upper() == _GATE:
+        return scope_key(f"GATE {shortened(path)}", caller, name)
+    return Rule(path, principal=lambda request: None).scope_key(method.upper(), path, caller, name)
+
+
+@click.command()
+@place_options
+@gate_options(namespace="fastdedup")
+def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **named: Any) -> None:
+    """Show the record of KEY; exits with 1 if there is no record."""
+    place = place_of(**named)
+    namespace = place.within(namespace)
+    remembered: bool | None = None
+    if socket is None:
+        record, remembered = run(_read(Dedup(url, namespace=namespace, codec=AnyCodec()), place))
+    else:
+        where = namespace_if_given(namespace)
+        if place.ledger is not None:
+            record, remembered = None, client.seen_id(socket, place.ledger, place.key, where)
+        else:
+            record = client.get_record(socket, place.key, where, kind=place.kind, digest=place.digest)
+    _show(record, remembered, place, namespace, as_json)
+    if record is None and not remembered:
+        raise SystemExit(1)
+
+
+@click.command()
+@place_options
+@click.option("--reason", help="Why, for the audit: up to 256 characters.")
+@gate_options(namespace="fastdedup")
+def forget(
+    socket: Path | None, url: str, namespace: str, as_json: bool, reason: str | None, **named: Any
+) -> None:
+    """Delete the record of KEY, so that its next claim is the first; exits with 1 if there is no record."""
+    place = place_of(**named)
+    namespace = place.within(namespace)
+    if socket is None:
+        forgotten = run(_forget(Dedup(url, namespace=namespace), place, reason))
+    else:
+        where = namespace_if_given(namespace)
+        if place.ledger is not None:
+            forgotten = client.forget_id(socket, place.ledger, place.key, where)
+        else:
+            forgotten = client.forget_record(
+                socket, place.key, where, kind=place.kind, digest=place.digest, reason=reason
+            )
+    if as_json:
+        print_json({"key": place.key, "forgotten": forgotten})
+    elif forgotten:
+        click.echo(f"Forgot {_shown_key(place)}: its next claim will be the first.")
+    else:
+        _say_nothing(place, namespace)
+    if not forgotten:
+        raise SystemExit(1)
+
+
+@click.command("list")
+@click.option(
+    "--state",
+    type=click.Choice([state.value for state in State if state is not State.MACHINE]),
+    help="Of this state only; processing: held, or left behind by an owner that died.",
+)
+@click.option("--older", type=Duration(), default=timedelta(0), help="Acquired so long ago at least, as 60s.")
+@click.option("--prefix", default="", help="How the keys begin.")
+@click.option("--kind", type=click.Choice(LISTED), help="Of this kind only.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Stop at so many records; the last step may bring some more.",
+)
+@click.option(
+    "--within",
+    type=Duration(),
+    default=timedelta(seconds=5),
+    show_default="5s",
+    help="Stop after this time.",
+)
+@click.option("--cursor", help="Where an earlier list stopped.")
+@click.option("--reason", help="Why, for the audit: up to 256 characters.")
+@click.option(
+    "--socket",
+    type=click.Path(dir_okay=False, path_type=Path),
+    is_eager=True,
+    help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one.",
+)
+@gate_options(namespace="fastdedup")
+def list_records(
+    socket: Path | None,
+    url: str,
+    namespace: str,
+    as_json: bool,
+    older: timedelta,
+    within: timedelta,
+    **wanted: Any,
+) -> None:
+    """List records, to find what is stuck: claims, web keys, locks and tokens, without their results.
+
+    The store is asked a few hundred keys at a time, and serves others between. Where the list stops before its end,
+    it says how to go on. A key that `list` shows as # and digits is named to `inspect` and `forget` by --digest.
+    """
+    wanted |= {"older": older.total_seconds(), "within": max(within.total_seconds(), 0.001)}
+    if socket is None:
+        found = run(_listed(Dedup(url, namespace=namespace), wanted))
+    else:
+        found = client.list_records(socket, namespace_if_given(namespace), **wanted)
+    if as_json:
+        print_json(
+            {
+                "records": [record_facts(record) for record in found.records],
+                "cursor": found.cursor,
+                "looked_at": found.looked_at,
+            }
+        )
+        return
+    if found.records:
+        Console().print(_list_table(found))
+    else:
+        click.echo("No record fits.", err=True)
+    if found.cursor is not None:
+        click.echo(
+            f"Stopped after {len(found.records):,} records and about {found.looked_at:,} keys: "
+            f"go on with --cursor {printable(found.cursor)}",
+            err=True,
+        )
+
+
+def namespace_if_given(namespace: str) -> str | None:
+    """Return the namespace, or None where it was not given: then the sidecar uses its own default."""
+    return None if _is_default("namespace") else namespace
+
+
+def _is_default(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.DEFAULT
+
+
+def _is_default_of_sidecar() -> bool:
+    return not _is_default("socket") and _is_default("namespace")
+
+
+# At the store
+
+
+async def _read(dedup: Dedup, place: RecordPlace) -> tuple[Record | None, bool | None]:
+    """Return the record, and of an id whether its ledger remembers it."""
+    async with dedup:
+        if place.ledger is None:
+            return await dedup.get(place.key, place.kind, digest=place.digest), None
+        ledger = await _ledger(dedup, place.ledger)
+        if ledger is None:
+            return None, False
+        return await ledger.record_of(place.key), await ledger.seen(place.key)
+
+
+async def _forget(dedup: Dedup, place: RecordPlace, reason: str | None) -> bool:
+    async with dedup:
+        if place.ledger is None:
+            return await dedup.forget(place.key, place.kind, digest=place.digest, reason=reason)
+        ledger = await _ledger(dedup, place.ledger)
+        if ledger is None:
+            return False
+        record = await ledger.forget_record(place.key)
+        return await ledger.forget(place.key, reason=reason) or record
+
+
+async def _ledger(dedup: Dedup, name: str) -> Ledger | None:
+    form = await read_form(dedup._namespace, name)
+    return None if form is None else of_form(dedup, name, form)
+
+
+async def _listed(dedup: Dedup, wanted: dict[str, Any]) -> Listing:
+    async with dedup:
+        return await dedup.records(**wanted)
+
+
+# For people and programs
+
+
+class AnyCodec:
+    """Shows results of any codec: JSON, the parts of a web response, or any other bytes as text."""
+
+    dumps = JSONCodec().dumps
+
+    def loads(self, data: bytes) -> Any:
+        """Decode JSON and web responses, and show any other bytes as text; never fails."""
+        for decode in (orjson.loads, _response_facts):
+            with contextlib.suppress(ValueError, ForeignRecordError):
+                return decode(data)
+        return data.decode(errors="backslashreplace")
+
+
+def _response_facts(data: bytes) -> dict[str, Any]:
+    response = ResponseCodec().loads(data)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+    body = response.body.decode(errors="backslashreplace") if response.whole else None
+    return {"status": response.status, "headers": headers, "body": body}
+
+
+def record_facts(record: Record) -> dict[str, Any]:
+    """Return a record for JSON, times in seconds."""
+    return asdict(record) | {
+        "state": record.state.value,
+        "fingerprint": None if record.fingerprint is None else record.fingerprint.hex(),
+    }
+
+
+def _show(
+    record: Record | None, remembered: bool | None, place: RecordPlace, namespace: str, as_json: bool
+) -> None:
+    if place.ledger is not None:
+        facts = {"id": place.key, "ledger": place.ledger, "remembered": bool(remembered)}
+        if as_json:
+            print_json(facts | {"record": None if record is None else record_facts(record)})
+            return
+        if remembered:
+            click.echo(f"The ledger {printable(place.ledger)!r} remembers {place.key!r}.")
+    elif as_json:
+        print_json(None if record is None else record_facts(record))
+        return
+    if record is not None:
+        Console().print(_record_table(record))
+    elif not remembered:
+        _say_nothing(place, namespace)
+
+
+def _say_nothing(place: RecordPlace, namespace: str) -> None:
+    where = f"namespace {namespace!r}" if place.ledger is None else f"the ledger {place.ledger!r}"
+    click.echo(f"Nothing is recorded for {_shown_key(place)} in {where}.", err=True)
+
+
+def _shown_key(place: RecordPlace) -> str:
+    # A token is a secret.
+    return "this token" if place.kind == "token" and not place.digest else repr(place.key)
+
+
+def _record_table(record: Record) -> Table:
+    facts = record_facts(record)
+    facts["lease"] = None if record.lease is None else _lease(record.lease)
+    facts["ttl"] = f"{record.ttl:.1f} s left"
+    facts["age"] = None if record.age is None else f"{record.age:.1f} s"
+    table = Table(box=ROUNDED, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, fact in facts.items():
+        shown = "-" if fact is None else fact if isinstance(fact, str) else as_json(fact)
+        table.add_row(name, Text(printable(shown)))  # as Text, because rich would take [brackets] for markup
+    return table
+
+
+def _list_table(found: Listing) -> Table:
+    table = Table(box=ROUNDED)
+    for heading in ("key", "kind", "state"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("age", "lease", "attempt"):
+        table.add_column(heading, justify="right")
+    table.add_column("holder", overflow="fold")
+    for record in sorted(found.records, key=lambda record: -(record.age or 0.0)):
+        facts = (
+            record.key,
+            record.kind,
+            record.state.value,
+            "-" if record.age is None else f"{record.age:,.0f} s",
+            "-" if record.lease is None else _lease(record.lease),
+            str(record.attempt),
+            _holder(record),
+        )
+        table.add_row(*(Text(printable(fact)) for fact in facts))
+    return table
+
+
+def _lease(lease: float) -> str:
+    return f"{lease:.1f} s left" if lease > 0 else f"over for {-lease:,.1f} s"
+
+
+def _holder(record: Record) -> str:
+    """Return who holds a record: the holder, or an owner's name that its caller chose."""
+    if record.holder is not None:
+        return record.holder
+    return "-" if not record.owner or is_drawn(owner_field(record.owner)) else record.owner
+
+
+COMMANDS = (list_records, inspect, forget)

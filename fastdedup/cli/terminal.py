@@ -1,0 +1,39 @@
+"""Text of others, made safe for a terminal: a key may hold what clears the screen or hides the rest of a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import orjson
+
+
+def printable(text: str) -> str:
+    """Return text whose control characters, also those that turn the direction of writing, are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
+
+
+def as_json(facts: Any) -> str:
+    """Return JSON without control characters: the same values, and none of them reaches a terminal.
+
+    With repr, because a result of another codec need not be JSON, and inspecting it must not fail.
+    """
+    text = orjson.dumps(facts, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+    return text if text.isprintable() else "".join(map(_escaped, text))
+
+
+def print_json(facts: Any) -> None:
+    """Print JSON, for programs."""
+    click.echo(as_json(facts))
+
+
+def _escaped(char: str) -> str:
+    if char.isprintable():
+        return char
+    data = char.encode("utf-16-be")
+    return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))

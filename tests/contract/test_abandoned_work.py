@@ -1,0 +1,168 @@
+"""A takeover asks what became of the work: `claim(resolve=)` and `once(resolve=)`; the key of the next hop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, FailedError, Outcome, Resolution, Takeover
+
+from ..stores import Backend
+
+LEASE = 0.02
+WaitUntil = Callable[..., Any]
+
+
+async def abandoned(dedup: Dedup, key: str, wait_until: WaitUntil, **options: Any) -> Claim:
+    """Return the claim of an owner that died: its lease has ended."""
+    claim = await dedup.claim(key, lease=LEASE, **options)
+
+    async def over() -> bool:
+        record = await dedup.get(key)
+        return record is not None and record.lease is not None and record.lease < -0.002
+
+    await wait_until(over, description="the lease ends")
+    return claim
+
+
+def answering(answer: Resolution, heard: list[Takeover]) -> Callable[[Takeover], Awaitable[Resolution]]:
+    async def check(takeover: Takeover) -> Resolution:
+        heard.append(takeover)
+        return answer
+
+    return check
+
+
+async def test_done_is_the_answer_of_everybody(backend: Backend, wait_until: WaitUntil) -> None:
+    heard: list[Takeover] = []
+    async with backend.make(holder="pay") as dedup:
+        first = await abandoned(dedup, "k", wait_until)
+        claim = await dedup.claim("k", resolve=answering(Resolution.done({"charge": 7}), heard))
+        assert (claim.outcome, claim.result) == (Outcome.SUCCEEDED, {"charge": 7})
+        assert (await dedup.claim("k")).result == {"charge": 7}
+        (told,) = heard
+        assert (told.key, told.attempt, told.last_owner, told.last_fence) == (
+            "k",
+            2,
+            first.owner,
+            first.fence,
+        )
+        assert told.fence > first.fence
+        assert str(told.last_holder).startswith("pay@")
+
+
+async def test_not_done_runs_the_work_and_unknown_fails(backend: Backend, wait_until: WaitUntil) -> None:
+    heard: list[Takeover] = []
+    async with backend.make() as dedup:
+        await abandoned(dedup, "k", wait_until)
+        async with dedup.claim("k", resolve=answering(Resolution.not_done(), heard)) as claim:
+            assert claim.acquired
+        await abandoned(dedup, "u", wait_until)
+        claim = await dedup.claim("u", resolve=answering(Resolution.unknown("ask the bank"), heard))
+        assert (claim.outcome, claim.error) == (Outcome.FAILED, "ask the bank")
+        with pytest.raises(FailedError):
+            (await dedup.claim("u")).replay()
+        assert [takeover.key for takeover in heard] == ["k", "u"]
+
+
+async def test_a_first_claim_and_a_duplicate_are_not_asked_about(backend: Backend) -> None:
+    heard: list[Takeover] = []
+    check = answering(Resolution.done(), heard)
+    async with backend.make() as dedup:
+        claim = await dedup.claim("k", resolve=check)
+        assert claim.acquired
+        assert (await dedup.claim("k", resolve=check)).outcome is Outcome.IN_PROGRESS
+        await claim.complete(1)
+        assert (await dedup.claim("k", resolve=check)).result == 1
+    assert heard == []
+
+
+async def test_an_error_of_the_check_releases_the_claim(backend: Backend, wait_until: WaitUntil) -> None:
+    """And the next claim is asked about, too: what was abandoned still is."""
+    heard: list[Takeover] = []
+
+    async def broken(takeover: Takeover) -> Resolution:
+        raise OSError("the bank is away")
+
+    async with backend.make() as dedup:
+        await abandoned(dedup, "k", wait_until)
+        with pytest.raises(OSError, match="away"):
+            await dedup.claim("k", resolve=broken)
+        with pytest.raises(ConfigError, match="Resolution"):
+            await dedup.claim("k", resolve=answering("yes", heard))  # type: ignore[arg-type]
+        claim = await dedup.claim("k", resolve=answering(Resolution.not_done(), heard))
+        assert (claim.acquired, heard[-1].attempt) == (True, 4)
+
+
+@pytest.mark.parametrize("backend", ["memory", "redis"], indirect=True)
+async def test_the_lease_is_renewed_while_the_check_runs(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make(lease=0.2) as dedup:
+        await abandoned(dedup, "k", wait_until)
+        asked = asyncio.Event()
+
+        async def slow(takeover: Takeover) -> Resolution:
+            asked.set()
+            ends = asyncio.get_running_loop().time() + 0.3
+            await wait_until(
+                lambda: asyncio.get_running_loop().time() > ends, description="the first lease is over"
+            )
+            return Resolution.done("late")
+
+        claiming = asyncio.create_task(dedup.claim("k", resolve=slow))
+        await asked.wait()
+        waiting = await dedup.claim("k", wait=5.0)
+        assert waiting.result == "late"
+        assert (await claiming).result == "late"
+
+
+@pytest.mark.parametrize("backend", ["memory", "redis"], indirect=True)
+async def test_a_check_stops_where_the_lease_is_lost(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make(lease=0.2) as dedup:
+        await abandoned(dedup, "k", wait_until)
+
+        async def forgetting(takeover: Takeover) -> Resolution:
+            await dedup.forget("k")
+            await asyncio.sleep(30)
+            return Resolution.done()
+
+        with pytest.raises(ClaimLostError):
+            await dedup.claim("k", resolve=forgetting)
+
+
+async def test_once_asks_before_it_runs_again(backend: Backend, wait_until: WaitUntil) -> None:
+    heard: list[Takeover] = []
+    ran: list[str] = []
+    async with backend.make() as dedup:
+
+        @dedup.once(key=lambda order: order, resolve=answering(Resolution.done("paid before"), heard))
+        async def pay(order: str) -> str:
+            ran.append(order)
+            return "paid"
+
+        await abandoned(dedup, "k", wait_until)
+        assert [await pay("k"), await pay("k"), await pay("new")] == ["paid before", "paid before", "paid"]
+        assert (ran, len(heard)) == (["new"], 1)
+
+
+async def test_an_owner_that_claims_again_is_asked_too(backend: Backend) -> None:
+    """A named owner that was started again may have done the work before it died."""
+    heard: list[Takeover] = []
+    async with backend.make() as dedup:
+        await dedup.claim("k", owner="worker-1")
+        claim = await dedup.claim("k", owner="worker-1", resolve=answering(Resolution.done(1), heard))
+        assert (claim.result, heard[0].attempt, heard[0].last_owner) == (1, 1, None)
+
+
+async def test_the_key_of_the_next_hop_belongs_to_the_key(backend: Backend, wait_until: WaitUntil) -> None:
+    async with backend.make() as dedup:
+        first = await abandoned(dedup, "k", wait_until)
+        again = await dedup.claim("k")
+        assert again.downstream("stripe") == first.downstream("stripe")
+        await dedup.forget("k")
+        assert (await dedup.claim("k")).downstream("stripe") == first.downstream("stripe")
+        others = {again.downstream("mail"), (await dedup.claim("k2")).downstream("stripe")}
+        others.add((await dedup.scoped("x").claim("k")).downstream("stripe"))
+        assert len(others - {first.downstream("stripe")}) == 3

@@ -1,0 +1,182 @@
+"""`fastdedup list`, `inspect` and `forget`: every kind of record, on a terminal that keys cannot attack."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from fastdedup import Dedup
+from fastdedup.cli.main import cli
+from fastdedup.integrations.asgi import IdempotencyMiddleware
+from fastdedup.web.rules import Rule
+
+EVIL = "\x1b[2Jorder\x9b1m\u202e7"
+
+
+@pytest.fixture
+def namespace() -> str:
+    return f"cli-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, redis_url: str, namespace: str) -> Callable[..., Result]:
+    monkeypatch.setenv("COLUMNS", "120")
+    return lambda *args: CliRunner().invoke(cli, [*args, "--url", redis_url, "--namespace", namespace])
+
+
+@pytest.fixture
+def at_gate(redis_url: str, namespace: str) -> Callable[..., None]:
+    def at_gate(work: Callable[[Dedup], Coroutine[Any, Any, Any]], **options: Any) -> None:
+        async def main() -> None:
+            async with Dedup(
+                redis_url, namespace=namespace, ttl=60, lease=30, token_ttl=60, **options
+            ) as dedup:
+                await work(dedup)
+
+        asyncio.run(main())
+
+    return at_gate
+
+
+def test_list_shows_what_is_held_and_by_whom(
+    run: Callable[..., Result], at_gate: Callable[..., None]
+) -> None:
+    async def work(dedup: Dedup) -> None:
+        await dedup.claim("order:1")
+        await dedup.claim("order:2", owner="worker-7")
+        await (await dedup.claim("order:3")).complete(1)
+        await dedup.claim("mail:4")
+
+    at_gate(work, holder="shop")
+    shown = run("list", "--state", "processing", "--prefix", "order:").stdout
+    assert "shop@" in shown
+    assert "worker-7" in shown
+    assert all(name not in shown for name in ("order:3", "mail:4", "~"))
+    facts = json.loads(run("list", "--prefix", "order:", "--json").stdout)
+    assert sorted(record["key"] for record in facts["records"]) == ["order:1", "order:2", "order:3"]
+    assert facts["cursor"] is None
+    none = run("list", "--older", "60s")
+    assert (none.exit_code, none.stdout, none.stderr) == (0, "", "No record fits.\n")
+
+
+def test_list_says_where_it_stopped_and_goes_on(
+    run: Callable[..., Result], at_gate: Callable[..., None]
+) -> None:
+    async def work(dedup: Dedup) -> None:
+        await dedup.claim_many([f"k{number}" for number in range(1500)])
+
+    at_gate(work)
+    first = run("list", "--limit", "1", "--json")
+    found = json.loads(first.stdout)
+    assert found["cursor"]
+    assert f"go on with --cursor {found['cursor']}" in run("list", "--limit", "1").stderr
+    keys = {record["key"] for record in found["records"]}
+    while found["cursor"]:
+        found = json.loads(run("list", "--limit", "1", "--cursor", found["cursor"], "--json").stdout)
+        keys |= {record["key"] for record in found["records"]}
+    assert len(keys) == 1500
+
+
+def test_a_terminal_gets_no_control_characters(
+    run: Callable[..., Result], at_gate: Callable[..., None]
+) -> None:
+    async def work(dedup: Dedup) -> None:
+        await (await dedup.claim(EVIL, owner=EVIL)).complete(EVIL)
+
+    at_gate(work)
+    for shown in (run("list"), run("list", "--json"), run("inspect", EVIL), run("inspect", EVIL, "--json")):
+        assert shown.exit_code == 0
+        assert shown.stdout.replace("\n", "").isprintable(), ascii(shown.stdout)
+    assert json.loads(run("inspect", EVIL, "--json").stdout)["key"] == EVIL
+    assert run("inspect", EVIL + "!").stderr.strip().isprintable()
+
+
+def test_a_web_key_is_named_by_its_request(run: Callable[..., Result], at_gate: Callable[..., None]) -> None:
+    """By the middleware's own rule: a request is sent through it, and its record found and forgotten."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"made"})
+
+    async def work(dedup: Dedup) -> None:
+        guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=lambda _: "ann")
+        transport = httpx.ASGITransport(guarded)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            answer = await client.post("/orders/7", headers={"idempotency-key": '"k-1"'})
+            assert answer.status_code == 201
+
+    at_gate(work)
+    named = ["--http", "post", "/orders/{id}", "--principal", "ann", "--key", "k-1"]
+    record = json.loads(run("inspect", *named, "--json").stdout)
+    assert (record["state"], record["result"]["body"]) == ("succeeded", "made")
+    assert record["key"].startswith("POST /orders/{id}|")
+    assert run("inspect", *named[:-1], "k-2").exit_code == 1
+    assert run("forget", *named, "--reason", "ticket 7").exit_code == 0
+    assert run("inspect", *named).exit_code == 1
+    assert (
+        Rule("/orders/{id}", principal=lambda _: "ann").scope_key("POST", "/x", "ann", "k-1") == record["key"]
+    )
+
+
+def test_locks_tokens_machines_and_ids_are_reached(
+    run: Callable[..., Result], at_gate: Callable[..., None]
+) -> None:
+    token: list[str] = []
+
+    async def work(dedup: Dedup) -> None:
+        token.append(await dedup.tokens.issue("me"))
+        await dedup.machine("order", initial="a", transitions={"a": ("b",), "b": ()}, ttl=60).transition(
+            "1", to="b"
+        )
+        ledger = dedup.ledger("seen", window=60, capacity=1000)
+        await ledger.first("id-1")
+        await dedup.claim("open", remember=ledger)
+
+    at_gate(work)
+    (listed,) = json.loads(run("list", "--kind", "token", "--json").stdout)["records"]
+    for named, state in (
+        (["--kind", "token", token[0]], "issued"),
+        (["--kind", "token", "--digest", listed["key"]], "issued"),
+        (["--kind", "machine", "order/1"], "machine"),
+    ):
+        shown = run("inspect", *named, "--json").stdout
+        assert json.loads(shown)["state"] == state
+        assert token[0] not in shown
+    assert json.loads(run("inspect", "--ledger", "seen", "id-1", "--json").stdout)["remembered"] is True
+    open_one = json.loads(run("inspect", "--ledger", "seen", "open", "--json").stdout)
+    assert (open_one["remembered"], open_one["record"]["state"]) == (False, "processing")
+    for named in (
+        ["--kind", "token", token[0]],
+        ["--kind", "machine", "order/1"],
+        ["--ledger", "seen", "id-1"],
+        ["--ledger", "seen", "open"],
+    ):
+        assert run("forget", *named).exit_code == 0, named
+        assert run("forget", *named).exit_code == 1, named
+    assert run("inspect", "--ledger", "none", "id-1").exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["inspect"], "the key is missing"),
+        (["inspect", "k", "--principal", "ann"], "go with --http"),
+        (["forget", "k", "--http", "POST", "/orders", "--key", "k"], "given by --key"),
+        (["forget", "--http", "POST", "/orders", "--key", "k", "--digest"], "goes without"),
+        (["inspect", "--http", "POST", "orders", "--key", "k"], "must start with '/'"),
+        (["list", "--older", "60"], "is not a time"),
+        (["list", "--cursor", "x"], "cursor"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(run: Callable[..., Result], args: list[str], says: str) -> None:
+    found = run(*args)
+    assert found.exit_code != 0
+    assert says in found.stderr
+    assert found.exception is None or isinstance(found.exception, SystemExit)
