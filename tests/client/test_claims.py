@@ -1,0 +1,90 @@
+"""Requests inside a claim: each attempt at the work sends the same keys."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import requests
+
+from fastdedup import Dedup, sync
+from fastdedup.client import RetryRules
+from fastdedup.client.httpx import AsyncIdempotentTransport
+from fastdedup.client.requests import IdempotentAdapter
+
+from .stripe import Server
+
+HEADER = "Idempotency-Key"
+OK = httpx.MockTransport(lambda request: httpx.Response(200))
+
+
+class Broken(Exception):
+    """The work fails, and its claim is released."""
+
+
+async def sent_by(dedup: Dedup, rules: RetryRules | None = None, key: str = "order:1") -> list[str]:
+    """Return the keys of three requests of one attempt at the work."""
+    keys: list[str] = []
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        keys.append(request.headers[HEADER])
+        return httpx.Response(200)
+
+    transport = AsyncIdempotentTransport(httpx.MockTransport(answer), rules=rules)
+    async with httpx.AsyncClient(transport=transport) as client:
+        with contextlib.suppress(Broken):
+            async with dedup.claim(key):
+                await client.post("http://bank/charges?at=1")
+                await client.post("http://bank/charges?at=2")
+                await client.post("http://bank/mails")
+                raise Broken
+    return keys
+
+
+async def test_each_attempt_sends_the_same_keys() -> None:
+    async with Dedup() as dedup:
+        first, again = await sent_by(dedup), await sent_by(dedup)
+        assert first == again
+        assert len(set(first)) == 3
+        assert not set(first) & set(await sent_by(dedup, key="order:2"))
+
+
+async def test_a_key_of_ones_own_and_make_key_go_first() -> None:
+    drawn = iter("abcdef")
+    async with Dedup() as dedup:
+        assert await sent_by(dedup, RetryRules(make_key=lambda: next(drawn))) == ["a", "b", "c"]
+        async with dedup.claim("k"), httpx.AsyncClient(transport=AsyncIdempotentTransport(OK)) as client:
+            answer = await client.post("http://bank/", headers={HEADER: "mine"})
+        assert answer.request.headers[HEADER] == "mine"
+
+
+async def test_outside_of_a_claim_each_request_has_a_new_key() -> None:
+    async with Dedup() as dedup:
+        async with dedup.claim("k") as outer:
+            await outer.complete()
+        async with dedup.claim("k"):  # a duplicate has no work
+            async with httpx.AsyncClient(transport=AsyncIdempotentTransport(OK)) as client:
+                keys = {(await client.post("http://bank/")).request.headers[HEADER] for _ in range(3)}
+    assert len(keys) == 3
+
+
+@pytest.fixture
+def dedup() -> Iterator[sync.Dedup]:
+    with sync.Dedup() as dedup:
+        yield dedup
+
+
+def test_requests_in_synchronous_code_too(dedup: sync.Dedup, stripe: Server) -> None:
+    """A 409 at the first attempt may be an earlier owner's request, so it is asked again."""
+    stripe.state.faults.extend(["409", ""])
+    with requests.Session() as session:
+        session.mount(stripe.url, IdempotentAdapter(sleep=lambda seconds: None))
+        for _ in range(2):
+            with contextlib.suppress(Broken), dedup.claim("order:1"):
+                session.post(f"{stripe.url}/charges", data=b"{}", timeout=5)
+                raise Broken
+    assert len(set(stripe.state.keys)) == 1
+    assert len(stripe.state.keys) == 3
+    assert len(stripe.state.effects) == 1

@@ -1,0 +1,137 @@
+"""Finding what is stuck through a sidecar: lists, every kind of record, who may, and who is told."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+
+from fastdedup import ConfigError, Dedup, State
+from fastdedup.sidecar import client as asking
+
+from ..servers import RedisServer
+from .running import Sidecar, client
+
+CONFIG = """
+namespace = "shop"
+allow_stores = true
+log_format = "json"
+log_keys = true
+
+[ledgers.orders]
+window = 60.0
+capacity = 1000
+
+[[sockets]]
+path = "{run}/look.sock"
+namespaces = ["shop"]
+verbs = "read"
+
+[[sockets]]
+path = "{run}/narrow.sock"
+namespaces = ["shop"]
+deny = ["list"]
+"""
+
+
+@pytest.fixture(scope="module")
+def sidecar() -> Iterator[Sidecar]:
+    server = RedisServer().start()
+    sidecar = Sidecar("--url", server.url)
+    sidecar.options += ["--config", str(sidecar.folder / "fastdedup.toml")]
+    (sidecar.folder / "fastdedup.toml").write_text(CONFIG.format(run=sidecar.path.parent))
+    try:
+        with sidecar:
+            yield sidecar
+    finally:
+        server.stop()
+
+
+def lines(sidecar: Sidecar, event: str) -> list[dict[str, Any]]:
+    told = [json.loads(line) for line in sidecar.log.splitlines()]
+    return [line for line in told if line["event"] == event]
+
+
+def test_both_wires_list_the_same(sidecar: Sidecar) -> None:
+    with sidecar.client() as ask, sidecar.http() as http:
+        ask.execute_command("FD.CLAIM", "list:1", "OWNER", "worker-7")
+        ask.execute_command("FD.CLAIM", "list:2")
+        ask.execute_command("FD.COMPLETE", "list:1", "worker-7", "1")
+        resp = json.loads(ask.execute_command("FD.LIST", "PREFIX", "list:", "REASON", "ticket 7"))
+        told = http.get("/v1/records/list?prefix=list:").json()
+        keys = [sorted(record["key"] for record in found["records"]) for found in (resp, told)]
+        assert keys == [["list:1", "list:2"]] * 2
+        held = http.get("/v1/records/list?prefix=list:&state=processing").json()["records"]
+        assert [(each["key"], each["kind"], each["state"]) for each in held] == [
+            ("list:2", "claim", "processing")
+        ]
+        assert http.get("/v1/records/list?prefix=list:&older=60000").json()["records"] == []
+        assert http.get("/v1/records/list?limit=0").status_code == 422
+        assert http.get("/v1/records/list?cursor=wrong").status_code == 422
+        with pytest.raises(redis.ResponseError, match="state must be one of"):
+            ask.execute_command("FD.LIST", "STATE", "wrong")
+    audited = lines(sidecar, "records were listed")
+    assert (audited[0]["prefix"], audited[0]["reason"], audited[0]["result"]) == (
+        "list:",
+        "ticket 7",
+        "2 records",
+    )
+    assert {(line["pid"], line["uid"]) for line in audited} == {(os.getpid(), os.getuid())}
+
+
+def test_a_socket_lists_only_where_it_may(sidecar: Sidecar) -> None:
+    with (
+        client(sidecar.path.parent / "narrow.sock") as narrow,
+        client(sidecar.path.parent / "look.sock") as look,
+    ):
+        with pytest.raises(redis.exceptions.NoPermissionError, match="does not allow 'list'"):
+            narrow.execute_command("FD.LIST")
+        with pytest.raises(redis.exceptions.NoPermissionError, match="serves shop only"):
+            look.execute_command("FD.LIST", "NS", "other")
+        narrow.execute_command("FD.CLAIM", "held:1")
+        found = json.loads(look.execute_command("FD.LIST", "PREFIX", "held:"))
+        assert [record["owner"] for record in found["records"]] == [None]
+
+
+def test_every_kind_is_shown_and_forgotten(sidecar: Sidecar) -> None:
+    with sidecar.client() as ask, sidecar.http() as http:
+        token = ask.execute_command("FD.ISSUE").decode()
+        shown = http.get("/v1/records", params={"key": token, "kind": "token"}).json()
+        assert (shown["state"], shown["kind"]) == ("issued", "token")
+        assert token not in json.dumps(shown)
+        named = {"key": shown["key"], "kind": "token", "digest": "true"}
+        assert http.get("/v1/records", params=named).status_code == 200
+        assert http.delete("/v1/records", params={**named, "reason": "ticket 8"}).json() == {
+            "forgotten": True
+        }
+        assert http.get("/v1/records", params={"key": "k", "kind": "wrong"}).status_code == 422
+        ask.execute_command("FD.FIRST", "orders", "id-1")
+        assert asking.seen_id(sidecar.path, "orders", "id-1", None) is True
+        assert asking.forget_id(sidecar.path, "orders", "id-1", None) is True
+        with pytest.raises(ConfigError, match="kind must be one of"):
+            asking.get_record(sidecar.path, "k", None, kind="wrong")
+    told = [
+        (line["kind"], line["key"], line["result"], line.get("reason"))
+        for line in lines(sidecar, "a key was forgotten")
+    ]
+    assert ("token", shown["key"], "forgotten", "ticket 8") in told
+    assert ("id", "orders/id-1", "forgotten", None) in told
+
+
+async def test_a_store_of_the_sidecar_lists_and_shows_machines(sidecar: Sidecar) -> None:
+    async with Dedup(f"sidecar://{sidecar.path}", namespace="lib", timeout=5, holder="lib") as dedup:
+        await dedup.claim("k", ttl=60)
+        orders = dedup.machine("order", initial="a", transitions={"a": ("b",), "b": ()}, ttl=60)
+        await orders.transition("1", to="b")
+        (record,) = (await dedup.records(state=State.PROCESSING)).records
+        assert (record.key, str(record.holder)[:4]) == ("k", "lib@")
+    machine = asking.get_record(sidecar.path, "order/1", "lib", kind="machine")
+    assert machine is not None
+    assert (machine.state, machine.result, machine.version) == (State.MACHINE, "b", 1)
+    shown = asking.get_record(sidecar.path, "k", "lib")
+    assert shown is not None
+    assert shown.holder == record.holder

@@ -1,0 +1,129 @@
+"""docs/stuck.md: its Python runs and does what it says, its commands can be given."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import click
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from fastdedup import FailedError, State
+from fastdedup.cli.main import cli
+
+from ..sql_pages.pages import Page
+
+PAGE = Page("stuck.md")
+(FIND,) = PAGE.blocks("Find what is stuck", "python")
+(HOLDER,) = PAGE.blocks("Who holds it", "python")
+(RESOLVE,) = PAGE.blocks("Work that was abandoned", "python")
+(NEXT_HOP,) = PAGE.blocks("The next hop must be idempotent, too", "python")
+COMMANDS = [*PAGE.blocks("Find what is stuck", "sh"), *PAGE.blocks("Show one, and forget it", "sh")]
+
+
+class Bank:
+    """A provider that keeps the first answer of each Idempotency-Key."""
+
+    def __init__(self) -> None:
+        self.charges: dict[str, dict[str, Any]] = {}
+        self.keys: list[str | None] = []
+        self.knows = True
+        self.transport = httpx.ASGITransport(
+            Starlette(
+                routes=[
+                    Route("/charges", self.charge, methods=["POST"]),
+                    Route("/charges", self.look_up, methods=["GET"]),
+                ]
+            )
+        )
+
+    async def charge(self, request: Request) -> JSONResponse:
+        self.keys.append(request.headers.get("idempotency-key"))
+        reference = (await request.json())["reference"]
+        return JSONResponse(self.charges.setdefault(reference, {"id": len(self.charges) + 1}))
+
+    async def look_up(self, request: Request) -> JSONResponse:
+        found = self.charges.get(request.query_params["reference"])
+        return JSONResponse([found] if found else [], 200 if self.knows else 202)
+
+
+async def test_it_finds_what_is_stuck_and_who_holds_it(redis_url: str) -> None:
+    names = PAGE.run("\n".join((FIND, HOLDER)).replace("redis://localhost:6379/0", redis_url))
+    async with names["dedup"] as whole:
+        dedup = whole.scoped("stuck-page")
+        await dedup.claim("order:1", ttl=60)
+        found = await dedup.records(state=State.PROCESSING)
+        assert str(found.records[0].holder).startswith("billing@")
+        assert await names["stuck"](dedup) == []  # none is a minute old
+
+
+async def test_abandoned_work_is_looked_up_before_it_runs_again(
+    redis_url: str, wait_until: Callable[..., Any]
+) -> None:
+    bank = Bank()
+    text = RESOLVE.replace("redis://localhost:6379/0", redis_url)
+    text = text.replace("AsyncIdempotentTransport()", "AsyncIdempotentTransport(provider)")
+    names = PAGE.run(text, provider=bank.transport)
+    dedup, charge = names["dedup"], names["charge"]
+
+    async def abandoned(order: str) -> None:
+        await dedup.forget(order)
+        await dedup.claim(order, lease=0.02, ttl=60)
+
+        async def over() -> bool:
+            record = await dedup.get(order)
+            return record is not None and record.lease is not None and record.lease < -0.002
+
+        await wait_until(over, description="the lease ends")
+
+    async with dedup:
+        await abandoned("page:done")
+        bank.charges["page:done"] = {"id": 77}
+        assert await charge("page:done") == {"id": 77}
+        assert bank.keys == []
+        for _ in range(2):
+            await abandoned("page:open")
+            bank.charges.pop("page:open", None)
+            assert (await charge("page:open"))["id"]
+        assert len(bank.keys) == 2
+        assert len(set(bank.keys)) == 1, "each attempt sends the same key"
+        bank.knows = False
+        await abandoned("page:unknown")
+        with pytest.raises(FailedError, match="cannot say"):
+            await charge("page:unknown")
+        for order in ("page:done", "page:open", "page:unknown"):
+            await dedup.forget(order)
+
+
+async def test_the_next_hop_gets_the_key_of_the_claim(redis_url: str) -> None:
+    names = PAGE.run("\n".join((FIND, HOLDER, NEXT_HOP)).replace("redis://localhost:6379/0", redis_url))
+    seen: list[str] = []
+
+    async def post(url: str, headers: dict[str, str]) -> dict[str, str]:
+        seen.append(headers["Idempotency-Key"])
+        return {"url": url}
+
+    async with names["dedup"] as dedup:
+        for _ in range(2):
+            assert (await names["pay"](dedup, "page:order", post))["url"].endswith("/charges")
+        assert await dedup.forget("page:order")
+        await names["pay"](dedup, "page:order", post)
+        await dedup.forget("page:order")
+    assert len(seen) == 2
+    assert len(set(seen)) == 1
+
+
+def test_its_commands_can_be_given() -> None:
+    lines = [line for block in COMMANDS for line in block.splitlines() if line.startswith("fastdedup ")]
+    assert len(lines) == 7
+    for line in lines:
+        _, name, *arguments = shlex.split(line, comments=True)
+        command = cli.commands[name]
+        context = click.Context(command)
+        command.make_parser(context).parse_args(arguments)
