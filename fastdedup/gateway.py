@@ -316,12 +316,11 @@ class Dedup:
             ForeignRecordError: (on await) the key holds a value that fastdedup did not write.
             UsageError: (on await) not open, closed, or another event loop.
         """
-        mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
         if resolve is not None:
             check_resolve(resolve)
             call = self.claim(
                 key,
-                fingerprint=mark if mark is None else Fingerprint(mark),
+                fingerprint=fingerprint,
                 owner=owner,
                 lease=lease,
                 ttl=ttl,
@@ -330,6 +329,7 @@ class Dedup:
                 remember=remember,
             )
             return ResolvedCall(call, resolve, renews=renew)
+        mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
         if remember is not None:
             return self._claim_remembered(key, remember, mark, owner, lease, ttl, wait, renew)
         namespace = self._namespace

@@ -33,6 +33,7 @@ except ImportError as error:
     ) from error
 
 from ..checks import Seconds, check_count
+from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger import Ledger
@@ -111,6 +112,8 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the record.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.
         remember: the ledger in which the gate remembers what is done; without it each message's record stays.
+        resolve: asked before the handler runs where an earlier attempt may have done the work, as `resolve=` of
+            `Dedup.claim`; `Resolution.unknown()` dead-letters the message. With a gate and no inbox.
         name: the consumer's name, by default the group's. Two consumers of one message both do their work.
         wait: seconds to hold a message while another delivery of it is at work.
         attempts: how often the handler is begun for a message, crashes included.
@@ -135,6 +138,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         inbox: Inbox | None = None,
         begin: Begin | None = None,
         remember: Ledger | None = None,
+        resolve: Check | None = None,
         name: str | None = None,
         wait: Seconds = WAIT,
         attempts: int = ATTEMPTS,
@@ -148,7 +152,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         group = _check_consumer(kafka)
         _check_dead_letter(dead_letter, producer)
         rules = MessageRules(name or group, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
-        deliveries = Deliveries(rules, dedup, inbox, begin, remember)
+        deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         deliveries.check_memory(kafka._session_timeout_ms / 1000, "session_timeout_ms")
         super().__init__(deliveries, retry_delay=retry_delay, grace=grace)
         self._kafka = kafka

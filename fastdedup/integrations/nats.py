@@ -25,6 +25,7 @@ except ImportError as error:
     raise ImportError("fastdedup.integrations.nats needs nats-py: pip install 'fastdedup[nats]'") from error
 
 from ..checks import Seconds
+from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger import Ledger
@@ -101,6 +102,8 @@ class Consumer(PullingConsumer[Msg]):
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.
         remember: the ledger in which the gate remembers what is done; without it each message's record stays.
+        resolve: asked before the handler runs where an earlier attempt may have done the work, as `resolve=` of
+            `Dedup.claim`; `Resolution.unknown()` dead-letters the message. With a gate and no inbox.
         name: the consumer's name, by default that of the subscription's consumer. Two consumers of one message both
             do their work.
         wait: seconds to hold a message while another delivery of it is at work.
@@ -125,6 +128,7 @@ class Consumer(PullingConsumer[Msg]):
         inbox: Inbox | None = None,
         begin: Begin | None = None,
         remember: Ledger | None = None,
+        resolve: Check | None = None,
         name: str | None = None,
         wait: Seconds = WAIT,
         attempts: int = ATTEMPTS,
@@ -141,7 +145,7 @@ class Consumer(PullingConsumer[Msg]):
         rules = MessageRules(
             name or subscription._consumer, key, wait=wait, attempts=attempts, fingerprint=fingerprint
         )
-        deliveries = Deliveries(rules, dedup, inbox, begin, remember)
+        deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         super().__init__(deliveries, retry_delay=retry_delay, grace=grace, limit=limit)
         self._subscription = subscription
         self._jetstream = subscription._js

@@ -29,6 +29,7 @@ except ImportError as error:
     ) from error
 
 from ..checks import Seconds, milliseconds
+from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger import Ledger
@@ -107,6 +108,8 @@ class Consumer(PullingConsumer[StreamEntry]):
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the entry.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.
         remember: the ledger in which the gate remembers what is done; without it each message's record stays.
+        resolve: asked before the handler runs where an earlier attempt may have done the work, as `resolve=` of
+            `Dedup.claim`; `Resolution.unknown()` dead-letters the message. With a gate and no inbox.
         name: the consumer's name, by default the group's. Two consumers of one entry both do their work.
         wait: seconds to hold an entry while another delivery of it is at work.
         attempts: how often the handler is begun for an entry, crashes included.
@@ -132,6 +135,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         inbox: Inbox | None = None,
         begin: Begin | None = None,
         remember: Ledger | None = None,
+        resolve: Check | None = None,
         name: str | None = None,
         wait: Seconds = WAIT,
         attempts: int = ATTEMPTS,
@@ -149,7 +153,7 @@ class Consumer(PullingConsumer[StreamEntry]):
         if dead_letter == stream:
             raise ConfigError(f"dead_letter must be another stream, got {dead_letter!r}")
         rules = MessageRules(name or group, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
-        deliveries = Deliveries(rules, dedup, inbox, begin, remember)
+        deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         super().__init__(deliveries, retry_delay=retry_delay, grace=grace, limit=limit)
         self._redis: Any = redis
         self._stream = stream

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..claims.resolving import Check, check_resolve
 from ..errors import ConfigError, ForeignRecordError, InvalidKeyError
 from ..gateway import Dedup
 from ..ledger import Ledger
@@ -36,6 +37,7 @@ class Deliveries:
         inbox: decides in the handler's own transaction.
         begin: begins a transaction; by default the inbox's.
         remember: the ledger in which the gate remembers the messages that are done.
+        resolve: asked before the handler runs again, whether the work was done; see `Dedup.claim`.
 
     Raises:
         ConfigError: there is neither gate nor inbox, one is of another kind, or nothing begins a transaction.
@@ -48,6 +50,7 @@ class Deliveries:
         inbox: Inbox | None = None,
         begin: Begin | None = None,
         remember: Ledger | None = None,
+        resolve: Check | None = None,
     ) -> None:
         if dedup is not None and not isinstance(dedup, Dedup):
             raise ConfigError(f"dedup must be a fastdedup.Dedup, got {type(dedup).__name__}")
@@ -55,6 +58,10 @@ class Deliveries:
             raise ConfigError(f"inbox must be a fastdedup.sql.Inbox, got {type(inbox).__name__}")
         if remember is not None:
             check_remember(remember, dedup, inbox)
+        if resolve is not None:
+            check_resolve(resolve)
+            if inbox is not None or dedup is None:
+                raise ConfigError("resolve goes with a gate alone: an inbox's row says what was done")
         self.rules = rules
         self._remember = remember
         self.counts = Counts()
@@ -66,7 +73,7 @@ class Deliveries:
         if inbox is not None:
             self._way = InboxWay(rules, dedup, inbox, inbox._beginning(begin), self._pauses)
         elif dedup is not None:
-            self._way = GatedWay(rules, dedup, self._pauses, remember)
+            self._way = GatedWay(rules, dedup, self._pauses, remember, resolve)
         else:
             raise ConfigError("a consumer needs a gate, an inbox, or both: dedup= and inbox= are None")
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..claim import Claim
+from ..claims.resolving import Check, check_answer, takeover_of
 from ..errors import (
     ClaimLostError,
     DedupError,
@@ -17,12 +18,12 @@ from ..errors import (
 )
 from ..gateway import Dedup
 from ..ledger import Ledger
-from ..model import Outcome
+from ..model import Outcome, Resolved
 from ..protocol.operations import ForgetOp, ReadOp, Stored
 from .decisions import Action, Decision
 from .delivery import Delivery
 from .holding import HeldMessage, Pauses
-from .rules import MessageRules
+from .rules import AbandonedError, MessageRules
 
 log = logging.getLogger("fastdedup.messages")
 
@@ -31,12 +32,18 @@ class GatedWay:
     """Claims a delivery's key at the gate, and does the work under the claim."""
 
     def __init__(
-        self, rules: MessageRules, dedup: Dedup, pauses: Pauses, remember: Ledger | None = None
+        self,
+        rules: MessageRules,
+        dedup: Dedup,
+        pauses: Pauses,
+        remember: Ledger | None = None,
+        resolve: Check | None = None,
     ) -> None:
         self._rules = rules
         self._dedup = dedup
         self._pauses = pauses
         self._remember = remember
+        self._resolve = resolve
 
     async def decide(self, delivery: Delivery) -> Decision:
         """Do the work if this delivery is the first; return what came of it.
@@ -74,7 +81,7 @@ class GatedWay:
         decision = rules.exhausted(key, attempt)
         if decision is None:
             try:
-                result = await delivery.handler(delivery.message)
+                result = await self._result_of(delivery, claim)
             except Exception as error:  # noqa: BLE001 -- the rules decide, whatever it is
                 decision = rules.of_error(key, attempt, error)
             else:
@@ -87,6 +94,22 @@ class GatedWay:
             await delivery.bury(decision)
         await settle(claim, decision)
         return decision
+
+    async def _result_of(self, delivery: Delivery, claim: Claim) -> Any:
+        """Return what the handler returns, or the result of an earlier attempt that had done the work.
+
+        Raises:
+            AbandonedError: nobody can know whether an earlier attempt has done it.
+        """
+        takeover = None if self._resolve is None else takeover_of(claim)
+        if takeover is not None:
+            assert self._resolve is not None
+            answer = check_answer(await self._resolve(takeover))
+            if answer.kind is Resolved.DONE:
+                return answer.value
+            if answer.kind is Resolved.UNKNOWN:
+                raise AbandonedError(f"nobody knows whether an earlier attempt did the work: {answer.value}")
+        return await delivery.handler(delivery.message)
 
     async def _complete(self, claim: Claim, result: Any) -> None:
         try:

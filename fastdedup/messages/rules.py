@@ -22,6 +22,10 @@ class DeadLetterError(Exception):
     """Raise it in a handler: no further attempt mends this message, so it goes to the dead letters at once."""
 
 
+class AbandonedError(DeadLetterError):
+    """An earlier attempt may have done the work, and `resolve=` cannot know."""
+
+
 class ExhaustedError(DedupError):
     """Every attempt at this message was begun, and none has ended: the consumers that had it died."""
 

@@ -64,9 +64,9 @@ async def test_outside_of_a_claim_each_request_has_a_new_key() -> None:
     async with Dedup() as dedup:
         async with dedup.claim("k") as outer:
             await outer.complete()
-        async with dedup.claim("k"):  # a duplicate has no work
-            async with httpx.AsyncClient(transport=AsyncIdempotentTransport(OK)) as client:
-                keys = {(await client.post("http://bank/")).request.headers[HEADER] for _ in range(3)}
+        client = httpx.AsyncClient(transport=AsyncIdempotentTransport(OK))
+        async with dedup.claim("k"), client:  # a duplicate has no work
+            keys = {(await client.post("http://bank/")).request.headers[HEADER] for _ in range(3)}
     assert len(keys) == 3
 
 

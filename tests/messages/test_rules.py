@@ -13,7 +13,7 @@ from typing import Any
 import aiosqlite
 import pytest
 
-from fastdedup import ConfigError, Dedup
+from fastdedup import ConfigError, Dedup, Resolution, Takeover
 from fastdedup.events import ConsumerPaused, ConsumerResumed, DeadLettered, Event, GateBypassed
 from fastdedup.messages import (
     Action,
@@ -43,9 +43,11 @@ class Consumer:
     """A consumer without a broker: what its handler does can be told, and what came of it be seen."""
 
     def __init__(self, dedup: Dedup | None, **options: Any) -> None:
-        begin, inbox, remember = (options.pop(name, None) for name in ("begin", "inbox", "remember"))
+        names = ("begin", "inbox", "remember", "resolve")
+        begin, inbox, remember, resolve = (options.pop(name, None) for name in names)
         options = {"key": lambda message: message.get("id"), "wait": 0.0, **options}
-        self.deliveries = Deliveries(MessageRules("orders", **options), dedup, inbox, begin, remember)
+        rules = MessageRules("orders", **options)
+        self.deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         self.runs: list[Any] = []
         self.dead: list[Decision] = []
         self.then: Callable[[], Any] = lambda: None
@@ -110,6 +112,32 @@ async def test_a_ledger_remembers_what_is_done(redis_url: str, events: list[Even
         consumer.deliveries.check_memory(WEEK.total_seconds(), "ack_wait")
         with pytest.raises(ConfigError, match="ack_wait"):
             consumer.deliveries.check_memory(WEEK.total_seconds() + 1, "ack_wait")
+
+
+async def test_abandoned_work_is_resolved_before_the_handler_runs(
+    redis_url: str, events: list[Event]
+) -> None:
+    """A consumer asks after a failed attempt, too: done is acknowledged, unknown goes to the dead letters."""
+    answers = [Resolution.not_done(), Resolution.done("before"), Resolution.unknown("ask the bank")]
+    heard: list[Takeover] = []
+
+    async def check(takeover: Takeover) -> Resolution:
+        heard.append(takeover)
+        return answers.pop(0)
+
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, resolve=check, keep_result=True)
+        consumer.then = fault
+        assert [(await consumer.get()).action for _ in range(2)] == [Action.RETRY] * 2
+        assert len(consumer.runs) == 2
+        assert told(await consumer.get()) == (Action.ACK, Reason.FIRST)
+        assert told(await consumer.get(order(8))) == (Action.RETRY, Reason.FAILED)
+        assert told(await consumer.get(order(8))) == (Action.DEAD_LETTER, Reason.FAILED)
+        assert "ask the bank" in str(consumer.dead[0].error)
+        assert (len(consumer.runs), [takeover.attempt for takeover in heard]) == (3, [2, 3, 2])
+        assert (await consumer.get()).result == "before"
+    with pytest.raises(ConfigError, match="resolve goes with a gate alone"):
+        Consumer(None, inbox=Inbox("orders", keep=WEEK), resolve=check)
 
 
 async def test_the_result_is_kept_for_duplicates_on_wish(redis_url: str, events: list[Event]) -> None:

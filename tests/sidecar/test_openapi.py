@@ -45,6 +45,9 @@ def base_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @api.parametrize()
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_app_does_as_its_document_says(case: schemathesis.Case, base_url: str) -> None:
+    for name in ("cursor", "digest"):  # what is drawn is no cursor that a list gave, and no key's digest
+        if isinstance(case.query, dict):
+            case.query.pop(name, None)
     for ask in case.body if isinstance(case.body, list) else [case.body]:
         if isinstance(ask, dict) and isinstance(ask.get("key"), str) and 0 < len(ask["key"]) < 200:
             # The same key is drawn again at times, with another fingerprint, which is a mismatch.

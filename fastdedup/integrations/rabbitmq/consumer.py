@@ -14,6 +14,7 @@ from aiormq.abc import DeliveredMessage
 from anyio.abc import TaskGroup
 
 from ...checks import Seconds, check_count
+from ...claims.resolving import Check
 from ...errors import ConfigError
 from ...gateway import Dedup
 from ...ledger import Ledger
@@ -55,6 +56,8 @@ class Consumer(ConsumerLife):
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.
         remember: the ledger in which the gate remembers what is done; without it each message's record stays.
+        resolve: asked before the handler runs where an earlier attempt may have done the work, as `resolve=` of
+            `Dedup.claim`; `Resolution.unknown()` dead-letters the message. With a gate and no inbox.
         name: the consumer's name, by default the queue's. Two consumers of one message both do their work.
         wait: seconds to hold a message while another delivery of it is at work.
         attempts: how often the handler is begun for a message, crashes included.
@@ -78,6 +81,7 @@ class Consumer(ConsumerLife):
         inbox: Inbox | None = None,
         begin: Begin | None = None,
         remember: Ledger | None = None,
+        resolve: Check | None = None,
         name: str | None = None,
         wait: Seconds = WAIT,
         attempts: int = ATTEMPTS,
@@ -93,7 +97,7 @@ class Consumer(ConsumerLife):
                 f"queue must be an aio_pika queue, got {type(queue).__name__}: await channel.declare_queue(…)"
             )
         rules = MessageRules(name or queue.name, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
-        deliveries = Deliveries(rules, dedup, inbox, begin, remember)
+        deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         super().__init__(deliveries, grace=grace)
         self._places = Places(
             queue, retry_delay=retry_delay, dead_letter=dead_letter, declare=declare, attempts=attempts

@@ -79,7 +79,7 @@ def _operation(route: HttpRoute, limits: Limits, schemas: dict[str, Any]) -> dic
 def _parameters(model: type[BaseModel]) -> Iterable[dict[str, Any]]:
     schema = model.model_json_schema()
     for name, about in schema["properties"].items():
-        required = name in schema["required"]
+        required = name in schema.get("required", ())
         # A query has no null: a parameter is there or is missing.
         shape = about if required else about.get("anyOf", [about])[0]
         yield {"name": name, "in": "query", "required": required, "schema": shape}
