@@ -328,7 +328,8 @@ class Dedup:
                 renew=True,  # while the check runs
                 remember=remember,
             )
-            return ResolvedCall(call, resolve, renews=renew)
+            # A success that is known needs no check, and its call is shared.
+            return call if isinstance(call, KnownCall) else ResolvedCall(call, resolve, renews=renew)
         mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
         if remember is not None:
             return self._claim_remembered(key, remember, mark, owner, lease, ttl, wait, renew)

@@ -51,12 +51,14 @@ def wire_of(namespace: Namespace, key: str, kind: RecordKind = "claim", *, diges
 
 async def read(namespace: Namespace, key: str, kind: RecordKind, *, digest: bool) -> Record | None:
     """Return a record, or None where there is none. Errors as of `Dedup.get`."""
-    reply = await namespace.ask.run(ReadOp(wire_of(namespace, key, kind, digest=digest)))
-    if reply == Code.ABSENT:
-        return None
-    # A token is a secret, which is shown nowhere.
-    name = "#" + wire_of(namespace, key, kind, digest=digest)[-16:].hex() if kind == "token" else key
-    return namespace.record(name, reply, kind)
+    wire = wire_of(namespace, key, kind, digest=digest)
+    reply = await namespace.ask.run(ReadOp(wire))
+    return None if reply == Code.ABSENT else namespace.record(_shown(wire, key, kind), reply, kind)
+
+
+def _shown(wire: bytes, key: str, kind: RecordKind) -> str:
+    """Return the key as it may be shown: a token is a secret, of which the digest is."""
+    return "#" + wire[-16:].hex() if kind == "token" else key
 
 
 async def forget(
@@ -69,13 +71,15 @@ async def forget(
 ) -> bool:
     """Remove a record, and report the key and what became of it to `heard`. Errors as of `Dedup.forget`."""
     wire = wire_of(namespace, key, kind, digest=digest)
-    name = "#" + wire[-16:].hex() if kind == "token" else key
+    name = _shown(wire, key, kind)
     found: bool | None = None
     try:
         found = await namespace.ask.run(ForgetOp(wire)) == Code.OK
     finally:
         # Also where the answer is lost: it may have taken effect.
-        if kind == "claim":
+        if digest:
+            namespace.recent.clear()  # which of these it is, the digest does not tell
+        elif kind == "claim":
             namespace.recent.pop(key, None)
         heard(name, found)
     return found
@@ -96,7 +100,8 @@ async def listing(
     query = _query(namespace, kind, prefix)
     least, ends = check_seconds(older, "older", least=0.0), monotonic() + check_seconds(within, "within")
     check_count(limit, "limit")
-    store: Any = namespace.connection.running_engine() and namespace.connection.store
+    namespace.connection.running_engine()  # raises where it is not open
+    store: Any = namespace.connection.store
     if not isinstance(store, ListedStore):
         raise ConfigError(f"this store cannot list its records: {type(store).__name__} has no page()")
     records: list[Record] = []

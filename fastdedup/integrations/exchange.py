@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..claim import Claim
+from ..downstream import enter, interest, leave
 from ..errors import ClaimLostError
 from ..web.recorder import Marks, Recorder
 from ..web.request import RequestTooLarge
@@ -53,6 +54,8 @@ class AsgiExchange:
         self.recorder: Recorder | None = None
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
+        # What ends the work that clients of HTTP ask for, while the application runs.
+        self._work: Any = None
         # Of stopping the handler: how many listen for the end, whether it was told, whether it was cancelled; the
         # news of the end, and whether they may know it.
         self._listening = 0
@@ -152,6 +155,8 @@ class AsgiExchange:
         recorder = self.recorder = Recorder(claim, rule, docs, scope["path"], mark)
         scope[CLAIM], scope[RECORDER] = claim, recorder
         claim._bind_body(self)  # the task that it cancels and uncancels
+        if interest.wanted:
+            self._work = enter(claim._base_wire)
         if rule.on_disconnect == "cancel":
             self._watcher = asyncio.ensure_future(self._watch(recorder))
 
@@ -211,6 +216,7 @@ class AsgiExchange:
                 raise failure
         finally:
             failure = None  # its traceback refers to this frame
+            leave(self._work)
             if self._watcher is not None:
                 self._watcher.cancel()
             if self.recorder is not None:

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from http import HTTPStatus
 from itertools import chain
 from types import TracebackType
+from typing import Any
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+from ..downstream import enter, leave
 from ..errors import ClaimLostError, DedupError
 from ..events import log
 from ..sync import Claim
@@ -42,6 +44,8 @@ class WsgiExchange:
         self._headers: list[tuple[str, str]] = []
         self._source: Iterable[bytes] = ()
         self._through: Write | None = None
+        # Mutable: what ends the work that clients of HTTP ask for, while the application runs.
+        self._work: Any = None
 
     @property
     def holds(self) -> bool:
@@ -55,6 +59,7 @@ class WsgiExchange:
         environ[CLAIM] = claim
         supported(environ)
         self._held = claim, Recorder(claim.asynchronous, rule, docs, whole_path(environ), mark)
+        self._work = enter(claim.asynchronous._base_wire)
 
     @property
     def recorder(self) -> Recorder:
@@ -88,6 +93,8 @@ class WsgiExchange:
             if not claim_lost or self._through is not None:
                 raise
             return send(self._server, self.recorder.refusal())
+        finally:
+            leave(self._work)
 
     def close(self) -> None:
         """Close the application's iterable, once."""

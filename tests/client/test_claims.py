@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterator
+from typing import Annotated, Any
 
 import httpx
 import pytest
 import requests
+from fastapi import FastAPI
 
 from fastdedup import Dedup, sync
 from fastdedup.client import RetryRules
-from fastdedup.client.httpx import AsyncIdempotentTransport
+from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from fastdedup.client.requests import IdempotentAdapter
+from fastdedup.downstream import present_work
+from fastdedup.integrations import wsgi
+from fastdedup.integrations.asgi import IdempotencyMiddleware
+from fastdedup.integrations.fastapi import Claimed, Idempotency
 
 from .stripe import Server
 
@@ -68,6 +75,58 @@ async def test_outside_of_a_claim_each_request_has_a_new_key() -> None:
         async with dedup.claim("k"), client:  # a duplicate has no work
             keys = {(await client.post("http://bank/")).request.headers[HEADER] for _ in range(3)}
     assert len(keys) == 3
+
+
+def test_a_gated_endpoint_sends_the_same_keys_too() -> None:
+    """Under ASGI, in FastAPI's dependency and under WSGI; the caller's own context stays as it was."""
+    keys: list[str] = []
+    bank = AsyncIdempotentTransport(OK)
+
+    async def charge() -> str:
+        async with httpx.AsyncClient(transport=bank) as client:
+            return str((await client.post("http://bank/charges")).request.headers[HEADER])
+
+    async def failing(scope: Any, receive: Any, send: Any) -> None:
+        keys.append(await charge())
+        raise Broken
+
+    def failing_wsgi(environ: Any, start_response: Any) -> Any:
+        with httpx.Client(transport=IdempotentTransport(OK)) as client:
+            keys.append(client.post("http://bank/charges").request.headers[HEADER])
+        raise Broken
+
+    async def main() -> None:
+        dedup = Dedup()
+        api = FastAPI()
+
+        @api.post("/charges")
+        async def endpoint(claim: Annotated[Any, Claimed(principal=lambda: "ann")]) -> None:
+            keys.append(await charge())
+            raise Broken
+
+        Idempotency(api, dedup)
+        apps: list[Any] = [IdempotencyMiddleware(failing, dedup, principal=lambda request: "ann"), api]
+        async with dedup:
+            for app in apps:
+                async with httpx.AsyncClient(
+                    transport=httpx.ASGITransport(app), base_url="http://shop"
+                ) as client:
+                    for _ in range(2):
+                        with contextlib.suppress(Broken):
+                            await client.post("/charges", headers={HEADER: "k"})
+                assert present_work.get() is None
+                assert keys[-1] == keys[-2]
+
+    asyncio.run(main())
+    with sync.Dedup() as dedup:
+        app = wsgi.IdempotencyMiddleware(failing_wsgi, dedup, principal=lambda request: "ann")
+        with httpx.Client(transport=httpx.WSGITransport(app), base_url="http://shop") as client:
+            for _ in range(2):
+                with contextlib.suppress(Broken):
+                    client.post("/charges", headers={HEADER: "k"})
+    assert len(keys) == 6
+    assert keys[4] == keys[5]
+    assert present_work.get() is None
 
 
 @pytest.fixture

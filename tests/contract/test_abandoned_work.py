@@ -76,7 +76,8 @@ async def test_a_first_claim_and_a_duplicate_are_not_asked_about(backend: Backen
         assert claim.acquired
         assert (await dedup.claim("k", resolve=check)).outcome is Outcome.IN_PROGRESS
         await claim.complete(1)
-        assert (await dedup.claim("k", resolve=check)).result == 1
+        for _ in range(3):  # the last ones are told from memory
+            assert (await dedup.claim("k", resolve=check)).result == 1
     assert heard == []
 
 

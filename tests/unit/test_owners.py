@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import InvalidKeyError
-from fastdedup.protocol.owners import draw_owner, owner_field, owner_text
+from fastdedup.errors import ConfigError
+from fastdedup.gate.holder import HolderName, check_holder, holder_name
+from fastdedup.protocol.owners import Noted, draw_owner, is_drawn, notes_of, owner_field, owner_text
 
 
 def test_a_drawn_owner_is_ten_random_bytes() -> None:
@@ -78,3 +80,59 @@ def test_a_forked_child_draws_owners_of_its_own() -> None:
     theirs = {drawn[at : at + 11] for at in range(0, len(drawn), 11)}
     assert len(theirs) == 300
     assert theirs.isdisjoint(draw_owner() for _ in range(1000))
+
+
+# Owners with notes
+
+
+def test_an_owner_with_notes_is_one_like_any_other() -> None:
+    """It travels as text and comes back as the same field, its notes can be read, and it is the library's own."""
+    noted = Noted(lambda: ("billing@web-1:4711", "trace=4bf92f35"))
+    field = noted.draw()
+    assert owner_field(owner_text(field)) == field
+    assert is_drawn(field)
+    assert is_drawn(draw_owner())
+    assert notes_of(owner_text(field)) == {"holder": "billing@web-1:4711", "trace": "4bf92f35"}
+    assert len({noted.draw() for _ in range(2000)}) == 2000
+
+
+def test_long_notes_are_cut_and_no_notes_cost_nothing() -> None:
+    long = Noted(lambda: ("~é" * 40,)).draw()
+    assert len(long) <= 64
+    assert owner_field(owner_text(long)) == long
+    assert notes_of(owner_text(long))["holder"].startswith("-é-é")
+    assert len(Noted(lambda: ("",)).draw()) == len(draw_owner())
+
+
+@given(owner=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=15))
+def test_a_name_of_ones_own_has_no_notes(owner: str) -> None:
+    assert notes_of(owner) == {}
+    assert not is_drawn(owner_field(owner))
+
+
+def test_a_holders_name_fits_whatever_the_host_is_called() -> None:
+    assert holder_name("", "web-1.shop.example", 7) == "web-1:7"
+    assert holder_name("billing", "web-1", 4711) == "billing@web-1:4711"
+    pod = holder_name("x" * 20, "billing-" + "7" * 60 + "-x2k4q", 4194304)
+    assert (len(pod), pod[-14:]) == (48, "-x2k4q:4194304")
+    assert holder_name("", "\u00e9\x1b[2J", 7) == "---2J:7"
+
+
+def test_a_forked_child_is_another_holder() -> None:
+    name = HolderName("w")
+    assert name()[0].endswith(f":{os.getpid()}")
+    receive, send = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(send, name()[0].encode())
+        os._exit(0)
+    os.close(send)
+    with os.fdopen(receive, "rb") as pipe:
+        assert pipe.read().endswith(f":{child}".encode())
+    os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("holder", ["", "a b", "x" * 21, "a~b", 7, None])
+def test_a_label_that_no_record_can_hold_is_refused(holder: object) -> None:
+    with pytest.raises(ConfigError, match="holder must be"):
+        check_holder(holder)

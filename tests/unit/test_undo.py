@@ -13,7 +13,7 @@ from fastdedup.errors import DedupError
 from fastdedup.events import Event
 from fastdedup.gate.undo import UndoList
 from fastdedup.protocol.operations import ClaimOp, Mode, Op, Reply, terms
-from fastdedup.protocol.owners import draw_owner
+from fastdedup.protocol.owners import Noted, draw_owner, owner_field
 from fastdedup.stores.memory import MemoryStore
 
 WaitUntil = Callable[..., Any]
@@ -49,6 +49,18 @@ class Parts:
         self.store.now()
         entry = self.store.entry(wire)
         return entry is not None and entry.state in "PW"
+
+
+async def test_an_owner_with_notes_is_taken_back_too(wait_until: WaitUntil) -> None:
+    """A gate with `holder=` draws such owners; a name that the caller chose gets its claim back instead."""
+    parts = Parts(UnavailableError("down"))
+    undo = UndoList(parts.submit, lambda event: None)
+    for wire, owner in ((b"noted", Noted(lambda: ("web-1:7",)).draw()), (b"named", owner_field("worker-1"))):
+        op = ClaimOp(wire, TERMS, owner, None)
+        parts.store.apply(op)
+        undo.add(op)
+    await wait_until(lambda: not len(undo), description="it is taken back")
+    assert (parts.holds(b"noted"), parts.holds(b"named")) == (False, True)
 
 
 @pytest.mark.parametrize("fault", [UnavailableError("down"), UsageError("closed")], ids=str)
