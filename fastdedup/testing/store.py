@@ -9,6 +9,7 @@ from functools import partial
 
 from ..errors import UnavailableError
 from ..protocol.operations import Op, Reply, Verb
+from ..stores.base import Page, Query
 from ..stores.memory import MemoryStore
 from .claims import ClaimLog
 from .clock import Clock
@@ -80,6 +81,13 @@ class FakeStore:
         if self.outage.hits("lost_reply"):
             raise reply_lost()
         return replies
+
+    async def page(self, query: Query, cursor: str, count: int) -> Page:
+        """List some of the records, as `ListedStore` says. In an outage of any kind it is refused."""
+        if self.outage.kind == "frozen" or self.outage.hits("refused"):
+            raise refused()
+        with self._lock:
+            return await self._memory.page(query, cursor, count)  # which does not wait
 
     def apply(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
         """Execute operations, whatever the outage. In any thread."""

@@ -19,6 +19,8 @@ from fastdedup import (
     InProgressError,
     LocalLRU,
     Outcome,
+    Resolution,
+    Takeover,
     UnavailableError,
 )
 from fastdedup.errors import ConfigError, UsageError
@@ -516,3 +518,16 @@ def test_an_inbox_is_tried_out_on_sqlite(tmp_path: Path) -> None:
             assert [sync.receive(connection, "m").first for _ in range(2)] == [True, False]
     with pytest.raises(sqlite3.ProgrammingError, match="closed"):
         connection.execute("SELECT 1")
+
+
+async def test_what_is_stuck_is_listed_and_resolved(store: FakeStore) -> None:
+    async def paid(takeover: Takeover) -> Resolution:
+        return Resolution.done(f"attempt {takeover.attempt - 1}")
+
+    async with Dedup(store, lease=30.0) as dedup:
+        await dedup.claim("k")
+        store.clock.advance(61)
+        assert [record.key for record in (await dedup.records(older=60)).records] == ["k"]
+        assert (await dedup.claim("k", resolve=paid)).result == "attempt 1"
+        with store.outage("refused"), pytest.raises(UnavailableError):
+            await dedup.records()
