@@ -111,8 +111,8 @@ class Access:
 
     @property
     def has_rules(self) -> bool:
-        """True where `admit` must be asked before some operations."""
-        return bool(self._denied) or self._bucket is not None or self.counts_pending
+        """True where `admit` must be asked before some operations of a batch, in which no list can be."""
+        return bool(self._denied - {"list"}) or self._bucket is not None or self.counts_pending
 
     def judges(self, verb: str) -> bool:
         """True where `admit` must be asked before each such operation."""
@@ -126,8 +126,9 @@ class Access:
             ForbiddenError: they may not.
         """
         if verb in self._denied:
+            settings = "set 'show_keys'" if verb == "list" else "change 'verbs' or 'deny'"
             raise ForbiddenError(
-                f"this socket does not allow '{verb}': use a socket that does, or change 'verbs' or 'deny' of "
+                f"this socket does not allow '{verb}': use a socket that does, or {settings} of "
                 f"the table [[sockets]] with the path {self.path}"
             )
 

@@ -30,11 +30,11 @@ capacity = 1000
 path = "{run}/look.sock"
 namespaces = ["shop"]
 verbs = "read"
+show_keys = true
 
 [[sockets]]
 path = "{run}/narrow.sock"
 namespaces = ["shop"]
-deny = ["list"]
 """
 
 

@@ -139,6 +139,8 @@ class SocketConfig(ConfigTable):
     """What clients may not do, of `verbs`."""
     show_owners: bool = False
     """True to show the owners of records: whoever knows an owner may settle its claim."""
+    show_keys: bool = False
+    """True to let clients list records: without it they learn only of keys that they know."""
     claims_per_second: Rate | None = None
     """Claims, tokens and ids that all clients of the socket may ask for in a second."""
     pending: Count | None = None
@@ -161,6 +163,8 @@ class SocketConfig(ConfigTable):
     def access(self) -> Access:
         """Return the rules of the socket's clients."""
         may = READING if self.verbs == "read" else frozenset(VERBS)
+        if not (self.show_keys or self.allow_stores):
+            may -= {"list"}
         return Access(
             str(self.path),
             namespaces=self.namespaces,
