@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import count
 from statistics import median
+from typing import Any
 from uuid import uuid4
 
 from redis.asyncio import Redis
@@ -35,10 +36,12 @@ SET_NX_FEW = f"SET NX EX, pipelines of {SMALL}"
 SORTED_SET = f"ZADD NX, pipelines of {LARGE}"
 SERVER = ", server CPU"  # follows a row's name where the ratio is of server CPU
 EXACT, WIDE, NARROW = "a ledger, exact (7 bytes)", "a ledger, wide (16 bytes)", "a ledger, narrow (4 bytes)"
+DENSE = "a ledger, dense (integers)"
 KEYS = "SET NX EX"
 RECORDS = "fastdedup's records, completed"
 SET = "a sorted set"
 WIDTHS = {EXACT: 7, WIDE: 16, NARROW: 4}
+LEDGERS = (*WIDTHS, DENSE)
 CALCULATED = f"calculated: {PLANNED // 1_000_000} M ids in "
 RATE_NOTES = (
     f"One client process. Ids are UUIDs. Lists and pipelines come from {LISTS} callers. Server CPU is process time "
@@ -47,7 +50,8 @@ RATE_NOTES = (
     "The other rows have a server of their own, which is emptied before each turn.",
 )
 MEMORY_NOTES = (
-    "The growth of used_memory for each id, of as many ids as the ledger is planned for; 36 bytes of text an id.",
+    "The growth of used_memory for each id, of as many ids as the ledger is planned for; 36 bytes of text an id. "
+    "The dense ledger has integers that follow each other.",
     "Calculated rows are not measured: they multiply the measured bytes by the ids.",
 )
 
@@ -65,7 +69,7 @@ def gate(url: str, namespace: str) -> Dedup:
     return our_dedup(Setting(url, namespace, CALLERS))
 
 
-async def share(ids: Sequence[str], size: int, ask: Callable[[tuple[str, ...]], Awaitable[bool]]) -> None:
+async def share(ids: Sequence[Any], size: int, ask: Callable[[tuple[Any, ...]], Awaitable[bool]]) -> None:
     """Let a few callers share the ids in lists. `ask`: answers whether each id of its list was new."""
     lists = iter([tuple(ids[at : at + size]) for at in range(0, len(ids), size)])
 
@@ -79,10 +83,10 @@ async def share(ids: Sequence[str], size: int, ask: Callable[[tuple[str, ...]], 
             group.create_task(caller())
 
 
-async def remember(ledger: Ledger, ids: Sequence[str], size: int = LARGE) -> None:
+async def remember(ledger: Ledger, ids: Sequence[str | int], size: int = LARGE) -> None:
     """Remember fresh ids by `first_many`."""
 
-    async def ask(some: tuple[str, ...]) -> bool:
+    async def ask(some: tuple[str | int, ...]) -> bool:
         return all(await ledger.first_many(some))
 
     await share(ids, size, ask)
@@ -224,12 +228,12 @@ def _row(name: str, found: dict[str, list[Figures]]) -> Row:
 
 
 def ledger_memory_steps(run: Run) -> int:
-    return len(WIDTHS) + 3
+    return len(LEDGERS) + 3
 
 
 async def ledger_memory(run: Run) -> Table:
     """Measure the growth of used_memory by as many ids as the ledger is planned for."""
-    rows = [await _weighed(run, name) for name in (*WIDTHS, RECORDS, KEYS, SET)]
+    rows = [await _weighed(run, name) for name in (*LEDGERS, RECORDS, KEYS, SET)]
     more = [calculated(row) for row in rows if row.figures]
     return Table(
         "ledger-memory", "Memory in Redis for each id", "bytes_an_id", (*rows, *more), notes=MEMORY_NOTES
@@ -244,7 +248,7 @@ def calculated(row: Row) -> Row:
 
 async def _weighed(run: Run, name: str) -> Row:
     run.plan.on_turn(f"ledger-memory: {name}")
-    number = run.ids if name in WIDTHS else run.ids // 5
+    number = run.ids if name in LEDGERS else run.ids // 5
     try:
         with private_server() as url:
             async with Redis.from_url(url) as client:
@@ -267,6 +271,10 @@ async def _fill(url: str, name: str, ids: Sequence[str]) -> None:
     async with gate(url, "t") as dedup:
         if name == RECORDS:
             await _complete(dedup, ids)
+        elif name == DENSE:
+            start = 10**9 - len(ids)  # the texts are not looked at
+            book = dedup.ledger("ids", window=WEEK, capacity=len(ids), dense=True)
+            await remember(book, range(start, start + len(ids)))
         else:
             width = WIDTHS[name]
             settings = {"window": WEEK, "capacity": len(ids), "exact": width >= 7, "width": width}

@@ -24,7 +24,7 @@ from bench.inbox import (
     STORM,
 )
 from bench.ledger import CLAIMS as OUR_CLAIMS
-from bench.ledger import EXACT, FIRST, FIRST_FEW, FIRST_MANY, KEYS, NARROW, RECORDS, WIDE
+from bench.ledger import DENSE, EXACT, FIRST, FIRST_FEW, FIRST_MANY, KEYS, NARROW, RECORDS, WIDE
 from bench.ledger import SERVER as SERVER_CPU
 from bench.ledger import SET_NX as SET_NX_EX
 from bench.ledger_windows import IDLE_P99, LEDGER
@@ -271,6 +271,7 @@ TARGETS = (
     Target("25", "bytes an id of an exact ledger", _bytes(EXACT), 12, **AT_MOST),
     Target("25", "… of a wide one", _bytes(WIDE), 22, **AT_MOST),
     Target("25", "… of a narrow one", _bytes(NARROW), 7, **AT_MOST),
+    Target("25", "… of a dense one", _bytes(DENSE), 0.5, **AT_MOST),
     Target("25", "… of SET NX EX", _bytes(KEYS)),
     Target("25", "… of our records", _bytes(RECORDS)),
     Target("25", "resident ÷ used memory after 1.5 windows", _windows("resident_ratio"), 1.15, **AT_MOST),

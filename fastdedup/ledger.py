@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import sample
 from typing import Any, Final, Self, TypeVar
 
@@ -28,6 +28,7 @@ from .protocol.ledger_views import (
     nonce_of,
 )
 from .protocol.ledgers import (
+    DENSE_WIDTH,
     SLOTS,
     FirstOp,
     ForgetIdOp,
@@ -39,6 +40,7 @@ from .protocol.ledgers import (
     id_bytes,
     ledger_wire,
     listed_bytes,
+    number_bytes,
     record_wire,
 )
 from .protocol.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Weight
@@ -48,7 +50,8 @@ from .stores.base import NO_EVICTION, EvictingStore
 _KEEP_MS: Final = 86_400_000
 """Milliseconds for which a form outlives two windows of which nobody asked for the ledger."""
 _SAMPLE: Final = 1000
-"""Buckets that are weighed to learn what a ledger holds."""
+_SAMPLE_DENSE: Final = 2000
+"""Buckets that are weighed to learn what a ledger holds; a dense one has most of its ids in a few neighbours."""
 _AT_ONCE: Final = 2000
 """Ids of a list that are asked for together: more would wait beyond the deadline, and block the loop."""
 _HOUR: Final = 3600.0
@@ -79,6 +82,7 @@ class Ledger:
         exact: bool = True,
         width: int | None = None,
         write: Write = "set",
+        dense: bool = False,
         allow_eviction: bool = False,
     ) -> None:
         check_namespace(name, "a ledger's name")
@@ -92,7 +96,8 @@ class Ledger:
         """The ledger's name."""
         self._window_ms = milliseconds(window, "window")
         self._capacity = capacity
-        self._width = check_width(exact, width)
+        self._width = check_width(exact, width, dense, write)
+        self._dense = self._width == DENSE_WIDTH
         self._write = write
         self._wire = ledger_wire(namespace.settings.namespace, name)
         # Mutable: the form as it was read last; the task that reads it; when its filling may next be told; does
@@ -141,15 +146,15 @@ class Ledger:
             ForeignRecordError: its bucket holds a value that fastdedup did not write.
             UsageError: not open, closed, or another event loop.
         """
-        data = id_bytes(id)
+        data = self.bytes_of(id)
         name = draw_owner() if owner is None else owner_field(owner)
         nonce, named = nonce_of(name), owner is not None
         for tries in range(_TRIES):
             view = self._view
             if view is None or view.until <= asyncio.get_running_loop().time():
                 view = await self._look_again()
-            wire, digest = view.addresses.find(data)
-            op = FirstOp(wire, digest + nonce, view.terms, data)
+            wire, entry = view.addresses.entry(data, nonce)
+            op = FirstOp(wire, entry, view.terms, data)
             reply = await self._ask_first(op, name, named=named)
             if reply is Code.OK:
                 if view.terms.seen_fill > view.form.filling_from:
@@ -169,7 +174,7 @@ class Ledger:
 
         A list has at most 10,000 ids; a longer one raises UsageError.
         """
-        data = listed_bytes(ids)
+        data = listed_bytes(ids, dense=self._dense)
         if len(data) > MAX_GIVEN_UP:
             raise UsageError(
                 f"first_many takes at most {MAX_GIVEN_UP} ids, got {len(data)}: more cannot be taken back together "
@@ -193,7 +198,7 @@ class Ledger:
 
         Errors as for `first`.
         """
-        data = id_bytes(id)
+        data = self.bytes_of(id)
         for _ in range(_TRIES):
             view = await self._present_view()
             reply = await self._namespace.ask.run(SeenOp(*view.addresses.find(data), view.terms, data))
@@ -208,7 +213,7 @@ class Ledger:
         Of a claim that was completed a moment ago (`remember=`) the record goes on answering, for a minute. It leaves
         a `KeyForgotten` event with who and why; `reason`: up to 256 characters.
         """
-        why, data = check_reason(reason), id_bytes(id)
+        why, data = check_reason(reason), self.bytes_of(id)
         found: bool | None = None
         try:
             found = await self._forget(data)
@@ -241,11 +246,10 @@ class Ledger:
         return record_wire(bucket, namespace.claims.wire(key), namespace.settings.namespace)
 
     async def stats(self) -> LedgerStats:
-        """Return what the ledger holds, from at most 1,000 of its buckets. Errors as for `first`."""
+        """Return what the ledger holds, from at most 1,000 buckets; 2,000 of a dense ledger. Errors as for `first`."""
         view = await self._present_view()
         form = view.form
-        buckets = range(form.buckets)
-        looked_at = buckets if form.buckets <= _SAMPLE else sample(buckets, _SAMPLE)
+        looked_at = _some_buckets(form)
         entries, living, size = 0, 0, 0
         asked = [
             self._namespace.ask.run(WeighOp(view.addresses.bucket(number), view.terms))
@@ -268,11 +272,20 @@ class Ledger:
             fill=ids / form.capacity,
             window=form.window_ms / 1000,
             slots=SLOTS,
-            width=form.width,
+            width=0 if form.dense else form.width,
             bytes=round(size * share),
             bytes_an_id=size / living if living else 0.0,
-            false_duplicates=ids * a_bucket / 256.0**form.width,
+            false_duplicates=0.0 if form.dense else ids * a_bucket / 256.0**form.width,
         )
+
+    def bytes_of(self, id: Any) -> bytes:
+        """Return an id as the operations have it. Raises InvalidKeyError where the ledger cannot have it."""
+        return number_bytes(id) if self._dense else id_bytes(id)
+
+    @property
+    def dense(self) -> bool:
+        """True where the ids are integers, of which it keeps a bit each."""
+        return self._dense
 
     def is_of(self, connection: Connection) -> bool:
         """True where its ids are in the store of this connection."""
@@ -283,7 +296,7 @@ class Ledger:
 
         `found`: the store's answer to the place that was returned last. Errors as for `first`.
         """
-        data = id_bytes(id)
+        data = self.bytes_of(id)
         if found is not None:
             self._judge(found)
         view = await self._present_view()
@@ -366,11 +379,11 @@ class Ledger:
     ) -> list[ListedId]:
         """Ask for ids that differ. The answer of each operation is then OK, ALREADY or STALE."""
         namespace, shared = self._namespace, Together()
-        find, terms = view.addresses.find, view.terms
+        place, terms = view.addresses.entry, view.terms
         ops = []
         for each in ids:
-            wire, digest = find(each)
-            ops.append(ListedId(shared, wire, digest + nonce, terms, each))
+            wire, entry = place(each, nonce)
+            ops.append(ListedId(shared, wire, entry, terms, each))
         undo = namespace.connection.undo
         if undo:
             await undo.until_free(ops)
@@ -400,13 +413,23 @@ class Ledger:
         if view is None:
             return
         for each in ids:
-            wire, digest = view.addresses.find(each)
-            self._namespace.ask.take_back(FirstOp(wire, digest + nonce, view.terms, each))
+            wire, entry = view.addresses.entry(each, nonce)
+            self._namespace.ask.take_back(FirstOp(wire, entry, view.terms, each))
 
     def _judge(self, reply: Reply) -> None:
         """Let a STALE operation be asked again; raise for any other reply that is no answer."""
         if reply is Code.STALE:
             self._view = None
+        elif reply is Code.ELSEWHERE:
+            raise UnavailableError(
+                f"a slot of the ledger {self.name!r} is being moved to another node; try again"
+            )
+        elif reply is Code.FULL and self._dense:
+            raise LedgerFullError(
+                f"the ids of the ledger {self.name!r} are too far apart: a dense ledger remembers integers that "
+                "nearly follow each other; make it without dense=True, or with a greater capacity",
+                retry_after=self.window / SLOTS,
+            )
         elif reply is Code.FULL:
             raise LedgerFullError(
                 f"a bucket of the ledger {self.name!r} is full: it holds far more ids than its capacity of "
@@ -456,6 +479,11 @@ class Ledger:
         return view
 
     def _check(self, form: LedgerForm) -> None:
+        if form.dense != self._dense:
+            raise ConfigError(
+                f"the ledger {self.name!r} was founded with dense={form.dense}, this one has dense={self._dense}: "
+                "with that it would forget all ids; use its settings, or another name"
+            )
         for name, ours, theirs in (
             ("capacity", self._capacity, form.capacity),
             ("width", self._width, form.width),
@@ -488,10 +516,20 @@ class Ledger:
         if now < self._tell_from:
             return
         self._tell_from = now + _HOUR
-        fill = view.terms.seen_fill * view.form.buckets / view.form.capacity
+        fill = view.form.fill_of(view.terms.seen_fill)
         self._namespace.connection.report(
             LedgerFilling(self._namespace.settings.namespace, self.name, round(fill, 3))
         )
+
+
+def _some_buckets(form: LedgerForm) -> Sequence[int]:
+    """Return the numbers of the buckets from which the ledger's ids are estimated."""
+    most = _SAMPLE_DENSE if form.dense else _SAMPLE
+    if form.buckets <= most:
+        return range(form.buckets)
+    if form.dense:  # evenly: its ids are in a stretch of the buckets
+        return [place * form.buckets // most for place in range(most)]
+    return sample(range(form.buckets), most)
 
 
 async def read_form(namespace: Namespace, name: str) -> LedgerForm | None:

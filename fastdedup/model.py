@@ -225,8 +225,8 @@ class LedgerStats:
         fill: ids by capacity. Above 1 it goes on, with more time and a greater chance of a false duplicate an id.
         window: seconds for which an id is remembered.
         slots: parts of the window; an id is remembered for up to one part more.
-        width: bytes of an id's digest.
-        bytes: memory of its buckets in the store, as the store says it.
+        width: bytes of an id's digest; 0 of a dense ledger.
+        bytes: memory of its buckets in the store, as the store says it. A dense ledger has up to 0.7 MB more.
         bytes_an_id: memory by ids; 0.0 of an empty ledger.
         false_duplicates: new ids that are expected to be taken for duplicates, in a window as full as this one.
     """

@@ -40,10 +40,10 @@ local function remember(key, entry, ledger)
     if tag or sub(bucket, place + width + 1, place + step - 1) ~= sub(entry, width + 1) then return ALREADY end
     return write_again(key)
   end
-  entries = entries + old + ledger.young
   local free = find(bucket, ledger.zeros, HEAD + 1, true)
   -- The nonce before a free place may end in zeros.
   free = free and HEAD + 1 + math.ceil((free - HEAD - 1) / step) * step
+  entries = entries + old + (math.min(free or tags, tags) - HEAD - 1) / step
   if not free or free >= tags or (slot - since) % 255 > EXPIRY_SERVES then
     return rewrite(key, bucket, tags, old, entry, ledger)
   end

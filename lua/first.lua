@@ -3,12 +3,13 @@
 -- KEYS[i]  the key of the bucket that an id belongs to
 -- ARGV     after floor_us and limit, runs, each for a stretch of ids of one ledger: count, slot_us, keep_ms, width, young,
 --          named, most, until_ms; then an entry per key: the digest, and the nonce of this call.
+--          width: 9 for a dense ledger; then young is how many cells a bucket has, and most how many strays it may have
 --          keep_ms: how long a bucket lives once its expiry is set; young: places for the youngest entries
 --          named: how many entries keep their nonces when the bucket is written anew
 --          most: entries that a bucket may have
 --          until_ms: the server's time until which the client may rely on what it knows of the ledger
--- returns  {now_us, 0, entries, i, code, ...}: how many entries the buckets of this call have, to learn how full the ledger
---          is; a pair for each key that was not OK: ALREADY, STALE (what is known of the ledger is too old: nothing was
+-- returns  {now_us, 0, entries, i, code, ...}: how many entries (of a dense ledger: strays) the buckets of this call have, to
+--          learn how full the ledger is; a pair for each key that was not OK: ALREADY, STALE (what is known of the ledger is too old: nothing was
 --          done), FULL (the bucket has no room: nothing was done), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
 local reply = { now_us, 0, 0 }
@@ -20,6 +21,8 @@ local function answer(i, code)
 end
 
 -- Here stands _remember.lua.
+
+-- Here stands _dense.lua.
 
 -- The way of nearly every id, which saves a sixth of the instructions: it is new, and its bucket has a free place. The
 -- same as `remember`, but that it reads no more than the tags. Returns true where the id was remembered; else nothing was done.
@@ -42,7 +45,7 @@ local function fill(key, entry, ledger)
     offset = tostring(free - 1)
     ledger.offsets[free] = offset
   end
-  entries = entries + low + young
+  entries = entries + low + (free - HEAD - 1) / step
   return type(pcall('SETRANGE', key, offset, ledger.stamp .. entry)) == 'number'
 end
 
@@ -51,15 +54,19 @@ while i <= count do
   local last = i + tonumber(ARGV[a]) - 1
   local ledger, stale = ledger_of(a), now_ms > tonumber(ARGV[a + 7])
   a = a + 8
+  local bits = ledger.width == DENSE_WIDTH and dense(ledger.slot)
   for k = i, last do
     if stale then
       answer(k, STALE)
+    elseif bits then
+      entries = entries + bits.first(k, keys[before + k], ARGV[a], ledger, answer)
     elseif not fill(keys[before + k], ARGV[a], ledger) then
       local code = remember(keys[before + k], ARGV[a], ledger)
       if code then answer(k, code) end
     end
     a = a + 1
   end
+  if bits then bits.write(ledger, answer) end
   i = last + 1
 end
 reply[3] = entries

@@ -7,6 +7,8 @@
 
 local reply = { now_us }
 
+-- Here stands _dense.lua.
+
 -- Returns the bucket without the entry at `place`; `tag` is nil for a young entry.
 local function without(bucket, tags, old, place, tag, width)
   if tag then
@@ -19,6 +21,7 @@ local function without(bucket, tags, old, place, tag, width)
 end
 
 local function remove(key, entry, slot, width)
+  if width == DENSE_WIDTH then return dense(slot).remove(key, sub(entry, 1, width), sub(entry, width + 1)) end
   local bucket, tags, old = fetch_bucket(key, width)
   if bucket == nil then return tags end
   if not bucket then return ABSENT end

@@ -7,7 +7,10 @@
 
 local reply = { now_us }
 
+-- Here stands _dense.lua.
+
 local function look(key, digest, slot)
+  if #digest == DENSE_WIDTH then return dense(slot).look(key, digest, '') end
   local bucket, tags, old = fetch_bucket(key, #digest)
   if bucket == nil then return tags end
   return bucket and place_of(bucket, tags, old, digest, slot) and ALREADY or ABSENT

@@ -7,7 +7,10 @@
 
 local reply = { now_us }
 
+-- Here stands _dense.lua.
+
 local function weigh(key, slot, width)
+  if width == DENSE_WIDTH then return dense(slot).weigh(key) end
   local bucket, tags, old = fetch_bucket(key, width)
   if not bucket then return bucket == false and ABSENT or tags, 0, 0, 0 end
   local entries, living = 0, 0

@@ -42,9 +42,10 @@ def ledger() -> None:
 @click.option(
     "--width",
     type=click.Choice(["3", "4", "7", "16"]),
-    default="7",
-    show_default=True,
-    help="Bytes kept of each id: 16 is as much as a UUID, 3 and 4 take some new ids for duplicates.",
+    help="Bytes kept of each id, 7 by default: 16 is as much as a UUID, 3 and 4 take some new ids for duplicates.",
+)
+@click.option(
+    "--dense", is_flag=True, help="The ids are integers that nearly follow each other: a bit for each."
 )
 @click.option(
     "--allow-eviction", is_flag=True, help="Also on a store that evicts keys when its memory is full."
@@ -54,7 +55,8 @@ def create(
     name: str,
     window: timedelta,
     capacity: int,
-    width: str,
+    width: str | None,
+    dense: bool,
     allow_eviction: bool,
     url: str,
     namespace: str,
@@ -66,8 +68,10 @@ def create(
     same settings founds it by itself; one that names others gets an error from now on. A ledger that nobody asks for
     two windows and a day is forgotten.
     """
-    settings = {"window": window, "capacity": capacity, "allow_eviction": allow_eviction}
-    settings |= {"width": int(width), "exact": int(width) > _NARROW}
+    settings: dict[str, Any] = {"window": window, "capacity": capacity, "allow_eviction": allow_eviction}
+    settings |= {"dense": dense}
+    if width is not None:
+        settings |= {"width": int(width), "exact": int(width) > _NARROW}
     founded = run(_created(Dedup(url, namespace=namespace), name, settings))
     if as_json:
         _print_json({"name": name, "founded": founded})
@@ -110,12 +114,14 @@ async def _stats(dedup: Dedup, name: str) -> LedgerStats | None:
 
 def of_form(dedup: Dedup, name: str, form: LedgerForm) -> Ledger:
     """Return the ledger that was founded so."""
+    kind: dict[str, Any] = (
+        {"dense": True} if form.dense else {"width": form.width, "exact": form.width > _NARROW}
+    )
     return dedup.ledger(
         name,
         window=form.window_ms / 1000,
         capacity=form.capacity,
-        width=form.width,
-        exact=form.width > _NARROW,
+        **kind,
         allow_eviction=True,  # only to look at it
     )
 
@@ -131,10 +137,10 @@ def _figures_table(found: LedgerStats) -> Table:
         },
         {
             "bytes": f"{found.bytes:,}",
-            "bytes an id": f"{found.bytes_an_id:,.1f}" if found.ids else "-",
+            "bytes an id": f"{found.bytes_an_id:,.2f}" if found.ids else "-",
         },
         {
-            "bytes of digest": f"{found.width}",
+            "bytes of digest": f"{found.width}" if found.width else "0, a bit for each id",
             "false duplicates expected in a window": f"{found.false_duplicates:.1g}",
         },
     )

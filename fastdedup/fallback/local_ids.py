@@ -17,7 +17,6 @@ from ..protocol.keyspace import names_of
 from ..protocol.ledgers import (
     NONCE_BYTES,
     SLOTS,
-    Addresses,
     FirstOp,
     ForgetIdOp,
     LedgerForm,
@@ -26,6 +25,7 @@ from ..protocol.ledgers import (
     SeenOp,
     WeighOp,
     ledger_of,
+    places_of,
 )
 from ..protocol.operations import Code, Reply, StoredForm
 from ..stores.memory import MemoryStore
@@ -67,7 +67,7 @@ class LocalLedger:
         """Take another form: whoever relies on the terms of the former one must ask again."""
         self.text = text
         self.form = form
-        self.addresses = Addresses(self.wire, form)
+        self.addresses = places_of(self.wire, form)
         self.terms = LedgerTerms(form, "set", 0)
         self.reread_at = 0
 

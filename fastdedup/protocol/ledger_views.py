@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, cast
 
 from ..checks import shown
 from ..errors import ConfigError
-from .ledgers import NONCE_BYTES, Addresses, LedgerForm, LedgerTerms
+from .ledgers import DENSE_WIDTH, NONCE_BYTES, LedgerForm, LedgerTerms, places_of
 from .operations import StoredForm
 
 _EXACT: Final = 7
@@ -31,7 +31,7 @@ class LedgerView:
     def __init__(self, wire: bytes, form: LedgerForm, found: StoredForm, write: Write, now: float) -> None:
         self.form = form
         self.text = found.text
-        self.addresses = Addresses(wire, form)
+        self.addresses = places_of(wire, form)
         self.terms = LedgerTerms(form, write, found.now_ms + _RELY_MS)
         self.until = now + _LOOK_AGAIN
         self._is_told = not found.degraded
@@ -53,12 +53,16 @@ def form_in(stored: StoredForm, name: str) -> LedgerForm:
     return form
 
 
-def check_width(exact: Any, width: Any) -> int:
+def check_width(exact: Any, width: Any, dense: Any = False, write: Any = "set") -> int:
     """Return the bytes of a digest.
 
     Raises:
-        ConfigError: there is no such width, or it contradicts `exact`.
+        ConfigError: there is no such width, or it contradicts `exact` or `dense`.
     """
+    if dense:
+        if width is not None or not exact or write != "set":
+            raise ConfigError("dense=True keeps a bit for each id: width, exact and write do not go with it")
+        return DENSE_WIDTH
     if width is None:
         return _EXACT if exact else _NARROW
     if isinstance(width, bool) or width not in _WIDTHS:

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import orjson
 
+from ..checks import shown
 from ..errors import InvalidKeyError, UnavailableError
 from .keyspace import Kind
 from .operations import ClaimOp, Code, Op, SettleOp, Terms, Verb
@@ -34,6 +35,23 @@ _FREE_PLACES: Final = {"set": 12, "append": 40}
 """Inserts that fill a free place of a bucket, before it is written anew."""
 _MOST: Final = 2000
 """Entries in a bucket at most; 18 times as many as planned. A bucket of 2,000 wide ones has 34 kB."""
+DENSE_WIDTH: Final = 9
+"""Bytes of a digest in a dense ledger, where it is the id itself; see `_dense.lua`."""
+MAX_DENSE: Final = (1 << 63) - 1
+"""The greatest id of a dense ledger."""
+_ODD: Final = 0x9E3779B97F
+_CELL: Final = 64
+"""Ids of a cell, in a dense ledger."""
+_CHUNKS: Final = 512
+"""Chunks that a dense ledger's capacity has: more would cost more memory for keys, fewer more for nonces."""
+_CHUNK: Final = (1024, 8192)
+"""Ids of a chunk, at least and at most."""
+_SPREAD: Final = 16
+"""By how much the ids of one window may be further apart than a dense ledger's capacity says."""
+_IN_STEP: Final = 16
+"""Neighbouring chunks whose nonces are known together; so many slots of a Cluster have a dense ledger's buckets."""
+_STRAYS: Final = 10_000
+"""Ids that a bucket of a dense ledger has outside its cells, at most. They take 10 bytes each."""
 _SECRET_BYTES: Final = 32
 _FILLING: Final = 0.8
 """Share of the capacity from which a ledger counts as filling."""
@@ -82,13 +100,21 @@ class LedgerTerms:
         self.slot_us = form.window_ms * 1000 // SLOTS
         self.keep_ms = self.slot_us * _EXPIRY_SLOTS // 1000
         self.width = form.width
+        if form.dense:
+            self.young, self.named, self.most = form.chunk // _CELL, 1, _STRAYS
+            self.until_ms = until_ms
+            self.seen_fill = 0.0
+            return
         least, most = _NAMED
         self.named = min(most, max(least, -(-_NAMED_IN_ALL // form.buckets)))
         self.young = self.named + max(_FREE_PLACES[write], self.named // 4)
         self.most = _MOST
         self.until_ms = until_ms
         self.seen_fill = 0.0
-        """Entries in the buckets that were written lately, a moving mean; set by a store that knows."""
+        """Entries in the buckets that were written lately, a moving mean; set by a store that knows.
+
+        Of a dense ledger only those outside the cells are counted.
+        """
 
     def saw_fill(self, entries: int, buckets: int) -> None:
         """Take in how many entries these buckets have."""
@@ -262,21 +288,37 @@ class LedgerForm:
         width: bytes of a digest.
         window_ms: for how long an id is remembered.
         buckets: how many buckets it has.
+        chunk: neighbouring ids that share a bucket, in a dense ledger; else 0.
     """
 
-    __slots__ = ("buckets", "capacity", "secret", "width", "window_ms")
+    __slots__ = ("buckets", "capacity", "chunk", "secret", "width", "window_ms")
 
     def __init__(self, *, capacity: int, width: int, window_ms: int, secret: bytes) -> None:
         self.capacity = capacity
         self.width = width
         self.window_ms = window_ms
         self.secret = secret
-        self.buckets = -(-capacity // (_PLANNED_WIDE if width == 16 else _PLANNED))
+        self.chunk = 0
+        if width == DENSE_WIDTH:
+            least, most = _CHUNK
+            self.chunk = min(most, max(least, 1 << (-(-capacity // _CHUNKS) - 1).bit_length()))
+            self.buckets = _IN_STEP * -(-_SPREAD * capacity // (_IN_STEP * self.chunk))
+        else:
+            self.buckets = -(-capacity // (_PLANNED_WIDE if width == 16 else _PLANNED))
+
+    @property
+    def dense(self) -> bool:
+        """True where the ids are integers, of which it keeps a bit each."""
+        return self.width == DENSE_WIDTH
 
     @property
     def filling_from(self) -> float:
-        """Entries in a bucket from which the ledger counts as filling."""
-        return _FILLING * self.capacity / self.buckets
+        """Entries in a bucket from which the ledger counts as filling; see `LedgerTerms.seen_fill`."""
+        return _FILLING * (_STRAYS if self.dense else self.capacity / self.buckets)
+
+    def fill_of(self, entries: float) -> float:
+        """Return how full the ledger is, by the entries in a bucket."""
+        return entries / _STRAYS if self.dense else entries * self.buckets / self.capacity
 
     def __repr__(self) -> str:
         return f"<LedgerForm capacity={self.capacity} width={self.width} window_ms={self.window_ms}>"
@@ -316,8 +358,29 @@ class LedgerForm:
         return cls(capacity=capacity, width=width, window_ms=window_ms, secret=secret)
 
 
-class Addresses:
+class IdPlaces(Protocol):
     """Finds where the entries of a ledger's ids lie."""
+
+    def find(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's digest."""
+        ...
+
+    def entry(self, data: bytes, nonce: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's entry for a call of this nonce."""
+        ...
+
+    def bucket(self, number: int) -> bytes:
+        """Return the store key of a bucket."""
+        ...
+
+
+def places_of(stem: bytes, form: LedgerForm) -> IdPlaces:
+    """Return what finds the ids of a ledger. `stem`: the ledger's store key."""
+    return DenseAddresses(stem, form) if form.dense else Addresses(stem, form)
+
+
+class Addresses:
+    """Finds where the entries of a ledger's ids lie: a keyed hash spreads them over the buckets."""
 
     __slots__ = ("_buckets", "_hash", "_short", "_stem")
 
@@ -341,6 +404,48 @@ class Addresses:
         if not self._short:
             name = _PAIRS[number >> 24] + name
         return self._stem + name + b"}"
+
+    def entry(self, data: bytes, nonce: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's entry for a call of this nonce."""
+        wire, digest = self.find(data)
+        return wire, digest + nonce
+
+
+class DenseAddresses:
+    """Finds where the ids of a dense ledger lie: neighbours share a chunk, and buckets take the chunks in turn."""
+
+    __slots__ = ("_buckets", "_chunk", "_stem")
+
+    def __init__(self, stem: bytes, form: LedgerForm) -> None:
+        self._stem = stem + b"{"
+        self._buckets = form.buckets
+        self._chunk = form.chunk
+
+    def find(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's digest. `data`: the id's decimal text."""
+        number, place = divmod(int(data), self._chunk)
+        return self.bucket(number % self._buckets), (number << 16 | place).to_bytes(DENSE_WIDTH, "big")
+
+    def entry(self, data: bytes, nonce: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's entry for a call of this nonce.
+
+        Chunks take turns in the nonces' string, so the ids of one call must have different nonces there.
+        """
+        wire, digest = self.find(data)
+        own = (int.from_bytes(nonce, "big") + int.from_bytes(digest[:-2], "big") * _ODD) % (
+            1 << 8 * NONCE_BYTES
+        )
+        return wire, digest + own.to_bytes(NONCE_BYTES, "big")
+
+    def bucket(self, number: int) -> bytes:
+        """Return the store key of a bucket. In braces stands what it shares with the nonces of its ids."""
+        return (
+            self._stem
+            + _DIGITS[number % _IN_STEP]
+            + b"}"
+            + _PAIRS[number >> 12 & 4095]
+            + _PAIRS[number & 4095]
+        )
 
 
 def record_wire(bucket: bytes, wire: bytes, namespace: str) -> bytes:
@@ -389,12 +494,28 @@ def id_bytes(id: Any) -> bytes:
     raise InvalidKeyError(f"an id must have at most {MAX_ID} bytes, got {len(data)}")
 
 
-def listed_bytes(ids: Iterable[Any]) -> list[bytes]:
-    """Return a list's ids as bytes, as `id_bytes` does each.
+def number_bytes(id: Any) -> bytes:
+    """Return an id of a dense ledger as bytes: its decimal text.
+
+    Raises:
+        InvalidKeyError: it is not an integer of 0 to 2^63 - 1.
+    """
+    if not isinstance(id, int) or isinstance(id, bool):
+        raise InvalidKeyError(
+            f"an id of a dense ledger must be an integer, got {type(id).__name__}; for text and bytes make the "
+            "ledger without dense=True"
+        )
+    if 0 <= id <= MAX_DENSE:
+        return b"%d" % id
+    raise InvalidKeyError(f"an id of a dense ledger must be 0 to 2^63 - 1, got {shown(id)}")
+
+
+def listed_bytes(ids: Iterable[Any], *, dense: bool = False) -> list[bytes]:
+    """Return a list's ids as bytes, as `id_bytes` does each, or `number_bytes` for a dense ledger.
 
     Raises:
         InvalidKeyError: an id cannot be used, or the list is one text.
     """
     if isinstance(ids, str | bytes):
         raise InvalidKeyError("give a list of ids, not one text: its characters would be the ids")
-    return list(map(id_bytes, ids))
+    return list(map(number_bytes if dense else id_bytes, ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,11 +12,11 @@ from ..errors import ConfigError, InvalidKeyError, UnavailableError
 from ..gateway import Dedup
 from ..ledger import Ledger
 from ..model import LedgerStats
-from ..protocol.ledgers import id_bytes
 from .counters import Counters
 
 MAX_IDS = 1000
 """The ids that one call may have."""
+_DECIMAL = re.compile("0|[1-9][0-9]{0,18}")
 _AT_ONCE = 100
 """The ids that one call looks up, or forgets, at once."""
 
@@ -51,14 +52,14 @@ class ServedLedger:
     async def first(self, ids: Sequence[Any], owner: str | None) -> list[bool]:
         """Remember ids; errors as for `Ledger.first_many`. Where it is cancelled, nothing stays remembered."""
         with _settings_are_ours():
-            answers = await self._ledger.first_many(_bounded(ids), owner=owner)
+            answers = await self._ledger.first_many(self._ids(ids), owner=owner)
         self._counters.asked_ledger(self.namespace, self.name, answers)
         return answers
 
     async def seen(self, ids: Sequence[Any]) -> list[bool]:
         """Return whether each id is remembered."""
         with _settings_are_ours():
-            return await _each(self._ledger.seen, _bounded(ids))
+            return await _each(self._ledger.seen, self._ids(ids))
 
     async def forget(self, ids: Sequence[Any], heard: Callable[[str, bool | None], None]) -> list[bool]:
         """Remove ids; False for each that was not remembered. After an error some may be removed: ask again.
@@ -67,18 +68,21 @@ class ServedLedger:
         """
 
         async def forgotten(id: Any) -> bool:
+            data = self._ledger.bytes_of(id)
             found: bool | None = None
             try:
-                found = await self._ledger._forget(id_bytes(id))
+                found = await self._ledger._forget(data)
             finally:
-                heard(
-                    f"{self.name}/{id if isinstance(id, str) else id_bytes(id).decode(errors='replace')}",
-                    found,
-                )
+                heard(f"{self.name}/{data.decode(errors='backslashreplace')}", found)
             return found
 
         with _settings_are_ours():
-            return await _each(forgotten, _bounded(ids))
+            return await _each(forgotten, self._ids(ids))
+
+    def _ids(self, ids: Sequence[Any]) -> Sequence[Any]:
+        """Return ids as the ledger takes them: RESP has no integers among its arguments."""
+        bounded = _bounded(ids)
+        return list(map(_number, bounded)) if self._ledger.dense else bounded
 
     async def facts(self) -> dict[str, Any]:
         """Return what it holds, for JSON; times in milliseconds."""
@@ -136,6 +140,12 @@ def _bounded(ids: Sequence[Any]) -> Sequence[Any]:
             f"a call takes at most {MAX_IDS} ids, got {len(ids)}: send them in several calls"
         )
     return ids
+
+
+def _number(id: Any) -> Any:
+    """Return the integer that a decimal text stands for; anything else as it is, which the ledger refuses."""
+    text = id.decode("ascii", "replace") if isinstance(id, bytes) else id
+    return int(text) if isinstance(text, str) and _DECIMAL.fullmatch(text) else text
 
 
 async def _each(ask: Callable[[Any], Awaitable[bool]], ids: Sequence[Any]) -> list[bool]:

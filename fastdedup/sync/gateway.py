@@ -332,6 +332,7 @@ class Dedup:
         exact: bool = True,
         width: int | None = None,
         write: Literal["set", "append"] = "set",
+        dense: bool = False,
         allow_eviction: bool = False,
     ) -> Ledger:
         """Return a ledger, which remembers ids for days in some 12 bytes each. Arguments as for `fastdedup.Dedup`."""
@@ -344,6 +345,7 @@ class Dedup:
                     exact=exact,
                     width=width,
                     write=write,
+                    dense=dense,
                     allow_eviction=allow_eviction,
                 )
             )

@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 from ..ledger import Ledger as AsyncLedger
 from ..model import LedgerStats
-from ..protocol.ledgers import id_bytes, listed_bytes
+from ..protocol.ledgers import listed_bytes
 from ..protocol.owners import draw_owner, owner_text
 from .background import Bound
 
@@ -48,16 +48,17 @@ class Ledger:
 
         Without `owner=`, a call that ends in an error or is interrupted takes back what it remembered.
         """
-        data = [id_bytes(id)]
-        return self._remember(data, owner, lambda ledger, name: ledger.first(data[0], owner=name))
+        data = [self._ledger.latest.bytes_of(id)]
+        return self._remember(data, owner, lambda ledger, name: ledger.first(id, owner=name))
 
     def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
         """Remember ids, as `first` does each; of one that stands in the list twice the first is True.
 
         Either all are answered, or what the others remembered is taken back, and the error raised.
         """
-        data = listed_bytes(ids)
-        return self._remember(data, owner, lambda ledger, name: ledger.first_many(data, owner=name))
+        listed = ids if isinstance(ids, str | bytes) else list(ids)
+        data = listed_bytes(listed, dense=self._ledger.latest.dense)
+        return self._remember(data, owner, lambda ledger, name: ledger.first_many(listed, owner=name))
 
     def seen(self, id: Any) -> bool:
         """Return whether an id is remembered. Nothing is changed, so the answer may be outdated when it arrives."""

@@ -25,13 +25,32 @@ def ledger_of(dedup: Dedup, name: str = "orders", **settings: Any) -> Ledger:
     return dedup.ledger(name, **{"window": HOUR, "capacity": 10_000, **settings})
 
 
+class Form:
+    """A kind of ledger. `id`: makes an id that it takes."""
+
+    def __init__(self, name: str) -> None:
+        self._dense = name == "dense"
+        self._numbers: dict[str, int] = {}
+
+    def ledger(self, dedup: Dedup, name: str = "orders", **settings: Any) -> Ledger:
+        return ledger_of(dedup, name, dense=self._dense, **settings)
+
+    def id(self, name: str) -> Any:
+        return self._numbers.setdefault(name, 10**6 + len(self._numbers)) if self._dense else name
+
+
+@pytest.fixture(params=["usual", "dense"])
+def form(request: pytest.FixtureRequest) -> Form:
+    return Form(request.param)
+
+
 # 16: one first call
 
 
-async def test_of_many_calls_one_is_the_first(backend: Backend) -> None:
+async def test_of_many_calls_one_is_the_first(backend: Backend, form: Form) -> None:
     async with backend.make() as dedup:
-        ledgers = [ledger_of(dedup), ledger_of(dedup)]
-        answers = await asyncio.gather(*(ledgers[n % 2].first("id") for n in range(100)))
+        ledgers = [form.ledger(dedup), form.ledger(dedup)]
+        answers = await asyncio.gather(*(ledgers[n % 2].first(form.id("id")) for n in range(100)))
         assert Counter(answers) == {True: 1, False: 99}
 
 
@@ -44,8 +63,9 @@ async def test_of_many_calls_one_is_the_first(backend: Backend) -> None:
         {"exact": False},
         {"width": 3, "exact": False},
         {"write": "append"},
+        {"dense": True},
     ],
-    ids=["usual", "one bucket", "wide", "narrow", "narrowest", "append"],
+    ids=["usual", "one bucket", "wide", "narrow", "narrowest", "append", "dense"],
 )
 async def test_every_id_is_first_once(backend: Backend, settings: dict[str, Any]) -> None:
     """Also once a bucket was written anew: its entries lose their nonces, never their place."""
@@ -87,30 +107,32 @@ async def test_ledgers_are_apart(backend: Backend) -> None:
 # 17: retries
 
 
-async def test_the_same_call_gets_the_same_answer(backend: Backend) -> None:
+async def test_the_same_call_gets_the_same_answer(backend: Backend, form: Form) -> None:
     async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        assert [await ledger.first("id", owner="me") for _ in range(3)] == [True, True, True]
-        assert await ledger.first("id", owner="you") is False
-        assert await ledger.first("id") is False
-        ids = [f"id{n}" for n in range(70)]
-        assert await ledger.first_many([*ids, "id"], owner="me too") == [True] * 70 + [False]
-        assert await ledger.first_many([*ids, "id"], owner="me too") == [True] * 70 + [False]
+        ledger, one = form.ledger(dedup), form.id("id")
+        assert [await ledger.first(one, owner="me") for _ in range(3)] == [True, True, True]
+        assert await ledger.first(one, owner="you") is False
+        assert await ledger.first(one) is False
+        ids = [form.id(f"id{n}") for n in range(70)]
+        assert await ledger.first_many([*ids, one], owner="me too") == [True] * 70 + [False]
+        assert await ledger.first_many([*ids, one], owner="me too") == [True] * 70 + [False]
         assert not any(await ledger.first_many(ids))
 
 
 # 18: the window
 
 
-async def test_an_id_is_new_again_after_the_window(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_an_id_is_new_again_after_the_window(
+    backend: Backend, form: Form, wait_until: WaitUntil
+) -> None:
     async with backend.make() as dedup:
-        ledger = ledger_of(dedup, window=0.4)
+        ledger, one = form.ledger(dedup, window=0.4), form.id("id")
         asked = asyncio.get_running_loop().time()
-        assert await ledger.first("id") is True
-        assert await ledger.first("id") is False
-        await wait_until(lambda: ledger.first("id"), description="the id is new again")
+        assert await ledger.first(one) is True
+        assert await ledger.first(one) is False
+        await wait_until(lambda: ledger.first(one), description="the id is new again")
         assert asyncio.get_running_loop().time() - asked >= 0.4
-        assert await ledger.first("id") is False
+        assert await ledger.first(one) is False
 
 
 async def test_ids_that_are_over_leave_the_bucket(backend: Backend, wait_until: WaitUntil) -> None:
@@ -132,33 +154,35 @@ async def test_ids_that_are_over_leave_the_bucket(backend: Backend, wait_until: 
 # 19: taking back
 
 
-async def test_a_forgotten_id_is_new(backend: Backend) -> None:
+async def test_a_forgotten_id_is_new(backend: Backend, form: Form) -> None:
     async with backend.make() as dedup:
-        ledger = ledger_of(dedup, capacity=90)
+        ledger = form.ledger(dedup, capacity=90)
         ids = list(range(120))
         await ledger.first_many(ids)
-        assert await ledger.forget("never seen") is False
+        assert await ledger.forget(form.id("never seen")) is False
         assert [await ledger.forget(each) for each in ids[::7]] == [True] * len(ids[::7])
         assert [await ledger.seen(each) for each in ids] == [each % 7 != 0 for each in ids]
         assert [await ledger.forget(each) for each in ids[::7]] == [False] * len(ids[::7])
         assert await ledger.first_many(ids) == [each % 7 == 0 for each in ids]
 
 
-async def test_to_look_remembers_nothing(backend: Backend) -> None:
+async def test_to_look_remembers_nothing(backend: Backend, form: Form) -> None:
     async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        assert await ledger.seen("id") is False
-        assert await ledger.first("id") is True
-        assert await ledger.seen("id") is True
+        ledger, one = form.ledger(dedup), form.id("id")
+        assert await ledger.seen(one) is False
+        assert await ledger.first(one) is True
+        assert await ledger.seen(one) is True
 
 
-async def test_a_cancelled_call_remembers_nothing(backend: Backend, wait_until: WaitUntil) -> None:
+async def test_a_cancelled_call_remembers_nothing(
+    backend: Backend, form: Form, wait_until: WaitUntil
+) -> None:
     """Nobody was told that it was the first, so somebody else is."""
     async with backend.make() as dedup:
-        ledger = ledger_of(dedup)
-        await ledger.seen("ledger is founded")
-        calls = [asyncio.ensure_future(ledger.first(f"id{n}")) for n in range(20)]
-        calls.append(asyncio.ensure_future(ledger.first_many([f"more{n}" for n in range(20)])))
+        ledger = form.ledger(dedup)
+        await ledger.seen(form.id("ledger is founded"))
+        calls = [asyncio.ensure_future(ledger.first(form.id(f"id{n}"))) for n in range(20)]
+        calls.append(asyncio.ensure_future(ledger.first_many([form.id(f"more{n}") for n in range(20)])))
         await asyncio.sleep(0)
         for call in calls:
             call.cancel()
@@ -175,14 +199,19 @@ async def test_a_cancelled_call_remembers_nothing(backend: Backend, wait_until: 
 
 @pytest.mark.parametrize(
     ("settings", "name"),
-    [({"capacity": 20_000}, "capacity"), ({"width": 16}, "width"), ({"window": 2 * HOUR}, "window")],
+    [
+        ({"capacity": 20_000}, "capacity"),
+        ({"width": 16}, "width"),
+        ({"window": 2 * HOUR}, "window"),
+        ({"dense": True}, "dense"),
+    ],
 )
 async def test_another_form_is_an_error(backend: Backend, settings: dict[str, Any], name: str) -> None:
     """With other buckets it would forget everything."""
     async with backend.make() as dedup:
         assert await ledger_of(dedup, window=timedelta(hours=1)).first("id") is True
         with pytest.raises(ConfigError, match=f"was founded with {name}="):
-            await ledger_of(dedup, **settings).first("id")
+            await ledger_of(dedup, **settings).first(7)
         assert await ledger_of(dedup).first("id") is False
 
 

@@ -45,6 +45,11 @@ namespace = "mail"
 window = 3600
 capacity = 1
 
+[ledgers.offsets]
+window = 3600
+capacity = 10_000
+dense = true
+
 [ledgers.other]
 window = 60
 capacity = 100
@@ -95,6 +100,17 @@ def post(served: Sidecar, address: str, body: Any) -> tuple[int, Any]:
 
 
 # Both wires
+
+
+def test_a_dense_ledger_reads_numbers_from_text(served: Sidecar, resp: redis.Redis) -> None:
+    """RESP has no integers among its arguments; what is no decimal text is refused."""
+    assert ask(resp, "FD.FIRST", "offsets", 7, "8", b"7") == [1, 1, 0]
+    assert post(served, "offsets/first", {"ids": ["8", 9]}) == (200, {"first": [False, True]})
+    assert ask(resp, "FD.FORGETID", "offsets", "8") == [1]
+    for bad in ("08", "-1", "x", "٣", str(2**63)):
+        with pytest.raises(redis.ResponseError, match="a dense ledger"):
+            ask(resp, "FD.FIRST", "offsets", bad)
+        assert post(served, "offsets/first", {"ids": [bad]})[0] == 422
 
 
 def test_each_id_is_the_first_once_on_both_wires(served: Sidecar, resp: redis.Redis) -> None:

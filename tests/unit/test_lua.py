@@ -92,7 +92,7 @@ class Header:
 
 def test_every_verb_has_exactly_one_file() -> None:
     """And there are no other files but the shared ones."""
-    shared = ["_batch", "_claims", "_ledger", "_record", "_remember", "_settle"]
+    shared = ["_batch", "_claims", "_dense", "_ledger", "_record", "_remember", "_settle"]
     assert sorted([*VERBS, *shared]) == FILES
 
 

@@ -401,7 +401,7 @@ class LedgerAnswer(AnswerModel):
     fill: float = Field(description="Ids by capacity.")
     window: int = Field(description="Milliseconds for which an id is remembered.")
     slots: int = Field(description="Parts of the window; an id is remembered for up to one part more.")
-    width: int = Field(description="Bytes of an id's digest.")
+    width: int = Field(description="Bytes of an id's digest; 0 of a dense ledger.")
     bytes: int = Field(description="Memory in the store.")
     bytes_an_id: float
     false_duplicates: float = Field(

@@ -13,6 +13,7 @@ from functools import lru_cache
 from ...checks import MAX_SECONDS
 from ...errors import ConfigError
 from ...protocol.ledgers import (
+    DENSE_WIDTH,
     FOREVER_MS,
     NONCE_BYTES,
     SLOTS,
@@ -59,6 +60,8 @@ _FILLS = 1024
 """The ledgers whose fill is kept."""
 _LEDGER = re.compile(rb"[A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64}")
 _BUCKET = re.compile(rb"([A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64})\{[A-Za-z0-9_-]{4,6}\}")
+_DENSE_BUCKET = re.compile(rb"([A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64})\{[A-P]\}[A-Za-z0-9_-]{4}")
+_MAX_CELLS = 128
 _MODES = {mode.value.encode(): mode for mode in Mode}
 
 
@@ -175,9 +178,9 @@ def _adoptions(keys: Keys, args: Args) -> Iterator[Op]:
 
 def _firsts(keys: Keys, args: Args) -> Iterator[Op]:
     for run, head, entries in _runs(keys, args, 7, 1):
-        terms = _terms_of_first(_stem(run[0]), *head)
+        terms = _terms_of_first(_stem(run[0], head[2]), *head)
         for wire, entry in zip(run, entries, strict=True):
-            _check_entry(wire, entry, terms.width + NONCE_BYTES)
+            _check_entry(wire, entry, terms.width, NONCE_BYTES)
             yield FirstOp(wire, entry, terms)
 
 
@@ -185,7 +188,7 @@ def _looks(keys: Keys, args: Args) -> Iterator[Op]:
     for run, head, digests in _runs(keys, args, 3, 1):
         terms = _terms_of_look(*head)
         for wire, digest in zip(run, digests, strict=True):
-            _check_entry(wire, digest, terms.width)
+            _check_entry(wire, digest, terms.width, 0)
             yield SeenOp(wire, digest, terms)
 
 
@@ -194,7 +197,7 @@ def _removals(keys: Keys, args: Args) -> Iterator[Op]:
         terms = _terms_of_look(slot, width, until)
         for wire, entry in zip(run, entries, strict=True):
             named = len(entry) > terms.width
-            _check_entry(wire, entry, terms.width + NONCE_BYTES * named)
+            _check_entry(wire, entry, terms.width, NONCE_BYTES * named)
             yield ForgetIdOp(wire, entry, terms)
 
 
@@ -202,7 +205,7 @@ def _weighings(keys: Keys, args: Args) -> Iterator[Op]:
     if len(args) != 2 * len(keys):
         raise ValueError("each key must have two arguments")
     for wire, slot, width in zip(keys, args[::2], args[1::2], strict=True):
-        _stem(wire)
+        _stem(wire, width)
         yield WeighOp(wire, _terms_of_look(slot, width, b"0"))
 
 
@@ -320,7 +323,8 @@ def _terms_of_first(
 ) -> LedgerTerms:
     terms = _new_terms(slot, width, until)
     terms.keep_ms = _both_ms(keep)
-    terms.young, terms.named, terms.most = (_number(each, 1, _MAX_ENTRIES) for each in (young, named, most))
+    terms.young = _number(young, 1, _MAX_CELLS if terms.width == DENSE_WIDTH else _MAX_ENTRIES)
+    terms.named, terms.most = (_number(each, 1, _MAX_ENTRIES) for each in (named, most))
     former = _latest.pop(stem, None)
     if former is not None:
         terms.seen_fill = former.seen_fill
@@ -350,15 +354,15 @@ def _new_terms(slot: bytes, width: bytes, until: bytes) -> LedgerTerms:
     return terms
 
 
-def _stem(wire: bytes) -> bytes:
+def _stem(wire: bytes, width: bytes) -> bytes:
     """Return what the keys of a ledger begin with, by the key of one of its buckets."""
-    found = _BUCKET.fullmatch(wire)
+    found = (_DENSE_BUCKET if int(width) == DENSE_WIDTH else _BUCKET).fullmatch(wire)
     if found is None:
         raise ValueError("the key must be that of a ledger's bucket")
     return found[1]
 
 
-def _check_entry(wire: bytes, entry: bytes, size: int) -> None:
-    _stem(wire)
-    if len(entry) != size:
+def _check_entry(wire: bytes, entry: bytes, width: int, nonce: int) -> None:
+    _stem(wire, b"%d" % width)
+    if len(entry) != width + nonce:
         raise ValueError("an entry must be as long as the ledger's width says")
