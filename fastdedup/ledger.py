@@ -100,12 +100,11 @@ class Ledger:
         self._dense = self._width == DENSE_WIDTH
         self._write = write
         self._wire = ledger_wire(namespace.settings.namespace, name)
-        # Mutable: the form as it was read last; the task that reads it; when its filling may next be told; does
-        # nobody ask any more whether the store evicts keys.
+        self._allows_eviction = bool(allow_eviction)
+        # Mutable: the form as it was read last; the task that reads it; when its filling may next be told.
         self._view: LedgerView | None = None
         self._opening: asyncio.Task[LedgerView] | None = None
         self._tell_from = 0.0
-        self._eviction_settled = bool(allow_eviction)
 
     def __repr__(self) -> str:
         return f"<Ledger {self.name!r} capacity={self._capacity} window={self._window_ms / 1000:g}>"
@@ -246,7 +245,7 @@ class Ledger:
         return record_wire(bucket, namespace.claims.wire(key), namespace.settings.namespace)
 
     async def stats(self) -> LedgerStats:
-        """Return what the ledger holds, from at most 1,000 buckets; 2,000 of a dense ledger. Errors as for `first`."""
+        """Return what the ledger holds, from up to 1,000 buckets, 2,000 of a dense one. Errors as for `first`."""
         view = await self._present_view()
         form = view.form
         looked_at = _some_buckets(form)
@@ -463,9 +462,10 @@ class Ledger:
 
     async def _open(self) -> LedgerView:
         former = self._view
-        wanted = LedgerForm.drawn(capacity=self._capacity, width=self._width, window_ms=self._window_ms)
-        text = wanted.text() if former is None else former.text
-        reply = await self._namespace.ask.run(LedgerOp(self._wire, text, 2 * self._window_ms + _KEEP_MS))
+        reply = await self._ask_form(b"")
+        if reply is Code.ABSENT:
+            wanted = LedgerForm.drawn(capacity=self._capacity, width=self._width, window_ms=self._window_ms)
+            reply = await self._ask_form(wanted.text() if former is None else former.text)
         if not isinstance(reply, StoredForm):
             raise foreign(f"ledger {self.name}")
         await self._check_eviction()  # afterwards: a store that is down costs its caller one timeout, not two
@@ -477,6 +477,10 @@ class Ledger:
             view.terms.seen_fill = former.terms.seen_fill
         self._view = view
         return view
+
+    async def _ask_form(self, text: bytes) -> Reply:
+        """Read the form, or with a text found the ledger. The text has the secret, so it is sent only where it must."""
+        return await self._namespace.ask.run(LedgerOp(self._wire, text, 2 * self._window_ms + _KEEP_MS))
 
     def _check(self, form: LedgerForm) -> None:
         if form.dense != self._dense:
@@ -498,7 +502,7 @@ class Ledger:
     async def _check_eviction(self) -> None:
         """Refuse a store that may evict keys. One that is silent is asked again with the next look at the form."""
         store = self._namespace.connection.store
-        if self._eviction_settled or not isinstance(store, EvictingStore):
+        if self._allows_eviction or not isinstance(store, EvictingStore):
             return
         try:
             policy = await store.eviction_policy()
@@ -509,7 +513,6 @@ class Ledger:
                 f"the store may evict keys (maxmemory-policy {policy}), so the ledger {self.name!r} would forget "
                 "ids, and nobody would notice; set maxmemory-policy noeviction, or pass allow_eviction=True"
             )
-        self._eviction_settled = True
 
     def _is_filling(self, view: LedgerView) -> None:
         now = asyncio.get_running_loop().time()

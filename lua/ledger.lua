@@ -1,9 +1,9 @@
 -- Found a ledger, or read what it was founded with; a founded ledger is changed only by who names its present form.
--- Without a form to store it is only read, and its life is not prolonged.
+-- Without a form to store it is only read: a form has a secret, which whoever watches the server's commands must not see.
 --
 -- KEYS[i]  a ledger's key
--- ARGV     after floor_us and limit, three per key: ttl_ms, for how long it lives if nobody asks again; the form that is
---          replaced, empty to replace none; the form to store, empty to store none
+-- ARGV     after floor_us and limit, three per key: ttl_ms, for how long it lives if nobody asks again, 0 to leave that; the
+--          form that is replaced, empty to replace none; the form to store, empty to store none
 -- returns  {now_us, code, form, ...}: a pair for each key: OK and the form that the ledger has now, or ABSENT, FOREIGN,
 --          TOO_LARGE, ELSEWHERE, REFUSED and nothing
 
@@ -15,9 +15,9 @@ local function found(key, ttl, former, form)
   if stored == nil then return fault, '' end
   if stored and sub(stored, 1, 2) ~= MARK then return FOREIGN, '' end
   local present = stored and sub(stored, 3)
-  if form == '' then return present and OK or ABSENT, present or '' end
-  if present and present ~= former then
-    return put('PEXPIRE', key, ttl) or OK, present
+  if not present and form == '' then return ABSENT, '' end
+  if present and (form == '' or present ~= former) then
+    return ttl ~= '0' and put('PEXPIRE', key, ttl) or OK, present
   end
   local code = put('SET', key, MARK .. form, 'PX', ttl)
   return code or OK, code and '' or form

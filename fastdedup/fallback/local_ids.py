@@ -54,13 +54,15 @@ class LocalLedger:
         terms: those of what is sent to the store.
         reread_at: when the form must be read again before something is sent, in ms since 1970; 0: before all.
         ttl_ms: for how long the store keeps the form.
+        absent: the store has said that it has no form.
     """
 
-    __slots__ = ("addresses", "form", "reread_at", "terms", "text", "ttl_ms", "wire")
+    __slots__ = ("absent", "addresses", "form", "reread_at", "terms", "text", "ttl_ms", "wire")
 
     def __init__(self, wire: bytes, text: bytes, form: LedgerForm, ttl_ms: int) -> None:
         self.wire = wire
         self.ttl_ms = ttl_ms
+        self.absent = False
         self.take_form(text, form)
 
     def take_form(self, text: bytes, form: LedgerForm) -> None:
@@ -73,6 +75,7 @@ class LocalLedger:
 
     def was_read(self, server_ms: int, now: int) -> None:
         """Rely on the form for a while: the store has told it."""
+        self.absent = False
         self.terms.until_ms = server_ms + _RELY_MS
         self.reread_at = now + _ASK_AGAIN_MS
 
@@ -162,6 +165,8 @@ class LocalIds:
         if op.former:
             raise error  # the store alone can replace a form
         if ledger is None:
+            if not op.form and op.ttl_ms:
+                return Code.ABSENT  # whoever would found it comes again with a form
             form = LedgerForm.read(op.form)
             if form is None:
                 raise error
@@ -218,7 +223,7 @@ class LocalIds:
     def saw(self, op: LedgerOps, reply: Reply) -> None:
         """Remember what the store says of an id, unless a line says that this process knows better."""
         if isinstance(op, LedgerOp):
-            if isinstance(reply, StoredForm):
+            if isinstance(reply, StoredForm) and op.ttl_ms:
                 self._learn(op.wire, reply, op.ttl_ms)
         elif not isinstance(op, WeighOp):
             line = self._journal.lines.get(op.place)
@@ -335,7 +340,7 @@ class LocalIds:
             return None
         ledger = line.ledger
         if ledger.reread_at <= now:
-            return LedgerOp(ledger.wire, ledger.text, ledger.ttl_ms)
+            return LedgerOp(ledger.wire, ledger.text if ledger.absent else b"", ledger.ttl_ms)
         if line.forgotten:
             return ForgetIdOp(line.bucket, line.digest, ledger.terms, line.id)
         held = self._held(line)
@@ -344,6 +349,9 @@ class LocalIds:
     def adopted(self, op: LedgerOp | FirstOp | ForgetIdOp, reply: object) -> Conflict | Unreplayed | None:
         """Take the store's reply."""
         if isinstance(op, LedgerOp):
+            if reply is Code.ABSENT and op.wire in self._ledgers:
+                self._ledgers[op.wire].absent = True
+                return None
             if isinstance(reply, StoredForm) and self._learn(op.wire, reply, op.ttl_ms):
                 return None
             return self._lost_ledger(op.wire)

@@ -186,7 +186,7 @@ class ForgetIdOp(Op):
 class LedgerOp(Op):
     """Found a ledger, or read its form: the reply is a `StoredForm`. `former`: the form to replace; empty: none.
 
-    With an empty `form` it is only read: the reply may be ABSENT.
+    With an empty `form` it is only read: the reply may be ABSENT. With `ttl_ms=0` its life is not prolonged.
     """
 
     verb = Verb.LEDGER

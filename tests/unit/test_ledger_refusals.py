@@ -55,6 +55,54 @@ async def test_a_silent_store_is_asked_for_its_policy_later(
             await ledger.first("id")
 
 
+async def test_a_policy_that_is_set_later_is_refused(server: RedisServer) -> None:
+    """It is asked for whenever the form is read."""
+    async with gate_on(server.url) as dedup:
+        ledger = ledger_of(dedup, "set.later")
+        assert await ledger.first("id") is True
+        assert ledger._view is not None
+        with server.client() as raw, evicting(raw):
+            ledger._view.until = 0.0
+            with pytest.raises(ConfigError, match="allkeys-lru"):
+                await ledger.first("id")
+        assert await ledger.first("id") is False
+
+
+async def test_the_servers_commands_show_no_secret(server: RedisServer) -> None:
+    """But for the founding: whoever watches a ledger in use cannot choose ids that collide."""
+    async with gate_on(server.url) as founder, gate_on(server.url) as user:
+        await ledger_of(founder, "watched").first("id")
+        with server.client() as raw, server.client() as other:
+            wire = ledger_wire("refusals", "watched")
+            raw.pexpire(wire, 60_000)
+            with other.monitor() as watch:
+                for ledger in (ledger_of(founder, "watched"), ledger_of(user, "watched")):
+                    assert await ledger.first("id") is False
+                    assert ledger._view is not None
+                    ledger._view.until = 0.0
+                    assert await ledger.first("id") is False
+                raw.echo("the end")
+                shown = ""
+                while "the end" not in shown:
+                    shown += watch.next_command()["command"]
+            assert raw.pttl(wire) > 60_000, "its life is prolonged all the same"
+            secret = ledger._view.form.secret
+            assert wire.decode() in shown
+            assert secret.hex() not in shown
+
+
+async def test_only_entries_count_for_the_fill(server: RedisServer) -> None:
+    """A bucket's free places do not: LedgerFilling would come early."""
+    async with gate_on(server.url) as dedup:
+        ledger = ledger_of(dedup, "counted")
+        for size in (50, 300):  # the first way of an insert, and the one that has old entries
+            await ledger.first_many(range(size))
+            assert ledger._view is not None
+            before = ledger._view.terms.seen_fill
+            await ledger.first(size)
+            assert round((ledger._view.terms.seen_fill - before) * 2001 + before) == size
+
+
 async def test_the_secret_is_shown_nowhere(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     """Neither logs, nor events, nor errors, nor commands; here each way that may speak is made to."""
     caplog.set_level(logging.DEBUG)

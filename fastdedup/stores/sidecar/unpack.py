@@ -216,9 +216,9 @@ def _foundings(keys: Keys, args: Args) -> Iterator[Op]:
         ttl, former, form = args[3 * at : 3 * at + 3]
         if _LEDGER.fullmatch(wire) is None:
             raise ValueError("the key must be a ledger's")
-        if len(former) > _MAX_FORM or len(form) > _MAX_FORM or LedgerForm.read(form) is None:
+        if len(former) > _MAX_FORM or len(form) > _MAX_FORM or (form and LedgerForm.read(form) is None):
             raise ValueError("a ledger's form is malformed")
-        yield LedgerOp(wire, form, _number(ttl, 1, 3 * _MAX_MS), former)
+        yield LedgerOp(wire, form, _number(ttl, 1 if form else 0, 3 * _MAX_MS), former)
 
 
 _UNPACK: dict[Verb, Callable[[Keys, Args], Iterator[Op]]] = {
