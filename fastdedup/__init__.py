@@ -28,6 +28,7 @@ from .machine import StateMachine
 from .model import (
     Batching,
     BreakerState,
+    LedgerResize,
     LedgerStats,
     Listing,
     Outcome,
@@ -61,6 +62,7 @@ __all__ = [
     "BreakerState",
     # Ledgers
     "Ledger",
+    "LedgerResize",
     "LedgerStats",
     # State machines
     "StateMachine",

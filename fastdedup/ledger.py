@@ -10,6 +10,7 @@ from typing import Any, Final, Self, TypeVar
 from .checks import Seconds, check_count, check_seconds, milliseconds, shown
 from .errors import ConfigError, LedgerFullError, UnavailableError, UsageError, foreign
 from .events import LedgerFilling
+from .gate import former_ids
 from .gate.audit import check_reason, tell_forgotten
 from .gate.connection import Connection
 from .gate.listed_ids import ListedId
@@ -17,24 +18,30 @@ from .gate.namespace import Namespace
 from .gate.together import Together
 from .gate.undo import MAX_GIVEN_UP
 from .keys import check_namespace
-from .model import LedgerStats, Record
+from .model import LedgerResize, LedgerStats, Record
 from .protocol.ledger_views import (
     LEAST_WINDOW,
     MOST_CAPACITY,
+    PACE,
+    FormerView,
     LedgerView,
     Write,
     check_width,
     form_in,
     nonce_of,
+    over_ms,
 )
 from .protocol.ledgers import (
     DENSE_WIDTH,
+    FOREVER_MS,
     SLOTS,
     FirstOp,
     ForgetIdOp,
     IdPlace,
+    IdPlaces,
     LedgerForm,
     LedgerOp,
+    LedgerTerms,
     SeenOp,
     WeighOp,
     id_bytes,
@@ -101,9 +108,11 @@ class Ledger:
         self._write = write
         self._wire = ledger_wire(namespace.settings.namespace, name)
         self._allows_eviction = bool(allow_eviction)
-        # Mutable: the form as it was read last; the task that reads it; when its filling may next be told.
+        # Mutable: the form as it was read last; the task that reads it; the text of a form that the store has called
+        # stale, and whether it was thought to have switched; when its filling may next be told.
         self._view: LedgerView | None = None
         self._opening: asyncio.Task[LedgerView] | None = None
+        self._stale: tuple[bytes, bool] | None = None
         self._tell_from = 0.0
 
     def __repr__(self) -> str:
@@ -152,6 +161,12 @@ class Ledger:
             view = self._view
             if view is None or view.until <= asyncio.get_running_loop().time():
                 view = await self._look_again()
+            if view.former is not None:
+                known = await self._in_former(view.former, [data], nonce)
+                if known is None:
+                    continue
+                if data in known:
+                    return known[data]
             wire, entry = view.addresses.entry(data, nonce)
             op = FirstOp(wire, entry, view.terms, data)
             reply = await self._ask_first(op, name, named=named)
@@ -200,7 +215,11 @@ class Ledger:
         data = self.bytes_of(id)
         for _ in range(_TRIES):
             view = await self._present_view()
-            reply = await self._namespace.ask.run(SeenOp(*view.addresses.find(data), view.terms, data))
+            reply: Reply = Code.ABSENT
+            if view.former is not None:
+                reply = await former_ids.seen(self._namespace, view.former, data)
+            if reply is Code.ABSENT:
+                reply = await self._namespace.ask.run(SeenOp(*view.addresses.find(data), view.terms, data))
             if reply is Code.ALREADY or reply is Code.ABSENT:
                 return reply is Code.ALREADY
             self._judge(reply)
@@ -225,6 +244,8 @@ class Ledger:
         for _ in range(_TRIES):
             view = await self._present_view()
             reply = await self._namespace.ask.run(ForgetIdOp(*view.addresses.find(data), view.terms, data))
+            if view.former is not None and reply is Code.ABSENT:
+                reply = await former_ids.forget(self._namespace, view.former, data)
             if reply is Code.OK or reply is Code.ABSENT:
                 return reply is Code.OK
             self._judge(reply)
@@ -248,12 +269,31 @@ class Ledger:
         """Return what the ledger holds, from up to 1,000 buckets, 2,000 of a dense one. Errors as for `first`."""
         view = await self._present_view()
         form = view.form
+        ids, size, a_bucket = await self._weighed(form, view.addresses, view.terms)
+        if view.former is not None:
+            former = view.former
+            more, larger, _ = await self._weighed(former.form, former.addresses, former.terms)
+            ids, size = ids + more, size + larger
+        return LedgerStats(
+            name=self.name,
+            ids=round(ids),
+            capacity=form.capacity,
+            fill=ids / form.capacity,
+            window=form.window_ms / 1000,
+            slots=SLOTS,
+            width=0 if form.dense else form.width,
+            bytes=round(size),
+            bytes_an_id=size / ids if ids else 0.0,
+            false_duplicates=0.0 if form.dense else ids * a_bucket / 256.0**form.width,
+        )
+
+    async def _weighed(
+        self, form: LedgerForm, addresses: IdPlaces, terms: LedgerTerms
+    ) -> tuple[float, float, float]:
+        """Return the ids of a form, the bytes of its buckets, and the entries in one."""
         looked_at = _some_buckets(form)
         entries, living, size = 0, 0, 0
-        asked = [
-            self._namespace.ask.run(WeighOp(view.addresses.bucket(number), view.terms))
-            for number in looked_at
-        ]
+        asked = [self._namespace.ask.run(WeighOp(addresses.bucket(number), terms)) for number in looked_at]
         for weight in await asyncio.gather(*asked):
             if isinstance(weight, Weight):
                 entries += weight.entries
@@ -262,20 +302,38 @@ class Ledger:
             elif weight is not Code.ABSENT:
                 self._judge(weight)
         share = form.buckets / len(looked_at)
-        ids = round(living * share)
-        a_bucket = entries / len(looked_at)
-        return LedgerStats(
-            name=self.name,
-            ids=ids,
-            capacity=form.capacity,
-            fill=ids / form.capacity,
-            window=form.window_ms / 1000,
-            slots=SLOTS,
-            width=0 if form.dense else form.width,
-            bytes=round(size * share),
-            bytes_an_id=size / living if living else 0.0,
-            false_duplicates=0.0 if form.dense else ids * a_bucket / 256.0**form.width,
-        )
+        return living * share, size * share, entries / len(looked_at)
+
+    async def resize(self, *, capacity: int) -> LedgerResize:
+        """Give the ledger another capacity, and keep all ids. Returns how far that is; call it again to learn more.
+
+        It is announced for 45 seconds, so that each process learns of it; clients of both capacities go on. Then ids
+        are remembered by the new capacity, and for one window both are asked, so `first` takes two round trips.
+
+        A ledger that claims use (`remember=`) must not be resized: these are refused until it is over.
+
+        Raises:
+            ConfigError: the capacity is not valid, or the ledger is just being resized to another one.
+            UnavailableError: the store did not answer; it may have been announced all the same.
+        """
+        if check_count(capacity, "capacity") > MOST_CAPACITY:
+            raise ConfigError(f"capacity must be at most {MOST_CAPACITY}, got {shown(capacity)}")
+        for _ in range(_TRIES):
+            view = (
+                await self._open()
+            )  # not one that was known: the switch counts from the store's present time
+            if not view.is_told:
+                raise UnavailableError("the store alone can resize a ledger, and it does not answer")
+            if view.whole.capacity == capacity:
+                return _progress(self.name, view)
+            if view.resizing:
+                raise ConfigError(
+                    f"the ledger {self.name!r} is being resized to {view.whole.capacity}: that must be over first, "
+                    f"in {(over_ms(view.whole) - view.now_ms) / 1000:.0f} s"
+                )
+            wanted = view.whole.settled().resized(capacity, view.now_ms + PACE.announce_ms)
+            await self._replace_form(view.text, wanted.text(), view.now_ms + PACE.skew_ms)
+        raise self._changes_all_the_time()
 
     def bytes_of(self, id: Any) -> bytes:
         """Return an id as the operations have it. Raises InvalidKeyError where the ledger cannot have it."""
@@ -299,6 +357,11 @@ class Ledger:
         if found is not None:
             self._judge(found)
         view = await self._present_view()
+        if view.resizing:
+            raise ConfigError(
+                f"the ledger {self.name!r} is being resized, and takes no claims until that is over: a claim's "
+                "record lies beside its id"
+            )
         if view.terms.seen_fill > view.form.filling_from:
             self._is_filling(view)
         bucket, digest = view.addresses.find(data)
@@ -358,6 +421,12 @@ class Ledger:
             for start in range(0, len(missing), _AT_ONCE):
                 view = await self._present_view()
                 part = missing[start : start + _AT_ONCE]
+                if view.former is not None:
+                    known = await self._in_former(view.former, part, nonce)
+                    if known is None:
+                        break
+                    answers |= known
+                    part = [each for each in part if each not in known]
                 ops = await self._ask_list(view, part, nonce, asked, named=named)
                 if self._namespace.connection.undo:
                     duplicates = [op for op in ops if op.answer is Code.ALREADY]
@@ -372,6 +441,20 @@ class Ledger:
         if missing:
             raise self._changes_all_the_time()
         return answers
+
+    async def _in_former(
+        self, former: FormerView, ids: Sequence[bytes], nonce: bytes
+    ) -> dict[bytes, bool] | None:
+        """Return answers for the ids that are remembered since before the switch; None where the form is another."""
+        replies = await former_ids.look(self._namespace, former, ids, nonce)
+        known: dict[bytes, bool] = {}
+        for each, reply in zip(ids, replies, strict=True):
+            if reply is Code.ALREADY or reply is Code.OK:
+                known[each] = reply is Code.OK
+            elif reply is not Code.ABSENT:
+                self._judge(reply)
+                return None
+        return known
 
     async def _ask_list(
         self, view: LedgerView, ids: list[bytes], nonce: bytes, asked: list[ListedId], *, named: bool
@@ -418,6 +501,8 @@ class Ledger:
     def _judge(self, reply: Reply) -> None:
         """Let a STALE operation be asked again; raise for any other reply that is no answer."""
         if reply is Code.STALE:
+            if self._view is not None:
+                self._stale = (self._view.text, self._view.switched)
             self._view = None
         elif reply is Code.ELSEWHERE:
             raise UnavailableError(
@@ -472,14 +557,34 @@ class Ledger:
         now = asyncio.get_running_loop().time()
         form = form_in(reply, self.name)
         self._check(form)
-        view = LedgerView(self._wire, form, reply, self._write, now)
+        if form.former is not None and reply.now_ms >= over_ms(form):
+            reply = await self._replace_form(reply.text, form.settled().text())
+            if not isinstance(reply, StoredForm):
+                raise self._changes_all_the_time()
+            form = form_in(reply, self.name)
+        view = LedgerView(self._wire, form, reply, self._write, now, self._is_switched(form, reply))
         if former is not None and former.text == view.text:
             view.terms.seen_fill = former.terms.seen_fill
         self._view = view
         return view
 
+    def _is_switched(self, form: LedgerForm, found: StoredForm) -> bool:
+        """Return whether ids are remembered by the form, and not by its former one.
+
+        The nodes of a Cluster differ in their clocks. So where a bucket's node has just contradicted, it is right.
+        """
+        by_time = found.now_ms >= form.switch_ms
+        contradicted = self._stale == (found.text, by_time)
+        self._stale = None
+        return not by_time if contradicted else by_time
+
+    async def _replace_form(self, former: bytes, text: bytes, until_ms: int = FOREVER_MS) -> Reply:
+        """Put a form in the place of another; return what is there then. After `until_ms` nothing is done."""
+        ttl_ms = 2 * self._window_ms + _KEEP_MS
+        return await self._namespace.ask.run(LedgerOp(self._wire, text, ttl_ms, former, until_ms))
+
     async def _ask_form(self, text: bytes) -> Reply:
-        """Read the form, or with a text found the ledger. The text has the secret, so it is sent only where it must."""
+        """Read the form, or with a text found the ledger. It has the secret, so it is sent only where it must."""
         return await self._namespace.ask.run(LedgerOp(self._wire, text, 2 * self._window_ms + _KEEP_MS))
 
     def _check(self, form: LedgerForm) -> None:
@@ -488,8 +593,9 @@ class Ledger:
                 f"the ledger {self.name!r} was founded with dense={form.dense}, this one has dense={self._dense}: "
                 "with that it would forget all ids; use its settings, or another name"
             )
+        ours_fits = self._capacity == form.capacity or self._capacity in form.capacities
         for name, ours, theirs in (
-            ("capacity", self._capacity, form.capacity),
+            ("capacity", self._capacity, self._capacity if ours_fits else form.capacity),
             ("width", self._width, form.width),
             ("window", self._window_ms / 1000, form.window_ms / 1000),
         ):
@@ -497,6 +603,7 @@ class Ledger:
                 raise ConfigError(
                     f"the ledger {self.name!r} was founded with {name}={theirs:g}, this one has {name}={ours:g}: "
                     "with that it would forget all ids; use its settings, or another name"
+                    + ("; resize() gives it another capacity" if name == "capacity" else "")
                 )
 
     async def _check_eviction(self) -> None:
@@ -523,6 +630,15 @@ class Ledger:
         self._namespace.connection.report(
             LedgerFilling(self._namespace.settings.namespace, self.name, round(fill, 3))
         )
+
+
+def _progress(name: str, view: LedgerView) -> LedgerResize:
+    """Return how far the resizing of a ledger is."""
+    form, former = view.whole, view.whole.former
+    left = (
+        [max(at - view.now_ms, 0) / 1000 for at in (form.switch_ms, over_ms(form))] if former else [0.0, 0.0]
+    )
+    return LedgerResize(name, form.capacity, former.capacity if former else 0, *left)
 
 
 def _some_buckets(form: LedgerForm) -> Sequence[int]:

@@ -241,3 +241,22 @@ class LedgerStats:
     bytes: int
     bytes_an_id: float
     false_duplicates: float
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerResize:
+    """How far the resizing of a ledger is, as `Ledger.resize` tells it.
+
+    Attributes:
+        name: the ledger's name.
+        capacity: ids in one window that it is planned for from the switch on.
+        former_capacity: the capacity before; 0 where that is over and forgotten.
+        switch_in: seconds until ids are remembered by the new capacity; 0.0 afterwards.
+        over_in: seconds until no id lives that was remembered by the former capacity; 0.0 afterwards.
+    """
+
+    name: str
+    capacity: int
+    former_capacity: int
+    switch_in: float
+    over_in: float

@@ -2,15 +2,16 @@
 -- Without a form to store it is only read: a form has a secret, which whoever watches the server's commands must not see.
 --
 -- KEYS[i]  a ledger's key
--- ARGV     after floor_us and limit, three per key: ttl_ms, for how long it lives if nobody asks again, 0 to leave that; the
---          form that is replaced, empty to replace none; the form to store, empty to store none
--- returns  {now_us, code, form, ...}: a pair for each key: OK and the form that the ledger has now, or ABSENT, FOREIGN,
---          TOO_LARGE, ELSEWHERE, REFUSED and nothing
+-- ARGV     after floor_us and limit, four per key: ttl_ms, for how long it lives if nobody asks again, 0 to leave that; the
+--          form that is replaced, empty to replace none; the form to store, empty to store none; until_ms, the server's
+--          time after which no form is stored
+-- returns  {now_us, code, form, ...}: a pair for each key: OK and the form that the ledger has now, or ABSENT, STALE
+--          (it is later than until_ms), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED and nothing
 
 local MARK = VERSION .. 'N'
 local reply = { now_us }
 
-local function found(key, ttl, former, form)
+local function found(key, ttl, former, form, until_ms)
   local stored, fault = fetch(key)
   if stored == nil then return fault, '' end
   if stored and sub(stored, 1, 2) ~= MARK then return FOREIGN, '' end
@@ -19,6 +20,7 @@ local function found(key, ttl, former, form)
   if present and (form == '' or present ~= former) then
     return ttl ~= '0' and put('PEXPIRE', key, ttl) or OK, present
   end
+  if now_ms > until_ms then return STALE, '' end
   local code = put('SET', key, MARK .. form, 'PX', ttl)
   return code or OK, code and '' or form
 end
@@ -26,9 +28,9 @@ end
 local a = 3
 for i = 1, count do
   local key = keys[before + i]
-  local code, form = found(key, ARGV[a], ARGV[a + 1], ARGV[a + 2])
+  local code, form = found(key, ARGV[a], ARGV[a + 1], ARGV[a + 2], tonumber(ARGV[a + 3]))
   local n = #reply
   reply[n + 1], reply[n + 2] = code, form
-  a = a + 3
+  a = a + 4
 end
 return reply

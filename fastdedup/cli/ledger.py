@@ -1,7 +1,8 @@
-"""The ledgers' commands: `fastdedup ledger create` and `stats`. `cli.main` registers `COMMANDS`."""
+"""The ledgers' commands: `fastdedup ledger create`, `stats` and `resize`. `cli.main` registers `COMMANDS`."""
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -9,23 +10,26 @@ from typing import Any
 import click
 import orjson
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from ..gateway import Dedup
 from ..ledger import Ledger, read_form
-from ..model import LedgerStats
+from ..model import LedgerResize, LedgerStats
 from ..protocol.ledgers import LedgerForm
 from .gate import gate_options, run
 from .inbox import Duration, shown
 from .tables import facts_table
 
+_LOOK_AGAIN = 1.0
+"""Seconds between two looks at how far a resizing is."""
 _NARROW = 4
 """Bytes of the widest digest that needs exact=False."""
 
 
 @click.group()
 def ledger() -> None:
-    """Create a ledger, which remembers ids for days in some 12 bytes each, and look at it."""
+    """Create a ledger, which remembers ids for days in some 12 bytes each, look at it, and resize it."""
 
 
 @ledger.command()
@@ -37,7 +41,7 @@ def ledger() -> None:
     "--capacity",
     type=click.IntRange(min=1),
     required=True,
-    help="Ids in one window. Plan for growth: it cannot be changed while the ledger remembers ids.",
+    help="Ids in one window. Plan for growth; `resize` changes it.",
 )
 @click.option(
     "--width",
@@ -95,6 +99,63 @@ def stats(name: str, url: str, namespace: str, as_json: bool) -> None:
         click.echo(f"There is no ledger {name!r} in namespace {namespace!r}.", err=True)
     if found is None:
         raise SystemExit(1)
+
+
+@ledger.command()
+@click.argument("name")
+@click.option("--capacity", type=click.IntRange(min=1), required=True, help="Ids in one window from now on.")
+@click.option(
+    "--until",
+    type=click.Choice(["announced", "switched", "over"]),
+    default="switched",
+    show_default=True,
+    help="How long to watch. It goes on without you: run the command again to see how far it is.",
+)
+@gate_options(namespace="fastdedup")
+def resize(name: str, capacity: int, until: str, url: str, namespace: str, as_json: bool) -> None:
+    """Give the ledger NAME another capacity, and keep all ids.
+
+    It is announced for 45 seconds; then ids are remembered by the new capacity, and for one window both are asked.
+    Services with the former capacity go on; change it with their next release. All of them must be of a version
+    that knows resizing. Not for a ledger that claims use (remember=).
+    """
+    found = run(_resized(Dedup(url, namespace=namespace), name, capacity, until, as_json))
+    if found is None:
+        click.echo(f"There is no ledger {name!r} in namespace {namespace!r}.", err=True)
+        raise SystemExit(1)
+    if as_json:
+        _print_json(asdict(found))
+    else:
+        click.echo(_state_of(found))
+
+
+def _state_of(found: LedgerResize) -> str:
+    """Return how far it is, as a sentence."""
+    if found.switch_in:
+        return f"Ids are remembered by the capacity {found.capacity:,} in {found.switch_in:.0f} s."
+    if found.over_in:
+        left = shown(found.over_in)
+        return f"Ids are remembered by the capacity {found.capacity:,}; both are asked for {left} more."
+    return f"The ledger {found.name!r} has the capacity {found.capacity:,}."
+
+
+async def _resized(dedup: Dedup, name: str, capacity: int, until: str, quiet: bool) -> LedgerResize | None:
+    """Resize it, and show the progress until it is as far as wanted."""
+    async with dedup:
+        form = await read_form(dedup._namespace, name)
+        if form is None:
+            return None
+        made = _of_form(dedup, name, form)
+        found = await made.resize(capacity=capacity)
+        with Progress(disable=quiet, console=Console(stderr=True)) as bar:
+            whole = found.over_in if until == "over" else found.switch_in
+            task = bar.add_task(f"{found.former_capacity:,} to {capacity:,}", total=whole or 1.0)
+            while (left := {"over": found.over_in, "switched": found.switch_in}.get(until, 0.0)) > 0:
+                bar.update(task, completed=whole - left)
+                await asyncio.sleep(min(left, _LOOK_AGAIN))
+                found = await made.resize(capacity=capacity)
+            bar.update(task, completed=whole or 1.0)
+        return found
 
 
 async def _created(dedup: Dedup, name: str, settings: dict[str, Any]) -> bool:

@@ -73,10 +73,10 @@ class LocalLedger:
         self.terms = LedgerTerms(form, "set", 0)
         self.reread_at = 0
 
-    def was_read(self, server_ms: int, now: int) -> None:
+    def was_read(self, until_ms: int, now: int) -> None:
         """Rely on the form for a while: the store has told it."""
         self.absent = False
-        self.terms.until_ms = server_ms + _RELY_MS
+        self.terms.until_ms = until_ms
         self.reread_at = now + _ASK_AGAIN_MS
 
 
@@ -134,6 +134,8 @@ class LocalIds:
             return self._ids.answer(op, now)
         if not op.id or (isinstance(op, ForgetIdOp) and len(op.entry) > op.terms.width):
             raise error  # made by another program's hand, or for the store alone
+        if isinstance(op, SeenOp) and op.terms.from_ms:
+            return self._ids.answer(op, now)  # of the form that the ledger had before it was resized
         if ledger is None or op.place != b"".join(ledger.addresses.find(op.id)):
             return Code.STALE  # its caller asks for the form, and comes again
         if isinstance(op, FirstOp):
@@ -244,7 +246,7 @@ class LocalIds:
                 self._used(op.place)  # asked again
             elif not op.future.done():  # else its caller was cancelled, and it is taken back
                 self._know(op, nonce, now, op.terms.window_ms)
-        elif reply is Code.ALREADY:
+        elif reply is Code.ALREADY or (isinstance(op, SeenOp) and reply is Code.OK):
             if held is None or held[1] == b"":
                 self._know(op, b"", now, op.terms.window_ms // SLOTS)
             else:
@@ -306,15 +308,19 @@ class LocalIds:
         form = LedgerForm.read(stored.text)
         if form is None:
             return False
+        until_ms = stored.now_ms + _RELY_MS
+        if form.former is not None and stored.now_ms < form.switch_ms:
+            form, until_ms = form.former, min(until_ms, form.switch_ms - 1)
         ledger = self._ledgers.pop(wire, None)
         if ledger is None:
             ledger = LocalLedger(wire, stored.text, form, ttl_ms)
-        elif ledger.text != stored.text:
+        elif ledger.form.secret != form.secret:
             former_ms = ledger.form.window_ms
             ledger.take_form(stored.text, form)
             self._move(ledger, former_ms)
+        ledger.text = stored.text
         self._keep(ledger)
-        ledger.was_read(stored.now_ms, self._store.now())
+        ledger.was_read(until_ms, self._store.now())
         return True
 
     def _move(self, ledger: LocalLedger, keep_ms: int) -> None:

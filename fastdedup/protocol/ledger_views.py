@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, cast
 
 from ..checks import shown
 from ..errors import ConfigError
-from .ledgers import DENSE_WIDTH, NONCE_BYTES, LedgerForm, LedgerTerms, places_of
+from .ledgers import DENSE_WIDTH, FOREVER_MS, NONCE_BYTES, LedgerForm, LedgerTerms, places_of
 from .operations import StoredForm
 
 _EXACT: Final = 7
@@ -15,30 +15,117 @@ _NARROW: Final = 4
 _WIDTHS: Final = (3, 4, 7, 16)
 LEAST_WINDOW: Final = 0.1
 MOST_CAPACITY: Final = 40_000_000_000
-_LOOK_AGAIN: Final = 10.0
-"""Seconds after which the ledger's form is read again: a store that lost its data gets the same form again."""
-_RELY_MS: Final = 30_000
-"""Milliseconds for which the scripts let a client rely on a form that it has read."""
+
+
+class Pace:
+    """How often the ledger's form is read, and how long a new one is announced before.
+
+    Attributes:
+        look_again: seconds after which the form is read again: a store that lost its data gets the same form again.
+        rely_ms: milliseconds for which the scripts let a client rely on a form that it has read.
+        announce_ms: milliseconds between the announcement of a resizing and its switch. That is longer than `rely_ms`
+            and `skew_ms` together, so that each client knows of it.
+        skew_ms: milliseconds by which two nodes' clocks may differ, and by which an announcement may be late.
+    """
+
+    __slots__ = ("announce_ms", "look_again", "rely_ms", "skew_ms")
+
+    def __init__(self) -> None:
+        self.look_again = 10.0
+        self.rely_ms = 30_000
+        self.announce_ms = 45_000
+        self.skew_ms = 7_000
+
+
+PACE: Final = Pace()
+"""The pace of all ledgers of this process."""
 
 Write = Literal["set", "append"]
 
 
-class LedgerView:
-    """What one process knows of a ledger's form, and relies on for half a minute."""
+def over_ms(form: LedgerForm) -> int:
+    """Return the server's time from which no id lives that the former form remembers."""
+    return form.switch_ms + form.window_ms * 102 // 100 + PACE.skew_ms
 
-    __slots__ = ("_is_told", "addresses", "form", "terms", "text", "until")
 
-    def __init__(self, wire: bytes, form: LedgerForm, found: StoredForm, write: Write, now: float) -> None:
+class FormerView:
+    """Where the ids lie that a ledger remembered before it was resized; nobody remembers more of them there."""
+
+    __slots__ = ("addresses", "form", "terms")
+
+    def __init__(self, wire: bytes, form: LedgerForm, switch_ms: int) -> None:
         self.form = form
-        self.text = found.text
         self.addresses = places_of(wire, form)
-        self.terms = LedgerTerms(form, write, found.now_ms + _RELY_MS)
-        self.until = now + _LOOK_AGAIN
-        self._is_told = not found.degraded
+        self.terms = LedgerTerms(form, "set", FOREVER_MS)
+        self.terms.from_ms = switch_ms
+
+
+class LedgerView:
+    """What one process knows of a ledger's form, and relies on for half a minute.
+
+    Args:
+        wire: the ledger's store key.
+        whole: the form, with the former one where it is being resized.
+        found: the store's answer, which has its text.
+        write: the ledger's.
+        now: the loop's time.
+        switched: ids are remembered by the form, and no longer by its former one. By the store's time where it is
+            None.
+
+    Attributes:
+        whole: as given.
+        form: the form by which ids are remembered now.
+        former: what is asked before, for the ids that the ledger remembered until the switch; else None.
+        is_told: the store has told it, and not a policy.
+    """
+
+    __slots__ = (
+        "addresses",
+        "form",
+        "former",
+        "is_told",
+        "now_ms",
+        "switched",
+        "terms",
+        "text",
+        "until",
+        "whole",
+    )
+
+    def __init__(
+        self,
+        wire: bytes,
+        whole: LedgerForm,
+        found: StoredForm,
+        write: Write,
+        now: float,
+        switched: bool | None = None,
+    ) -> None:
+        self.whole = self.form = whole
+        self.text = found.text
+        self.now_ms = found.now_ms
+        self.former: FormerView | None = None
+        self.switched = found.now_ms >= whole.switch_ms if switched is None else switched
+        self.until = now + PACE.look_again
+        until_ms = found.now_ms + PACE.rely_ms
+        if whole.former is not None and not self.switched:
+            self.form = whole.former
+            until_ms = min(until_ms, whole.switch_ms - 1)
+            self.until = min(self.until, now + max(whole.switch_ms - found.now_ms, 0) / 1000)
+        elif whole.former is not None and found.now_ms < over_ms(whole):
+            self.former = FormerView(wire, whole.former, whole.switch_ms)
+        self.addresses = places_of(wire, self.form)
+        self.terms = LedgerTerms(self.form, write, until_ms)
+        self.is_told = not found.degraded
+
+    @property
+    def resizing(self) -> bool:
+        """True from the announcement of another capacity until no id lives that the former form remembers."""
+        return self.whole.former is not None and self.now_ms < over_ms(self.whole)
 
     def distrust(self) -> None:
         """Let the form be read again before the next call: the store may have come back without its data."""
-        if self._is_told:  # a policy's form is taken by no store
+        if self.is_told:  # a policy's form is taken by no store
             self.until = 0.0
 
 

@@ -52,6 +52,9 @@ _IN_STEP: Final = 16
 """Neighbouring chunks whose nonces are known together; so many slots of a Cluster have a dense ledger's buckets."""
 _STRAYS: Final = 10_000
 """Ids that a bucket of a dense ledger has outside its cells, at most. They take 10 bytes each."""
+_GENERATIONS: Final = 63
+_MOST_CAPACITIES: Final = 8
+"""Former capacities that are taken from clients that were not told of the present one."""
 _SECRET_BYTES: Final = 32
 _FILLING: Final = 0.8
 """Share of the capacity from which a ledger counts as filling."""
@@ -81,9 +84,11 @@ class LedgerTerms:
 
     Attributes:
         until_ms: the server's time until which these may be relied on: then the ledger's form is asked for again.
+        from_ms: the server's time from which no id is remembered by these any more; 0 but for a former form's.
     """
 
     __slots__ = (
+        "from_ms",
         "keep_ms",
         "most",
         "named",
@@ -100,6 +105,7 @@ class LedgerTerms:
         self.slot_us = form.window_ms * 1000 // SLOTS
         self.keep_ms = self.slot_us * _EXPIRY_SLOTS // 1000
         self.width = form.width
+        self.from_ms = 0
         if form.dense:
             self.young, self.named, self.most = form.chunk // _CELL, 1, _STRAYS
             self.until_ms = until_ms
@@ -144,22 +150,25 @@ class FirstOp(Op):
 
 
 class SeenOp(Op):
-    """Look whether an id is remembered: ALREADY or ABSENT."""
+    """Look whether an id is remembered: ALREADY or ABSENT; STALE.
+
+    `entry`: the digest; with a nonce behind it, OK says that this call has remembered the id.
+    """
 
     verb = Verb.SEEN
-    __slots__ = ("digest", "id", "terms")
+    __slots__ = ("entry", "id", "terms")
 
-    def __init__(self, wire: bytes, digest: bytes, terms: LedgerTerms, id: bytes = b"") -> None:
+    def __init__(self, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes = b"") -> None:
         self.wire = wire
         self.witness = None
-        self.digest = digest
+        self.entry = entry
         self.terms = terms
         self.id = id
 
     @property
     def place(self) -> bytes:
         """The bucket's key and the digest, which name the id."""
-        return self.wire + self.digest
+        return self.wire + self.entry[: self.terms.width]
 
 
 class ForgetIdOp(Op):
@@ -187,12 +196,16 @@ class LedgerOp(Op):
     """Found a ledger, or read its form: the reply is a `StoredForm`. `former`: the form to replace; empty: none.
 
     With an empty `form` it is only read: the reply may be ABSENT. With `ttl_ms=0` its life is not prolonged.
+    Later than `until_ms` by the server's time nothing is stored: the reply is STALE.
     """
 
     verb = Verb.LEDGER
-    __slots__ = ("form", "former", "ttl_ms")
+    __slots__ = ("form", "former", "ttl_ms", "until_ms")
 
-    def __init__(self, wire: bytes, form: bytes, ttl_ms: int, former: bytes = b"") -> None:
+    def __init__(
+        self, wire: bytes, form: bytes, ttl_ms: int, former: bytes = b"", until_ms: int = FOREVER_MS
+    ) -> None:
+        self.until_ms = until_ms
         self.wire = wire
         self.witness = None
         self.form = form
@@ -289,11 +302,30 @@ class LedgerForm:
         window_ms: for how long an id is remembered.
         buckets: how many buckets it has.
         chunk: neighbouring ids that share a bucket, in a dense ledger; else 0.
+        capacities: those that it had before it was resized.
+        generation: tells the buckets of this form from those of the form before; 0 where it was never resized.
+        former: the form that it had before, while ids remembered by that may live; else None.
+        switch_ms: the server's time from which ids are remembered by this form and no longer by the former one.
     """
 
-    __slots__ = ("buckets", "capacity", "chunk", "secret", "width", "window_ms")
+    __slots__ = (
+        "buckets",
+        "capacities",
+        "capacity",
+        "chunk",
+        "former",
+        "generation",
+        "secret",
+        "switch_ms",
+        "width",
+        "window_ms",
+    )
 
     def __init__(self, *, capacity: int, width: int, window_ms: int, secret: bytes) -> None:
+        self.capacities: tuple[int, ...] = ()
+        self.generation = 0
+        self.former: LedgerForm | None = None
+        self.switch_ms = 0
         self.capacity = capacity
         self.width = width
         self.window_ms = window_ms
@@ -330,32 +362,71 @@ class LedgerForm:
             capacity=capacity, width=width, window_ms=window_ms, secret=secrets.token_bytes(_SECRET_BYTES)
         )
 
-    def text(self) -> bytes:
-        """Return the text that the store keeps."""
-        return orjson.dumps(
-            {
-                "capacity": self.capacity,
-                "width": self.width,
-                "window_ms": self.window_ms,
-                "slots": SLOTS,
-                "secret": self.secret.hex(),
-            }
+    def resized(self, capacity: int, switch_ms: int) -> LedgerForm:
+        """Return the form of another capacity that takes this one's place at that time."""
+        form = LedgerForm.drawn(capacity=capacity, width=self.width, window_ms=self.window_ms)
+        form.capacities = (*self.capacities, self.capacity)[-_MOST_CAPACITIES:]
+        form.generation = self.generation % _GENERATIONS + 1
+        form.former, form.switch_ms = self, switch_ms
+        return form
+
+    def settled(self) -> LedgerForm:
+        """Return the same form without its former one, which is over."""
+        form = LedgerForm(
+            capacity=self.capacity, width=self.width, window_ms=self.window_ms, secret=self.secret
         )
+        form.capacities, form.generation = self.capacities, self.generation
+        return form
+
+    def text(self) -> bytes:
+        """Return the text that the store keeps. A version that knows no resizing refuses that of a resized ledger."""
+        own = {
+            "capacity": self.capacity,
+            "width": self.width,
+            "window_ms": self.window_ms,
+            "slots": SLOTS,
+            "secret": self.secret.hex(),
+        }
+        if not self.generation:
+            return orjson.dumps(own)
+        present = {**own, "capacities": self.capacities, "generation": self.generation}
+        if self.former is None:
+            return orjson.dumps({"present": present})
+        former = orjson.loads(self.former.text())
+        return orjson.dumps({"present": present, "former": former, "switch_ms": self.switch_ms})
 
     @classmethod
     def read(cls, text: bytes) -> LedgerForm | None:
         """Read a form's text; None where it is no text of a form that this version knows."""
         try:
-            found = orjson.loads(text)
-            capacity, width, window_ms = (found[name] for name in ("capacity", "width", "window_ms"))
-            secret = bytes.fromhex(found["secret"])
-            fits = found["slots"] == SLOTS and len(secret) == _SECRET_BYTES
-            fits = fits and all(type(number) is int and number > 0 for number in (capacity, width, window_ms))
+            return cls._read(orjson.loads(text))
         except (ValueError, TypeError, KeyError):
             return None
-        if not fits or width > 16:
+
+    @classmethod
+    def _read(cls, found: Any) -> LedgerForm | None:
+        form = cls._read_one(found.get("present", found)) if isinstance(found, dict) else None
+        if form is None or "former" not in found:
+            return form
+        former, switch_ms = cls._read(found["former"]), found["switch_ms"]
+        if former is None or type(switch_ms) is not int or switch_ms <= 0:
             return None
-        return cls(capacity=capacity, width=width, window_ms=window_ms, secret=secret)
+        form.former, form.switch_ms = former, switch_ms
+        return form if (form.width, form.window_ms) == (former.width, former.window_ms) else None
+
+    @classmethod
+    def _read_one(cls, found: Any) -> LedgerForm | None:
+        capacity, width, window_ms = (found[name] for name in ("capacity", "width", "window_ms"))
+        capacities, generation = found.get("capacities", []), found.get("generation", 0)
+        secret = bytes.fromhex(found["secret"])
+        numbers = [capacity, width, window_ms, *capacities]
+        fits = found["slots"] == SLOTS and len(secret) == _SECRET_BYTES
+        fits = fits and type(generation) is int and 0 <= generation <= _GENERATIONS
+        if not fits or not all(type(number) is int and number > 0 for number in numbers) or width > 16:
+            return None
+        form = cls(capacity=capacity, width=width, window_ms=window_ms, secret=secret)
+        form.capacities, form.generation = tuple(capacities), generation
+        return form
 
 
 class IdPlaces(Protocol):
@@ -382,9 +453,10 @@ def places_of(stem: bytes, form: LedgerForm) -> IdPlaces:
 class Addresses:
     """Finds where the entries of a ledger's ids lie: a keyed hash spreads them over the buckets."""
 
-    __slots__ = ("_buckets", "_hash", "_short", "_stem")
+    __slots__ = ("_buckets", "_end", "_hash", "_short", "_stem")
 
     def __init__(self, stem: bytes, form: LedgerForm) -> None:
+        self._end = (_DIGITS[form.generation] if form.generation else b"") + b"}"
         self._stem = stem + b"{"
         self._buckets = form.buckets
         self._short = form.buckets <= 1 << 24
@@ -403,7 +475,7 @@ class Addresses:
         name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
         if not self._short:
             name = _PAIRS[number >> 24] + name
-        return self._stem + name + b"}"
+        return self._stem + name + self._end
 
     def entry(self, data: bytes, nonce: bytes) -> tuple[bytes, bytes]:
         """Return the store key of an id's bucket, and the id's entry for a call of this nonce."""
@@ -414,9 +486,10 @@ class Addresses:
 class DenseAddresses:
     """Finds where the ids of a dense ledger lie: neighbours share a chunk, and buckets take the chunks in turn."""
 
-    __slots__ = ("_buckets", "_chunk", "_stem")
+    __slots__ = ("_buckets", "_chunk", "_end", "_stem")
 
     def __init__(self, stem: bytes, form: LedgerForm) -> None:
+        self._end = (_DIGITS[form.generation] if form.generation else b"") + b"}"
         self._stem = stem + b"{"
         self._buckets = form.buckets
         self._chunk = form.chunk
@@ -439,13 +512,8 @@ class DenseAddresses:
 
     def bucket(self, number: int) -> bytes:
         """Return the store key of a bucket. In braces stands what it shares with the nonces of its ids."""
-        return (
-            self._stem
-            + _DIGITS[number % _IN_STEP]
-            + b"}"
-            + _PAIRS[number >> 12 & 4095]
-            + _PAIRS[number & 4095]
-        )
+        name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
+        return self._stem + _DIGITS[number % _IN_STEP] + self._end + name
 
 
 def record_wire(bucket: bytes, wire: bytes, namespace: str) -> bytes:

@@ -53,6 +53,8 @@ class MemoryLedgers:
         if not op.ttl_ms and stored is not None:
             return StoredForm(stored[1], now_ms)
         replaces = op.form and (stored is None or stored[1] == op.former)
+        if replaces and now_ms > op.until_ms:
+            return Code.STALE
         form = op.form if replaces or stored is None else stored[1]
         self._forms[op.wire] = (now_ms + op.ttl_ms, form)
         return StoredForm(form, now_ms)
@@ -62,6 +64,8 @@ class MemoryLedgers:
         if isinstance(op, WeighOp):
             return self.answer(op, now_ms)
         if now_ms > (op.until_ms if isinstance(op, ForgetIdOp) else op.terms.until_ms):
+            return Code.STALE
+        if isinstance(op, SeenOp) and now_ms < op.terms.from_ms:
             return Code.STALE
         return self.answer(op, now_ms)
 
@@ -73,12 +77,14 @@ class MemoryLedgers:
         if isinstance(op, FirstOp):
             return self._first(op, now_ms)
         width = op.terms.width
-        entry = op.digest if isinstance(op, SeenOp) else op.entry
+        entry = op.entry
         held = self._buckets.get(op.wire, {}).get(entry[:width])
-        if held is None or (len(entry) > width and held[1] != entry[width:]):
+        if held is None:
             return Code.ABSENT
         if isinstance(op, SeenOp):
-            return Code.ALREADY
+            return Code.OK if len(entry) > width and held[1] == entry[width:] else Code.ALREADY
+        if len(entry) > width and held[1] != entry[width:]:
+            return Code.ABSENT
         self._remove(op.wire, entry[:width])
         return Code.OK
 

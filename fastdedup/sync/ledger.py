@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Self, TypeVar
 
 from ..ledger import Ledger as AsyncLedger
-from ..model import LedgerStats
+from ..model import LedgerResize, LedgerStats
 from ..protocol.ledgers import listed_bytes
 from ..protocol.owners import draw_owner, owner_text
 from .background import Bound
@@ -71,6 +71,10 @@ class Ledger:
     def stats(self) -> LedgerStats:
         """Return what the ledger holds, from at most 1,000 of its buckets."""
         return self._run(AsyncLedger.stats)
+
+    def resize(self, *, capacity: int) -> LedgerResize:
+        """Give the ledger another capacity, and keep all ids. Call it again to learn how far that is."""
+        return self._run(lambda ledger: ledger.resize(capacity=capacity))
 
     def _run(self, call: Callable[[AsyncLedger], Awaitable[T]]) -> T:
         background, ledger = self._ledger.get()

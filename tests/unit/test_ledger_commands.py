@@ -1,4 +1,4 @@
-"""`fastdedup ledger create` and `stats`."""
+"""`fastdedup ledger create`, `stats` and `resize`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fastdedup.cli.main import cli
+from fastdedup.protocol.ledger_views import PACE
 from fastdedup.sync import Dedup
 
 from ..servers import RedisServer, evicting
@@ -54,6 +55,29 @@ def test_other_settings_are_one_line_of_error(run: Run) -> None:
     assert failed.stderr.count("\n") == 1
     assert run("create", "or ders", *WEEK).exit_code == 1
     assert run("create", "orders", "--window", "7", "--capacity", "1000").exit_code == 2
+
+
+def test_a_resizing_shows_its_progress(run: Run, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"look_again": 0.1, "rely_ms": 100, "skew_ms": 50, "announce_ms": 300}.items():
+        monkeypatch.setattr(PACE, name, value)
+    assert run("resize", "orders", "--capacity", "5000").exit_code == 1
+    run("create", "orders", *WEEK)
+    announced = json.loads(
+        run("resize", "orders", "--capacity", "5000", "--until", "announced", "--json").stdout
+    )
+    assert (announced["capacity"], announced["former_capacity"]) == (5000, 1000)
+    assert announced["switch_in"] > 0
+    watched = run("resize", "orders", "--capacity", "5000")
+    assert watched.stdout.startswith("Ids are remembered by the capacity 5,000; both are asked for 7")
+    assert "1,000 to 5,000" in watched.stderr
+    refused = run("resize", "orders", "--capacity", "9000")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (1, 1)
+    assert "is being resized to 5000" in refused.stderr
+    assert json.loads(run("stats", "orders", "--json").stdout)["capacity"] == 5000
+    with Dedup(redis_url, namespace="shop") as dedup:
+        former = dedup.ledger("orders", window=7 * 86_400, capacity=1000)
+        assert former.first("id")
+        assert former.resize(capacity=5000).switch_in == 0
 
 
 def test_to_look_founds_nothing(run: Run) -> None:

@@ -220,7 +220,7 @@ RUNS = {
     "renew": Run(renew_op, 1, {"lease_ms": 30, "keep_ms": 90}),
     "issue": Run(issue_op, 1, {"ttl_ms": 30}),
     "first": Run(first_op, 1, OF_LEDGER),
-    "seen": Run(seen_op, 1, {"slot_us": 10_000, "width": 7, "until_ms": 99}),
+    "seen": Run(seen_op, 1, {"slot_us": 10_000, "width": 7, "until_ms": 99, "from_ms": 0}),
     "forget_id": Run(forget_id_op, 1, {"slot_us": 10_000, "width": 7, "until_ms": 99}),
 }
 

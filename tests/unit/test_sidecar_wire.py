@@ -70,9 +70,10 @@ FORM = LedgerForm(capacity=1000, width=7, window_ms=60_000, secret=bytes(32))
 BUCKET = b"t:~orders{AAAB}"
 
 
-def looking(until_ms: int) -> LedgerTerms:
+def looking(until_ms: int, from_ms: int = 0) -> LedgerTerms:
     """The terms of an operation that remembers nothing."""
     found = LedgerTerms(FORM, "set", until_ms)
+    found.from_ms = from_ms
     found.keep_ms = found.young = found.named = found.most = 1
     return found
 
@@ -119,10 +120,13 @@ BATCHES: list[list[Op]] = [
         FirstOp(BUCKET, b"d" * 12, LedgerTerms(FORM, "set", 2**41)),
         FirstOp(b"t:~far/away{AAAAAA}", b"e" * 12, LedgerTerms(FORM, "append", 2**41)),
     ],
-    [SeenOp(BUCKET, b"d" * 7, looking(2**41))],
+    [SeenOp(BUCKET, b"d" * 7, looking(2**41)), SeenOp(BUCKET, b"d" * 12, looking(2**41, 2**40))],
     [ForgetIdOp(BUCKET, b"d" * 12, looking(2**52)), ForgetIdOp(BUCKET, b"d" * 7, looking(2**41))],
     [WeighOp(BUCKET, looking(0))],
-    [LedgerOp(b"t:~orders", FORM.text(), 86_400_000, b"former")],
+    [
+        LedgerOp(b"t:~orders", FORM.text(), 86_400_000, b"former", 2**41),
+        LedgerOp(b"t:~orders", b"", 0),
+    ],
 ]
 
 
@@ -233,12 +237,13 @@ def test_refusals_are_one_instance_each_and_keep_what_they_say() -> None:
         (Verb.FIRST, [b"1", b"9", b"9", b"17", b"9", b"4", b"20", b"9", b"d" * 22]),
         (Verb.FIRST, [b"1", b"9", b"9", b"7", b"9", b"4", b"99999", b"9", b"d" * 12]),
         (Verb.FIRST, [b"1", b"9", b"9", b"7", b"9", b"4", b"20", b"9", b"d" * 11]),
-        (Verb.SEEN, [b"1", b"9", b"7", b"9", b"d" * 12]),
+        (Verb.SEEN, [b"1", b"9", b"7", b"9", b"0", b"d" * 11]),
         (Verb.FORGET_ID, [b"1", b"9", b"7", b"9", b"d" * 8]),
         (Verb.FORGET_ID, [b"1", b"9", b"7", b"9" * 17, b"d" * 7]),
         (Verb.WEIGH, [b"9"]),
-        (Verb.LEDGER, [b"9", b"", b"{}"]),
-        (Verb.LEDGER, [b"9", b"x" * 2000, FORM.text()]),
+        (Verb.LEDGER, [b"9", b"", b"{}", b"1"]),
+        (Verb.LEDGER, [b"0", b"", FORM.text(), b"1"]),
+        (Verb.LEDGER, [b"9", b"x" * 2000, FORM.text(), b"1"]),
     ],
 )
 def test_what_no_store_sends_is_refused(verb: Verb, args: list[bytes]) -> None:
@@ -251,7 +256,18 @@ def test_what_no_store_sends_is_refused(verb: Verb, args: list[bytes]) -> None:
 @pytest.mark.parametrize("wire", [b"t:~orders", b"t:~orders{A}", b"t:~orders{AAAA}x", b"t:=orders{AAAA}"])
 def test_an_id_is_remembered_in_a_bucket_only(wire: bytes) -> None:
     with pytest.raises(ConfigError, match="bucket"):
-        unpack(Verb.SEEN, [wire], [b"1", b"9", b"7", b"9", b"d" * 7])
+        unpack(Verb.SEEN, [wire], [b"1", b"9", b"7", b"9", b"0", b"d" * 7])
+
+
+@pytest.mark.parametrize("wire", [BUCKET, b"t:~orders{Q}AAAB", b"t:~orders{A}AAB", b"t:~orders{A}"])
+def test_an_integer_is_remembered_in_a_dense_bucket_only(wire: bytes) -> None:
+    """The script finds the nonces by the bucket's key."""
+    args = [b"1", b"9", b"9", b"9", b"16", b"1", b"9", b"9", b"d" * 14]
+    assert unpack(Verb.FIRST, [b"t:~orders{A}AAAB"], args)
+    with pytest.raises(ConfigError, match="bucket"):
+        unpack(Verb.FIRST, [wire], args)
+    with pytest.raises(ConfigError, match="out of bounds"):
+        unpack(Verb.FIRST, [b"t:~orders{A}AAAB"], [*args[:4], b"129", *args[5:]])
 
 
 @given(st.sampled_from(list(Verb)), st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 4))

@@ -66,8 +66,8 @@ class SeenScript:
         """See the header of the script."""
         args: Args = []
         for terms, run in groupby(ops, attrgetter("terms")):
-            digests = [op.digest for op in run]
-            args += [len(digests), terms.slot_us, terms.width, terms.until_ms, *digests]
+            entries = [op.entry for op in run]
+            args += [len(entries), terms.slot_us, terms.width, terms.until_ms, terms.from_ms, *entries]
         return args
 
     def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:
@@ -95,10 +95,10 @@ class LedgerScript:
     """`ledger.lua`."""
 
     def pack(self, ops: Sequence[LedgerOp]) -> Args:
-        """Return three arguments for each operation."""
+        """Return four arguments for each operation."""
         args: Args = []
         for op in ops:
-            args += [op.ttl_ms, op.former, op.form]
+            args += [op.ttl_ms, op.former, op.form, op.until_ms]
         return args
 
     def read(self, ops: Sequence[Op], reply: list[Any], floor_us: int = 0) -> Sequence[Reply]:

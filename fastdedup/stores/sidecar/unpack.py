@@ -59,8 +59,10 @@ _MAX_FORM = 1024
 _FILLS = 1024
 """The ledgers whose fill is kept."""
 _LEDGER = re.compile(rb"[A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64}")
-_BUCKET = re.compile(rb"([A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64})\{[A-Za-z0-9_-]{4,6}\}")
-_DENSE_BUCKET = re.compile(rb"([A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64})\{[A-P]\}[A-Za-z0-9_-]{4}")
+_BUCKET = re.compile(rb"([A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64})\{[A-Za-z0-9_-]{4,7}\}")
+_DENSE_BUCKET = re.compile(
+    rb"([A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64})\{[A-P][A-Za-z0-9_-]?\}[A-Za-z0-9_-]{4}"
+)
 _MAX_CELLS = 128
 _MODES = {mode.value.encode(): mode for mode in Mode}
 
@@ -185,11 +187,11 @@ def _firsts(keys: Keys, args: Args) -> Iterator[Op]:
 
 
 def _looks(keys: Keys, args: Args) -> Iterator[Op]:
-    for run, head, digests in _runs(keys, args, 3, 1):
+    for run, head, entries in _runs(keys, args, 4, 1):
         terms = _terms_of_look(*head)
-        for wire, digest in zip(run, digests, strict=True):
-            _check_entry(wire, digest, terms.width, 0)
-            yield SeenOp(wire, digest, terms)
+        for wire, entry in zip(run, entries, strict=True):
+            _check_entry(wire, entry, terms.width, NONCE_BYTES * (len(entry) > terms.width))
+            yield SeenOp(wire, entry, terms)
 
 
 def _removals(keys: Keys, args: Args) -> Iterator[Op]:
@@ -210,15 +212,16 @@ def _weighings(keys: Keys, args: Args) -> Iterator[Op]:
 
 
 def _foundings(keys: Keys, args: Args) -> Iterator[Op]:
-    if len(args) != 3 * len(keys):
-        raise ValueError("each key must have three arguments")
+    if len(args) != 4 * len(keys):
+        raise ValueError("each key must have four arguments")
     for at, wire in enumerate(keys):
-        ttl, former, form = args[3 * at : 3 * at + 3]
+        ttl, former, form, until = args[4 * at : 4 * at + 4]
         if _LEDGER.fullmatch(wire) is None:
             raise ValueError("the key must be a ledger's")
         if len(former) > _MAX_FORM or len(form) > _MAX_FORM or (form and LedgerForm.read(form) is None):
             raise ValueError("a ledger's form is malformed")
-        yield LedgerOp(wire, form, _number(ttl, 1 if form else 0, 3 * _MAX_MS), former)
+        ttl_ms = _number(ttl, 1 if form else 0, 3 * _MAX_MS)
+        yield LedgerOp(wire, form, ttl_ms, former, _number(until, 1, FOREVER_MS))
 
 
 _UNPACK: dict[Verb, Callable[[Keys, Args], Iterator[Op]]] = {
@@ -335,8 +338,10 @@ def _terms_of_first(
 
 
 @lru_cache(maxsize=4096)
-def _terms_of_look(slot: bytes, width: bytes, until: bytes) -> LedgerTerms:
-    return _new_terms(slot, width, until)
+def _terms_of_look(slot: bytes, width: bytes, until: bytes, since: bytes = b"0") -> LedgerTerms:
+    terms = _new_terms(slot, width, until)
+    terms.from_ms = _number(since, 0, FOREVER_MS)
+    return terms
 
 
 def _new_terms(slot: bytes, width: bytes, until: bytes) -> LedgerTerms:

@@ -1,0 +1,243 @@
+"""A ledger gets another capacity while clients of both capacities use it: no id is new again, none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from random import Random
+from typing import Any
+
+import orjson
+import pytest
+
+from fastdedup import ConfigError, Dedup, Ledger, LocalLRU, UnavailableError
+from fastdedup.protocol.ledger_views import PACE, LedgerView, nonce_of
+from fastdedup.protocol.ledgers import FirstOp, LedgerOp
+from fastdedup.protocol.operations import Code, StoredForm
+from fastdedup.protocol.owners import owner_field
+
+from ..servers import RedisServer
+from ..stores import Backend
+
+WaitUntil = Callable[..., Any]
+OLD, NEW = 500, 3000
+
+
+@pytest.fixture(autouse=True)
+def pace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All is a hundred times as fast."""
+    for name, value in {"look_again": 0.1, "rely_ms": 200, "skew_ms": 50, "announce_ms": 300}.items():
+        monkeypatch.setattr(PACE, name, value)
+
+
+def ledger_of(dedup: Dedup, capacity: int = OLD, name: str = "orders", **settings: Any) -> Ledger:
+    return dedup.ledger(name, **{"window": 3600.0, "capacity": capacity, **settings})
+
+
+@asynccontextmanager
+async def two_gates(backend: Backend) -> AsyncIterator[tuple[Dedup, Dedup]]:
+    """Of two processes; of one where the store is in it."""
+    async with backend.make() as one:
+        if backend.raw is None:
+            yield one, one
+            return
+        async with backend.make() as other:
+            yield one, other
+
+
+async def switched(ledger: Ledger, wait_until: WaitUntil, capacity: int = NEW) -> None:
+    async def is_done() -> bool:
+        return (await ledger.resize(capacity=capacity)).switch_in == 0
+
+    await wait_until(is_done, description="the switch")
+
+
+@pytest.fixture
+def shared(backend: Backend) -> Backend:
+    """One of each kind of store: memory, one server, many nodes, and another process in between."""
+    if backend.name not in ("memory", "redis", "cluster", "sidecar"):
+        pytest.skip("the same as one of the others")
+    return backend
+
+
+@pytest.mark.parametrize("dense", [False, True], ids=["usual", "dense"])
+async def test_ids_are_first_once_while_it_is_resized(
+    shared: Backend, dense: bool, wait_until: WaitUntil
+) -> None:
+    """Four callers of the old capacity and the new one, before, in and after the switch."""
+    told: Counter[int] = Counter()
+    asked: set[int] = set()
+    dice = Random(5)
+    async with two_gates(shared) as (one, other):
+        ledgers = [ledger_of(gate, dense=dense) for gate in (one, other)]
+        for ledger in ledgers:
+            await ledger.open()
+        ends = False
+
+        async def ask(ledger: Ledger, first: int) -> None:
+            latest = first
+            while not ends:
+                latest += 7
+                ids = list({latest, *(dice.randrange(max(latest - 300, 0), latest + 1) for _ in range(10))})
+                asked.update(ids)
+                if dice.random() < 0.5:
+                    told.update([each for each in ids[:2] if await ledger.first(each)])
+                    ids = ids[2:]
+                answers = await ledger.first_many(ids)
+                told.update(each for each, new in zip(ids, answers, strict=True) if new)
+
+        callers = [asyncio.create_task(ask(ledger, n)) for n, ledger in enumerate(ledgers * 2)]
+        await ledgers[0].resize(capacity=NEW)
+        callers.append(asyncio.create_task(ask(ledger_of(other, NEW, dense=dense), 0)))
+        await switched(ledgers[0], wait_until)
+        before = len(asked)
+        await wait_until(lambda: len(asked) > before + 200, description="more ids by both forms")
+        ends = True
+        await asyncio.gather(*callers)
+        assert set(told.values()) == {1}
+        assert asked == told.keys()
+        assert not any(await ledgers[0].first_many(sorted(asked)))
+        assert (await ledgers[0].stats()).ids == pytest.approx(len(asked), rel=0.02)
+
+
+async def test_retries_and_removals_go_over_the_switch(shared: Backend, wait_until: WaitUntil) -> None:
+    async with two_gates(shared) as (one, other):
+        ledger, theirs = ledger_of(one), ledger_of(other, NEW)
+        assert all(await ledger.first_many(range(40), owner="me"))
+        await switched(ledger, wait_until)
+        for _ in range(2):
+            assert all(await theirs.first_many(range(60), owner="me"))
+        assert not any(await ledger.first_many(range(60), owner="you"))
+        assert await ledger.first(7, owner="me")
+        assert [await theirs.seen(each) for each in (7, 50, 70)] == [True, True, False]
+        assert [await ledger.forget(each) for each in (7, 50, 70)] == [True, True, False]
+        assert await theirs.first_many([7, 50]) == [True, True]
+
+
+async def test_what_was_given_up_before_the_switch_is_new(shared: Backend, wait_until: WaitUntil) -> None:
+    """Nobody was told; the next call must not wait until it is taken back."""
+    async with shared.make() as dedup:
+        ledger = ledger_of(dedup)
+        assert await ledger.first("id", owner="lost")
+        assert ledger._view is not None
+        wire, entry = ledger._view.addresses.entry(b"id", nonce("lost"))
+        op = FirstOp(wire, entry, ledger._view.terms, b"id")
+        await switched(ledger, wait_until)
+        dedup._namespace.connection.undo.add_id(op)
+        assert await ledger.first("id")
+        assert not await ledger.first("id")
+
+
+async def test_a_node_whose_clock_is_ahead_is_believed(shared: Backend, wait_until: WaitUntil) -> None:
+    """The ledger's own node says that the switch is to come, the bucket's node that it was."""
+    async with shared.make() as dedup:
+        ledger = ledger_of(dedup)
+        assert await ledger.first("id")
+        await switched(ledger, wait_until)
+        view = ledger._view
+        assert view is not None
+        whole = view.whole
+        for switch in (False, True):
+            found = StoredForm(view.text, whole.switch_ms - 20)
+            now = asyncio.get_running_loop().time()
+            ledger._view = LedgerView(ledger._wire, whole, found, "set", now, switch)
+            ledger._view.terms.until_ms = min(
+                ledger._view.terms.until_ms, whole.switch_ms - 1 + 10**6 * switch
+            )
+            assert not await ledger.first("id")
+        assert await ledger.first("new")
+
+
+async def test_the_former_form_is_dropped_after_a_window(shared: Backend, wait_until: WaitUntil) -> None:
+    async with two_gates(shared) as (one, other):
+        ledger, theirs = ledger_of(one, window=0.8), ledger_of(other, NEW, window=0.8)
+        assert await ledger.first("early")
+        await switched(ledger, wait_until)
+
+        async def is_over() -> bool:
+            return (await ledger.resize(capacity=NEW)).over_in == 0
+
+        assert await ledger.first("late")
+        with pytest.raises(ConfigError, match="is being resized to 3000"):
+            await theirs.resize(capacity=9000)
+        await wait_until(is_over, description="a window has passed")
+        assert await theirs.first("early")
+        assert ledger._view is not None
+        assert ledger._view.former is None
+        assert orjson.loads(ledger._view.text)["present"]["capacities"] == [OLD]
+        assert (await ledger.resize(capacity=9000)).former_capacity == NEW
+
+
+async def test_a_version_that_knows_no_resizing_is_refused(shared: Backend) -> None:
+    """It looks for the capacity at the top of the text, and says that a newer version founded the ledger."""
+    async with shared.make() as dedup:
+        ledger = ledger_of(dedup)
+        progress = await ledger.resize(capacity=NEW)
+        assert (progress.capacity, progress.former_capacity) == (NEW, OLD)
+        assert 0 < progress.switch_in <= 0.3 < 3600 < progress.over_in
+        assert ledger._view is not None
+        assert "capacity" not in orjson.loads(ledger._view.text)
+        assert (await ledger.resize(capacity=NEW)).capacity == NEW
+        for capacity in (OLD, NEW):
+            await ledger_of(dedup, capacity).open()
+        with pytest.raises(ConfigError, match=r"capacity=3000.*resize\(\)"):
+            await ledger_of(dedup, 700).open()
+
+
+async def test_a_late_announcement_is_not_made(shared: Backend) -> None:
+    """Its switch would come before all clients know of it."""
+    async with shared.make() as dedup:
+        ledger = ledger_of(dedup)
+        await ledger.open()
+        view = ledger._view
+        assert view is not None
+        text = view.whole.resized(NEW, view.now_ms + 500).text()
+        late = LedgerOp(ledger._wire, text, 60_000, view.text, view.now_ms - 5000)
+        assert await dedup._namespace.ask.run(late) is Code.STALE
+        assert (await ledger.resize(capacity=OLD)).former_capacity == 0
+
+
+async def test_claims_wait_until_it_is_over(shared: Backend) -> None:
+    if shared.name == "sidecar":
+        return  # such claims do not go through it
+    async with shared.make() as dedup:
+        ledger = ledger_of(dedup)
+        await ledger.resize(capacity=NEW)
+        with pytest.raises(ConfigError, match="takes no claims"):
+            await dedup.claim("key", remember=ledger)
+
+
+async def test_only_the_store_resizes() -> None:
+    async with Dedup("unix:///nowhere/redis.sock", on_unavailable=LocalLRU(), timeout=0.1) as dedup:
+        ledger = ledger_of(dedup)
+        assert await ledger.first("id")
+        with pytest.raises(UnavailableError, match="the store alone"):
+            await ledger.resize(capacity=NEW)
+
+
+async def test_an_outage_after_the_switch_is_bridged(wait_until: WaitUntil) -> None:
+    """What LocalLRU remembered comes into the present form."""
+    server = RedisServer().start()
+    try:
+        policy = LocalLRU()
+        ours = Dedup(server.url, namespace="t", timeout=0.3, on_unavailable=policy)
+        async with ours as dedup, Dedup(server.url, namespace="t", timeout=5) as theirs:
+            ledger = ledger_of(dedup)
+            assert await ledger.first("early")
+            await switched(ledger, wait_until)
+            assert await ledger.first("late")
+            with server.frozen():
+                assert not await ledger.first("late")
+                assert await ledger.first("in the outage")
+                assert not await ledger.first("in the outage")
+            await wait_until(lambda: policy.lines == 0, description="the journal is in the store")
+            answers = await ledger_of(theirs, NEW).first_many(["early", "late", "in the outage", "new"])
+            assert answers == [False, False, False, True]
+    finally:
+        server.stop()
+
+
+def nonce(owner: str) -> bytes:
+    return nonce_of(owner_field(owner))
