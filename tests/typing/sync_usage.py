@@ -3,7 +3,7 @@
 from datetime import timedelta
 from typing import Any, assert_type
 
-from fastdedup import LedgerStats, LocalLRU, Outcome, Record, Transition
+from fastdedup import LedgerResize, LedgerStats, LocalLRU, Outcome, Record, Transition
 from fastdedup.gate.settings import Settings
 from fastdedup.sync import Claim, Dedup, Ledger, Lock, StateMachine
 
@@ -67,4 +67,6 @@ def ledgers() -> None:
     assert_type(ledger.seen("id"), bool)
     assert_type(ledger.forget("id"), bool)
     assert_type(ledger.stats(), LedgerStats)
+    assert_type(ledger.resize(capacity=700_000_000), LedgerResize)
+    dedup.ledger("offsets", window=60, capacity=10, dense=True)
     assert_type(ledger.open(), Ledger)

@@ -15,6 +15,7 @@ from fastdedup import (
     FallbackPolicy,
     Fingerprint,
     Ledger,
+    LedgerResize,
     LedgerStats,
     LocalLRU,
     Lock,
@@ -220,6 +221,8 @@ async def ledgers(dedup: Dedup) -> None:
     assert_type(await ledger.seen("id"), bool)
     assert_type(await ledger.forget("id"), bool)
     assert_type(await ledger.stats(), LedgerStats)
+    assert_type(await ledger.resize(capacity=700_000_000), LedgerResize)
+    dedup.ledger("offsets", window=60, capacity=10, dense=True)
     assert_type(await ledger.open(), Ledger)
     dedup.ledger("orders", window=60, capacity=10, write="get")  # type: ignore[arg-type]
 

@@ -17,19 +17,24 @@ PAGE = Page("ledger.md")
 (USE,) = PAGE.blocks("", "python")
 (FORGET,) = PAGE.blocks("What it does not promise", "python")
 (RETRY,) = PAGE.blocks("Retries", "python")
-(LARGER,) = PAGE.blocks("Capacity", "python")
+(WIDER,) = PAGE.blocks("Capacity", "python")
+(OFFSETS,) = PAGE.blocks("Integers that follow each other", "python")
 (COMMANDS,) = PAGE.blocks("Capacity", "sh")
 
 
 async def test_the_page_runs(redis_url: str) -> None:
     counted: list[str] = []
     names: dict[str, Any] = {"count": lambda click: counted.append(click["id"])}
-    text = "\n".join((USE, FORGET, RETRY, LARGER)).replace("redis://localhost:6379/0", redis_url)
+    text = "\n".join((USE, OFFSETS, FORGET, RETRY, WIDER)).replace("redis://localhost:6379/0", redis_url)
     names = PAGE.run(text, **names)
     async with names["dedup"]:
         for _ in range(2):
             await names["on_click"]({"id": "a"})
             await names["on_batch"]([{"id": "a"}, {"id": "b"}, {"id": "b"}])
+        assert counted == ["a", "b"]
+        for _ in range(2):
+            await names["on_record"]({"offset": 7, "id": "offset 7"})
+        assert counted.pop() == "offset 7"
         assert counted == ["a", "b"]
         await mails_are_sent_again(names)
         batch = [{"id": "a"}, {"id": "c"}]
