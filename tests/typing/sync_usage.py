@@ -68,5 +68,5 @@ def ledgers() -> None:
     assert_type(ledger.forget("id"), bool)
     assert_type(ledger.stats(), LedgerStats)
     assert_type(ledger.resize(capacity=700_000_000), LedgerResize)
-    dedup.ledger("offsets", window=60, capacity=10, dense=True)
+    assert_type(dedup.ledger("offsets", window=60, capacity=10, dense=True), Ledger)
     assert_type(ledger.open(), Ledger)

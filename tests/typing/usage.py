@@ -222,7 +222,7 @@ async def ledgers(dedup: Dedup) -> None:
     assert_type(await ledger.forget("id"), bool)
     assert_type(await ledger.stats(), LedgerStats)
     assert_type(await ledger.resize(capacity=700_000_000), LedgerResize)
-    dedup.ledger("offsets", window=60, capacity=10, dense=True)
+    assert_type(dedup.ledger("offsets", window=60, capacity=10, dense=True), Ledger)
     assert_type(await ledger.open(), Ledger)
     dedup.ledger("orders", window=60, capacity=10, write="get")  # type: ignore[arg-type]
 
