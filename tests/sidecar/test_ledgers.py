@@ -309,7 +309,7 @@ def test_a_claim_cannot_touch_a_ledgers_key(resp: redis.Redis) -> None:
     with pytest.raises(redis.ResponseError, match="another kind"):
         ask(resp, "FD.RUN", "claim", 1, "shop:~orders{AAAA}", 1, 5, 9, "claim", 0, owner)
     with pytest.raises(redis.ResponseError, match="bucket"):
-        ask(resp, "FD.RUN", "seen", 1, "shop:=orders", 1, 9, 7, 9, "d" * 7)
+        ask(resp, "FD.RUN", "seen", 1, "shop:=orders", 1, 9, 7, 9, 0, "d" * 7)
 
 
 def test_a_store_hears_that_a_ledger_fills(served: Sidecar) -> None:
