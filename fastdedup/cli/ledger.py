@@ -145,7 +145,7 @@ async def _resized(dedup: Dedup, name: str, capacity: int, until: str, quiet: bo
         form = await read_form(dedup._namespace, name)
         if form is None:
             return None
-        made = _of_form(dedup, name, form)
+        made = of_form(dedup, name, form)
         found = await made.resize(capacity=capacity)
         with Progress(disable=quiet, console=Console(stderr=True)) as bar:
             whole = found.over_in if until == "over" else found.switch_in
