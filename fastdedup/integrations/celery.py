@@ -28,6 +28,7 @@ from ..messages.memory import check_memory
 from ..messages.rules import ATTEMPTS, MessageRules
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
+from ..sync.ledger import Ledger
 
 HELD: Final = "x-fastdedup-held"
 """How often a message was delayed because of a twin at work, or of an outage: such a delay spends no attempt."""
@@ -58,6 +59,8 @@ class DedupTask(Task):
         fingerprint: a function of the task's arguments; another message with the same key and another fingerprint
             ends in a MismatchError.
         keep_result: keep the result for duplicates.
+        remember: the ledger in which the gate remembers what is done; without it each message's record stays. A
+            duplicate that comes more than a minute later then returns None.
     """
 
     abstract = True
@@ -67,6 +70,7 @@ class DedupTask(Task):
     wait: Seconds = WAIT
     fingerprint: Callable[..., Any] | None = None
     keep_result: bool = True
+    remember: Ledger | None = None
     _gate: TaskGate | None = None
 
     @classmethod
@@ -143,8 +147,8 @@ class TaskGate:
             fingerprint=None if mark is None else lambda call: self._mark(call[1], call[2]),  # type: ignore[misc]
             keep_result=task.keep_result,
         )
-        _check_ttl(dedup, task._app)
-        self._way = BlockingWay(rules, dedup, lambda error: _recorded(task._app, error))
+        self._way = BlockingWay(rules, dedup, lambda error: _recorded(task._app, error), task.remember)
+        _check_ttl(dedup.settings.ttl if task.remember is None else task.remember.window, task._app)
 
     def key_of(self, args: Any, kwargs: Any) -> str:
         """Return the key for a call's arguments.
@@ -307,10 +311,10 @@ def _attempts_of(task: type[DedupTask]) -> Any:
     return task.attempts
 
 
-def _check_ttl(dedup: Dedup, app: Any) -> None:
+def _check_ttl(ttl: float, app: Any) -> None:
     """Refuse a gate that forgets a key before the broker delivers its message again."""
     transport = str(app.conf.broker_url or "").partition(":")[0].partition("+")[0]
     options = app.conf.broker_transport_options or {}
     seconds = options.get("visibility_timeout", _REDELIVERY_SECONDS.get(transport))
     if seconds is not None:
-        check_memory(dedup.settings.ttl, float(seconds), "visibility_timeout")
+        check_memory(ttl, float(seconds), "visibility_timeout")

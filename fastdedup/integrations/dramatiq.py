@@ -23,11 +23,12 @@ except ImportError as error:
 from ..checks import Seconds
 from ..errors import ConfigError
 from ..messages.arguments import ArgumentsRule
-from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
+from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate, check_ledger
 from ..messages.decisions import Action, Decision
 from ..messages.memory import check_broker
 from ..messages.rules import MessageRules
 from ..sync.gateway import Dedup
+from ..sync.ledger import Ledger
 
 ATTEMPTS: Final = 25
 """How often an actor is begun for a key, by default: more than Dramatiq's own 20 retries, which come first."""
@@ -66,10 +67,23 @@ class DedupMiddleware(Middleware):
         dedup: the gate.
         wait: seconds to wait in a worker's thread for a twin at work.
         attempts: `dedup_attempts` of actors that set none.
+        remember: the ledger in which the gate remembers what is done; without it each message's record stays. A
+            duplicate that comes more than a minute later then has the result None.
+
+    Raises:
+        ConfigError: `dedup` or `remember` is of another kind.
     """
 
-    def __init__(self, dedup: Dedup, *, wait: Seconds = WAIT, attempts: int = ATTEMPTS) -> None:
+    def __init__(
+        self,
+        dedup: Dedup,
+        *,
+        wait: Seconds = WAIT,
+        attempts: int = ATTEMPTS,
+        remember: Ledger | None = None,
+    ) -> None:
         self._dedup = check_gate(dedup)
+        self._remember = check_ledger(remember, self._dedup)
         self._wait = wait
         self._attempts = attempts
         self._ways: dict[str, BlockingWay] = {}
@@ -95,7 +109,7 @@ class DedupMiddleware(Middleware):
             check_broker(self._dedup.settings.ttl, broker, "dramatiq.brokers.redis", "heartbeat_timeout")
         except ConfigError as error:
             raise ActorOptionError(f"actor {actor.actor_name!r}: {error}") from None
-        self._ways[actor.actor_name] = BlockingWay(rules, self._dedup)
+        self._ways[actor.actor_name] = BlockingWay(rules, self._dedup, remember=self._remember)
         actor.fn = self._or_replayed(actor.fn)
 
     def before_process_message(self, broker: Any, message: Any) -> None:

@@ -21,9 +21,10 @@ except ImportError as error:
 from ..checks import Seconds, check_seconds, named
 from ..errors import ConfigError
 from ..gateway import Dedup
+from ..ledger import Ledger
 from ..messages.arguments import ArgumentsRule
 from ..messages.decisions import Action, Decision, Reason
-from ..messages.deliveries import Deliveries
+from ..messages.deliveries import Deliveries, check_remember
 from ..messages.memory import check_broker
 from ..messages.rules import ATTEMPTS, WAIT, MessageRules
 
@@ -47,14 +48,19 @@ class DedupMiddleware(TaskiqMiddleware):
     Args:
         dedup: the gate.
         wait: seconds to hold a message while another delivery of it is at work; then it is sent again.
+        remember: the ledger in which the gate remembers what is done; without it each message's record stays. A
+            duplicate that comes more than a minute later then returns None.
 
     Raises:
         ConfigError: a setting is wrong.
     """
 
-    def __init__(self, dedup: Dedup, *, wait: Seconds = WAIT) -> None:
+    def __init__(self, dedup: Dedup, *, wait: Seconds = WAIT, remember: Ledger | None = None) -> None:
         super().__init__()
         self._dedup = _checked_gate(dedup)
+        if remember is not None:
+            check_remember(remember, dedup, None)
+        self._remember = remember
         self._wait = check_seconds(wait, "wait", least=_LEAST_WAIT)
 
     def set_broker(self, broker: AsyncBroker) -> None:
@@ -63,7 +69,8 @@ class DedupMiddleware(TaskiqMiddleware):
         Raises:
             ConfigError: the broker may deliver a message again after the gate has forgotten its key.
         """
-        check_broker(self._dedup.settings.ttl, broker, "taskiq_redis", "idle_timeout")
+        seconds = self._dedup.settings.ttl if self._remember is None else self._remember.window
+        check_broker(seconds, broker, "taskiq_redis", "idle_timeout")
         super().set_broker(broker)
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
@@ -107,7 +114,7 @@ class DedupMiddleware(TaskiqMiddleware):
                 fingerprint=None if mark is None else _of_arguments(mark),
                 keep_result=keep_result,
             )
-            deliveries = Deliveries(rules, self._dedup)
+            deliveries = Deliveries(rules, self._dedup, remember=self._remember)
 
             @functools.wraps(function)
             async def run(*args: P.args, **kwargs: P.kwargs) -> T:

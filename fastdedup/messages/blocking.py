@@ -23,6 +23,7 @@ from ..errors import (
 )
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
+from ..sync.ledger import Ledger
 from .decisions import Action, Decision, Reason
 from .rules import MessageRules
 
@@ -50,6 +51,17 @@ def check_gate(dedup: Any) -> Dedup:
         f"dedup= must be a fastdedup.sync.Dedup, got {kind}: these tasks are synchronous. "
         "Write `from fastdedup.sync import Dedup`"
     )
+
+
+def check_ledger(remember: Any, dedup: Dedup) -> Ledger | None:
+    """Return the ledger in which a gate for synchronous code remembers its messages; None where there is none.
+
+    Raises:
+        ConfigError: it is no ledger of the gate's.
+    """
+    if remember is None or (isinstance(remember, Ledger) and remember.is_of(dedup)):
+        return remember
+    raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")
 
 
 class Attempt:
@@ -118,12 +130,19 @@ class BlockingWay:
         rules: the consumer's settings.
         dedup: the gate.
         record: makes of an error what duplicates are given, once a message has failed for good.
+        remember: the ledger in which the gate remembers the messages that are done.
+
+    Raises:
+        ConfigError: `remember` is no ledger of the gate's.
     """
 
-    def __init__(self, rules: MessageRules, dedup: Dedup, record: Record = repr) -> None:
+    def __init__(
+        self, rules: MessageRules, dedup: Dedup, record: Record = repr, remember: Ledger | None = None
+    ) -> None:
         self.rules = rules
         self._dedup = dedup
         self._record = record
+        self._remember = check_ledger(remember, dedup)
 
     def begin(self, key: str, mark: Any = None, *, failed: int = 0) -> Attempt | Decision:
         """Return an attempt at a message, or what shall come of it instead.
@@ -162,7 +181,11 @@ class BlockingWay:
         while True:
             try:
                 return self._dedup.claim(
-                    self.rules.gate_key(key), fingerprint=mark, renew=True, wait=self.rules.wait
+                    self.rules.gate_key(key),
+                    fingerprint=mark,
+                    renew=True,
+                    wait=self.rules.wait,
+                    remember=self._remember,
                 )
             except UnavailableError as error:
                 if time.monotonic() >= ends:

@@ -95,6 +95,11 @@ class Claim:
         return self._claim.result
 
     @property
+    def remembered(self) -> bool:
+        """True where only a ledger knows of the success (`remember=`): then `result` is None, as it is not kept."""
+        return self._claim.remembered
+
+    @property
     def error(self) -> Any:
         """The recorded error where the outcome is FAILED."""
         return self._claim.error

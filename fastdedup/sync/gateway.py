@@ -22,7 +22,7 @@ from ..protocol.keyspace import READABLE_BYTES
 from ..stores.base import Credentials, Store
 from .background import Bound, PerProcess
 from .claim import Claim, take_back
-from .ledger import Ledger
+from .ledger import Ledger, ledger_behind
 from .lock import LockCall
 from .machine import StateMachine
 from .once import once
@@ -209,6 +209,7 @@ class Dedup:
         wait: Seconds = 0.0,
         renew: bool = False,
         resolve: SyncCheck | None = None,
+        remember: Ledger | None = None,
     ) -> Claim:
         """Ask to be the first for `key`, and block for the answer. Main path of the module.
 
@@ -222,7 +223,14 @@ class Dedup:
         background, dedup = self._dedup.get()
         renewed = renew or resolve is not None
         call = dedup.claim(
-            key, fingerprint=fingerprint, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renewed
+            key,
+            fingerprint=fingerprint,
+            owner=owner,
+            lease=lease,
+            ttl=ttl,
+            wait=wait,
+            renew=renewed,
+            remember=None if remember is None else ledger_behind(remember),
         )
         claim = Claim(background, background.make(call, self._per_process.seconds, take_back(dedup)))
         return claim if resolve is None else resolved(claim, resolve, renews=renew)
@@ -237,6 +245,7 @@ class Dedup:
         ttl: Seconds | None = None,
         wait: Seconds = 0.0,
         renew: bool = False,
+        remember: Ledger | None = None,
     ) -> list[Claim]:
         """Claim many keys at once, each by itself; the answers are in the order of the keys."""
         background, dedup = self._dedup.get()
@@ -247,6 +256,8 @@ class Dedup:
                 free(claim)
 
         options: dict[str, Any] = {"owner": owner, "lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
+        if remember is not None:
+            options["remember"] = ledger_behind(remember)
         claims = background.run(
             lambda: dedup.claim_many(keys, fingerprints=fingerprints, **options),
             self._per_process.seconds + check_seconds(wait, "wait", least=0.0),
@@ -283,6 +294,7 @@ class Dedup:
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         resolve: SyncCheck | None = None,
+        remember: Ledger | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
     @overload
@@ -297,6 +309,7 @@ class Dedup:
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         resolve: SyncCheck | None = None,
+        remember: Ledger | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T]]: ...
 
     def once(
@@ -310,9 +323,20 @@ class Dedup:
         renew: bool = True,
         fail_on: tuple[type[Exception], ...] = (),
         resolve: SyncCheck | None = None,
+        remember: Ledger | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-        """Decorate a function to run once per key; later calls return the first result."""
-        options = {"lease": lease, "ttl": ttl, "wait": wait, "renew": renew, "resolve": resolve}
+        """Decorate a function to run once per key; later calls return the first result.
+
+        With `remember=`, a call that comes a minute after the first one or later returns None: see `fastdedup.Dedup`.
+        """
+        options = {
+            "lease": lease,
+            "ttl": ttl,
+            "wait": wait,
+            "renew": renew,
+            "resolve": resolve,
+            "remember": remember,
+        }
         return once(self.claim, key, fingerprint=fingerprint, fail_on=fail_on, options=options)
 
     def machine(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ..ledger import Ledger as AsyncLedger
 from ..model import LedgerResize, LedgerStats
 from ..protocol.ledgers import listed_bytes
 from ..protocol.owners import draw_owner, owner_text
 from .background import Bound
+
+if TYPE_CHECKING:
+    from .gateway import Dedup
 
 T = TypeVar("T")
 
@@ -76,6 +79,10 @@ class Ledger:
         """Give the ledger another capacity, and keep all ids. Call it again to learn how far that is."""
         return self._run(lambda ledger: ledger.resize(capacity=capacity))
 
+    def is_of(self, dedup: Dedup) -> bool:
+        """True where this ledger was made by that gate, or by a scope of the same gate."""
+        return self._ledger.per_process is dedup._per_process
+
     def _run(self, call: Callable[[AsyncLedger], Awaitable[T]]) -> T:
         background, ledger = self._ledger.get()
         return background.run(lambda: call(ledger), self._ledger.per_process.seconds)
@@ -101,3 +108,8 @@ class Ledger:
                 raise
 
         return background.run(remembered, seconds, take_back)
+
+
+def ledger_behind(remember: Any) -> Any:
+    """Return the asyncio ledger of this process behind `remember=`; what is no ledger is left for a claim to refuse."""
+    return remember._ledger.get()[1] if isinstance(remember, Ledger) else remember

@@ -14,6 +14,7 @@ import pytest
 
 from fastdedup import MismatchError
 from fastdedup.messages import DeadLetterError
+from fastdedup.messages.keys import gate_key
 from fastdedup.messages.rules import ExhaustedError
 
 from ..servers import RedisServer
@@ -91,11 +92,14 @@ def test_each_pool_works_once_for_a_key(worker: WorkerProcess, celery: Celery, n
         tasks.charge.delay(name, 1),
     ]
     retried = tasks.retrying.delay(f"{name}-retry", 3)
+    remembered = [tasks.remembered.delay(f"{name}-done") for _ in range(2)]
     first, *others = celery.get(*calls)
     assert isinstance(first["at"], datetime)
     assert others == [first, first]
     assert celery.runs(name) == 1
     assert celery.get(retried) == [[3, 2, 3]]
+    assert celery.get(*remembered) == [1, 1]
+    assert tasks.remembered.remember.seen(gate_key(tasks.remembered.name, f"{name}-done"))
 
 
 @pytest.mark.parametrize("worker", POOLS, indirect=True)

@@ -78,6 +78,7 @@ def begun(options: dict[str, Any], **settings: Any) -> Any:
         ({"attempts": 3, "max_retries": 3}, "attempts=3 ends the task before its max_retries=3 does"),
         ({"max_retries": None}, "max_retries=None retries without end: set attempts="),
         ({"wait": -1}, "wait must be between 0 s"),
+        ({"remember": "done"}, "remember must be a ledger of the gate's, made by its ledger(), got 'done'"),
     ],
 )
 def test_a_wrong_setting_is_refused_at_the_start(options: dict[str, Any], words: str) -> None:
@@ -102,6 +103,8 @@ def test_a_key_must_outlive_the_visibility_timeout(settings: dict[str, Any], ttl
     with pytest.raises(ConfigError, match=r"set ttl= of the Dedup above visibility_timeout"):
         begun({"dedup": dedup}, **settings)
     assert begun({"dedup": dedup}, broker_url="amqp://")
+    ledger = dedup.ledger("done", window=2 * 86_400.0, capacity=1000)
+    assert begun({"dedup": dedup, "remember": ledger}, **settings)
 
 
 @pytest.mark.parametrize(

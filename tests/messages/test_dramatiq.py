@@ -122,6 +122,21 @@ def test_a_duplicate_goes_on_in_its_pipeline(queue: Queue, name: str) -> None:
     assert queue.runs[name] == 2
 
 
+def test_a_ledger_remembers_what_is_done(
+    queue: Queue, gate: Dedup, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    middleware = next(each for each in queue.broker.middleware if isinstance(each, DedupMiddleware))
+    ledger = gate.ledger("done", window=60.0, capacity=1000)
+    with monkeypatch.context() as patch:
+        patch.setattr(middleware, "_remember", ledger)
+        actor = queue.actor(lambda name: 7, dedup_key=lambda *args: by_name(args[0]))
+    assert queue.get(actor.send(name), actor.send(name)) == [7, 7]
+    assert queue.runs[name] == 1
+    assert ledger.stats().ids == 1
+    with pytest.raises(ConfigError, match="remember must be a ledger of the gate's"):
+        DedupMiddleware(gate, remember="done")  # type: ignore[arg-type]
+
+
 def test_a_failure_frees_the_key_for_dramatiqs_retries(queue: Queue, name: str) -> None:
     def fail_twice(name: str) -> int:
         if queue.runs[name] < 3:

@@ -89,6 +89,17 @@ async def test_a_redelivery_is_known_by_the_tasks_id(server: RedisServer, name: 
         assert await queue.results(await task.kiq(name)) == [2]
 
 
+async def test_a_ledger_remembers_what_is_done(server: RedisServer, name: str) -> None:
+    async with receiving(server) as queue:
+        ledger = queue.gate._dedup.ledger("done", window=60.0, capacity=1000)
+        queue.gate._remember = ledger
+        task = queue.task(count, key=lambda name: name)
+        assert await queue.results(await task.kiq(name), await task.kiq(name)) == [1, 1]
+        assert (await ledger.stats()).ids == 1
+        with pytest.raises(ConfigError, match="remember must be a ledger of the gate's"):
+            DedupMiddleware(queue.gate._dedup, remember="done")  # type: ignore[arg-type]
+
+
 async def test_a_twin_at_work_is_sent_again_and_never_at_once(
     server: RedisServer, name: str, wait_until: Callable[..., Any]
 ) -> None:

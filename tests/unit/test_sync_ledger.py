@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ConfigError, InvalidKeyError, UnavailableError
-from fastdedup.sync import Dedup, Ledger
+from fastdedup import ConfigError, InvalidKeyError, Outcome, UnavailableError
+from fastdedup.protocol.operations import ForgetOp
+from fastdedup.sync import Claim, Dedup, Ledger
 from fastdedup.sync import loop as background
 
 from ..servers import RedisServer
@@ -111,3 +112,63 @@ def test_to_open_it_shows_mistakes_at_once(dedup: Dedup) -> None:
     assert made(dedup, "opened").open().first("id") is True
     with pytest.raises(ConfigError, match="was founded with capacity="):
         dedup.ledger("opened", window=60, capacity=7).open()
+
+
+# Claims whose success a ledger remembers
+
+
+def end_echo(dedup: Dedup, claim: Claim) -> None:
+    """Do what the end of the echo's minute does."""
+    background, gate = dedup._dedup.get()
+    background.run(lambda: gate._namespace.ask.run(ForgetOp(claim.asynchronous._hold[0])), 5.0)
+
+
+def test_a_success_is_remembered_without_its_result(dedup: Dedup) -> None:
+    ledger = made(dedup, "done")
+    with dedup.claim("k", remember=ledger) as claim:
+        assert claim.acquired
+        assert not claim.remembered
+        claim.complete({"n": 1})
+    echo = dedup.claim("k", remember=ledger)
+    assert (echo.outcome, echo.result, echo.remembered) == (Outcome.SUCCEEDED, {"n": 1}, False)
+    end_echo(dedup, claim)
+    later = dedup.claim("k", remember=ledger, wait=1.0)
+    assert (later.outcome, later.result, later.remembered) == (Outcome.SUCCEEDED, None, True)
+    assert ledger.first("k") is False
+    claims = dedup.claim_many(["k", "new", "new"], remember=ledger)
+    assert [claim.outcome for claim in claims] == ["succeeded", "acquired", "in_progress"]
+
+
+def test_once_runs_once_for_a_ledger(dedup: Dedup) -> None:
+    runs = []
+
+    @dedup.once(key=lambda n: f"order:{n}", remember=made(dedup.scoped("shop"), "once-done"))
+    def pay(n: int) -> int:
+        runs.append(n)
+        return n
+
+    assert [pay(7), pay(7), pay(8)] == [7, 7, 8]
+    assert runs == [7, 8]
+
+
+def test_what_is_no_ledger_of_the_gate_is_refused(dedup: Dedup) -> None:
+    with Dedup() as other:
+        for wrong in (made(other, "done"), "done"):
+            with pytest.raises(ConfigError, match="remember must be a ledger of this gate"):
+                dedup.claim("k", remember=wrong)  # type: ignore[arg-type]
+
+
+async def test_an_interrupted_claim_holds_nothing(
+    dedup: Dedup, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., Any]
+) -> None:
+    ledger = made(dedup, "interrupted")
+
+    def interrupted(thread: background.LoopThread, work: Any, seconds: float) -> None:
+        assert work.wait(5)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(background.LoopThread, "_wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            dedup.claim("k", remember=ledger)
+    await wait_until(lambda: dedup.claim("k", remember=ledger, owner="me").acquired, description="it is free")
