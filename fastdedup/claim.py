@@ -26,7 +26,7 @@ from .errors import (
 )
 from .gate.namespace import Namespace
 from .model import Outcome
-from .protocol.ledgers import RememberedClaimOp, RememberedSettleOp
+from .protocol.ledgers import ECHO_MS, RememberedClaimOp, RememberedSettleOp
 from .protocol.operations import ClaimOp, Code, Op, ReleaseOp, RenewOp, SettleOp, Verdict
 from .protocol.owners import owner_text
 
@@ -35,8 +35,6 @@ _SUCCEEDED: Final = Outcome.SUCCEEDED
 _SHAREABLE: Final = (str, int, float, bool)
 """Decoded once for all who ask; what could be changed by one caller is decoded for each."""
 _LOST: Final = "lost"
-_ECHO_MS: Final = 60_000
-"""Milliseconds for which the record of a success stays that a ledger remembers: a completion may come twice."""
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 0.4
 """Seconds between two tries to settle while the store is unavailable."""
@@ -312,7 +310,7 @@ class Claim:
             terms = self._call.terms
             keep_ms = terms.keep_ms - terms.lease_ms if succeeded else round(settings.failure_ttl * 1000)
             if succeeded and terms.remembered:
-                keep_ms = _ECHO_MS
+                keep_ms = ECHO_MS
         else:
             keep_ms = milliseconds(ttl, "ttl")
         self._unstorable = None
@@ -336,7 +334,13 @@ class Claim:
         """Return the operation that lets the ledger remember the key, and keeps the record for a moment."""
         call = cast(RememberedClaimOp, self._call)
         return RememberedSettleOp(
-            call.wire, call.owner, self.fence, keep_ms=keep_ms, payload=payload, place=call.place
+            call.wire,
+            call.owner,
+            self.fence,
+            keep_ms=keep_ms,
+            payload=payload,
+            place=call.place,
+            id=call.id,
         )
 
     def _check_live(self) -> None:
@@ -404,6 +408,10 @@ class Claim:
             call = cast(RememberedClaimOp, self._call)
             await call.find_again(cast(Code, code))
             return await self._act(self._remembered_op(op.keep_ms, op.payload))
+        if code == Code.LOST and self.degraded and self._call.terms.remembered:
+            elsewhere = await self._elsewhere(op)
+            if elsewhere is not None:
+                return await self._act(elsewhere)
         if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:
             if self._lease_left() > 0:
                 # Within its lease nobody takes a key that was not freed: the first sending did it, and a settled
@@ -417,6 +425,16 @@ class Claim:
             )
         self._lost, self._outage = True, False
         raise self._lost_error()
+
+    async def _elsewhere(self, op: Op) -> Op | None:
+        """Return the operation for where the policy has taken the claim; None where that is the same place."""
+        call = cast(RememberedClaimOp, self._call)
+        if not await call.find_elsewhere():
+            return None
+        if isinstance(op, RememberedSettleOp):
+            return self._remembered_op(op.keep_ms, op.payload)
+        op.wire = call.wire
+        return op
 
     def _lost_error(self) -> ClaimLostError:
         if self._lost_in_outage:

@@ -10,9 +10,9 @@ from ..events import Conflict, Unreplayed
 from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp
 from ..protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Op, ReadOp, Reply, Stored, StoredForm
 
-JournalOp = AdoptOp | ReadOp | ForgetOp | LedgerOp | FirstOp | ForgetIdOp
+JournalOp = AdoptOp | ReadOp | ForgetOp | LedgerOp | FirstOp | SeenOp | ForgetIdOp
 """An operation that a journal sends to the store: adopt a record; or read, then remove, a forgotten key's record; or
-read a ledger's form, then remember or remove an id."""
+read a ledger's form, then remember, look for or remove an id."""
 IdOp = FirstOp | SeenOp | ForgetIdOp
 
 

@@ -39,9 +39,24 @@ class JournalLine:
         asked: the store was asked to adopt the record, and whether it did is unknown.
         forgotten: the key was forgotten here, and the store may have a record of it, which must be removed.
         found: of a forgotten key, our record that the store has shown.
+        id_line: the line of the id that must be settled before; None where there is no such line.
+        echo_ms: for how long the store shall keep the record of a success that a ledger remembers; 0 for any other.
     """
 
-    __slots__ = ("asked", "base", "forgotten", "former", "found", "key", "lane", "sent", "unheard", "wire")
+    __slots__ = (
+        "asked",
+        "base",
+        "echo_ms",
+        "forgotten",
+        "former",
+        "found",
+        "id_line",
+        "key",
+        "lane",
+        "sent",
+        "unheard",
+        "wire",
+    )
 
     def __init__(self, wire: bytes, key: str, base: Holding | None) -> None:
         self.wire = wire
@@ -54,6 +69,8 @@ class JournalLine:
         self.asked = False
         self.forgotten = False
         self.found: Stored | None = None
+        self.id_line: JournalLine | None = None
+        self.echo_ms = 0
 
     def gave_way(self, holding: Holding) -> None:
         """Remember a holding that is over."""

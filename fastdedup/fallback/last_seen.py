@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from ..errors import UnavailableError
 from ..model import Outcome
+from ..protocol.ledgers import RememberedSettleOp, without_ledger
 from ..protocol.operations import (
     ClaimOp,
     Code,
@@ -63,9 +64,11 @@ class LastSeen:
     def saw(self, op: Op, reply: Reply) -> None:
         """Take note of the store's reply to an operation."""
         if isinstance(op, ClaimOp):
-            # Whether a ledger remembers an id the store alone can say, so nothing is kept of such claims.
-            if type(reply) is Verdict and not op.terms.remembered:
-                self._saw_claim(op, reply)
+            if type(reply) is Verdict:
+                if op.terms.remembered and not reply.attempt:
+                    self.drop(op.wire)  # there is no record: a ledger alone knows of the success
+                else:
+                    self._saw_claim(op, reply)
         elif isinstance(op, TransitionOp):
             if isinstance(reply, Moved) and reply.version:
                 self._saw_machine(op, reply)
@@ -130,7 +133,7 @@ class LastSeen:
         wire, terms, now = op.wire, op.terms, self._store.now()
         until = expires = now + verdict.left_ms
         known = self._store.entry(wire)
-        token = not terms.shared
+        token = not (terms.shared or terms.remembered)
         if verdict.outcome is _ACQUIRED:
             state, owner = "S" if terms.consumes else "P", op.owner
             if not token:
@@ -191,7 +194,7 @@ class LastSeen:
     def _settle(self, op: SettleOp) -> None:
         """Settle the record here as the store did."""
         try:
-            self._store.apply(op)
+            self._store.apply(without_ledger(op) if isinstance(op, RememberedSettleOp) else op)
         except UnavailableError:  # no room for its result
             self.drop(op.wire)
             return

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
+from typing import Any
 
 from ..checks import check_count
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..model import Outcome
 from ..protocol.keyspace import names_of
-from ..protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp
+from ..protocol.ledgers import (
+    ECHO_MS,
+    NONCE_BYTES,
+    FirstOp,
+    ForgetIdOp,
+    LedgerOp,
+    RememberedClaimOp,
+    RememberedSettleOp,
+    SeenOp,
+    without_ledger,
+)
 from ..protocol.operations import (
     Adopted,
     AdoptOp,
@@ -28,13 +40,14 @@ from ..protocol.operations import (
     TransitionOp,
     Verdict,
 )
-from ..stores.entry import Entry, stored
+from ..stores.entry import LIVE, SETTLED, Entry, stored
 from ..stores.memory import MemoryStore
 from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import IdOp, JournalOp
+from .id_line import IdLine
 from .journal import NEW, Journal, JournalLine
-from .last_seen import LastSeen
-from .local_ids import LEDGER_OPS, IdLine, LedgerOps, LocalIds
+from .last_seen import LastSeen, is_of
+from .local_ids import LEDGER_OPS, LedgerOps, LocalIds
 
 
 class LocalLRU:
@@ -57,6 +70,10 @@ class LocalLRU:
     the store when that is back, where each is kept for a window from then. An id that the store has from another
     call by then is a `Conflict`. An id that is forgotten here is removed from the store, whoever put it there. A
     ledger that this process never opened before is founded here, and its ids find their places in the store's.
+
+    A claim whose success a ledger remembers is answered from its record here, or else from its id. When the store is
+    back, it is asked for the id first. Where another call's success stands there by then, that is a `Conflict`, and
+    the claim is lost.
 
     Several namespaces may share one policy, and so may several gates in one event loop over the same Redis: then
     a key is unique in all of them. Gates over different servers must not share a policy: its journal does not
@@ -97,18 +114,18 @@ class LocalLRU:
 
     def answer(self, op: Op, error: UnavailableError) -> Reply:
         """Answer from memory, or raise `error` where only the store can know the answer."""
-        if isinstance(op, ClaimOp) and op.terms.remembered:
-            raise UnavailableError(
-                f"whether the ledger remembers this key only the store can say, not {self!r}: claims with "
-                "remember= wait until the store is back"
-            ) from error
         if isinstance(op, LEDGER_OPS):
             return self._answer_ledger(op, error)
+        if isinstance(op, RememberedClaimOp | RememberedSettleOp):
+            return self._answer_remembered(op, error)
+        return self._answer_record(op, error, self._store.apply)
+
+    def _answer_record(self, op: Op, error: UnavailableError, apply: Callable[[Any], Reply]) -> Reply:
         now = self._store.now()
         entry, line = self._store.entry(op.wire), self._journal.get(op.wire)
         self._check(op, entry, line, now, error)
         former = Former(entry)
-        reply = self._store.apply(op)
+        reply = apply(op)
         if isinstance(reply, Verdict | Moved):
             reply.degraded = True
         if entry is not None:
@@ -116,6 +133,59 @@ class LocalLRU:
         self._last_seen.used(op.wire)
         self._note(op, former)
         return reply
+
+    # For claims whose success a ledger remembers
+
+    def _answer_remembered(
+        self, op: RememberedClaimOp | RememberedSettleOp, error: UnavailableError
+    ) -> Reply:
+        if not op.id:
+            raise error  # made by a program that does not tell it
+        self._store.now()
+        if not self._ids.finds(op):
+            return Code.STALE  # its caller asks for the form, and comes again
+        if isinstance(op, RememberedSettleOp):
+            return self._answer_record(op, error, self._complete)
+        entry = self._store.entry(op.wire)
+        if entry is None and self._ids.is_done(op):
+            return Verdict(Outcome.SUCCEEDED, degraded=True)
+        if entry is not None and entry.state in SETTLED:
+            return self._answer_record(op, error, self._apply_alone)
+        line, is_new = self._ids.will_look(op)  # before the claim, as there may be no room for it
+        try:
+            reply = self._answer_record(op, error, self._apply_alone)
+            if type(reply) is Verdict and reply.outcome is Outcome.ACQUIRED:
+                line.let_wait(op.wire)
+            return reply
+        finally:
+            if is_new and not line.records:
+                self._journal.strike(line.wire)
+
+    def _apply_alone(self, op: RememberedClaimOp | RememberedSettleOp) -> Reply:
+        return self._store.apply(without_ledger(op))
+
+    def _complete(self, op: RememberedSettleOp) -> Reply:
+        """Settle a claim, and remember its id. The record stays for as long, so that a conflict is found later."""
+        entry = self._store.entry(op.wire)
+        if entry is None or entry.state not in LIVE or not is_of(entry, op):
+            return self._apply_alone(op)
+        # Not the nonce of the store's completions, by which two processes that did the work would count as one.
+        nonce = blake2b(op.owner + b"%d" % entry.fence, digest_size=NONCE_BYTES).digest()
+        first = FirstOp(op.bucket, op.digest + nonce, op.ledger_terms, op.id)
+        self._ids.answer(first, UnavailableError("the id is not known"))
+        try:
+            code = self._apply_alone(op)
+        except UnavailableError:  # no room for the result
+            self._ids.took_back(first)
+            raise
+        self._journal.note(op.wire, op.id.decode(), Holding(entry.owner, entry.fence))
+        self._store.keep(op.wire, entry, self._store.now() + op.ledger_terms.window_ms)
+        self._journal.lines[op.wire].echo_ms = min(op.keep_ms, ECHO_MS)
+        line = self._journal.get(first.place)
+        if isinstance(line, IdLine):
+            line.shared = line.shared or was_accepted(op)
+            line.let_wait(op.wire)
+        return code
 
     def _answer_ledger(self, op: LedgerOps, error: UnavailableError) -> Reply:
         reply = self._ids.answer(op, error)
@@ -224,6 +294,15 @@ class LocalLRU:
             self._ids.saw(op, reply)
         elif op.wire not in self._journal.lines or self._was_under_way(op, reply):
             self._last_seen.saw(op, reply)
+            if isinstance(op, RememberedClaimOp | RememberedSettleOp):
+                self._saw_remembered(op, reply)
+
+    def _saw_remembered(self, op: RememberedClaimOp | RememberedSettleOp, reply: Reply) -> None:
+        if type(reply) is Verdict:
+            if reply.outcome in (Outcome.ACQUIRED, Outcome.SUCCEEDED):
+                self._ids.saw_claim(op, reply.outcome is Outcome.SUCCEEDED)
+        elif reply is Code.OK or reply is Code.UNCONFIRMED:
+            self._ids.saw_claim(op, done=True)
 
     def _was_under_way(self, op: Op, reply: Reply) -> bool:
         """Judge the reply to an operation that was under way when the line began; True where the line is void."""
@@ -286,6 +365,8 @@ class LocalLRU:
         forms: dict[bytes, LedgerOp] = {}
         while not forms and len(ops) < most and (lines := self._journal.take(most - len(ops), lane)):
             for wire, line in lines:
+                if line.id_line is not None and self._store.entry(wire) is not None:
+                    continue  # it stays taken until its id's line is settled, which lets it be sent again
                 op = self._sent(wire, line, now)
                 if op is None:
                     self._journal.strike(wire)
@@ -305,14 +386,17 @@ class LocalLRU:
         if entry is None:
             return None
         line.sent = mark(entry)
-        return AdoptOp(wire, stored(entry, now), line.base)
+        record = stored(entry, now)
+        if line.echo_ms and entry.state == "S":
+            record.left_ms = record.ttl_ms = max(record.left_ms, line.echo_ms)
+        return AdoptOp(wire, record, line.base)
 
     def adopted(
         self, op: JournalOp, reply: Adopted | Stored | StoredForm | Code
     ) -> Conflict | Unreplayed | None:
         """Take the store's reply. A record that was changed here since it was sent is sent again."""
         self._store.now()
-        if isinstance(op, LedgerOp | FirstOp | ForgetIdOp):
+        if isinstance(op, LedgerOp | FirstOp | SeenOp | ForgetIdOp):
             return self._ids.adopted(op, reply)
         if isinstance(reply, StoredForm):
             return None
@@ -340,6 +424,8 @@ class LocalLRU:
             self._journal.again(op.wire, base=holding_of(op.record) if stands else None)
             return
         self._journal.strike(op.wire)
+        if entry is not None and line.echo_ms and entry.state == "S":
+            self._store.keep(op.wire, entry, self._store.now() + op.record.ttl_ms)
         self._last_seen.keep(op.wire, entry) if stands else self._last_seen.drop(op.wire)
 
     def _looked(self, line: JournalLine | None, reply: object) -> None:
@@ -357,7 +443,7 @@ class LocalLRU:
 
     def put_back(self, op: JournalOp, *, asked: bool, lane: bytes = NEW) -> Unreplayed | None:
         """Keep an operation for later. A removal is not sent twice: it might remove the next owner's record."""
-        if isinstance(op, FirstOp | ForgetIdOp):
+        if isinstance(op, FirstOp | SeenOp | ForgetIdOp):
             return self._ids.put_back(op, asked=asked, lane=lane)
         line = self._journal.get(op.wire)
         if line is None:

@@ -21,91 +21,26 @@ from ..protocol.ledgers import (
     ForgetIdOp,
     LedgerForm,
     LedgerOp,
-    LedgerTerms,
+    RememberedClaimOp,
+    RememberedSettleOp,
     SeenOp,
     WeighOp,
     ledger_of,
-    places_of,
 )
 from ..protocol.operations import Code, Reply, StoredForm
 from ..stores.memory import MemoryStore
 from .base import IdOp, JournalOp
+from .id_line import IdLine, LocalLedger, line_bytes
 from .journal import Journal, JournalLine
 
 LedgerOps = LedgerOp | FirstOp | SeenOp | ForgetIdOp | WeighOp
 LEDGER_OPS = (LedgerOp, FirstOp, SeenOp, ForgetIdOp, WeighOp)
-_LINE_BYTES = 600
-"""Rough size of a line without its id."""
-_RELY_MS = 30_000
-"""Milliseconds for which the store lets a form be relied on that was read."""
-_ASK_AGAIN_MS = 20_000
 _NEVER_MS = -(1 << 50)
 """The server's time of a form that the policy tells: a store takes no operation that relies on it."""
+_RELY_MS = 30_000
+"""Milliseconds for which the store lets a form be relied on that was read."""
 _MOST_LEDGERS = 1000
 _SLACK = 1024
-
-
-class LocalLedger:
-    """What is known of a ledger here.
-
-    Attributes:
-        wire: its store key.
-        text: its form's text.
-        terms: those of what is sent to the store.
-        reread_at: when the form must be read again before something is sent, in ms since 1970; 0: before all.
-        ttl_ms: for how long the store keeps the form.
-        absent: the store has said that it has no form.
-    """
-
-    __slots__ = ("absent", "addresses", "form", "reread_at", "terms", "text", "ttl_ms", "wire")
-
-    def __init__(self, wire: bytes, text: bytes, form: LedgerForm, ttl_ms: int) -> None:
-        self.wire = wire
-        self.ttl_ms = ttl_ms
-        self.absent = False
-        self.take_form(text, form)
-
-    def take_form(self, text: bytes, form: LedgerForm) -> None:
-        """Take another form: whoever relies on the terms of the former one must ask again."""
-        self.text = text
-        self.form = form
-        self.addresses = places_of(self.wire, form)
-        self.terms = LedgerTerms(form, "set", 0)
-        self.reread_at = 0
-
-    def was_read(self, until_ms: int, now: int) -> None:
-        """Rely on the form for a while: the store has told it."""
-        self.absent = False
-        self.terms.until_ms = until_ms
-        self.reread_at = now + _ASK_AGAIN_MS
-
-
-class IdLine(JournalLine):
-    """What is to be done for one id when the store is back: remove it (`forgotten`), remember it, or both.
-
-    `wire` is the id's place: its bucket's key and its digest.
-
-    Attributes:
-        id: the id itself, which finds its place by any form.
-        shared: a call of this process that was told of a duplicate here may have remembered the id in the store.
-    """
-
-    __slots__ = ("_store", "bucket", "digest", "id", "ledger", "shared", "size")
-
-    def __init__(self, op: FirstOp | ForgetIdOp, ledger: LocalLedger, store: MemoryStore) -> None:
-        name = names_of(ledger.wire)[1]
-        super().__init__(op.place, f"{name}/{op.id.decode(errors='replace')}", None)
-        self.bucket = op.wire
-        self.digest = op.place[len(op.wire) :]
-        self.id = op.id
-        self.ledger = ledger
-        self.shared = False
-        self.size = line_bytes(op)
-        self._store = store
-
-    def struck(self) -> None:
-        """Give back the room of the line."""
-        self._store.reserved -= self.size
 
 
 class LocalIds:
@@ -157,7 +92,9 @@ class LocalIds:
 
     def stands(self, line: JournalLine) -> bool:
         """True while there is something to send for a line."""
-        return isinstance(line, IdLine) and (line.forgotten or self._held(line) is not None)
+        return isinstance(line, IdLine) and (
+            line.forgotten or self._held(line) is not None or line.has_records
+        )
 
     def _held(self, line: IdLine) -> tuple[int, bytes] | None:
         return self._ids.held(line.bucket, line.digest)
@@ -194,16 +131,14 @@ class LocalIds:
             if not first and isinstance(line, IdLine) and hasattr(op, "at"):
                 line.shared = True  # it was sent before, so the store may have remembered the id for it
             return Code.OK if first else Code.ALREADY
-        if line is None:
-            self._store.reserve(line_bytes(op))
-            line = IdLine(op, ledger, self._store)
-            self._journal.put(line)
+        line, is_new = self._line(op, ledger)
+        if is_new:
             ledger.terms.young = op.terms.young
             ledger.reread_at = 0  # the store may have lost its data, and another process have founded it anew
         try:
             self._ids.put(op.wire, digest, op.entry[len(digest) :], now, op.terms.window_ms)
         except UnavailableError:
-            if not line.forgotten:
+            if is_new:
                 self._journal.strike(place)
             raise
         self._spare.pop(place, None)
@@ -211,14 +146,52 @@ class LocalIds:
 
     def _forget(self, op: ForgetIdOp, ledger: LocalLedger, now: int) -> Reply:
         place = op.place
-        line = self._journal.lines.get(place)
-        if line is None:
-            self._store.reserve(line_bytes(op))
-            line = IdLine(op, ledger, self._store)
-            self._journal.put(line)
+        line, _ = self._line(op, ledger)
         line.forgotten = True
+        line.end_echoes()
         self._spare.pop(place, None)
         return self._ids.answer(op, now)
+
+    def _line(self, op: IdOp, ledger: LocalLedger) -> tuple[IdLine, bool]:
+        """Return the line of an id, and whether it is new. Raises UnavailableError where there is no room for it."""
+        line = self._journal.lines.get(op.place)
+        if isinstance(line, IdLine):
+            return line, False
+        self._store.reserve(line_bytes(op))
+        line = IdLine(op, ledger, self._store, self._journal)
+        self._journal.put(line)
+        return line, True
+
+    # For claims whose success a ledger remembers
+
+    def finds(self, op: RememberedClaimOp | RememberedSettleOp) -> bool:
+        """True where the id lies where the operation says, by the form that serves here."""
+        ledger = self._ledgers.get(ledger_of(op.bucket))
+        return ledger is not None and ledger.addresses.find(op.id) == (op.bucket, op.digest)
+
+    def is_done(self, op: RememberedClaimOp) -> bool:
+        """True where the id is remembered here."""
+        return self._ids.held(op.bucket, op.digest) is not None
+
+    def will_look(self, op: RememberedClaimOp) -> tuple[IdLine, bool]:
+        """Return a line that asks, when the store is back, whether the ledger knows the id; and whether it is new.
+
+        Raises:
+            UnavailableError: there is no room for it.
+        """
+        line, is_new = self._line(op.seen(), self._ledgers[ledger_of(op.bucket)])
+        if is_new:
+            line.ledger.reread_at = 0
+        return line, is_new
+
+    def saw_claim(self, op: RememberedClaimOp | RememberedSettleOp, done: bool) -> None:
+        """Remember what the store says of a claim's id: whether it is done."""
+        if isinstance(op, RememberedSettleOp):
+            seen = SeenOp(op.bucket, op.digest, op.ledger_terms)
+            if seen.place not in self._journal.lines:
+                self._know(seen, op.entry[len(op.digest) :], self._store.now(), op.ledger_terms.window_ms)
+        else:
+            self.saw(op.seen(), Code.ALREADY if done else Code.ABSENT)
 
     # Beside the store
 
@@ -292,7 +265,7 @@ class LocalIds:
             return
         self._drop(op.place, op.wire, digest)
         line = self._journal.lines.get(op.place)
-        if line is not None and not line.forgotten:
+        if isinstance(line, IdLine) and not line.forgotten and not line.has_records:
             self._journal.strike(op.place)
 
     def gave_up(self, wire: bytes, entry: bytes) -> None:
@@ -334,8 +307,7 @@ class LocalIds:
                 self._journal.strike(place)  # by a narrow digest two ids are one
                 continue
             moves.append((line.bucket, line.digest, bucket, digest))
-            self._journal.move(line, bucket + digest)
-            line.bucket, line.digest = bucket, digest
+            line.move_to(bucket, digest)
         self._ids.move(moves, keep_ms)
 
     # Into the store
@@ -350,9 +322,11 @@ class LocalIds:
         if line.forgotten:
             return ForgetIdOp(line.bucket, line.digest, ledger.terms, line.id)
         held = self._held(line)
-        return FirstOp(line.bucket, line.digest + (held[1] if held else b""), ledger.terms, line.id)
+        if held is None:
+            return SeenOp(line.bucket, line.digest, ledger.terms, line.id)
+        return FirstOp(line.bucket, line.digest + held[1], ledger.terms, line.id)
 
-    def adopted(self, op: LedgerOp | FirstOp | ForgetIdOp, reply: object) -> Conflict | Unreplayed | None:
+    def adopted(self, op: LedgerOp | IdOp, reply: object) -> Conflict | Unreplayed | None:
         """Take the store's reply."""
         if isinstance(op, LedgerOp):
             if reply is Code.ABSENT and op.wire in self._ledgers:
@@ -378,28 +352,38 @@ class LocalIds:
         if isinstance(op, ForgetIdOp):
             self._removed(line)
             return None
-        return self._remembered(line, op, reply)
+        return self._looked(line, reply) if isinstance(op, SeenOp) else self._remembered(line, op, reply)
+
+    def _looked(self, line: IdLine, reply: object) -> Conflict | None:
+        """Take the store's answer to a look, for the records that wait for it."""
+        if line.forgotten or self._held(line) is not None:
+            self._journal.again(line.wire)  # it was forgotten or remembered here meanwhile
+            return None
+        event = line.drop_records() if reply is Code.ALREADY else None
+        self._journal.strike(line.wire)
+        return event
 
     def _remembered(self, line: IdLine, op: FirstOp, reply: object) -> Conflict | None:
         conflict = reply is Code.ALREADY and not line.shared
         if line.forgotten:
             self._journal.again(line.wire)
             return None
+        lost = line.drop_records() if conflict else None
         self._journal.strike(line.wire)
         self._spare[line.wire] = (line.bucket, line.digest)
-        if not conflict:
-            return None
+        if not conflict or lost is not None:
+            return lost
         nonce = op.entry[len(line.digest) :].hex()
         return Conflict(names_of(line.ledger.wire)[0], line.key, nonce, "", "theirs")
 
     def _removed(self, line: IdLine) -> None:
         line.forgotten = False
         if self._held(line) is None:
-            self._journal.strike(line.wire)
+            self._journal.strike(line.wire)  # nobody need look: it was removed for everybody
         else:
             self._journal.again(line.wire)
 
-    def put_back(self, op: FirstOp | ForgetIdOp, *, asked: bool, lane: bytes) -> Unreplayed | None:
+    def put_back(self, op: IdOp, *, asked: bool, lane: bytes) -> Unreplayed | None:
         """Keep an operation for later. A removal is not sent twice: it might remove what is remembered next."""
         line = self._journal.get(op.place)
         if not isinstance(line, IdLine):
@@ -413,7 +397,7 @@ class LocalIds:
 
     def give_up(self, line: IdLine) -> list[Unreplayed]:
         """Return an event for a line that the store never got."""
-        if not self.stands(line):
+        if not (line.forgotten or self._held(line)) or line.has_records:  # a record tells for itself
             return []
         return [Unreplayed(names_of(line.ledger.wire)[0], line.key, "", "closed before the store was back")]
 
@@ -431,8 +415,3 @@ class LocalIds:
             self._unreplayed(line, "")
         namespace, name = names_of(wire)
         return Unreplayed(namespace, name, "", f"the ledger's form cannot be read: {len(lines)} ids are lost")
-
-
-def line_bytes(op: FirstOp | ForgetIdOp) -> int:
-    """Return an estimate of the memory of an id's line."""
-    return _LINE_BYTES + 2 * len(op.id)

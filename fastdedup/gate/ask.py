@@ -16,7 +16,7 @@ from ..events import Degraded, Shortfall, emit
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
 from ..protocol.keyspace import names_of
-from ..protocol.ledgers import FirstOp, ForgetIdOp, SeenOp
+from ..protocol.ledgers import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
 from ..protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, Verb, Verdict
 from ..protocol.owners import owner_text
 from .connection import Connection
@@ -82,7 +82,7 @@ class Ask:
         if engine is None:
             raise connection.not_open()
         if self._remembers:
-            if self._policy.holds(op.wire):
+            if self._policy.holds(op.wire) or (op.terms.remembered and self._holds(op)):
                 raise HeldLocally
             if self._journal is not None:
                 op.let_witness(self._heard)
@@ -139,8 +139,11 @@ class Ask:
 
     def _holds(self, op: Op) -> bool:
         """True where the policy keeps what an operation is about: a key, or one id of a ledger's bucket."""
-        if self._ids is not None and isinstance(op, FirstOp | SeenOp | ForgetIdOp):
-            return self._ids.holds_id(op)
+        if self._ids is not None:
+            if isinstance(op, FirstOp | SeenOp | ForgetIdOp):
+                return self._ids.holds_id(op)
+            if isinstance(op, RememberedClaimOp) and self._ids.holds_id(op.seen()):
+                return True
         return self._policy.holds(op.wire)
 
     def _prepare(self, op: Op) -> None:

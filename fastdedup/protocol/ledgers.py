@@ -60,6 +60,8 @@ _FILLING: Final = 0.8
 """Share of the capacity from which a ledger counts as filling."""
 FOREVER_MS: Final = 1 << 52
 """Later than any server's time, and exact in Lua."""
+ECHO_MS: Final = 60_000
+"""Milliseconds for which the record of a success stays that a ledger remembers: a completion may come twice."""
 MAX_ID: Final = 64 * 1024
 """Bytes of an id, at most."""
 _DIGITS: Final = [
@@ -239,8 +241,17 @@ class RememberedClaimOp(ClaimOp):
         """Where the id's entry lies."""
         return self.bucket, self.digest, self.ledger_terms
 
+    @property
+    def id(self) -> bytes:
+        """The id itself, for a policy: stores do not look at it. Empty where it is not known."""
+        return self.key.encode() if hasattr(self, "key") else b""
+
+    def seen(self) -> SeenOp:
+        """Return the operation that looks whether the ledger remembers the id."""
+        return SeenOp(self.bucket, self.digest, self.ledger_terms, self.id)
+
     async def find_again(self, code: Code) -> None:
-        """Rely on what the ledger is now: the store has said STALE, or it has no room.
+        """Rely on what the ledger is now, to complete: the store has said STALE, or it has no room.
 
         Raises:
             UnavailableError: the store does not tell, or the id now belongs to another bucket.
@@ -251,6 +262,19 @@ class RememberedClaimOp(ClaimOp):
         if (bucket, digest) != (self.bucket, self.digest):
             raise UnavailableError(f"the ledger of {self.key!r} was founded anew meanwhile; claim it again")
         self.ledger_terms = terms
+
+    async def find_elsewhere(self) -> bool:
+        """Go where the ledger's present form puts the id; True where that is another place. Raises as `find_again`.
+
+        For a claim that is not made yet, and for one that a policy has given: where the policy had founded the ledger
+        itself, and the store has another form, the policy takes its records there.
+        """
+        assert self.ledger is not None
+        bucket, digest, terms = await self.ledger.place_of(self.key, Code.STALE)
+        moved = bucket != self.bucket
+        self.wire = bucket + self.wire[len(self.bucket) :]
+        self.bucket, self.digest, self.ledger_terms = bucket, digest, terms
+        return moved
 
     def look(self, terms: Terms) -> RememberedClaimOp:
         """Return as `ClaimOp.look`."""
@@ -267,18 +291,40 @@ class RememberedSettleOp(SettleOp):
         bucket: as of the claim.
         entry: the digest and a nonce.
         ledger_terms: as of the claim.
+        id: the id itself, for a policy: stores do not look at it.
     """
 
     verb = Verb.SETTLE_REMEMBERED
-    __slots__ = ("bucket", "entry", "ledger_terms")
+    __slots__ = ("bucket", "entry", "id", "ledger_terms")
 
     def __init__(
-        self, wire: bytes, owner: bytes, fence: int, *, keep_ms: int, payload: bytes, place: IdPlace
+        self,
+        wire: bytes,
+        owner: bytes,
+        fence: int,
+        *,
+        keep_ms: int,
+        payload: bytes,
+        place: IdPlace,
+        id: bytes = b"",
     ) -> None:
         super().__init__(wire, owner, fence, succeeded=True, keep_ms=keep_ms, payload=payload)
+        self.id = id
         self.bucket, digest, self.ledger_terms = place
         # No call of `Ledger.first` has this nonce: an id that was completed is another call's.
         self.entry = digest + bytes(NONCE_BYTES)
+
+    @property
+    def digest(self) -> bytes:
+        """The id's digest."""
+        return self.entry[:-NONCE_BYTES]
+
+
+def without_ledger(op: RememberedClaimOp | RememberedSettleOp) -> ClaimOp | SettleOp:
+    """Return an operation that does to the record alone what this one does to it."""
+    if isinstance(op, RememberedClaimOp):
+        return ClaimOp(op.wire, op.terms, op.owner, op.fingerprint)
+    return SettleOp(op.wire, op.owner, op.fence, succeeded=True, keep_ms=op.keep_ms, payload=op.payload)
 
 
 class WeighOp(Op):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from ..ledger import Ledger as AsyncLedger
 from ..model import LedgerResize, LedgerStats
 from ..protocol.ledgers import listed_bytes
 from ..protocol.owners import draw_owner, owner_text
-from .background import Bound
-
-if TYPE_CHECKING:
-    from .gateway import Dedup
+from .background import Bound, PerProcess
 
 T = TypeVar("T")
 
@@ -79,9 +76,9 @@ class Ledger:
         """Give the ledger another capacity, and keep all ids. Call it again to learn how far that is."""
         return self._run(lambda ledger: ledger.resize(capacity=capacity))
 
-    def is_of(self, dedup: Dedup) -> bool:
-        """True where this ledger was made by that gate, or by a scope of the same gate."""
-        return self._ledger.per_process is dedup._per_process
+    def is_of(self, per_process: PerProcess) -> bool:
+        """True where its ids are in the store of the gate that has this."""
+        return self._ledger.per_process is per_process
 
     def _run(self, call: Callable[[AsyncLedger], Awaitable[T]]) -> T:
         background, ledger = self._ledger.get()
@@ -111,5 +108,5 @@ class Ledger:
 
 
 def ledger_behind(remember: Any) -> Any:
-    """Return the asyncio ledger of this process behind `remember=`; what is no ledger is left for a claim to refuse."""
+    """Return this process's asyncio ledger behind `remember=`; what is no ledger is left for a claim to refuse."""
     return remember._ledger.get()[1] if isinstance(remember, Ledger) else remember

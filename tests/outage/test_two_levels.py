@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from fastdedup import Dedup, LocalLRU, Outcome, UnavailableError
+from fastdedup import Claim, ClaimLostError, Dedup, Ledger, Outcome
+from fastdedup.events import Conflict, Unreplayed
+from fastdedup.protocol.operations import ForgetOp
 
 from ..proxy import Fate, proxied
 from ..servers import RedisServer
+from .test_reconciliation import Gate, site_of
 
+WaitUntil = Callable[..., Awaitable[Any]]
 WEEK = timedelta(days=7)
 
 
@@ -38,31 +42,146 @@ async def test_lost_replies_are_not_noticed(redis_url: str, redis_server: RedisS
         assert (await ledger.stats()).ids == 1
 
 
-async def test_local_lru_refuses_what_only_the_store_can_say(
-    redis_url: str, redis_server: RedisServer
+# LocalLRU
+
+
+def ledger_of(gate: Gate) -> Ledger:
+    return gate.dedup.ledger("done", window=WEEK, capacity=1000)
+
+
+async def end_echo(gate: Gate, claim: Claim) -> None:
+    """Do what the end of the echo's minute does."""
+    await gate.dedup._namespace.ask.run(ForgetOp(claim._hold[0]))
+
+
+@pytest.mark.parametrize("fault", ["killed", "frozen"])
+async def test_claims_of_an_outage_come_home(fault: str, wait_until: WaitUntil) -> None:
+    async with site_of(fault, wait_until) as site:
+        ours, theirs = await site.gate(), await site.gate()
+        here, there = ledger_of(ours), ledger_of(theirs)
+        gate, other = ours.dedup, theirs.dedup
+        for dedup, ledger, key in ((gate, here, "done"), (other, there, "theirs")):
+            await (await dedup.claim(key, remember=ledger)).complete(key)
+        assert (await gate.claim("theirs", remember=here)).result == "theirs"
+        held = await gate.claim("held", remember=here)
+        site.strike()
+        for key in ("done", "theirs"):
+            told = await gate.claim(key, remember=here)
+            assert (told.outcome, told.result, told.degraded) == (Outcome.SUCCEEDED, key, True)
+        await held.complete("held")
+        new, working, released = [
+            await gate.claim(key, remember=here, lease=60.0) for key in ("new", "working", "released")
+        ]
+        assert new.acquired
+        assert new.degraded
+        await new.complete("new")
+        await released.release()
+        assert (await gate.claim("new", remember=here)).result == "new"
+        assert (await gate.claim("working", remember=here)).outcome is Outcome.IN_PROGRESS
+        assert await here.first_many(["new", "held", "done"]) == [False] * 3
+        await site.heal()
+        await ours.came_home()
+        await theirs.came_home()
+        assert [(await other.claim(key, remember=there)).result for key in ("new", "held")] == ["new", "held"]
+        assert (await other.claim("working", remember=there)).outcome is Outcome.IN_PROGRESS
+        assert (await other.claim("released", remember=there)).attempt == 2
+        await working.complete()
+        for claim in (new, held, working):
+            await end_echo(theirs, claim)
+        keys = ["new", "held", "working", "done", "theirs"]
+        assert all([(await other.claim(key, remember=there)).outcome == "succeeded" for key in keys])
+        assert await there.first_many([*keys, "released"]) == [False] * 5 + [True]
+        assert ours.of(Conflict) == ours.of(Unreplayed) == []
+
+
+@pytest.mark.parametrize("opened", ["before", "in the outage"])
+@pytest.mark.parametrize("settled", ["both", "the first home", "the last home"])
+async def test_of_two_processes_that_both_gave_a_key_away_one_hears(
+    settled: str, opened: str, wait_until: WaitUntil
 ) -> None:
-    """It does not know which ids a ledger remembers, and a claim of its own would do the work again."""
-    async with (
-        proxied(redis_server) as proxy,
-        gate(proxy.url, timeout=0.2, on_unavailable=LocalLRU()) as dedup,
-    ):
-        ledger = dedup.ledger("done", window=WEEK, capacity=1000)
-        claim = await dedup.claim("k", remember=ledger)
-        proxy.follow(lambda name: Fate.CUT)
-        proxy.cut()
-        assert (await dedup.claim("plain")).degraded
-        for key in ("k", "new"):
-            with pytest.raises(UnavailableError, match="only the store can say") as refused:
-                await dedup.claim(key, remember=ledger)
-            assert refused.value.owner
-        with pytest.raises(UnavailableError):
-            await claim.complete(within=0.0)
-        assert not await asyncio.wait_for(_is_remembered(redis_url, "k"), 5.0)
-        proxy.forward()
-        await claim.complete()
-        assert await _is_remembered(redis_url, "k")
+    """Also where each founded the ledger itself: the records find their places by the store's form."""
+    async with site_of("cut off", wait_until) as site:
+        first, last = await site.gate(), await site.gate()
+        ledgers = ledger_of(first), ledger_of(last)
+        if opened == "before":
+            for ledger in ledgers:
+                await ledger.open()
+        site.strike()
+        a, b = [
+            await gate.dedup.claim("k", remember=ledger)
+            for gate, ledger in zip((first, last), ledgers, strict=True)
+        ]
+        if settled != "the last home":
+            await a.complete("a")
+        if settled != "the first home":
+            await b.complete("b")
+        for gate, proxy in zip((first, last), site._proxies, strict=True):
+            proxy.forward()
+            await gate.came_home()
+        kept = "ours" if settled == "the last home" else "theirs"
+        assert first.of(Conflict) == []
+        assert [(event.key, event.ours, event.kept) for event in last.of(Conflict)] == [("k", b.owner, kept)]
+        winner = "b" if kept == "ours" else "a"
+        for gate, ledger in zip((first, last), ledgers, strict=True):
+            found = await gate.dedup.claim("k", remember=ledger)
+            assert (found.result, found.degraded) == (winner, False)
+            assert await ledger.seen("k") is True
+        if settled != "both":
+            with pytest.raises(ClaimLostError):
+                await (a if kept == "ours" else b).complete("too late")
 
 
-async def _is_remembered(url: str, key: str) -> bool:
-    async with gate(url) as dedup:
-        return await dedup.ledger("done", window=WEEK, capacity=1000).seen(key)
+@pytest.mark.parametrize("state", ["at work", "failed", "released", "done"])
+async def test_what_the_ledger_knows_by_then_is_not_done_again(state: str, wait_until: WaitUntil) -> None:
+    """Another process completed it, and its echo is over: the outage's record must not stand before the ledger."""
+    async with site_of("cut off", wait_until) as site:
+        ours, theirs = await site.gate(), await site.gate()
+        here, there = ledger_of(ours), ledger_of(theirs)
+        await here.open()
+        site.strike()
+        claim = await ours.dedup.claim("k", remember=here)
+        if state == "failed":
+            await claim.fail("no")
+        elif state == "released":
+            await claim.release()
+        elif state == "done":
+            await claim.complete("ours")
+            await end_echo(ours, claim)
+        site._proxies[1].forward()
+        await theirs.came_home()
+        done = await theirs.dedup.claim("k", remember=there)
+        await done.complete("theirs")
+        await end_echo(theirs, done)
+        site._proxies[0].forward()
+        await ours.came_home()
+        told = [event.kept for event in ours.of(Conflict)]
+        assert told == ([] if state == "released" else ["theirs"])
+        for gate, ledger in ((ours, here), (theirs, there)):
+            found = await gate.dedup.claim("k", remember=ledger)
+            assert (found.outcome, found.remembered) == (Outcome.SUCCEEDED, True)
+        if state == "at work":
+            with pytest.raises(ClaimLostError):
+                await claim.complete("too late")
+
+
+@pytest.mark.parametrize("how", ["complete", "release", "renew", "fail"])
+async def test_a_claim_finds_its_record_by_the_stores_form(how: str, wait_until: WaitUntil) -> None:
+    """The process began in the outage, and founded the ledger by a secret of its own."""
+    async with site_of("cut off", wait_until) as site:
+        theirs = await site.gate()
+        there = await ledger_of(theirs).open()
+        site.strike()
+        ours = await site.gate()
+        site._proxies[1].follow(lambda name: Fate.CUT)
+        site._proxies[1].cut()
+        claim = await ours.dedup.claim("k", remember=ledger_of(ours))
+        assert claim.degraded
+        await site.heal()
+        await ours.came_home()
+        await theirs.came_home()
+        assert (await theirs.dedup.claim("k", remember=there)).outcome is Outcome.IN_PROGRESS
+        await getattr(claim, how)()
+        found = await theirs.dedup.claim("k", remember=there)
+        expected = {"complete": "succeeded", "release": "acquired", "renew": "in_progress", "fail": "failed"}
+        assert found.outcome == expected[how]
+        assert await there.seen("k") is (how == "complete")

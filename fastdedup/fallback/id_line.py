@@ -1,0 +1,149 @@
+"""A line of the journal for one id of a ledger, the records that wait for it, and what is known of its ledger.
+
+A record waits for its id where a claim's success goes into a ledger (`remember=`): whether the ledger knows the id by
+now must be known before the record may come into the store.
+"""
+
+from __future__ import annotations
+
+from ..events import Conflict
+from ..protocol.keyspace import names_of
+from ..protocol.ledgers import LedgerForm, LedgerTerms, places_of
+from ..stores.entry import LIVE, SETTLED
+from ..stores.memory import MemoryStore
+from .adoption import text_of
+from .base import IdOp
+from .journal import Journal, JournalLine
+
+_LINE_BYTES = 600
+"""Rough size of a line without its id."""
+_ASK_AGAIN_MS = 20_000
+
+
+class LocalLedger:
+    """What is known of a ledger here.
+
+    Attributes:
+        wire: its store key.
+        text: its form's text.
+        terms: those of what is sent to the store.
+        reread_at: when the form must be read again before something is sent, in ms since 1970; 0: before all.
+        ttl_ms: for how long the store keeps the form.
+        absent: the store has said that it has no form.
+    """
+
+    __slots__ = ("absent", "addresses", "form", "reread_at", "terms", "text", "ttl_ms", "wire")
+
+    def __init__(self, wire: bytes, text: bytes, form: LedgerForm, ttl_ms: int) -> None:
+        self.wire = wire
+        self.ttl_ms = ttl_ms
+        self.absent = False
+        self.take_form(text, form)
+
+    def take_form(self, text: bytes, form: LedgerForm) -> None:
+        """Take another form: whoever relies on the terms of the former one must ask again."""
+        self.text = text
+        self.form = form
+        self.addresses = places_of(self.wire, form)
+        self.terms = LedgerTerms(form, "set", 0)
+        self.reread_at = 0
+
+    def was_read(self, until_ms: int, now: int) -> None:
+        """Rely on the form for a while: the store has told it."""
+        self.absent = False
+        self.terms.until_ms = until_ms
+        self.reread_at = now + _ASK_AGAIN_MS
+
+
+class IdLine(JournalLine):
+    """What is to be done for one id when the store is back: remove it (`forgotten`), remember it, or look for it.
+
+    `wire` is the id's place: its bucket's key and its digest.
+
+    Attributes:
+        id: the id itself, which finds its place by any form.
+        records: the keys of the records that wait for this line.
+        shared: a call of this process that was told of a duplicate here may have remembered the id in the store.
+    """
+
+    __slots__ = ("_journal", "_store", "bucket", "digest", "id", "ledger", "records", "shared", "size")
+
+    def __init__(self, op: IdOp, ledger: LocalLedger, store: MemoryStore, journal: Journal) -> None:
+        name = names_of(ledger.wire)[1]
+        super().__init__(op.place, f"{name}/{op.id.decode(errors='replace')}", None)
+        self.bucket = op.wire
+        self.digest = op.place[len(op.wire) :]
+        self.id = op.id
+        self.ledger = ledger
+        self.shared = False
+        self.size = line_bytes(op)
+        self.records: tuple[bytes, ...] = ()
+        self._store = store
+        self._journal = journal
+
+    def struck(self) -> None:
+        """Give back the room of the line; the records that have waited for it may be sent."""
+        self._store.reserved -= self.size
+        for wire in self.records:
+            record = self._journal.get(wire)
+            if record is not None and record.id_line is self:
+                record.id_line = None
+                self._journal.again(wire)
+
+    # The records that wait for it
+
+    def let_wait(self, wire: bytes) -> None:
+        """Let a record that has a line wait for this one."""
+        record = self._journal.get(wire)
+        if record is not None:
+            record.id_line = self
+            if wire not in self.records:
+                self.records = (*self.records, wire)
+
+    @property
+    def has_records(self) -> bool:
+        """True while there is a record that waits."""
+        return any(self._store.entry(wire) is not None for wire in self.records if self._waits(wire))
+
+    def _waits(self, wire: bytes) -> bool:
+        record = self._journal.get(wire)
+        return record is not None and record.id_line is self
+
+    def drop_records(self) -> Conflict | None:
+        """Drop the records: another call's success stands in the ledger. Return an event where an owner has lost."""
+        event, now = None, self._store.now()
+        for wire in filter(self._waits, self.records):
+            entry, key = self._store.entry(wire), self._journal.lines[wire].key
+            self._journal.strike(wire)
+            self._store.drop(wire)
+            if entry is None:
+                continue
+            if entry.state in SETTLED or (entry.state in LIVE and entry.until > now):
+                event = Conflict(names_of(wire)[0], key, text_of(entry.owner), "", "theirs")
+        return event
+
+    def end_echoes(self) -> None:
+        """Let the records of successes end with their echo: their id was forgotten."""
+        for wire in self.records:
+            entry = self._store.entry(wire)
+            if entry is not None and entry.state == "S":
+                self._store.keep(wire, entry, entry.until)
+
+    def move_to(self, bucket: bytes, digest: bytes) -> None:
+        """Lie elsewhere, with the records: the store's form puts the id there."""
+        records = tuple(bucket + wire[len(self.bucket) :] for wire in self.records)
+        for wire, to in zip(self.records, records, strict=True):
+            line, entry = self._journal.get(wire), self._store.entry(wire)
+            if line is not None:
+                self._journal.move(line, to)
+            if entry is not None:
+                self._store.drop(wire)
+                expires, entry.expires = entry.expires, 0
+                self._store.put(to, entry, expires)
+        self._journal.move(self, bucket + digest)
+        self.records, self.bucket, self.digest = records, bucket, digest
+
+
+def line_bytes(op: IdOp) -> int:
+    """Return an estimate of the memory of an id's line."""
+    return _LINE_BYTES + 2 * len(op.id)
