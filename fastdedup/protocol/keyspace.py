@@ -32,6 +32,10 @@ class Kind(Enum):
 _WIRE: Final = re.compile(rb"([A-Za-z0-9_.:/-]+):([=#?!&%@$~^])(.*)", re.DOTALL)
 _BESIDE: Final = re.compile(rb"[A-Za-z0-9_.:/-]+\{[A-Za-z0-9_-]+\}([=#])(.*)", re.DOTALL)
 """A ledger's name, a bucket's number, and the mark and key of a claim whose success the ledger remembers."""
+_RECORD_BESIDE: Final = re.compile(
+    rb"[A-Za-z0-9_.:/-]+:~[A-Za-z0-9_.:/-]{1,64}\{[A-Za-z0-9_-]{4,7}\}[=#]", re.DOTALL
+)
+"""The beginning of such a claim's store key, mark included."""
 _DIGEST_BYTES: Final = 16
 _READABLE_MARKS: Final = {kind.value[0] for kind in Kind}
 
@@ -110,6 +114,12 @@ def check_wire(wire: bytes, start: int) -> None:
             wire.decode()
         except UnicodeDecodeError:
             raise InvalidKeyError("a key must be UTF-8 text") from None
+
+
+def start_beside(wire: bytes) -> int:
+    """Return where the key begins in the store key of a record beside a ledger's bucket; 0 in any other store key."""
+    found = _RECORD_BESIDE.match(wire)
+    return 0 if found is None else found.end()
 
 
 def names_of(wire: bytes) -> tuple[str, str]:

@@ -33,7 +33,9 @@ VERBS: tuple[str, ...] = get_args(SocketVerb)
 """What clients may do."""
 READING = frozenset({"get", "list", "seen", "ledger"})
 """What changes nothing."""
-_CLAIMING = frozenset({"claim", "redeem", "issue", "consume", "transition", "adopt", "first"})
+_CLAIMING = frozenset(
+    {"claim", "redeem", "issue", "consume", "transition", "adopt", "first", "claim_remembered"}
+)
 """What counts towards the claims of a second."""
 _SOON_MS = 100
 """The Retry-After, in ms, where operations under way must end first."""

@@ -13,10 +13,9 @@ from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, InvalidKeyError
 from fastdedup.protocol.keyspace import names_of
 from fastdedup.protocol.operations import ForgetOp, ReadOp, Stored
 
-from ..stores import STORES, Backend
+from ..stores import Backend
 
 WaitUntil = Callable[..., Any]
-pytestmark = pytest.mark.parametrize("backend", [each for each in STORES if each != "sidecar"], indirect=True)
 
 
 def ledger_of(dedup: Dedup) -> Ledger:

@@ -305,11 +305,16 @@ def test_a_client_that_goes_leaves_nothing_remembered(
 
 def test_a_claim_cannot_touch_a_ledgers_key(resp: redis.Redis) -> None:
     """A record in its place would take the bucket's ids."""
-    owner = b"\0" + b"0123456789"
+    owner, looks = b"\0" + b"0123456789", (1, 5, 9, "claim", 0, 9, 7, 9)
     with pytest.raises(redis.ResponseError, match="another kind"):
         ask(resp, "FD.RUN", "claim", 1, "shop:~orders{AAAA}", 1, 5, 9, "claim", 0, owner)
+    for wire in ("shop:~orders{AAAA}", "shop:~orders"):
+        with pytest.raises(redis.ResponseError, match="another kind"):
+            ask(resp, "FD.RUN", "release", 1, wire, 1, 0, bytes(7) + owner)
+    with pytest.raises(redis.ResponseError, match="beside a ledger's bucket"):
+        ask(resp, "FD.RUN", "claim_remembered", 1, "shop:~orders{AAAA}", *looks, owner, "d" * 7, "k")
     with pytest.raises(redis.ResponseError, match="bucket"):
-        ask(resp, "FD.RUN", "seen", 1, "shop:=orders", 1, 9, 7, 9, 0, "d" * 7)
+        ask(resp, "FD.RUN", "seen", 1, "shop:=orders", 1, 9, 7, 9, 0, "d" * 7, "id")
 
 
 def test_a_store_hears_that_a_ledger_fills(served: Sidecar) -> None:

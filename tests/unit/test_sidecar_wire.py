@@ -14,6 +14,8 @@ from fastdedup.protocol.ledgers import (
     LedgerForm,
     LedgerOp,
     LedgerTerms,
+    RememberedClaimOp,
+    RememberedSettleOp,
     SeenOp,
     WeighOp,
 )
@@ -45,7 +47,16 @@ from fastdedup.sidecar.resp.frames import FrameError, Frames
 from fastdedup.stores.redis.verbs import FACES
 from fastdedup.stores.sidecar.store import RunCall, SidecarStore
 from fastdedup.stores.sidecar.unpack import unpack
-from fastdedup.stores.sidecar.wire import MAX_ARGUMENTS, MAX_OPERATIONS, UNSURE, Fill, encode, read
+from fastdedup.stores.sidecar.wire import (
+    MAX_ARGUMENTS,
+    MAX_OPERATIONS,
+    OF_IDS,
+    UNSURE,
+    Fill,
+    encode,
+    ids_of,
+    read,
+)
 
 OWNER = b"\0" + b"0123456789"
 NAMED = b"\x05alice"
@@ -117,10 +128,40 @@ BATCHES: list[list[Op]] = [
         ),
     ],
     [
-        FirstOp(BUCKET, b"d" * 12, LedgerTerms(FORM, "set", 2**41)),
+        FirstOp(BUCKET, b"d" * 12, LedgerTerms(FORM, "set", 2**41), b"id"),
         FirstOp(b"t:~far/away{AAAAAA}", b"e" * 12, LedgerTerms(FORM, "append", 2**41)),
     ],
-    [SeenOp(BUCKET, b"d" * 7, looking(2**41)), SeenOp(BUCKET, b"d" * 12, looking(2**41, 2**40))],
+    [
+        SeenOp(BUCKET, b"d" * 7, looking(2**41), "ü".encode()),
+        SeenOp(BUCKET, b"d" * 12, looking(2**41, 2**40)),
+    ],
+    [
+        RememberedClaimOp(
+            BUCKET + b"=a",
+            terms(Mode.CLAIM, 5, 10, False, True),
+            OWNER,
+            None,
+            (BUCKET, b"d" * 7, looking(2**41)),
+        ),
+        RememberedClaimOp(
+            BUCKET + b"#" + MARK,
+            terms(Mode.CLAIM, 5, 10, True, True),
+            NAMED,
+            MARK,
+            (BUCKET, b"e" * 7, looking(-5)),
+        ),
+    ],
+    [
+        RememberedSettleOp(
+            BUCKET + b"=a",
+            NAMED,
+            7,
+            keep_ms=9,
+            payload=b"p",
+            place=(BUCKET, b"d" * 7, LedgerTerms(FORM, "set", 2**41)),
+            id=b"a",
+        )
+    ],
     [ForgetIdOp(BUCKET, b"d" * 12, looking(2**52)), ForgetIdOp(BUCKET, b"d" * 7, looking(2**41))],
     [WeighOp(BUCKET, looking(0))],
     [
@@ -131,8 +172,15 @@ BATCHES: list[list[Op]] = [
 
 
 WIRES = dict.fromkeys((Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.WEIGH), BUCKET) | {
-    Verb.LEDGER: b"t:~orders"
+    Verb.LEDGER: b"t:~orders",
+    Verb.CLAIM_REMEMBERED: BUCKET + b"=a",
+    Verb.SETTLE_REMEMBERED: BUCKET + b"=a",
 }
+SETTLING = [b"1", b"9", b"9", b"7", b"9", b"4", b"20", b"9", b"60000"]
+
+
+def ids(verb: Verb, ops: list[Op]) -> list[bytes]:
+    return ids_of(ops) if verb in OF_IDS else []
 
 
 def facts(thing: object) -> object:
@@ -141,21 +189,19 @@ def facts(thing: object) -> object:
         return thing
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
     engines = {"at", "future", "followers", "witness", "counted", "floor_us", "hops"}
-    left_out = engines | {"key", "named", "header", "shared"}
+    left_out = engines | {"key", "named", "header", "shared", "ledger"}
     return type(thing).__name__, {name: facts(getattr(thing, name)) for name in names if name not in left_out}
 
 
 def test_every_verb_has_a_batch_here() -> None:
-    """But for claims with a ledger, which a sidecar's store refuses."""
-    refused = {Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED}
-    assert {ops[0].verb for ops in BATCHES} == set(Verb) - refused
+    assert {ops[0].verb for ops in BATCHES} == set(Verb)
 
 
 @pytest.mark.parametrize("ops", BATCHES, ids=lambda ops: ops[0].verb.value)
 def test_operations_are_read_as_they_were_packed(ops: list[Op]) -> None:
     verb = ops[0].verb
     packed = hiredis.pack_command(
-        ("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *FACES[verb].pack(ops))
+        ("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *FACES[verb].pack(ops), *ids(verb, ops))
     )
     [command] = Frames(max_bytes=65_536, max_arguments=3).feed(packed)
     keys, args = command[3 : 3 + len(ops)], command[3 + len(ops) :]
@@ -240,6 +286,14 @@ def test_refusals_are_one_instance_each_and_keep_what_they_say() -> None:
         (Verb.SEEN, [b"1", b"9", b"7", b"9", b"0", b"d" * 11]),
         (Verb.FORGET_ID, [b"1", b"9", b"7", b"9", b"d" * 8]),
         (Verb.FORGET_ID, [b"1", b"9", b"7", b"9" * 17, b"d" * 7]),
+        (
+            Verb.CLAIM_REMEMBERED,
+            [b"1", b"5", b"9", b"redeem", b"0", b"9", b"7", b"9", OWNER, b"d" * 7],
+        ),
+        (Verb.CLAIM_REMEMBERED, [b"1", b"5", b"9", b"claim", b"0", b"9", b"7", b"9", OWNER, b"d" * 6]),
+        (Verb.CLAIM_REMEMBERED, [b"1", b"5", b"9", b"claim", b"0", b"9", b"7", b"9", b"x", b"d" * 7]),
+        (Verb.SETTLE_REMEMBERED, [*SETTLING, bytes(7) + OWNER, b"", b"d" * 12]),
+        (Verb.SETTLE_REMEMBERED, [*SETTLING, OWNER, b"", b"d" * 7 + bytes(5)]),
         (Verb.WEIGH, [b"9"]),
         (Verb.LEDGER, [b"9", b"", b"{}", b"1"]),
         (Verb.LEDGER, [b"0", b"", FORM.text(), b"1"]),
@@ -250,24 +304,32 @@ def test_what_no_store_sends_is_refused(verb: Verb, args: list[bytes]) -> None:
     if verb is Verb.ADOPT and len(args[3]) == 32:
         args[3] = args[3][:17] + b"\x3f" + args[3][18:]
     with pytest.raises(ConfigError, match="FD"):
-        unpack(verb, [WIRES.get(verb, b"t:=a")], args)
+        unpack(verb, [WIRES.get(verb, b"t:=a")], [*args, b"id"] if verb in OF_IDS else args)
 
 
 @pytest.mark.parametrize("wire", [b"t:~orders", b"t:~orders{A}", b"t:~orders{AAAA}x", b"t:=orders{AAAA}"])
 def test_an_id_is_remembered_in_a_bucket_only(wire: bytes) -> None:
     with pytest.raises(ConfigError, match="bucket"):
-        unpack(Verb.SEEN, [wire], [b"1", b"9", b"7", b"9", b"0", b"d" * 7])
+        unpack(Verb.SEEN, [wire], [b"1", b"9", b"7", b"9", b"0", b"d" * 7, b"id"])
 
 
 @pytest.mark.parametrize("wire", [BUCKET, b"t:~orders{Q}AAAB", b"t:~orders{A}AAB", b"t:~orders{A}"])
 def test_an_integer_is_remembered_in_a_dense_bucket_only(wire: bytes) -> None:
     """The script finds the nonces by the bucket's key."""
-    args = [b"1", b"9", b"9", b"9", b"16", b"1", b"9", b"9", b"d" * 14]
+    args = [b"1", b"9", b"9", b"9", b"16", b"1", b"9", b"9", b"d" * 14, b"7"]
     assert unpack(Verb.FIRST, [b"t:~orders{A}AAAB"], args)
     with pytest.raises(ConfigError, match="bucket"):
         unpack(Verb.FIRST, [wire], args)
     with pytest.raises(ConfigError, match="out of bounds"):
         unpack(Verb.FIRST, [b"t:~orders{A}AAAB"], [*args[:4], b"129", *args[5:]])
+
+
+@pytest.mark.parametrize("wire", [BUCKET, b"t:=a", b"t:~orders=a", b"t:~orders{AAAB}?a", b"t:~o{A}=a"])
+def test_a_claim_for_a_ledger_lies_beside_a_bucket(wire: bytes) -> None:
+    args = [b"1", b"5", b"9", b"claim", b"0", b"9", b"7", b"9", OWNER, b"d" * 7, b"a"]
+    assert unpack(Verb.CLAIM_REMEMBERED, [BUCKET + b"=a"], args)
+    with pytest.raises(ConfigError, match="beside a ledger's bucket"):
+        unpack(Verb.CLAIM_REMEMBERED, [wire], args)
 
 
 @given(st.sampled_from(list(Verb)), st.lists(st.binary(max_size=40), max_size=12), st.integers(1, 4))

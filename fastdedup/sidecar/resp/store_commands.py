@@ -18,8 +18,8 @@ from ...codec import check_size
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...gateway import Dedup
 from ...inspection import KINDS, LISTED
-from ...protocol.keyspace import check_wire, names_of
-from ...protocol.ledgers import FirstOp, LedgerTerms
+from ...protocol.keyspace import check_wire, names_of, start_beside
+from ...protocol.ledgers import LedgerTerms
 from ...protocol.operations import (
     AdoptOp,
     Code,
@@ -35,7 +35,7 @@ from ...protocol.operations import (
 )
 from ...stores.base import EvictingStore, ListedStore, Query
 from ...stores.sidecar.unpack import unpack
-from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, UNSURE, Fill, encode
+from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, REMEMBERING, UNSURE, Fill, encode, terms_of
 from ..counters import BOUNDS
 from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
@@ -55,12 +55,16 @@ _MARKS: Final = b"=#?!&%@$"
 _LEDGER_MARK: Final = b"~"
 _LEDGER_VERBS: Final = {Verb.LEDGER, Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.WEIGH}
 _ANY_KEY: Final = {Verb.READ, Verb.FORGET}
+_ONLY_BESIDE: Final = {Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED}
+"""Verbs for records beside a ledger's bucket: those of claims whose success the ledger remembers."""
+_ALSO_BESIDE: Final = {Verb.SETTLE, Verb.RELEASE, Verb.RENEW, Verb.ADOPT} | _ONLY_BESIDE
 _CLAIMING_NOTHING: Final = {
     Verb.READ,
     Verb.FORGET,
     Verb.RELEASE,
     Verb.RENEW,
     Verb.SETTLE,
+    Verb.SETTLE_REMEMBERED,
     Verb.SEEN,
     Verb.FORGET_ID,
     Verb.WEIGH,
@@ -115,9 +119,9 @@ class Run(Slot):
             fills = [Fill(at, terms.seen_fill) for terms, at in self._fills.items() if terms.seen_fill]
             self._end(encode([*self._answers, *fills] if fills else self._answers))
 
-    def tell_fills(self, ops: Sequence[FirstOp]) -> None:
+    def tell_fills(self, ops: Sequence[Op]) -> None:
         """Tell with the answers how full the buckets of these operations' ledgers are."""
-        self._fills = {op.terms: place for place, op in enumerate(ops)}
+        self._fills = {terms_of(op): place for place, op in enumerate(ops)}
 
     def _with_room(self, answer: Reply, size: int) -> Reply:
         """Return an answer with a large result, or an error where there is no room for that."""
@@ -241,15 +245,15 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
     ops = unpack(verb, command[3 : 3 + count], command[3 + count :])
     dedups = dedups_of(connection.namespaces, ops, verb)
     batch = Run(connection, verb, dedups, some)
-    if verb is Verb.FIRST:
-        batch.tell_fills(cast("list[FirstOp]", ops))
+    if verb in REMEMBERING:
+        batch.tell_fills(ops)
     for place, (op, dedup) in enumerate(zip(ops, dedups, strict=True)):
         if place >= some:
             batch.put(place, access.over_pending())
             continue
         taker = Place(batch, place, dedup, op)
         try:
-            if verb is Verb.SETTLE:
+            if verb is Verb.SETTLE or verb is Verb.SETTLE_REMEMBERED:
                 check_size(cast(SettleOp, op).payload, dedup.settings.max_result)
             elif verb is Verb.ADOPT:
                 check_size(cast(AdoptOp, op).record.payload, dedup.settings.max_result)
@@ -277,7 +281,12 @@ def dedups_of(namespaces: Namespaces, ops: Sequence[Op], verb: Verb) -> list[Ded
         wire = op.wire
         if not wire.startswith(heads):
             dedup, heads = dedup_of(namespaces, wire, verb)
-        check_wire(wire, len(heads[0]))
+        start = len(heads[0])
+        if verb in _ALSO_BESIDE and wire[start - 1 : start] == _LEDGER_MARK:
+            start = start_beside(wire)
+            if not start:
+                raise of_another_kind(wire, verb)
+        check_wire(wire, start)
         dedups.append(dedup)
     return dedups
 
@@ -290,15 +299,20 @@ def dedup_of(namespaces: Namespaces, wire: bytes, verb: Verb) -> tuple[Dedup, tu
     dedup = namespaces.passing(namespace) if verb in _CLAIMING_NOTHING else namespaces.dedup(namespace)
     heads = tuple(b"%b:%c" % (namespace.encode(), mark) for mark in marks_of(verb))
     if not wire.startswith(heads):
-        raise ConfigError(f"FD.RUN {verb}: the key {names_of(wire)[1]!r} is of another kind than this verb's")
+        raise of_another_kind(wire, verb)
     return dedup, heads
+
+
+def of_another_kind(wire: bytes, verb: Verb) -> ConfigError:
+    """Return the error for a key that a verb may not touch."""
+    return ConfigError(f"FD.RUN {verb}: the key {names_of(wire)[1]!r} is of another kind than this verb's")
 
 
 def marks_of(verb: Verb) -> bytes:
     """Return the marks of the keys that a verb may touch: a claim must not write into a ledger's bucket."""
-    if verb in _LEDGER_VERBS:
+    if verb in _LEDGER_VERBS or verb in _ONLY_BESIDE:
         return _LEDGER_MARK
-    return _MARKS + _LEDGER_MARK if verb in _ANY_KEY else _MARKS
+    return _MARKS + _LEDGER_MARK if verb in _ANY_KEY or verb in _ALSO_BESIDE else _MARKS
 
 
 def store(connection: RespConnection, command: list[bytes]) -> bytes:

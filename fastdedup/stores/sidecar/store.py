@@ -12,7 +12,6 @@ from urllib.parse import unquote, urlsplit
 import hiredis
 
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
-from ...protocol.ledgers import FirstOp
 from ...protocol.operations import UNREPEATED, Code, Op, ReleaseOp, Reply, SettleOp, Verb, mark_unsure
 from ..base import Done, Page, Query
 from ..redis.connection import RedisConnection
@@ -20,15 +19,13 @@ from ..redis.listener import Listener
 from ..redis.reconnect import OnPush, Reconnector
 from ..redis.scripts import pack
 from ..redis.verbs import FACES
-from .wire import PROTOCOL, UNSURE, Fill, read
+from .wire import OF_IDS, PROTOCOL, REMEMBERING, UNSURE, Fill, ids_of, read, terms_of
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"
 _LONGEST_PATH = 107
 """The bytes that a path may have in the system's socket addresses."""
 _DEFAULT_FRAME = 1024 * 1024
 _LATE = "it did not answer in time"
-_NOT_CARRIED = (Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED)
-"""Verbs that the protocol has no form for: their operations have two keys."""
 
 
 class SidecarStore:
@@ -175,9 +172,10 @@ class SidecarStore:
 
     def _cut(self, verb: Verb, ops: Sequence[Op]) -> list[RunCall]:
         """Return the commands for a batch: nearly always one command, more where it would be too large."""
-        if verb in _NOT_CARRIED:
-            raise ConfigError("claims with remember= do not go through a sidecar: use a gate on Redis itself")
-        packed = pack("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *FACES[verb].pack(ops))
+        args = FACES[verb].pack(ops)
+        if verb in OF_IDS:
+            args += ids_of(ops)
+        packed = pack("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *args)
         if len(packed) <= self._frame:
             return [RunCall(ops, packed)]
         if len(ops) == 1:
@@ -290,8 +288,8 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
         answers = read(reply)
     except (LookupError, TypeError, ValueError) as error:
         raise hiredis.ProtocolError(f"{error!r}") from None
-    if call.ops[0].verb is Verb.FIRST:
-        take_fills(cast("Sequence[FirstOp]", call.ops), answers)
+    if call.ops[0].verb in REMEMBERING:
+        take_fills(call.ops, answers)
     if len(answers) != len(call.ops):
         raise hiredis.ProtocolError(f"{len(answers)} answers to {len(call.ops)} operations")
     for place, op in enumerate(call.ops):
@@ -300,11 +298,11 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
     return answers
 
 
-def take_fills(ops: Sequence[FirstOp], answers: list[Any]) -> None:
+def take_fills(ops: Sequence[Op], answers: list[Any]) -> None:
     """Take the fills away from behind the answers; a ledger warns its caller by them."""
     while len(answers) > len(ops) and isinstance(answers[-1], Fill):
         fill = answers.pop()
-        ops[fill.place].terms.seen_fill = fill.entries
+        terms_of(ops[fill.place]).seen_fill = fill.entries
 
 
 def mark_sent(calls: Sequence[RunCall], replies: Sequence[Any]) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from typing import Any
 
 from ...checks import MAX_SECONDS
 from ...errors import ConfigError
+from ...protocol.keyspace import start_beside
 from ...protocol.ledgers import (
     DENSE_WIDTH,
     FOREVER_MS,
+    MAX_ID,
     NONCE_BYTES,
     SLOTS,
     FirstOp,
@@ -22,6 +25,8 @@ from ...protocol.ledgers import (
     LedgerForm,
     LedgerOp,
     LedgerTerms,
+    RememberedClaimOp,
+    RememberedSettleOp,
     SeenOp,
     WeighOp,
 )
@@ -43,6 +48,7 @@ from ...protocol.operations import (
     terms,
 )
 from ..redis.records import MAX_FENCE, is_state, read_record
+from .wire import OF_IDS
 
 Keys = Sequence[bytes]
 Args = Sequence[bytes]
@@ -74,12 +80,29 @@ def unpack(verb: Verb, keys: Keys, args: Args) -> list[Op]:
         ConfigError: the arguments are not those of the verb's script.
     """
     try:
+        ids: Args = ()
+        if verb in OF_IDS:
+            if len(args) < len(keys):
+                raise ValueError("there must be an id for each key")
+            args, ids = args[: -len(keys)], args[-len(keys) :]
         ops = list(_UNPACK[verb](keys, args))
+        for op, name in zip(ops, ids, strict=False):  # the lengths are compared below
+            _take_id(op, name)
     except (LookupError, ValueError) as error:
         raise ConfigError(f"FD.RUN {verb}: malformed arguments: {error}") from None
     if len(ops) != len(keys):
         raise ConfigError(f"FD.RUN {verb}: the arguments are for {len(ops)} of {len(keys)} keys")
     return ops
+
+
+def _take_id(op: Any, id: bytes) -> None:
+    """Let an operation know its id; that of a claim is the key."""
+    if len(id) > MAX_ID:
+        raise ValueError("an id is too long")
+    if not isinstance(op, RememberedClaimOp):
+        op.id = id
+    elif id:
+        op.key = id.decode()
 
 
 def _claims(keys: Keys, args: Args) -> Iterator[Op]:
@@ -194,6 +217,32 @@ def _looks(keys: Keys, args: Args) -> Iterator[Op]:
             yield SeenOp(wire, entry, terms)
 
 
+def _remembered_claims(keys: Keys, args: Args) -> Iterator[Op]:
+    for run, (lease, keep, mode, watch, slot, width, until), rest in _runs(keys, args, 7, 2):
+        if mode != b"claim":
+            raise ValueError("the mode must be claim")
+        shared = terms(Mode.CLAIM, _ms(lease), _both_ms(keep), watch == b"1", True)
+        ledger = _terms_of_look(slot, width, until)
+        for wire, tail, digest in zip(run, rest[::2], rest[1::2], strict=True):
+            bucket = _bucket_of(wire)
+            _check_entry(bucket, digest, ledger.width)
+            owner, fingerprint = _owner_and_fingerprint(tail, 0)
+            yield RememberedClaimOp(wire, shared, owner, fingerprint, (bucket, digest, ledger))
+
+
+def _remembered_settlings(keys: Keys, args: Args) -> Iterator[Op]:
+    for run, head, rest in _runs(keys, args, 8, 3):
+        stem = _stem(_bucket_of(run[0]), head[2])
+        terms, keep_ms = _terms_of_first(stem, *head[:7]), _ms(head[7])
+        for wire, proof, payload, entry in zip(run, rest[::3], rest[1::3], rest[2::3], strict=True):
+            fence, owner = _proof(proof)
+            place = _bucket_of(wire), entry[: terms.width], terms
+            op = RememberedSettleOp(wire, owner, fence, keep_ms=keep_ms, payload=payload, place=place)
+            if op.entry != entry:
+                raise ValueError("an entry must be a digest, and the nonce of completions")
+            yield op
+
+
 def _removals(keys: Keys, args: Args) -> Iterator[Op]:
     for run, (slot, width, until), entries in _runs(keys, args, 3, 1):
         terms = _terms_of_look(slot, width, until)
@@ -239,6 +288,8 @@ _UNPACK: dict[Verb, Callable[[Keys, Args], Iterator[Op]]] = {
     Verb.SEEN: _looks,
     Verb.FORGET_ID: _removals,
     Verb.WEIGH: _weighings,
+    Verb.CLAIM_REMEMBERED: _remembered_claims,
+    Verb.SETTLE_REMEMBERED: _remembered_settlings,
 }
 
 
@@ -353,10 +404,18 @@ def _new_terms(slot: bytes, width: bytes, until: bytes) -> LedgerTerms:
         window_ms=slot_us * SLOTS // 1000,
         secret=b"",
     )
-    terms = LedgerTerms(form, "set", _number(until, 0, FOREVER_MS))
+    terms = LedgerTerms(form, "set", _number(until, -FOREVER_MS, FOREVER_MS))
     terms.slot_us = slot_us
     terms.keep_ms = terms.young = terms.named = terms.most = 1
     return terms
+
+
+def _bucket_of(wire: bytes) -> bytes:
+    """Return the key of the bucket that a record's key begins with."""
+    start = start_beside(wire)
+    if not start:
+        raise ValueError("the key must be that of a record beside a ledger's bucket")
+    return wire[: wire.index(b"}") + 1]
 
 
 def _stem(wire: bytes, width: bytes) -> bytes:
@@ -367,7 +426,7 @@ def _stem(wire: bytes, width: bytes) -> bytes:
     return found[1]
 
 
-def _check_entry(wire: bytes, entry: bytes, width: int, nonce: int) -> None:
+def _check_entry(wire: bytes, entry: bytes, width: int, nonce: int = 0) -> None:
     _stem(wire, b"%d" % width)
     if len(entry) != width + nonce:
         raise ValueError("an entry must be as long as the ledger's width says")

@@ -3,7 +3,10 @@
     FD.RUN verb count key... args...
 
 The arguments are those of the verb's script (`lua/<verb>.lua`), packed by the same code; `unpack.py` reads them. The
-reply is an array of runs. A run has the number of operations that it answers, its kind, and its fields: the answer
+key of a bucket is left out where a record's key begins with it. Behind the arguments of a verb of `OF_IDS` stand the
+ids themselves, one for each operation: the sidecar's policy needs them, as another form has other digests.
+
+The reply is an array of runs. A run has the number of operations that it answers, its kind, and its fields: an answer
 to a batch of fresh claims, or of settled ones, is a single run. Unlike a script's reply it also tells what a policy
 adds: that an answer is degraded, or that an operation has no answer.
 """
@@ -16,6 +19,7 @@ from typing import Any
 
 from ...errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ...model import Outcome
+from ...protocol.ledgers import LedgerTerms
 from ...protocol.operations import (
     Adopted,
     Code,
@@ -24,6 +28,7 @@ from ...protocol.operations import (
     Reply,
     Stored,
     StoredForm,
+    Verb,
     Verdict,
     Weight,
 )
@@ -32,9 +37,12 @@ PROTOCOL = 2
 """The number that the client sends in `FD.STORE`; a sidecar of another protocol refuses it."""
 MAX_OPERATIONS = 256
 """The operations that one FD.RUN may have."""
-MAX_ARGUMENTS = 3 + 10 * MAX_OPERATIONS
-"""The arguments that one FD.RUN may have: a key and at most nine arguments for each operation."""
-
+MAX_ARGUMENTS = 3 + 14 * MAX_OPERATIONS
+"""The arguments that one FD.RUN may have: a key and at most 13 arguments for each operation."""
+OF_IDS = frozenset({Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED})
+"""Verbs whose operations are about one id of a ledger."""
+REMEMBERING = (Verb.FIRST, Verb.SETTLE_REMEMBERED)
+"""Verbs that write into a ledger's buckets, and hear how full these are."""
 
 _DEGRADED, _SHORT, _STALE, _TOKEN, _SETTLED = 1, 2, 4, 8, 16
 _OUTCOMES = tuple(Outcome)
@@ -64,6 +72,17 @@ class Fill:
     def __init__(self, place: int, entries: float) -> None:
         self.place = place
         self.entries = entries
+
+
+def ids_of(ops: Sequence[Any]) -> list[bytes]:
+    """Return the ids of operations of `OF_IDS`; empty for one that takes back what another call has remembered."""
+    return [op.id for op in ops]
+
+
+def terms_of(op: Any) -> LedgerTerms:
+    """Return what an operation of `REMEMBERING` knows of its ledger."""
+    terms: LedgerTerms = op.terms if op.verb is Verb.FIRST else op.ledger_terms
+    return terms
 
 
 # The sidecar's side
@@ -261,7 +280,7 @@ def _read_foreign(fields: list[Any]) -> ForeignRecordError:
 
 def _read_form(fields: list[Any]) -> StoredForm:
     text, now_ms = fields
-    return StoredForm(text, now_ms)
+    return StoredForm(text, now_ms, degraded=now_ms < 0)  # no store's clock shows that: a policy has answered
 
 
 def _read_weight(fields: list[Any]) -> Weight:
