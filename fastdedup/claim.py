@@ -406,7 +406,7 @@ class Claim:
             return None
         if isinstance(op, RememberedSettleOp) and code != Code.LOST:
             call = cast(RememberedClaimOp, self._call)
-            await call.find_again(cast(Code, code))
+            await call.find_again(cast(Code, code), moves=self.degraded)
             return await self._act(self._remembered_op(op.keep_ms, op.payload))
         if code == Code.LOST and self.degraded and self._call.terms.remembered:
             elsewhere = await self._elsewhere(op)
@@ -429,7 +429,7 @@ class Claim:
     async def _elsewhere(self, op: Op) -> Op | None:
         """Return the operation for where the policy has taken the claim; None where that is the same place."""
         call = cast(RememberedClaimOp, self._call)
-        if not await call.find_elsewhere():
+        if not await call.find_again(Code.STALE, moves=True):
             return None
         if isinstance(op, RememberedSettleOp):
             return self._remembered_op(op.keep_ms, op.payload)

@@ -16,7 +16,7 @@ from ..gate.connection import Connection
 from ..gate.namespace import Namespace
 from ..model import Outcome
 from ..protocol.ledgers import RememberedClaimOp
-from ..protocol.operations import ClaimOp, Terms, Verdict, terms
+from ..protocol.operations import ClaimOp, Code, Terms, Verdict, terms
 
 _DEAF_PAUSE = 0.25
 """Seconds between two looks of a waiter that cannot be told."""
@@ -159,7 +159,7 @@ async def claim_once(namespace: Namespace, call: ClaimOp, terms: Terms) -> Verdi
     except StaleLedger:
         verdict = None
     if verdict is None:
-        await cast(RememberedClaimOp, call).find_elsewhere()
+        await cast(RememberedClaimOp, call).find_again(Code.STALE, moves=True)
         op = call.look(terms)
         verdict = await namespace.ask.claim(op)
     if verdict.outcome is Outcome.ACQUIRED:

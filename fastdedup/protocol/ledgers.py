@@ -250,28 +250,24 @@ class RememberedClaimOp(ClaimOp):
         """Return the operation that looks whether the ledger remembers the id."""
         return SeenOp(self.bucket, self.digest, self.ledger_terms, self.id)
 
-    async def find_again(self, code: Code) -> None:
-        """Rely on what the ledger is now, to complete: the store has said STALE, or it has no room.
+    async def find_again(self, code: Code, *, moves: bool) -> bool:
+        """Rely on what the ledger is now: the store has said STALE, or it has no room. True where the id has moved.
+
+        Args:
+            code: the store's answer.
+            moves: go where the ledger's present form puts the id. So does a claim that is not made yet, and one that
+                a policy has given: where the policy had founded the ledger itself, and the store has another form, it
+                takes its records there.
 
         Raises:
-            UnavailableError: the store does not tell, or the id now belongs to another bucket.
+            UnavailableError: the store does not tell, or the id has moved and the claim may not.
             LedgerFullError: the bucket has no room.
         """
         assert self.ledger is not None
         bucket, digest, terms = await self.ledger.place_of(self.key, code)
-        if (bucket, digest) != (self.bucket, self.digest):
+        moved = (bucket, digest) != (self.bucket, self.digest)
+        if moved and not moves:
             raise UnavailableError(f"the ledger of {self.key!r} was founded anew meanwhile; claim it again")
-        self.ledger_terms = terms
-
-    async def find_elsewhere(self) -> bool:
-        """Go where the ledger's present form puts the id; True where that is another place. Raises as `find_again`.
-
-        For a claim that is not made yet, and for one that a policy has given: where the policy had founded the ledger
-        itself, and the store has another form, the policy takes its records there.
-        """
-        assert self.ledger is not None
-        bucket, digest, terms = await self.ledger.place_of(self.key, Code.STALE)
-        moved = bucket != self.bucket
         self.wire = bucket + self.wire[len(self.bucket) :]
         self.bucket, self.digest, self.ledger_terms = bucket, digest, terms
         return moved
