@@ -6,19 +6,31 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
-from ..errors import ConfigError, InvalidKeyError, UnavailableError
+from ..claim import Claim
+from ..claims.remembered import RememberedCall
+from ..codec import check_size
+from ..errors import ClaimLostError, ConfigError, InvalidKeyError, UnavailableError
 from ..gateway import Dedup
 from ..ledger import Ledger
 from ..model import LedgerStats
+from ..protocol.ledgers import ECHO_MS, IdPlace, RememberedSettleOp, record_wire
+from ..protocol.operations import Code, ReleaseOp, RenewOp, SettleOp
+from ..protocol.owners import owner_field
 from .counters import Counters
 
 MAX_IDS = 1000
 """The ids that one call may have."""
 _DECIMAL = re.compile("0|[1-9][0-9]{0,18}")
+_TRIES = 3
 _AT_ONCE = 100
 """The ids that one call looks up, or forgets, at once."""
+
+
+Held = tuple[Dedup, bytes, bytes]
+"""A claim: its `Dedup`, store key and owner field."""
+Changing = TypeVar("Changing", bound=SettleOp | ReleaseOp | RenewOp)
 
 
 class UnknownLedgerError(ConfigError):
@@ -83,6 +95,66 @@ class ServedLedger:
         """Return ids as the ledger takes them: RESP has no integers among its arguments."""
         bounded = _bounded(ids)
         return list(map(_number, bounded)) if self._ledger.dense else bounded
+
+    # Claims whose success it remembers
+
+    def claim(self, key: str, **options: Any) -> RememberedCall:
+        """Return a claim to be awaited; arguments and errors as for `Dedup.claim`."""
+        return cast(RememberedCall, self.dedup.claim(key, remember=self._ledger, **options))
+
+    async def answered(self, call: RememberedCall) -> Claim:
+        """Await a claim that `claim` has returned."""
+        with _settings_are_ours():
+            return await call
+
+    async def held(self, key: str, owner: str) -> Held:
+        """Return a claim's `Dedup`, store key and owner field."""
+        field = owner_field(owner)
+        with _settings_are_ours():
+            return self.dedup, self._wire(key, await self._ledger.place_of(key)), field
+
+    async def change(self, key: str, make: Callable[[bytes, IdPlace], Changing]) -> Changing:
+        """Settle, free or renew a claim; return the operation that did. Errors as for `Namespace.change`.
+
+        Args:
+            key: the claim's.
+            make: returns the operation for its record's store key, and for the place of its id.
+        """
+        with _settings_are_ours():
+            place = await self._ledger.place_of(key)
+            for _ in range(_TRIES):
+                op, former = make(self._wire(key, place), place), place
+                code = await self.dedup._namespace.ask.run(op)
+                if code is Code.OK:
+                    return op
+                found = Code.STALE if code is Code.LOST else cast(Code, code)
+                place = await self._ledger.place_of(key, found)
+                if code is Code.LOST and place[0] == former[0]:
+                    break
+        raise ClaimLostError(f"{key!r} is not held by this owner; nothing was changed")
+
+    def completing(
+        self, key: str, owner: bytes, *, fence: int | None, ttl: int | None, payload: bytes
+    ) -> Callable[[bytes, IdPlace], RememberedSettleOp]:
+        """Return what `change` takes to complete a claim. Raises ResultTooLargeError."""
+        check_size(payload, self.dedup.settings.max_result)
+
+        def complete(wire: bytes, place: IdPlace) -> RememberedSettleOp:
+            return RememberedSettleOp(
+                wire,
+                owner,
+                fence or 0,
+                keep_ms=ttl or ECHO_MS,
+                payload=payload,
+                place=place,
+                id=key.encode(),
+            )
+
+        return complete
+
+    def _wire(self, key: str, place: IdPlace) -> bytes:
+        namespace = self.dedup._namespace
+        return record_wire(place[0], namespace.claims.wire(key), namespace.settings.namespace)
 
     async def facts(self) -> dict[str, Any]:
         """Return what it holds, for JSON; times in milliseconds."""

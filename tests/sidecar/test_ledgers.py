@@ -16,6 +16,7 @@ import redis
 
 from fastdedup import Dedup
 from fastdedup.events import Event, LedgerFilling
+from fastdedup.protocol.operations import ForgetOp
 from fastdedup.sidecar.ledgers import MAX_IDS
 from fastdedup.sidecar.service.config import load
 from fastdedup.sidecar.service.mistakes import Mistakes
@@ -298,6 +299,109 @@ def test_a_client_that_goes_leaves_nothing_remembered(
 
     asyncio.run(wait_until(has_gone, description="the sidecar has read the command, and the client's end"))
     asyncio.run(wait_until(are_forgotten, description="its ids are taken back"))
+
+
+# Claims whose success a ledger remembers
+
+
+def claims(served: Sidecar, verb: str, **body: Any) -> tuple[int, Any]:
+    with served.http() as http:
+        answer = http.post(f"/v1/claims{verb}", json=body)
+    return answer.status_code, answer.json()
+
+
+def end_echo(served: Sidecar, key: str) -> None:
+    """Do what the end of the echo's minute does."""
+
+    async def main() -> None:
+        async with Dedup(f"sidecar://{served.path}", namespace="shop") as dedup:
+            ledger = dedup.ledger("orders", window=timedelta(hours=1), capacity=10_000)
+            found = await dedup.claim(key, remember=ledger)
+            assert found.attempt == 1, "the echo is not there"
+            await dedup._namespace.ask.run(ForgetOp(found._hold[0]))
+
+    asyncio.run(main())
+
+
+def test_a_ledger_remembers_a_claim_over_the_redis_protocol(served: Sidecar, resp: redis.Redis) -> None:
+    won = ask(resp, "FD.CLAIM", "resp:1", "REMEMBER", "orders", "FP", "a", "LEASE", 60_000)
+    assert won[0] == b"acquired"
+    assert ask(resp, "FD.CLAIM", "resp:1", "REMEMBER", "orders", "WAIT", 1)[0] == b"in_progress"
+    assert ask(resp, "FD.CLAIM", "resp:1", "FP", "b", "REMEMBER", "orders")[0] == b"mismatch"
+    assert ask(resp, "FD.SEEN", "orders", "resp:1") == [0]
+    with pytest.raises(redis.ResponseError, match="LOST"):
+        ask(resp, "FD.COMPLETE", "resp:1", "another", "x", "REMEMBER", "orders")
+    assert ask(resp, "FD.RENEW", "resp:1", won[1], 60_000, "REMEMBER", "orders") == b"OK"
+    for _ in range(2):  # a completion may come twice
+        assert ask(resp, "FD.COMPLETE", "resp:1", won[1], "done", "REMEMBER", "orders", "FENCE", won[2])
+    assert ask(resp, "FD.CLAIM", "resp:1", "REMEMBER", "orders")[::5] == [b"succeeded", b"done"]
+    end_echo(served, "resp:1")
+    later = ask(resp, "FD.CLAIM", "resp:1", "REMEMBER", "orders", "NS", "shop")
+    assert (later[0], later[3], later[5]) == (b"succeeded", 0, None)
+    assert ask(resp, "FD.FIRST", "orders", "resp:1") == [0]
+
+
+def test_a_ledger_remembers_a_claim_over_http(served: Sidecar, resp: redis.Redis) -> None:
+    named = {"key": "http:1", "remember": "orders"}
+    status, won = claims(served, "", **named)
+    assert (status, won["outcome"]) == (201, "acquired")
+    mine = {**named, "owner": won["owner"]}
+    assert claims(served, "", **named)[0] == 409
+    assert claims(served, "/complete", **{**named, "owner": "another"})[0] == 409
+    assert claims(served, "/renew", **mine, lease=5000) == (200, {"lease": 5000})
+    assert claims(served, "/complete", **mine, result={"n": 1}) == (200, {})
+    assert claims(served, "", **named)[1]["result"] == {"n": 1}
+    end_echo(served, "http:1")
+    status, later = claims(served, "", **named, wait=10)
+    assert (status, later["outcome"], later["result"], later["attempt"]) == (200, "succeeded", None, 0)
+    assert ask(resp, "FD.SEEN", "orders", "http:1") == [1]
+    with served.http() as http:
+        listed = http.post("/v1/batch", json=[{"op": "claim", **named}, {"op": "claim", "key": "http:2"}])
+    assert [each["body"]["outcome"] for each in listed.json()] == ["succeeded", "acquired"]
+
+
+def test_what_failed_or_was_released_is_not_remembered(served: Sidecar, resp: redis.Redis) -> None:
+    for key, verb in (("failed", "fail"), ("released", "release")):
+        _, won = claims(served, "", key=f"http:{key}", remember="orders")
+        assert claims(served, f"/{verb}", key=f"http:{key}", remember="orders", owner=won["owner"])[0] == 200
+        owner = ask(resp, "FD.CLAIM", f"resp:{key}", "REMEMBER", "orders")[1]
+        error = ["no"] if verb == "fail" else []
+        assert ask(resp, f"FD.{verb}", f"resp:{key}", owner, *error, "REMEMBER", "orders") == b"OK"
+    found = [
+        ask(resp, "FD.CLAIM", key, "REMEMBER", "orders")[0]
+        for key in ("http:failed", "resp:failed", "http:released", "resp:released")
+    ]
+    assert found == [b"failed", b"failed", b"acquired", b"acquired"]
+    assert ask(resp, "FD.SEEN", "orders", "http:failed", "resp:failed") == [0, 0]
+
+
+def test_a_claim_for_a_ledger_ends_with_its_connection(
+    served: Sidecar, resp: redis.Redis, wait_until: Callable[..., Any]
+) -> None:
+    with served.client() as leaves:
+        assert ask(leaves, "FD.CLAIM", "brief", "EPHEMERAL", "REMEMBER", "orders")[0] == b"acquired"
+        done = ask(leaves, "FD.CLAIM", "done", "EPHEMERAL", "REMEMBER", "orders")
+        assert ask(leaves, "FD.COMPLETE", "done", done[1], "", "REMEMBER", "orders") == b"OK"
+
+    def is_free() -> bool:
+        return bool(ask(resp, "FD.CLAIM", "brief", "OWNER", "me", "REMEMBER", "orders")[0] == b"acquired")
+
+    asyncio.run(wait_until(is_free, description="the claim is released"))
+    assert ask(resp, "FD.CLAIM", "done", "REMEMBER", "orders")[0] == b"succeeded"
+
+
+def test_a_claim_names_a_ledger_of_its_socket(served: Sidecar, resp: redis.Redis) -> None:
+    for verb, more in (("", {}), ("/complete", {"owner": "me"}), ("/release", {"owner": "me"})):
+        status, problem = claims(served, verb, key="k", remember="bills", **more)
+        assert (status, problem["type"]) == (404, "urn:fastdedup:problem:unknown-ledger")
+    assert claims(served, "/complete", key="k", owner="me", token=True, remember="orders")[0] == 422
+    for command in (["FD.CLAIM", "k"], ["FD.COMPLETE", "k", "me", "x"], ["FD.RENEW", "k", "me"]):
+        with pytest.raises(redis.ResponseError, match="serves no ledger 'bills'"):
+            ask(resp, *command, "REMEMBER", "bills")
+    with pytest.raises(redis.ResponseError, match="belongs to the namespace 'shop'"):
+        ask(resp, "FD.CLAIM", "k", "NS", "mail", "REMEMBER", "orders")
+    with pytest.raises(redis.ResponseError, match="REMEMBER and TOKEN exclude each other"):
+        ask(resp, "FD.RELEASE", "k", "me", "TOKEN", "REMEMBER", "orders")
 
 
 # Stores

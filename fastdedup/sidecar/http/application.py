@@ -122,7 +122,7 @@ class HttpApp:
         self._namespaces.counters.bad_requests += is_bad(problem.facts())
 
     def quick(self, connection: HttpProtocol, request: HttpRequest) -> bool:
-        """Answer a claim without a task; return False where it waits or names its owner, and for other requests.
+        """Answer a claim without a task; return False where it waits, or names its owner or a ledger, and for others.
 
         A claim on a socket whose rules judge claims takes a task, too.
 
@@ -136,7 +136,7 @@ class HttpApp:
             if len(request.body) > self._most:
                 raise _too_large(self._most)
             ask = self._parse_claim(bytes(request.body))
-            if ask.wait or ask.owner is not None:
+            if ask.wait or ask.owner is not None or ask.remember is not None:
                 return False
             namespaces = self._namespaces
             dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)

@@ -198,7 +198,7 @@ class BatchRequest:
                 namespace = dedup._namespace
                 wire = namespace.claims.wire_of(ask.encode())
                 op = ClaimOp(wire, namespace.claim_terms, draw_owner(), None)
-            elif ask.op != "claim" or ask.owner is not None or ask.wait:
+            elif ask.op != "claim" or ask.owner is not None or ask.wait or ask.remember is not None:
                 return self._later(ask)
             else:
                 dedup = self._namespaces.dedup(ask.namespace)

@@ -78,6 +78,16 @@ CallName = Annotated[
 ]
 
 
+Remember = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9_.:/-]{1,64}$",
+        description="The ledger, of the sidecar's settings, that remembers the success. The requests that settle or "
+        "renew the claim name it too.",
+    ),
+]
+
+
 class RequestModel(BaseModel):
     """A request's body: nothing unknown, no number for a text."""
 
@@ -95,6 +105,7 @@ class ClaimRequest(RequestModel):
     lease: Milliseconds | None = None
     ttl: Milliseconds | None = None
     wait: Wait = 0
+    remember: Remember | None = None
 
 
 class HolderRequest(RequestModel):
@@ -104,6 +115,7 @@ class HolderRequest(RequestModel):
     owner: Annotated[str, Field(min_length=1, max_length=MAX_OWNER_BYTES, description="As the claim said.")]
     fence: Fence = 0
     token: Annotated[bool, Field(description="The key is a token that was redeemed.")] = False
+    remember: Remember | None = None
 
 
 class CompleteRequest(HolderRequest):

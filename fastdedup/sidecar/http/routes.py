@@ -83,8 +83,12 @@ _CLAIM: dict[str, Any] = {
     "answers": ((201, models.ClaimAnswer), (200, models.ClaimAnswer)),
     "shaped": models.ClaimProblem,
 }
-_SETTLED: dict[str, Any] = {"answers": ((200, models.SettledAnswer),), "problems": (problems.CLAIM_LOST,)}
-_OF_LEDGER = (problems.UNKNOWN_LEDGER, problems.LEDGER_SETTINGS, problems.FOREIGN)
+_LEDGER_NAMED = (problems.UNKNOWN_LEDGER, problems.LEDGER_SETTINGS)
+_SETTLED: dict[str, Any] = {
+    "answers": ((200, models.SettledAnswer),),
+    "problems": (problems.CLAIM_LOST, *_LEDGER_NAMED),
+}
+_OF_LEDGER = (*_LEDGER_NAMED, problems.FOREIGN)
 _JUDGED = (problems.IN_PROGRESS, problems.MISMATCH)
 
 OPERATORS_ROUTES: tuple[HttpRoute, ...] = (
@@ -116,7 +120,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         OPS["claim"],
         "Ask to be the first for a key",
         models.ClaimRequest,
-        problems=(*_JUDGED, problems.FOREIGN),
+        problems=(*_JUDGED, *_OF_LEDGER),
         **_CLAIM,
         verb="claim",
     ),
@@ -154,7 +158,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         "Start a lease anew",
         models.RenewRequest,
         ((200, models.RenewAnswer),),
-        (problems.CLAIM_LOST,),
+        (problems.CLAIM_LOST, *_LEDGER_NAMED),
         verb="renew",
     ),
     HttpRoute(

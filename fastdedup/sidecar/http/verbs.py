@@ -20,10 +20,12 @@ from ...errors import ResultError, UnavailableError
 from ...gateway import Dedup
 from ...keys import digest
 from ...model import Outcome
+from ...protocol.ledgers import IdPlace
 from ...protocol.operations import ClaimOp, Mode, ReleaseOp, RenewOp, SettleOp, Verdict
 from ...protocol.owners import RANDOM_BYTES, draw_owner, owner_field, owner_text
 from ...tokens import subject_mark
 from ..counters import Counters, outcome_of_fault
+from ..ledgers import ServedLedger
 from ..namespaces import Namespaces
 from ..verbs import (
     ListOptions,
@@ -111,6 +113,8 @@ class RawAnswer(HttpAnswer):
 
 async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client) -> HttpAnswer:
     """`POST /v1/claims`. The main path."""
+    if ask.remember is not None:
+        return await _claim_remembered(namespaces, ask, ask.remember, client)
     dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
     if ask.wait:
         call = dedup.claim(
@@ -126,6 +130,21 @@ async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client
     op.named = ask.owner is not None
     verdict = await dedup._namespace.ask.claim(op)
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
+
+
+async def _claim_remembered(
+    namespaces: Namespaces, ask: models.ClaimRequest, ledger: str, client: Client
+) -> HttpAnswer:
+    served = namespaces.ledgers.find(ledger, ask.namespace)
+    call = served.claim(
+        ask.key,
+        fingerprint=None if ask.fingerprint is None else digest(ask.fingerprint),
+        owner=ask.owner,
+        lease=seconds(ask.lease),
+        ttl=seconds(ask.ttl),
+        wait=ask.wait / 1000,
+    )
+    return _waited(served.dedup, await client.unless_gone(served.answered(call)), ask.owner is not None)
 
 
 def claim_op(dedup: Dedup, ask: models.ClaimRequest) -> ClaimOp:
@@ -257,20 +276,40 @@ async def fail(namespaces: Namespaces, ask: models.FailRequest, client: Client) 
 async def _settle(
     namespaces: Namespaces, ask: models.HolderRequest, succeeded: bool, value: Any, ttl: int | None
 ) -> HttpAnswer:
-    dedup, wire, owner = _held(namespaces, ask)
     payload = _payload(value)
+    if ask.remember is not None:
+        served, field = _ledger(namespaces, ask), owner_field(ask.owner)
+        if succeeded:
+            done = served.completing(ask.key, field, fence=ask.fence, ttl=ttl, payload=payload)
+            return await _changed_remembered(served, ask, done)
+        return await _changed_remembered(
+            served,
+            ask,
+            lambda wire, _: settling(
+                served.dedup, wire, field, fence=ask.fence, succeeded=False, ttl=ttl, payload=payload
+            ),
+        )
+    dedup, wire, owner = _held(namespaces, ask)
     op = settling(dedup, wire, owner, fence=ask.fence, succeeded=succeeded, ttl=ttl, payload=payload)
     return await _changed(dedup, op, {})
 
 
 async def release(namespaces: Namespaces, ask: models.ReleaseRequest, client: Client) -> HttpAnswer:
     """`POST /v1/claims/release`."""
+    if ask.remember is not None:
+        served, field = _ledger(namespaces, ask), owner_field(ask.owner)
+        return await _changed_remembered(served, ask, lambda wire, _: releasing(wire, field, ask.fence))
     dedup, wire, owner = _held(namespaces, ask)
     return await _changed(dedup, releasing(wire, owner, ask.fence), {})
 
 
 async def renew(namespaces: Namespaces, ask: models.RenewRequest, client: Client) -> HttpAnswer:
     """`POST /v1/claims/renew`."""
+    if ask.remember is not None:
+        served, field = _ledger(namespaces, ask), owner_field(ask.owner)
+        return await _changed_remembered(
+            served, ask, lambda wire, _: renewing(served.dedup, wire, field, ask.fence, ask.lease)
+        )
     dedup, wire, owner = _held(namespaces, ask)
     op = renewing(dedup, wire, owner, ask.fence, ask.lease)
     return await _changed(dedup, op, {"lease": op.lease_ms})
@@ -279,6 +318,22 @@ async def renew(namespaces: Namespaces, ask: models.RenewRequest, client: Client
 def _held(namespaces: Namespaces, ask: models.HolderRequest) -> tuple[Dedup, bytes, bytes]:
     dedup = namespaces.passing(ask.namespace)
     return dedup, *held(dedup, ask.key, ask.owner, token=ask.token)
+
+
+def _ledger(namespaces: Namespaces, ask: models.HolderRequest) -> ServedLedger:
+    served = namespaces.ledgers.find(ask.remember or "", ask.namespace)
+    if ask.token:
+        raise RequestProblem(problems.INVALID, "a ledger remembers claims: leave token or remember out")
+    return served
+
+
+async def _changed_remembered(
+    served: ServedLedger,
+    ask: models.HolderRequest,
+    make: Callable[[bytes, IdPlace], SettleOp | ReleaseOp | RenewOp],
+) -> HttpAnswer:
+    op = await served.change(ask.key, make)
+    return HttpAnswer(200, {"lease": op.lease_ms} if isinstance(op, RenewOp) else {})
 
 
 async def _changed(dedup: Dedup, op: SettleOp | ReleaseOp | RenewOp, facts: dict[str, Any]) -> HttpAnswer:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from binascii import hexlify
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
 
+from ...claim import Claim
 from ...claims.call import ClaimCall
 from ...gateway import Dedup
 from ...model import Outcome
@@ -23,14 +24,17 @@ from .reply_places import ReplyPlace
 _ACQUIRED: Final = Outcome.ACQUIRED
 _ACQUIRED_HEAD: Final = b"*7\r\n$8\r\nacquired\r\n$20\r\n"
 _HEADS: Final = {outcome: b"*7\r\n" + bulk(outcome.value.encode()) for outcome in Outcome}
-_OPTIONS: Final = frozenset({"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "EPHEMERAL"})
+_OPTIONS: Final = frozenset({"NS", "FP", "OWNER", "LEASE", "TTL", "WAIT", "EPHEMERAL", "REMEMBER"})
 
 
 # The command
 
 
 def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlace:
-    """`FD.CLAIM key [NS n] [FP text] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL]`. The main path."""
+    """`FD.CLAIM key [NS n] [FP text] [OWNER id] [LEASE ms] [TTL ms] [WAIT ms] [EPHEMERAL] [REMEMBER ledger]`.
+
+    The main path.
+    """
     if len(command) == 2:
         # The options of a bare claim are not looked for: that saves 17 % of its instructions.
         dedup, key, mark, ephemeral = connection.namespaces.root, command[1], None, False
@@ -38,6 +42,8 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
     else:
         check_count(command, 2)
         options = read_options(command, 2, _OPTIONS)
+        if options.remember is not None:
+            return _claim_remembered(connection, command[1], options)
         dedup, key, mark, ephemeral = (
             connection.namespaces.dedup(options.ns),
             command[1],
@@ -56,6 +62,31 @@ def claim(connection: RespConnection, command: list[bytes]) -> bytes | ReplyPlac
     claiming = Claiming(connection, dedup, op, ephemeral)
     claiming.begin()
     return claiming
+
+
+def _claim_remembered(connection: RespConnection, key: bytes, options: CommandOptions) -> ReplyPlace:
+    """Claim a key whose success a ledger of the sidecar's settings remembers."""
+    served = connection.namespaces.ledgers.find(options.remember or "", options.ns)
+    dedup, name, wait = served.dedup, text_of("the key", key), left_of(options.wait)
+
+    async def work() -> bytes:
+        if options.owner is not None:
+            connection.namespaces.ephemeral.claimed_again(await served.held(name, options.owner))
+        return await claim_in_task(connection, dedup, ask, options.ephemeral)
+
+    def ask() -> Awaitable[Claim]:
+        return served.answered(
+            served.claim(
+                name,
+                fingerprint=options.fp,
+                owner=options.owner,
+                lease=seconds(options.lease),
+                ttl=seconds(options.ttl),
+                wait=wait(),
+            )
+        )
+
+    return connection.spawn(work, dedup, "claim", repeatable=True, waits=bool(options.wait))
 
 
 async def _claim_slowly(
@@ -85,7 +116,7 @@ async def _claim_slowly(
 
 
 async def claim_in_task(
-    connection: RespConnection, dedup: Dedup, call: Callable[[], ClaimCall], ephemeral: bool
+    connection: RespConnection, dedup: Dedup, call: Callable[[], Awaitable[Claim]], ephemeral: bool
 ) -> bytes:
     """Make a claim that takes a task; return the reply."""
     if not ephemeral:

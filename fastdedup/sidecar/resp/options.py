@@ -10,7 +10,7 @@ from typing import TypeVar
 from ...errors import ConfigError
 from ...keys import digest
 
-_TEXTS = {"OWNER", "SUBJECT", "KIND", "REASON", "PREFIX", "STATE", "CURSOR"}
+_TEXTS = {"OWNER", "SUBJECT", "REMEMBER", "KIND", "REASON", "PREFIX", "STATE", "CURSOR"}
 _FLAGS = {"EPHEMERAL", "TOKEN", "DIGEST"}
 Options = TypeVar("Options", bound="CommandOptions")
 _MAX_MS = 10 * 365 * 86_400_000
@@ -19,13 +19,26 @@ _MAX_MS = 10 * 365 * 86_400_000
 class CommandOptions:
     """The options that a command has; None or False stands for an option that it does not have. Times in ms."""
 
-    __slots__ = ("ephemeral", "fence", "fp", "lease", "ns", "owner", "subject", "token", "ttl", "wait")
+    __slots__ = (
+        "ephemeral",
+        "fence",
+        "fp",
+        "lease",
+        "ns",
+        "owner",
+        "remember",
+        "subject",
+        "token",
+        "ttl",
+        "wait",
+    )
 
     def __init__(self) -> None:
         self.ns: bytes | None = None
         self.fp: bytes | None = None
         self.owner: str | None = None
         self.subject: str | None = None
+        self.remember: str | None = None
         self.lease: int | None = None
         self.ttl: int | None = None
         self.wait: int | None = None
