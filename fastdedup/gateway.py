@@ -301,7 +301,8 @@ class Dedup:
                 cancelled and ClaimLostError raised.
             remember: the ledger that remembers a success for its window, in a tenth of a record's memory. The result
                 is kept for a minute; a later duplicate is SUCCEEDED without it, and `claim.remembered` is True.
-                Until it is settled, the claim is like any other. `LocalLRU` does not answer such claims.
+                Until it is settled, the claim is like any other. In an outage `LocalLRU` knows of the ledger what the
+                store has told it lately, and asks the ledger when the store is back.
             resolve: an async function that is asked before the work runs, where the key was held before (`attempt`
                 above 1) or this `owner=` gets its own claim back: somebody may have done the work and died. It gets a
                 `Takeover` and returns `Resolution.done(result)` (the claim is SUCCEEDED, here and for everybody),

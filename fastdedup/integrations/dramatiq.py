@@ -106,7 +106,8 @@ class DedupMiddleware(Middleware):
             return
         try:
             rules = self._rules(actor)
-            check_broker(self._dedup.settings.ttl, broker, "dramatiq.brokers.redis", "heartbeat_timeout")
+            seconds = self._dedup.settings.ttl if self._remember is None else self._remember.window
+            check_broker(seconds, broker, "dramatiq.brokers.redis", "heartbeat_timeout")
         except ConfigError as error:
             raise ActorOptionError(f"actor {actor.actor_name!r}: {error}") from None
         self._ways[actor.actor_name] = BlockingWay(rules, self._dedup, remember=self._remember)
