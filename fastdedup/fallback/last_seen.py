@@ -8,10 +8,11 @@ is held stays until its lease ends. All other records may be dropped, the longes
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from ..errors import UnavailableError
 from ..model import Outcome
-from ..protocol.ledgers import RememberedSettleOp, without_ledger
+from ..protocol.ledgers import RememberedClaimOp, RememberedSettleOp, SeenOp, without_ledger
 from ..protocol.operations import (
     ClaimOp,
     Code,
@@ -43,6 +44,14 @@ _CHANGED = (Code.OK, Code.UNCONFIRMED, Code.ABSENT)
 _SPARE_SLACK = 1024
 _LOOK_AGAIN_MS = 1000
 """Milliseconds between two looks for ended claims, where the end of the next one is unknown."""
+
+
+class SeenEntry(Entry):
+    """The record of a claim whose success a ledger remembers. `seen`: looks whether the ledger knows its id."""
+
+    __slots__ = ("seen",)
+
+    seen: SeenOp
 
 
 class LastSeen:
@@ -146,7 +155,10 @@ class LastSeen:
             if known is not None and known.fence == verdict.fence and same(known.state, state):
                 self.used(wire)  # the known record says more: its owner, and its fingerprint
                 return
-        entry = Entry(state, owner, verdict.fence, verdict.attempt, until, 0)
+        kind = SeenEntry if terms.remembered else Entry
+        entry = kind(state, owner, verdict.fence, verdict.attempt, until, 0)
+        if isinstance(entry, SeenEntry):
+            entry.seen = cast(RememberedClaimOp, op).seen()
         entry.fingerprint = op.fingerprint
         entry.payload = verdict.payload
         entry.token = token

@@ -46,7 +46,7 @@ from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import IdOp, JournalOp
 from .id_line import IdLine
 from .journal import NEW, Journal, JournalLine
-from .last_seen import LastSeen, is_of
+from .last_seen import LastSeen, SeenEntry, is_of
 from .local_ids import LEDGER_OPS, LedgerOps, LocalIds
 
 
@@ -151,7 +151,7 @@ class LocalLRU:
             return Verdict(Outcome.SUCCEEDED, degraded=True)
         if entry is not None and entry.state in SETTLED:
             return self._answer_record(op, error, self._apply_alone)
-        line, is_new = self._ids.will_look(op)  # before the claim, as there may be no room for it
+        line, is_new = self._ids.will_look(op.seen())  # before the claim, as there may be no room for it
         try:
             reply = self._answer_record(op, error, self._apply_alone)
             if type(reply) is Verdict and reply.outcome is Outcome.ACQUIRED:
@@ -262,6 +262,8 @@ class LocalLRU:
             self._last_seen.pin(op.wire)
             self._journal.note(op.wire, getattr(op, "key", "") or names_of(op.wire)[1], former.holding)
             self._journal.sweep(len(self._store), self._stands)
+            if isinstance(entry, SeenEntry):  # a ledger may know its id by the time when the record may come
+                self._ids.let_wait(op.wire, entry.seen)
         if entry is not None and isinstance(op, ClaimOp) and entry.owner != op.owner and was_accepted(op):
             self._got_no_reply(op)
 

@@ -173,13 +173,24 @@ class LocalIds:
         """True where the id is remembered here."""
         return self._ids.held(op.bucket, op.digest) is not None
 
-    def will_look(self, op: RememberedClaimOp) -> tuple[IdLine, bool]:
+    def let_wait(self, record: bytes, op: SeenOp) -> None:
+        """Let a record that was changed here wait until the store has told whether the ledger knows the id."""
+        ledger = self._ledgers.get(ledger_of(op.wire))
+        if ledger is None or op.place != b"".join(ledger.addresses.find(op.id)):
+            return  # the store has lost its data since, and with it the record
+        try:
+            line, _ = self.will_look(op)
+        except UnavailableError:  # no room, and the change is made
+            return
+        line.let_wait(record)
+
+    def will_look(self, op: SeenOp) -> tuple[IdLine, bool]:
         """Return a line that asks, when the store is back, whether the ledger knows the id; and whether it is new.
 
         Raises:
             UnavailableError: there is no room for it.
         """
-        line, is_new = self._line(op.seen(), self._ledgers[ledger_of(op.bucket)])
+        line, is_new = self._line(op, self._ledgers[ledger_of(op.wire)])
         if is_new:
             line.ledger.reread_at = 0
         return line, is_new
