@@ -157,8 +157,8 @@ class LastSeen:
                 return
         kind = SeenEntry if terms.remembered else Entry
         entry = kind(state, owner, verdict.fence, verdict.attempt, until, 0)
-        if isinstance(entry, SeenEntry):
-            entry.seen = cast(RememberedClaimOp, op).seen()
+        if terms.remembered:
+            cast(SeenEntry, entry).seen = cast(RememberedClaimOp, op).seen()
         entry.fingerprint = op.fingerprint
         entry.payload = verdict.payload
         entry.token = token

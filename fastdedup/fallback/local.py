@@ -49,6 +49,8 @@ from .journal import NEW, Journal, JournalLine
 from .last_seen import LastSeen, SeenEntry, is_of
 from .local_ids import LEDGER_OPS, LedgerOps, LocalIds
 
+_REMEMBERED_OPS = (RememberedClaimOp, RememberedSettleOp)
+
 
 class LocalLRU:
     """Answer from this process's memory while the store is unavailable; each answer has `degraded=True`.
@@ -296,7 +298,7 @@ class LocalLRU:
             self._ids.saw(op, reply)
         elif op.wire not in self._journal.lines or self._was_under_way(op, reply):
             self._last_seen.saw(op, reply)
-            if isinstance(op, RememberedClaimOp | RememberedSettleOp):
+            if isinstance(op, _REMEMBERED_OPS):
                 self._saw_remembered(op, reply)
 
     def _saw_remembered(self, op: RememberedClaimOp | RememberedSettleOp, reply: Reply) -> None:

@@ -247,13 +247,14 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
     batch = Run(connection, verb, dedups, some)
     if verb in REMEMBERING:
         batch.tell_fills(ops)
+    settles = verb is Verb.SETTLE or verb is Verb.SETTLE_REMEMBERED
     for place, (op, dedup) in enumerate(zip(ops, dedups, strict=True)):
         if place >= some:
             batch.put(place, access.over_pending())
             continue
         taker = Place(batch, place, dedup, op)
         try:
-            if verb is Verb.SETTLE or verb is Verb.SETTLE_REMEMBERED:
+            if settles:
                 check_size(cast(SettleOp, op).payload, dedup.settings.max_result)
             elif verb is Verb.ADOPT:
                 check_size(cast(AdoptOp, op).record.payload, dedup.settings.max_result)
@@ -277,12 +278,13 @@ def dedups_of(namespaces: Namespaces, ops: Sequence[Op], verb: Verb) -> list[Ded
     """
     dedup, heads = dedup_of(namespaces, ops[0].wire, verb)
     dedups: list[Dedup] = []
+    beside = verb in _ALSO_BESIDE
     for op in ops:
         wire = op.wire
         if not wire.startswith(heads):
             dedup, heads = dedup_of(namespaces, wire, verb)
         start = len(heads[0])
-        if verb in _ALSO_BESIDE and wire[start - 1 : start] == _LEDGER_MARK:
+        if beside and wire[start - 1 : start] == _LEDGER_MARK:
             start = start_beside(wire)
             if not start:
                 raise of_another_kind(wire, verb)
