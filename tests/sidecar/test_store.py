@@ -18,6 +18,7 @@ from fastdedup import (
     BreakerState,
     ConfigError,
     Dedup,
+    Ledger,
     LocalLRU,
     Outcome,
     ResultTooLargeError,
@@ -197,38 +198,45 @@ async def test_what_the_sidecar_answered_in_an_outage_gets_into_the_store(
             await wait_until(adopted, description="the sidecar has put it there")
 
 
-@pytest.mark.parametrize("opened", ["before", "in the outage"])
 async def test_ids_that_the_sidecar_remembered_in_an_outage_get_into_the_store(
-    outage: tuple[RedisServer, Sidecar], opened: str, wait_until: WaitUntil
+    outage: tuple[RedisServer, Sidecar], wait_until: WaitUntil
 ) -> None:
-    """By `first`, and by a claim with `remember=`: the sidecar's policy is told the ids, not their digests alone."""
+    """By `first`, and by a claim with `remember=`: the sidecar's policy is told the ids, not their digests alone.
+
+    One ledger was opened before the outage, and the sidecar founds the other one itself.
+    """
     server, sidecar = outage
-    settings: dict[str, Any] = {"name": opened.replace(" ", "-"), "window": 3600.0, "capacity": 1000}
+    settings: dict[str, Any] = {"window": 3600.0, "capacity": 1000}
     async with (
         Dedup(sidecar.url, namespace="local", timeout=5) as dedup,
         Dedup(server.url, namespace="local", timeout=5) as direct,
     ):
-        ledger, there = dedup.ledger(**settings), direct.ledger(**settings)
-        if opened == "before":
-            await ledger.open()
+        known, unknown = [dedup.ledger(name, **settings) for name in ("known", "unknown")]
+        await known.open()
         server.kill()
-        assert [await ledger.first("id"), await ledger.first("id")] == [True, False]
-        claim, held = [await dedup.claim(key, remember=ledger) for key in ("key", "held")]
-        assert (claim.acquired, claim.degraded) == (True, True)
-        await claim.complete("done")
-        assert (await dedup.claim("key", remember=ledger)).result == "done"
+        held = []
+        for ledger in (known, unknown):
+            assert [await ledger.first("id"), await ledger.first("id")] == [True, False]
+            claim = await dedup.claim(f"{ledger.name}:done", remember=ledger)
+            assert (claim.acquired, claim.degraded) == (True, True)
+            await claim.complete("done")
+            assert (await dedup.claim(claim.key, remember=ledger)).result == "done"
+            held.append(await dedup.claim(f"{ledger.name}:held", remember=ledger))
         server.start()
+        for ledger, claim in zip((known, unknown), held, strict=True):
+            there = direct.ledger(ledger.name, **settings)
+            ids = ["id", f"{ledger.name}:done"]
 
-        async def adopted() -> bool:
-            try:
-                return all([await there.seen(each) for each in ("id", "key")])
-            except UnavailableError:
-                return False
+            async def adopted(there: Ledger = there, ids: list[str] = ids) -> bool:
+                try:
+                    return all([await there.seen(each) for each in ids])
+                except UnavailableError:
+                    return False
 
-        await wait_until(adopted, description="the sidecar has put them there")
-        await held.complete()
-        assert (await direct.claim("held", remember=there)).outcome is Outcome.SUCCEEDED
-        assert await there.first_many(["id", "key", "held"]) == [False] * 3
+            await wait_until(adopted, description="the sidecar has put them there")
+            await claim.complete()
+            assert (await direct.claim(claim.key, remember=there)).outcome is Outcome.SUCCEEDED
+            assert await there.first_many([*ids, claim.key]) == [False] * 3
 
 
 async def test_a_waiter_of_a_degraded_claim_is_answered(outage: tuple[RedisServer, Sidecar]) -> None:
