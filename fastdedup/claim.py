@@ -395,6 +395,12 @@ class Claim:
         return self._ends - now
 
     async def _act(self, op: Op) -> None:
+        if self._verdict.degraded and isinstance(op, RememberedSettleOp):
+            # The store may have come back without its data, and its ledger may have other digests in the same bucket.
+            call = cast(RememberedClaimOp, self._call)
+            if await call.find_again(None, moves=True):
+                op = self._remembered_op(op.keep_ms, op.payload)
+            op.ledger_terms = call.ledger_terms
         ask = self._namespace.ask
         try:  # as in `Ask.run`, which would be a coroutine more
             answer = await ask.begin(op, degraded=self._verdict.degraded)

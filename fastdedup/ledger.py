@@ -367,6 +367,11 @@ class Ledger:
         bucket, digest = view.addresses.find(data)
         return bucket, digest, view.terms
 
+    def distrust(self) -> None:
+        """Read the form again before the next call: the store may have come back without its data."""
+        if self._view is not None:
+            self._view.distrust()
+
     # To the store
 
     async def _ask_first(self, op: FirstOp, name: bytes, *, named: bool) -> Reply:
@@ -380,8 +385,7 @@ class Ledger:
             answer: Any = await namespace.ask.begin(op)
         except UnavailableError as error:
             answer = error
-            if self._view is not None:
-                self._view.distrust()
+            self.distrust()
         except asyncio.CancelledError:
             if not named:
                 namespace.ask.take_back(op)

@@ -47,10 +47,16 @@ class RememberedCall(ClaimCall):
     async def _claim(self) -> Claim:
         namespace = self._namespace
         op = await self._operation()
-        if self.patient and self.wait > 0.0:
-            verdict = await wait_for_verdict(namespace, op, self.wait)
-        else:
-            verdict = await claim_once(namespace, op, op.terms)
+        try:
+            if self.patient and self.wait > 0.0:
+                verdict = await wait_for_verdict(namespace, op, self.wait)
+            else:
+                verdict = await claim_once(namespace, op, op.terms)
+        except UnavailableError:
+            self._ledger.distrust()
+            raise
+        if verdict.degraded:
+            self._ledger.distrust()
         return claim_of(namespace, op, verdict, self._renews)
 
     async def _operation(self) -> RememberedClaimOp:

@@ -80,6 +80,9 @@ class FindsIds(Protocol):
     async def place_of(self, id: Any, found: Code | None = None) -> IdPlace:
         """Return where an id's entry lies. `found`: the store's answer to the place that was returned last."""
 
+    def distrust(self) -> None:
+        """Read the form again before the next call: the store may have come back without its data."""
+
 
 class LedgerTerms:
     """What the operations on a ledger share; a batch states it once. Compared by identity.
@@ -250,11 +253,11 @@ class RememberedClaimOp(ClaimOp):
         """Return the operation that looks whether the ledger remembers the id."""
         return SeenOp(self.bucket, self.digest, self.ledger_terms, self.id)
 
-    async def find_again(self, code: Code, *, moves: bool) -> bool:
+    async def find_again(self, code: Code | None, *, moves: bool) -> bool:
         """Rely on what the ledger is now: the store has said STALE, or it has no room. True where the id has moved.
 
         Args:
-            code: the store's answer.
+            code: the store's answer, if it was asked.
             moves: go where the ledger's present form puts the id. So does a claim that is not made yet, and one that
                 a policy has given: where the policy had founded the ledger itself, and the store has another form, it
                 takes its records there.

@@ -193,3 +193,22 @@ async def test_a_claim_finds_its_record_by_the_stores_form(how: str, wait_until:
         expected = {"complete": "succeeded", "release": "acquired", "renew": "in_progress", "fail": "failed"}
         assert found.outcome == expected[how]
         assert await there.seen("k") is (how == "complete")
+
+
+async def test_a_claim_ends_in_a_ledger_that_was_founded_anew(wait_until: WaitUntil) -> None:
+    """The ledger has one bucket, so the record stays where it is, and its id has another digest."""
+    async with site_of("cut off", wait_until) as site:
+        ours, theirs = await site.gate(), await site.gate()
+        here, there = [gate.dedup.ledger("one", window=WEEK, capacity=50) for gate in (ours, theirs)]
+        await here.open()
+        site.strike()
+        claim = await ours.dedup.claim("k", remember=here)
+        with site.server.client() as raw:
+            raw.flushall()
+        site._proxies[1].forward()
+        await theirs.came_home()
+        assert await there.seen("k") is False
+        site._proxies[0].forward()
+        await ours.came_home()
+        await claim.complete()
+        assert await there.first("k") is False
