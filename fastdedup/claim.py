@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections.abc import Coroutine
 from time import monotonic
 from typing import Any, Final, Protocol, cast
 
@@ -25,6 +26,7 @@ from .errors import (
     UsageError,
 )
 from .gate.namespace import Namespace
+from .gate.tracing import Tracing
 from .model import Outcome
 from .protocol.ledgers import ECHO_MS, RememberedClaimOp, RememberedSettleOp
 from .protocol.operations import ClaimOp, Code, Op, ReleaseOp, RenewOp, SettleOp, Verdict
@@ -82,6 +84,7 @@ class Claim:
         "_settled",
         "_settling",
         "_stopped_body",
+        "_trace",
         "_unstorable",
         "_unsure",
         "_verdict",
@@ -92,6 +95,8 @@ class Claim:
     """When the lease ends, in the loop's time, once somebody has asked or renewed."""
     _outage: bool
     """Set where the lease is lost: True where the store has not said so, but did not answer until it ended."""
+    _trace: object
+    """The context of the claim's span; set by whoever traces."""
     _unsure: bool
     """True where a release got no reply: it may have taken effect."""
     _unstorable: ResultError | ResultTooLargeError | None
@@ -351,11 +356,16 @@ class Claim:
         if self._settled is not None:
             raise UsageError(f"this claim was {self._settled} already; settle it once")
 
-    async def _finish(self, how: str, op: SettleOp | ReleaseOp, until: float | None = None) -> None:
+    async def _finish(
+        self, how: str, op: SettleOp | ReleaseOp, until: float | None = None, *, traces: bool = True
+    ) -> None:
         """Settle. An outcome is sent again and again until the lease ends, or `until`; see `settle_until`.
 
-        The lease ends by the claim's own clock, which started before the store's.
+        The lease ends by the claim's own clock, which started before the store's. `traces`: make a span.
         """
+        tracing = self._namespace.watchers.tracing
+        if tracing is not None and traces and (span := tracing.settling(self, how)) is not None:
+            return await traced(tracing, span, self._finish(how, op, until, traces=False))
         self._settled = how
         pause = _FIRST_PAUSE
         try:
@@ -402,12 +412,13 @@ class Claim:
                 op = self._remembered_op(op.keep_ms, op.payload)
             op.ledger_terms = call.ledger_terms
         ask = self._namespace.ask
+        since = ask.now
         try:  # as in `Ask.run`, which would be a coroutine more
             answer = await ask.begin(op, degraded=self._verdict.degraded)
         except UnavailableError as error:
-            code = ask.verdict(op, error)
+            code = ask.counted(op, error, since)
         else:
-            code = ask.verdict(op, answer)
+            code = ask.counted(op, answer, since)
         if code == Code.OK:
             return None
         if isinstance(op, RememberedSettleOp) and code != Code.LOST:
@@ -538,6 +549,16 @@ class Claim:
     def _first_hand(self) -> bool:
         """True where this call acquired the key, False where its owner held it before."""
         return self._verdict.fresh
+
+
+async def traced(tracing: Tracing, span: Any, settling: Coroutine[Any, Any, None]) -> None:
+    """Settle within a span."""
+    try:
+        await settling
+    except BaseException as error:
+        tracing.ended(span, error)
+        raise
+    tracing.ended(span, None)
 
 
 def settle_until(within: Any) -> float | None:

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 
 log = logging.getLogger("fastdedup")
 
+KEPT_LOCALLY = "this key was used while the store was unavailable, and the store does not know of it yet"
+"""The reason of a `Degraded` event about a key that the policy still keeps: the store may be back by then."""
+
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
@@ -265,6 +268,11 @@ Event = (
 OnEvent = Callable[[Event], None]
 
 
+def name_of(kind: type) -> str:
+    """Return an event's name in a log: `BreakerOpened` is `breaker opened`."""
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).strip()
+
+
 def emit(on_event: OnEvent | None, event: Event) -> None:
     """Call the user's callback with an event. An error of the callback is logged, and changes no answer.
 
@@ -276,13 +284,18 @@ def emit(on_event: OnEvent | None, event: Event) -> None:
     try:
         on_event(event)
     except Exception as error:  # noqa: BLE001 -- no error of a callback may stop a claim
-        log.error(
-            "the on_event callback failed on %s in namespace %r: %s at %s",
-            type(event).__name__,
-            getattr(event, "namespace", ""),
-            type(error).__name__,
-            _place_of(error),
-        )
+        log_failure(event, error)
+
+
+def log_failure(event: Event, error: Exception) -> None:
+    """Log that the user's callback has raised an error on an event; `emit` says what the line shows."""
+    log.error(
+        "the on_event callback failed on %s in namespace %r: %s at %s",
+        type(event).__name__,
+        getattr(event, "namespace", ""),
+        type(error).__name__,
+        _place_of(error),
+    )
 
 
 def _place_of(error: BaseException) -> str:

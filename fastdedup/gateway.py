@@ -340,6 +340,8 @@ class Dedup:
             if known is not None:
                 if wait:
                     check_seconds(wait, "wait", least=0.0)
+                if (counters := namespace.watchers.counters) is not None:
+                    counters.observe(namespace.settings.namespace, "claim", "succeeded", 0.0)
                 return known
         call = ClaimCall(
             namespace,

@@ -173,10 +173,12 @@ class Ledger:
             if reply is Code.OK:
                 if view.terms.seen_fill > view.form.filling_from:
                     self._is_filling(view)
+                self._count([True])
                 return True
             if reply is not Code.ALREADY:
                 self._judge(reply)
             elif not await self._may_be_first([op], tries, named=named):
+                self._count([False])
                 return False
         raise self._changes_all_the_time()
 
@@ -205,7 +207,14 @@ class Ledger:
                 self._take_back(asked)
             raise
         # The first of equal ids takes the answer away, so the others are duplicates.
-        return [answers.pop(each, False) for each in data]
+        answered = [answers.pop(each, False) for each in data]
+        self._count(answered)
+        return answered
+
+    def _count(self, answers: list[bool]) -> None:
+        counters = self._namespace.watchers.counters
+        if counters is not None:
+            counters.asked_ledger(self._namespace.settings.namespace, self.name, answers)
 
     async def seen(self, id: Any) -> bool:
         """Return whether an id is remembered. Nothing is changed, so the answer may be outdated when it arrives.

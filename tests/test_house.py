@@ -27,6 +27,7 @@ FLOORS = (
     ("demo", "bench"),
     ("testing",),
     ("sidecar.service", "integrations"),
+    ("metrics",),
     ("sidecar.http", "sidecar.resp"),
     ("sidecar",),
     ("messages",),

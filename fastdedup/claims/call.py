@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import Coroutine, Generator
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Final, NoReturn
 
@@ -12,8 +13,10 @@ from ..checks import check_seconds
 from ..claim import Claim
 from ..downstream import enter, interest, leave
 from ..errors import UnavailableError, UsageError
+from ..gate.counters import outcome_of
 from ..gate.namespace import Namespace
 from ..gate.renewal import Renewal
+from ..gate.tracing import Tracing
 from ..model import Outcome
 from ..protocol.operations import ClaimOp, Terms, Verdict, with_fingerprint
 from .renewed import RenewedClaim
@@ -35,11 +38,13 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         "_entered",
         "_generator",
         "_namespace",
+        "_span",
         "_task",
         "_used",
         "_work",
         "patient",
         "renew",
+        "since",
         "tied",
         "wait",
     )
@@ -47,6 +52,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
 
     _task: object
     """The task that runs it."""
+    _span: object
+    """The span of the work under it, where somebody traces."""
     _work: Any
     """Within `async with`: what ends the work that clients of HTTP ask for."""
     wait: float
@@ -54,6 +61,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     tied: bool
     """True where its caller ends the renewal of the claim in any case, by settling, `_leave` or `_unbind`: then the
     renewal may hold the claim itself, and not weakly, and no call of the claim's methods goes by name."""
+    since: float
+    """When it began, by time.perf_counter(); set where the gate counts."""
 
     def __init__(
         self,
@@ -90,32 +99,83 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         self.patient = True
 
     def __await__(self) -> Generator[Any, Any, Claim]:
-        """The main path. A generator, not a coroutine: nothing but the future stands between task and reply."""
+        """The main path: `_made`, within a span where somebody traces."""
+        watchers = self._namespace.watchers
+        tracing = watchers.tracing
+        if tracing is not None and watchers.wants_span():
+            return self._traced(tracing).__await__()
+        return self._made()
+
+    async def _traced(self, tracing: Tracing) -> Claim:
+        namespace = self._namespace
+        part = namespace.connection.part_of(self.wire).decode()
+        verb = namespace.verb_of(self)
+        span = tracing.claiming(namespace.settings.namespace, verb, self.key, part)
+        try:
+            claim = await Made(self._made())
+        except BaseException as error:
+            tracing.ended(span, error)
+            raise
+        tracing.claimed(span, claim)
+        return claim
+
+    def _made(self) -> Generator[Any, Any, Claim]:
+        """Make the claim. A generator, not a coroutine: nothing but the future stands between task and reply."""
         if self._used:
             raise UsageError(f"this claim of {self.key!r} was awaited before; call claim() for another one")
         self._used = True
+        namespace = self._namespace
+        counters = namespace.watchers.counters
+        if counters is not None:
+            self.since = perf_counter()
         if self.patient and self.wait > 0.0:
             return (yield from self._claim_patiently().__await__())
-        ask = self._namespace.ask
+        ask = namespace.ask
         try:
             reply = yield from ask.begin_claim(self)
         except UnavailableError as error:
-            return claim_of(self._namespace, self, ask.claim_verdict(self, error), self._renews)
+            return claim_of(namespace, self, self._judged(error), self._renews)
         except asyncio.CancelledError:
             ask.abandon(self)
             raise
         if type(reply) is not Verdict or reply.short:
-            reply = ask.claim_verdict(self, reply)
+            reply = self._judged(reply)
+        elif counters is not None:
+            if self.patient or not self.terms.shared:
+                counters.observe(
+                    namespace.settings.namespace,
+                    namespace.verb_of(self),
+                    reply.outcome,
+                    perf_counter() - self.since,
+                )
+            else:
+                counters.judged(namespace, reply, self.since)
         if reply.outcome is _ACQUIRED and not self.patient:
             return Claim(self._namespace, self, reply)
         return claim_of(self._namespace, self, reply, self._renews)
+
+    def _judged(self, answer: Any) -> Verdict:
+        """Return the verdict on an answer that is none yet; count it."""
+        namespace = self._namespace
+        try:
+            verdict = namespace.ask.claim_verdict(self, answer)
+        except Exception as fault:
+            count_claim(namespace, self, fault, self)
+            raise
+        count_claim(namespace, self, verdict, self)
+        return verdict
 
     @property
     def _renews(self) -> bool:
         return self.patient and self.renew
 
     async def _claim_patiently(self) -> Claim:
-        verdict = await wait_for_verdict(self._namespace, self, self.wait)
+        try:
+            verdict = await wait_for_verdict(self._namespace, self, self.wait)
+        except Exception as fault:
+            count_claim(self._namespace, self, fault, self)
+            raise
+        count_claim(self._namespace, self, verdict, self)
         return claim_of(self._namespace, self, verdict, self.renew)
 
     def __bool__(self) -> bool:
@@ -167,6 +227,9 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     async def __aenter__(self) -> Claim:
         self._entered = claim = await self
         claim._bind_body(asyncio.current_task())
+        tracing = self._namespace.watchers.tracing
+        if tracing is not None and claim.acquired:
+            self._span = tracing.working(claim)
         if interest.wanted and claim.acquired:
             self._work = enter(claim._base_wire)
         return claim
@@ -177,6 +240,10 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if hasattr(self, "_span") and self._span is not None:
+            tracing = self._namespace.watchers.tracing
+            assert tracing is not None
+            tracing.worked(self._span, error)
         if hasattr(self, "_work"):
             leave(self._work)
         await self._entered._leave(error)
@@ -218,6 +285,18 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         self._used = True
         if hasattr(self, "_generator"):
             self._generator.close()
+
+
+class Made:
+    """A claim that is being made, to be awaited."""
+
+    __slots__ = ("_generator",)
+
+    def __init__(self, generator: Generator[Any, Any, Claim]) -> None:
+        self._generator = generator
+
+    def __await__(self) -> Generator[Any, Any, Claim]:
+        return self._generator
 
 
 class KnownCall(ClaimCall):
@@ -271,6 +350,14 @@ def claim_of(namespace: Namespace, op: ClaimOp, verdict: Verdict, renew: bool = 
     if outcome is _SUCCEEDED and (age := namespace.recent_for(op, verdict)) > 0.0:
         namespace.learn(op, KnownCall(claim), verdict, age)
     return claim
+
+
+def count_claim(namespace: Namespace, op: ClaimOp, answer: Any, call: ClaimCall) -> None:
+    """Count the verdict on a claim, or the error in its place, where somebody wants to know."""
+    counters = namespace.watchers.counters
+    if counters is not None and hasattr(call, "since"):
+        took = perf_counter() - call.since
+        counters.observe(namespace.settings.namespace, namespace.verb_of(op), outcome_of(answer), took)
 
 
 def renewed_claim(namespace: Namespace, op: ClaimOp, verdict: Verdict) -> Claim:

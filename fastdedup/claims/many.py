@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any, Final
 
 from ..checks import Seconds, check_seconds
 from ..claim import Claim
 from ..engine.answers import is_first_hand
 from ..errors import ShortfallError, UnavailableError
+from ..gate.counters import outcome_of
 from ..gate.namespace import Namespace
 from ..gate.together import Together
 from ..model import Outcome
@@ -76,15 +78,23 @@ class ClaimList(Together):
     async def claim(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         """Make the claims; where one cannot be answered its error is raised, and the others are released."""
         gives_up = end_of(self._wait)
+        counters = self.namespace.watchers.counters
+        since = 0.0 if counters is None else perf_counter()
         try:
             await self._send(claims)
             for claim in claims:
                 self._judge(claim)
             if self._wait and any(map(is_open, claims)):
                 await self._wait_for_others(claims, gives_up)
+            if counters is not None:
+                for claim in claims:
+                    counters.judged(self.namespace, claim.answer, since)
             return [claim_of(self.namespace, claim, claim.answer, self.renew) for claim in claims]
         except BaseException as error:  # noqa: BLE001 -- it is raised below
             fault = error
+        if counters is not None and isinstance(fault, Exception):
+            took = perf_counter() - since
+            counters.observe(self.namespace.settings.namespace, "claim", outcome_of(fault), took)
         # Not awaited within the except clause: compiled by mypyc, that crashes where it is cancelled.
         self._done.cancel()  # what is still under way then has nobody to tell
         await asyncio.shield(self.namespace.connection.keep(self._give_back(claims)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Sequence
+from time import perf_counter
 from typing import Any
 
 from ..claim import Claim
@@ -12,7 +13,7 @@ from ..gate.namespace import Namespace
 from ..protocol.ledgers import FindsIds, RememberedClaimOp, record_wire
 from ..protocol.operations import Terms
 from ..protocol.owners import owner_text
-from .call import ClaimCall, claim_of
+from .call import ClaimCall, claim_of, count_claim
 from .waiting import claim_once, wait_for_verdict
 
 
@@ -37,7 +38,7 @@ class RememberedCall(ClaimCall):
         super().__init__(namespace, key, wire, terms, owner, fingerprint)
         self._ledger = ledger
 
-    def __await__(self) -> Generator[Any, Any, Claim]:
+    def _made(self) -> Generator[Any, Any, Claim]:
         """Claim. A coroutine of its own, as the ledger's form may have to be read first."""
         if self._used:
             raise UsageError(f"this claim of {self.key!r} was awaited before; call claim() for another one")
@@ -46,17 +47,22 @@ class RememberedCall(ClaimCall):
 
     async def _claim(self) -> Claim:
         namespace = self._namespace
+        if namespace.watchers.counters is not None:
+            self.since = perf_counter()
         op = await self._operation()
         try:
             if self.patient and self.wait > 0.0:
                 verdict = await wait_for_verdict(namespace, op, self.wait)
             else:
                 verdict = await claim_once(namespace, op, op.terms)
-        except UnavailableError:
-            self._ledger.distrust()
+        except Exception as fault:
+            if isinstance(fault, UnavailableError):
+                self._ledger.distrust()
+            count_claim(namespace, op, fault, self)
             raise
         if verdict.degraded:
             self._ledger.distrust()
+        count_claim(namespace, op, verdict, self)
         return claim_of(namespace, op, verdict, self._renews)
 
     async def _operation(self) -> RememberedClaimOp:

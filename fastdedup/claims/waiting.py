@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from time import perf_counter
 from typing import cast
 
 from ..errors import ShortfallError, UnavailableError
@@ -62,8 +63,14 @@ async def wait_on(
 
     `found`: another owner at work; or the error of a look that was refused.
     """
-    with namespace.connection.undo.while_it_waits(call):
-        return await _wait_on(namespace, call, gives_up, found)
+    connection = namespace.connection
+    since = perf_counter()
+    with connection.undo.while_it_waits(call):
+        try:
+            return await _wait_on(namespace, call, gives_up, found)
+        finally:
+            if namespace.watchers.counters is not None:
+                namespace.watchers.counters.waited(namespace, since)
 
 
 async def _wait_on(

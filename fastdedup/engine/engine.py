@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from math import inf
 from threading import get_ident
+from time import perf_counter
 from typing import Any, Final, NoReturn, cast
 
 from ..errors import ConfigError, UnavailableError
@@ -35,6 +36,7 @@ _OPEN: Final = BreakerState.OPEN  # naming an enum's member through its class co
 _CLAIMS: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED)
 _AGAIN: Final = Code.AGAIN
 OnBatch = Callable[[int], None]
+OnStoreCall = Callable[[str, float], None]
 HandOver = Callable[["Engine", Op, Any], None]
 """Called with an engine, an operation that has left it, and the part of the store that it must go on to."""
 
@@ -52,6 +54,7 @@ class Engine:
         probe_wire: a store key without a record, to find out whether the store is back.
         on_breaker: called when the breaker has opened or closed.
         on_batch: called with the number of operations of each batch that starts.
+        on_store_call: called with the verb and the seconds of each batch that has ended.
         on_given_up: see `OnGivenUp`.
         on_named: called with each claim of a caller-chosen owner, who may ask again for what was given up.
     """
@@ -69,6 +72,7 @@ class Engine:
         probe_wire: bytes = b"fastdedup:~probe",
         on_breaker: OnChange | None = None,
         on_batch: OnBatch | None = None,
+        on_store_call: OnStoreCall | None = None,
         on_given_up: OnGivenUp | None = None,
         on_named: OnGivenUp | None = None,
     ) -> None:
@@ -82,6 +86,7 @@ class Engine:
         self._max_pending = max_pending
         self._on_breaker = on_breaker
         self._on_batch = on_batch
+        self._on_store_call = on_store_call
         self._unwanted = Unwanted(self._enqueue, on_given_up)
         self._on_named = on_named
         self._health = StoreHealth(store, timeout=timeout, wire=probe_wire, on_change=self._breaker_changed)
@@ -335,6 +340,8 @@ class Engine:
         self._batches.add(batch)
         if self._on_batch is not None:
             self._on_batch(len(batch.ops))
+        if self._on_store_call is not None:
+            batch.began = perf_counter()
         if self._clock is not None and (self.named.counts or self._now >= self._note_from):
             self._note_from = self._now + NOTE_EVERY
             if self.named.counts:
@@ -374,6 +381,8 @@ class Engine:
 
     def _end(self, batch: Batch, outcome: Sequence[Reply] | BaseException) -> None:
         self._batches.discard(batch)
+        if self._on_store_call is not None:
+            self._on_store_call(batch.verb.value, perf_counter() - batch.began)
         ops = batch.ops
         if isinstance(outcome, BaseException):
             self._batch_failed(ops, outcome)

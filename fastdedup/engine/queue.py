@@ -33,7 +33,7 @@ _IN_TURN: Final = (
 class Batch:
     """Operations of one verb that are sent together. `deadline` is the oldest operation's, in the loop's time."""
 
-    __slots__ = ("deadline", "expired", "named", "ops", "sent_at", "task", "verb")
+    __slots__ = ("began", "deadline", "expired", "named", "ops", "sent_at", "task", "verb")
 
     def __init__(self, ops: list[Op], deadline: float) -> None:
         self.ops = ops
@@ -44,6 +44,8 @@ class Batch:
         """The claims of caller-chosen owners in it, where somebody wants to know."""
         self.sent_at = 0.0
         """By time.monotonic(), where somebody wants to know."""
+        self.began = 0.0
+        """By time.perf_counter(), where somebody counts."""
         self.task: asyncio.Task[Sequence[Reply]] | None = None
 
 

@@ -8,11 +8,12 @@ operation, a claim, a settling, a token, a lock, a machine, the sidecar, calls t
 from __future__ import annotations
 
 import asyncio
+from time import perf_counter
 from typing import Any, Final, cast
 
 from ..checks import named
 from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
-from ..events import Degraded, Shortfall, emit
+from ..events import KEPT_LOCALLY, Degraded, Shortfall
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
 from ..protocol.keyspace import names_of
@@ -21,6 +22,7 @@ from ..protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, Ve
 from ..protocol.owners import owner_text
 from .connection import Connection
 from .settings import Settings
+from .watchers import Watchers
 
 _FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGET)
 _GRANTING: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED, Verb.TRANSITION, Verb.FIRST)
@@ -30,9 +32,7 @@ class HeldLocally(UnavailableError):
     """The policy keeps a record of this key that the store does not know yet, so the store is not asked."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "this key was used while the store was unavailable, and the store does not know of it yet"
-        )
+        super().__init__(KEPT_LOCALLY)
 
 
 class StaleLedger(UnavailableError):
@@ -56,6 +56,8 @@ class Ask:
                 f"on_unavailable must be a policy such as Reject() or LocalLRU(), got {named(policy)}"
             )
         self._connection = connection
+        self._watchers: Watchers = connection.watchers
+        self.settings = settings
         self._namespace = settings.namespace
         self._policy = policy
         # `Reject` remembers nothing, so the claim's path does not ask it either.
@@ -105,11 +107,30 @@ class Ask:
 
     async def run(self, op: Op, *, degraded: bool = False) -> Reply:
         """Execute one operation that is not a claim: `begin`, then `verdict`. Errors as theirs."""
+        since = self.now
         try:
             answer = await self.begin(op, degraded=degraded)
         except UnavailableError as error:
-            return self.verdict(op, error)
-        return self.verdict(op, answer)
+            return self.counted(op, error, since)
+        return self.counted(op, answer, since)
+
+    @property
+    def now(self) -> float:
+        """The time by perf_counter(), where somebody counts."""
+        return 0.0 if self._watchers.counters is None else perf_counter()
+
+    def counted(self, op: Op, answer: Reply | BaseException, since: float) -> Reply:
+        """As `verdict`, and count it where somebody wants to know. `since`: `now` when the operation began."""
+        counters = self._watchers.counters
+        if counters is None:
+            return self.verdict(op, answer)
+        try:
+            reply = self.verdict(op, answer)
+        except Exception as fault:
+            counters.ended(self, op, fault, since)
+            raise
+        counters.ended(self, op, reply, since)
+        return reply
 
     async def claim(self, op: ClaimOp) -> Verdict:
         """Make a claim: `begin_claim`, then `claim_verdict`. Where its caller is cancelled it is released."""
@@ -249,19 +270,19 @@ class Ask:
         if isinstance(op, ClaimOp) and type(reply) is Verdict and reply.outcome == "acquired":
             connection.undo.keep(op)
         if self._journal is not None:
-            connection.reconcile(self._journal)
+            connection.reconcile(self._journal, self._namespace)
         if op.verb in _FREEING:
             connection.wakeups.freed(op.wire)
         return reply
 
     def _report_degraded(self, op: Op, error: UnavailableError, *, answered: bool) -> None:
-        emit(self._connection.on_event, Degraded(self._namespace, op.verb.value, answered, str(error)))
+        self._connection.report(Degraded(self._namespace, op.verb.value, answered, str(error)))
 
     def _fell_short(self, op: Op, *, fresh: bool = False) -> None:
         """Say that too few replicas confirmed, or raise; then a claim is released, as nobody is told of it."""
         connection = self._connection
         wanted, key = connection.replicas, self._key_of(op)
-        emit(connection.on_event, Shortfall(self._namespace, op.verb.value, key, wanted))
+        connection.report(Shortfall(self._namespace, op.verb.value, key, wanted))
         if not connection.raises_shortfall:
             return
         if fresh and isinstance(op, ClaimOp) and not op.terms.consumes:

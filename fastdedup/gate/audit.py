@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any, Final
 
 from ..errors import ConfigError
-from ..events import KeyForgotten, RecordsListed, emit
+from ..events import KeyForgotten, RecordsListed
 from .holder import holder_name
 from .namespace import Namespace
 
@@ -32,13 +32,13 @@ def check_reason(reason: Any) -> str:
 def tell_forgotten(namespace: Namespace, kind: str, key: str, found: bool | None, reason: str | None) -> None:
     """Report that a record, or an id of a ledger, was forgotten."""
     name = namespace.settings.namespace
-    emit(namespace.connection.on_event, KeyForgotten(name, kind, key, found, whoever(), check_reason(reason)))
+    namespace.connection.report(KeyForgotten(name, kind, key, found, whoever(), check_reason(reason)))
 
 
 def tell_listed(namespace: Namespace, prefix: str, found: int, reason: str | None) -> None:
     """Report that records were listed."""
     name = namespace.settings.namespace
-    emit(namespace.connection.on_event, RecordsListed(name, prefix, found, whoever(), check_reason(reason)))
+    namespace.connection.report(RecordsListed(name, prefix, found, whoever(), check_reason(reason)))
 
 
 def whoever() -> str:

@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 
 from ..checks import Seconds, check_count, check_seconds, shown
 from ..engine.answers import wrong_loop
-from ..engine.engine import Engine, OnBatch
+from ..engine.engine import Engine, OnBatch, OnStoreCall
 from ..engine.queue import MIN_BATCH
 from ..engine.shards import ShardedEngine
 from ..errors import ConfigError, UnavailableError, UsageError
-from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, emit
+from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, log_failure
 from ..fallback.base import JournalledPolicy
 from ..fallback.reconcile import Reconciler
 from ..forking import InChild
@@ -27,6 +27,7 @@ from ..stores.base import (
     ClockComparingStore,
     Credentials,
     DegradingStore,
+    OpeningStore,
     ReportingStore,
     ShardedStore,
     SlottedStore,
@@ -34,12 +35,15 @@ from ..stores.base import (
     TimedStore,
 )
 from ..stores.memory import MemoryStore
+from .counters import GateCounters
+from .incidents import Incidents
 from .loop_end import LoopEnd
 from .recent import RecentSuccesses
 from .renewal import RenewalQueue
 from .returns import Returns
 from .undo import UndoList
 from .wakeups import Wakeups
+from .watchers import Watchers
 
 T = TypeVar("T")
 
@@ -96,10 +100,19 @@ class Connection:
     ) -> None:
         self.timeout = check_seconds(timeout, "timeout")
         self.max_pending = check_count(max_pending, "max_pending")
+        self.incidents: Incidents | None = Incidents(namespace)
+        """Writes the log lines; None where whoever made the gate logs its events, as the sidecar does."""
         self.on_event = on_event
+        """The user's own callback; `report` calls it."""
+        self.listeners: list[OnEvent] = [] if on_event is None else [on_event]
+        """Called with each event: the user's callback, and what counts."""
         self._lease = lease
         self.on_batch: OnBatch | None = None
         """Set before opening: see `Engine`."""
+        self.on_store_call: OnStoreCall | None = None
+        """As `on_batch`."""
+        self.watchers = Watchers()
+        """Who counts and who traces."""
         self._probe_wire = f"{namespace}:~probe".encode()
         self.replicas = check_count(replicas, "replicas", least=0)
         if on_shortfall not in ("report", "raise"):
@@ -139,6 +152,7 @@ class Connection:
         # Mutable: work that goes on when its caller is cancelled; what brings journals home; renewals by lease.
         self._kept: set[asyncio.Task[Any]] = set()
         self._reconcilers: dict[int, Reconciler] = {}
+        self._journals: dict[int, str] = {}
         self._renewals: dict[float, RenewalQueue] = {}
 
     def keep_records_of(self, max_result: int) -> None:
@@ -188,9 +202,13 @@ class Connection:
         try:
             await store.open()
             self._loop_end = await LoopEnd.awaited(self._end_with_loop)
-        except BaseException:
+        except BaseException as error:
+            if self.incidents is not None and isinstance(error, ConfigError):
+                self.incidents.mistaken(str(error))
             await self._give_up_opening(store)
             raise
+        if self.incidents is not None and isinstance(store, OpeningStore) and store.unreached:
+            self.incidents.unreached(store.unreached)
         if left is not None:
             await self._take_over(left)
 
@@ -267,6 +285,8 @@ class Connection:
         self.recent.clear()
         self.wakeups.freed(None)
         self.returns.are_back()
+        if self.incidents is not None:
+            self.incidents.close()
         if self._loop_end is not None:
             await self._loop_end.forget()
 
@@ -349,18 +369,57 @@ class Connection:
             probe_wire=self._probe_wire,
             on_breaker=on_breaker,
             on_batch=self.on_batch,
+            on_store_call=self.on_store_call,
             on_given_up=self.undo.add,
             on_named=self.undo.keep,
             min_batch=min_batch,
             max_in_flight=max_in_flight,
         )
 
-    def report(self, event: Event) -> None:
-        """Hand an event to the user's callback."""
-        emit(self.on_event, event)
+    def count_for(self, counters: GateCounters) -> None:
+        """Let these counters hear of batches and events; a callback of the user's for batches is called as well.
 
-    def reconcile(self, policy: JournalledPolicy) -> None:
+        Raises:
+            UsageError: the gate is open: its engine would not know.
+        """
+        if self.engine is not None:
+            raise UsageError("this Dedup is open already: let its metrics be counted before you open it")
+        own = self.on_batch
+
+        def on_batch(size: int) -> None:
+            counters.on_batch(size)
+            if own is not None:
+                own(size)
+
+        self.on_batch = counters.on_batch if own is None else on_batch
+        self.on_store_call = counters.on_store_call
+        self.listeners.append(counters.on_event)
+
+    def count(self) -> GateCounters:
+        """Return the counters of this gate, which count from now on. Errors as for `count_for`."""
+        if self.watchers.counters is None:
+            counters = GateCounters()
+            self.count_for(counters)
+            self.watchers.counters = counters
+        return self.watchers.counters
+
+    def report(self, event: Event) -> None:
+        """Log an event, and hand it to the user's callback. An error of that is logged, and changes no answer."""
+        if self.incidents is not None:
+            self.incidents(event)
+        for listener in self.listeners:
+            try:
+                listener(event)
+            except Exception as error:  # noqa: BLE001 -- no error of a callback may stop a claim
+                if self.incidents is None or self.incidents.may_tell(
+                    f"failed on_event: {type(event).__name__}", 1
+                ):
+                    log_failure(event, error)
+
+    def reconcile(self, policy: JournalledPolicy, namespace: str = "") -> None:
         """A policy has answered: what it made is brought into the store as soon as that takes it."""
+        if namespace:
+            self._journals.setdefault(id(policy), namespace)
         reconciler = self._reconcilers.get(id(policy))
         if reconciler is None:
             reconciler = Reconciler(
@@ -374,6 +433,15 @@ class Connection:
             self._reconcilers[id(policy)] = reconciler
         if self._closing is None:
             reconciler.wake()
+
+    def journals(self) -> dict[str, int]:
+        """Return how many records each journal has for the store, under the first namespace that used it."""
+        found = self._reconcilers.items()
+        return {self._journals.get(number, ""): each.policy.lines for number, each in found}
+
+    def undo_counts(self) -> tuple[int, int]:
+        """Return how many claims and ids that were given up were taken back, and how many are still to be."""
+        return self.undo.undone, len(self.undo)
 
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
         """Call `on_freed` for all that wakes a waiter, as `Store.listen` does; return what ends that.

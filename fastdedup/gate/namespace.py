@@ -9,7 +9,7 @@ from typing import Any, Final
 from .. import codec
 from ..checks import milliseconds
 from ..errors import ClaimLostError, foreign
-from ..events import LeaseLost, emit
+from ..events import LeaseLost
 from ..model import Record, RecordKind, State
 from ..protocol.keyspace import Keyspace, Kind, names_of
 from ..protocol.operations import (
@@ -32,6 +32,7 @@ from .connection import Connection
 from .holder import HolderName
 from .recent import Table
 from .settings import Settings
+from .watchers import Watchers
 
 _STATES: Final = {
     "I": State.ISSUED,
@@ -53,6 +54,7 @@ class Namespace:
     def __init__(self, connection: Connection, settings: Settings, recent: Table | None = None) -> None:
         self.settings = settings
         self.connection = connection
+        self.watchers: Watchers = connection.watchers
         connection.keep_records_of(settings.max_result)
         self.ask = Ask(connection, settings)
         self.claims = self.keyspace(Kind.CLAIM)
@@ -169,9 +171,16 @@ class Namespace:
         """Tell `answer` to the duplicates to come, for `age` seconds as `recent_for` said."""
         self.connection.recent.learn(self.recent, op.key, answer, op.fingerprint, len(verdict.payload), age)
 
+    def verb_of(self, op: ClaimOp) -> str:
+        """Return what users call this claim: "claim", "lock", or a token's "redeem" or "consume"."""
+        mode = op.terms.mode
+        if mode is not Mode.CLAIM:
+            return mode.value
+        return "lock" if self.locks.has(op.wire) else mode.value
+
     def lease_lost(self, key: str, owner: str, fence: int) -> None:
         """Report a lease that could not be renewed."""
-        emit(self.connection.on_event, LeaseLost(self.settings.namespace, key, owner, fence))
+        self.connection.report(LeaseLost(self.settings.namespace, key, owner, fence))
 
 
 def machine_record(key: str, stored: Stored) -> Record:

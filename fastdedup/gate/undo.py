@@ -97,6 +97,8 @@ class UndoList:
         self._alarm: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self.undone = 0
+        """Claims and ids that were taken back from the store."""
         self._in_child = InChild(self._leave_to_parent)
 
     def __len__(self) -> int:
@@ -294,11 +296,13 @@ class UndoList:
                 self._given_up[holding] = self._given_up.pop(holding)
             elif record is Code.OK:  # an id, which was removed just now
                 del self._given_up[holding]
+                self.undone += 1
             else:
                 self._nothing_found(holding, given_up)
         answers = await self._ask([release for _, release in held])
         for (holding, _), answer in zip(held, answers, strict=True):
             given_up_then = self._given_up.pop(holding, None)
+            self.undone += answer is Code.OK
             if given_up_then is not None and isinstance(answer, UnavailableError):
                 self._given_up[holding] = given_up_then  # to the end
         return not any(is_unanswered(record) for record in found) and not any(

@@ -67,7 +67,7 @@ class Deliveries:
         self.counts = Counts()
         self._dedup = dedup
         self._inbox = inbox
-        self._on_event = None if dedup is None else dedup._namespace.connection.on_event
+        self._on_event = None if dedup is None else dedup._namespace.connection.report
         self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
         self._way: GatedWay | InboxWay
         if inbox is not None:

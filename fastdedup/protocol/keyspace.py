@@ -78,6 +78,10 @@ class Keyspace:
             raise InvalidKeyError("the key is empty: it would make every request a duplicate of the first")
         return self._plain + data
 
+    def has(self, wire: bytes) -> bool:
+        """True for a store key of this namespace and kind."""
+        return wire.startswith((self._plain, self._digested))
+
     def wire_of_digest(self, digest: str) -> bytes:
         """Return the store key for a digest as `names_of` shows it: "#" and 32 hexadecimal digits.
 

@@ -33,7 +33,7 @@ from ..errors import (
     RetryTransaction,
     UnavailableError,
 )
-from ..events import GateBypassed, emit
+from ..events import GateBypassed
 from ..gateway import Dedup
 from ..model import Outcome
 from .drivers.base import is_retryable
@@ -121,7 +121,7 @@ UNHEARD: Final = (UnavailableError, ForeignRecordError, ResultError)
 def bypassed(gate: Dedup, rules: InboxRules, error: DedupError) -> None:
     """Tell that the gate does not answer, or not so that it can be read."""
     namespace = gate._namespace
-    emit(namespace.connection.on_event, GateBypassed(namespace.settings.namespace, rules.name, str(error)))
+    namespace.connection.report(GateBypassed(namespace.settings.namespace, rules.name, str(error)))
 
 
 def not_a_gate(given: object, wanted: str) -> ConfigError:

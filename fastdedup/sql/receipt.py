@@ -23,6 +23,7 @@ class AnyReceipt:
         self._driver = driver
         self._id = row_id
         self._found = found
+        rules.received[found.outcome] += 1
         self.key = key
         """The key that was received."""
         # Mutable: was a result kept; what duplicates find; the result.

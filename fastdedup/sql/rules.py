@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence, Set
 from hashlib import blake2b
 from threading import Lock
@@ -110,6 +111,8 @@ class InboxRules(TableRules):
         self.codec: Codec = JSONCodec() if codec is None else codec
         self.max_result = check_count(max_result, "max_result")
         self._keys = Keyspace(name, Kind.CLAIM, readable=MAX_KEY_BYTES)
+        self.received: Counter[str] = Counter()
+        """Received keys by their outcome, for metrics. Threads share it; a count may be missed."""
         # "(", "=" and "#" stand in no inbox's name, so the keys of two inboxes are never equal at a gate.
         self._at_gate = name if self.table_name == TableName(TABLE) else f"{name}({self.table_name})"
         _register(self)

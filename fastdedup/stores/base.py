@@ -178,6 +178,14 @@ class ReportingStore(Protocol):
 
 
 @runtime_checkable
+class OpeningStore(Protocol):
+    """An optional ability of a store: to say why it did not answer when it was opened, where that is an outage."""
+
+    unreached: str
+    """Why, from the last opening; empty where it answered."""
+
+
+@runtime_checkable
 class SlottedStore(Protocol):
     """An optional ability of a store: to have to divide batches by slot, as on some Clusters."""
 

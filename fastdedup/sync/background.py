@@ -105,6 +105,7 @@ class PerProcess:
         self.seconds = seconds
         self._make = make
         self._reusable = reusable
+        self._on_made: list[Callable[[Dedup], object]] = []
         # Mutable: the one of this process, or of the process that forked it; was it closed.
         self._background: BackgroundDedup | None = None
         self._closed = False
@@ -148,8 +149,24 @@ class PerProcess:
                     "this Dedup has a store object, which lives in one process: give it a URL instead"
                 )
             leave_behind(former)
-        self._background = BackgroundDedup(current(), self.template if former is None else self._make())
+        self._background = BackgroundDedup(current(), self.template if former is None else self._again())
         return self._background
+
+    def _again(self) -> Dedup:
+        dedup = self._make()
+        for callback in self._on_made:
+            callback(dedup)
+        return dedup
+
+    @property
+    def present(self) -> Dedup:
+        """The one that was made last."""
+        return self.template if self._background is None else self._background.dedup
+
+    def on_made(self, callback: Callable[[Dedup], object]) -> None:
+        """Call `callback` with the `Dedup` of this process before it is opened, and of each process to come."""
+        callback(self.template)
+        self._on_made.append(callback)
 
 
 class Bound(Generic[T]):

@@ -12,8 +12,11 @@ import pytest
 import redis
 
 from fastdedup.events import BreakerOpened, Conflict, Degraded, LeaseLost, Replayed
+from fastdedup.sidecar.counters import Counters
 from fastdedup.sidecar.service import logs
+from fastdedup.sidecar.service.config import Config
 from fastdedup.sidecar.service.logs import EventLog, Throttle, facts, log, name_of, set_up
+from fastdedup.sidecar.service.run import make_namespaces
 
 from ..servers import RedisServer
 from .running import Sidecar
@@ -129,6 +132,13 @@ async def test_keys_are_shown_where_asked_for_and_owners_still_not(lines: Lines)
     (line,) = lines()
     assert line["key"] == "order:42"
     assert "owner-a" not in json.dumps(line)
+
+
+async def test_an_event_of_a_gate_is_one_line(lines: Lines) -> None:
+    """The gate's own log lines are off in a sidecar."""
+    namespaces = make_namespaces(Config(url="memory://"), Counters(), EventLog())
+    namespaces.root._namespace.connection.report(BreakerOpened("redis", "refused"))
+    assert [line["event"] for line in lines()] == ["breaker opened"]
 
 
 async def test_good_news_is_info(lines: Lines) -> None:

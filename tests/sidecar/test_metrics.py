@@ -25,7 +25,7 @@ from fastdedup.events import (
 )
 from fastdedup.model import Outcome
 from fastdedup.protocol.operations import Verdict
-from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of
+from fastdedup.sidecar.counters import BOUNDS, Counters, outcome_of_reply
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.metrics import Exposition, wire_of
 
@@ -105,11 +105,12 @@ async def test_the_hot_path_counts_the_same_also_where_claims_share_a_verdict() 
     ],
 )
 def test_a_reply_of_the_redis_protocol_says_its_outcome(verb: str, reply: bytes, outcome: str) -> None:
-    assert outcome_of(verb, reply) == outcome
+    assert outcome_of_reply(verb, reply) == outcome
 
 
 async def test_events_are_counted() -> None:
     async with running() as namespaces:
+        namespaces.dedup("shop")
         for event in (
             Degraded("shop", "claim", True, "down"),
             Degraded("shop", "claim", False, "down"),

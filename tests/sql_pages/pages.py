@@ -24,6 +24,11 @@ class Page:
         parts = re.split(r"^##+ (.+)\n", (DOCS / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
         self._sections = {"": parts[0]} | dict(zip(parts[1::2], parts[2::2], strict=True))
 
+    @property
+    def text(self) -> str:
+        """The whole page."""
+        return "".join(self._sections.values())
+
     def blocks(self, section: str, language: str) -> list[str]:
         """Give the blocks of one section; "" names what stands before the first heading."""
         return re.findall(rf"^```{language}\n(.*?)^```", self._sections[section], re.DOTALL | re.MULTILINE)

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, cast
 
 from ...codec import check_size
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
+from ...gate.counters import BOUNDS, outcome_of
 from ...gateway import Dedup
 from ...inspection import KINDS, LISTED
 from ...protocol.keyspace import check_wire, names_of, start_beside
@@ -23,7 +24,6 @@ from ...protocol.ledgers import LedgerTerms
 from ...protocol.operations import (
     AdoptOp,
     Code,
-    Moved,
     Op,
     RefusedAlone,
     ReleaseOp,
@@ -36,7 +36,6 @@ from ...protocol.operations import (
 from ...stores.base import EvictingStore, ListedStore, Query
 from ...stores.sidecar.unpack import unpack
 from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, REMEMBERING, UNSURE, Fill, encode, terms_of
-from ..counters import BOUNDS
 from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
@@ -217,18 +216,6 @@ class Place:
             self._run.audit(op, reply)
         unsure = reply is Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure
         self._run.put(self._place, UNSURE if unsure else reply)
-
-
-def outcome_of(answer: Reply) -> str:
-    """Return an answer's outcome as one word, for the metrics."""
-    if type(answer) is Verdict:
-        return answer.outcome
-    code = answer.code if type(answer) is Moved else answer
-    if isinstance(code, Code):
-        return "claim_lost" if code is Code.LOST else code.name.lower()
-    if isinstance(answer, ForeignRecordError):
-        return "foreign"
-    return "unavailable" if isinstance(answer, UnavailableError) else "ok"
 
 
 def run(connection: RespConnection, command: list[bytes]) -> Slot:

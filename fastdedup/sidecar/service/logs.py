@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import orjson
 
-from ...events import BreakerClosed, Degraded, Event, Replayed
+from ...events import BreakerClosed, Degraded, Event, Replayed, name_of
 from ..verbs import LISTED
 from .listener import peer_of
 
@@ -225,8 +225,3 @@ class EventLog:
 def _allowed(kind: Kind) -> int:
     """Return how many lines a second a kind may have: one in an outage, `_BURST` for events of a single key."""
     return 1 if kind[0] is Degraded else _BURST
-
-
-def name_of(kind: type) -> str:
-    """Return an event's name in the log: `BreakerOpened` is `breaker opened`."""
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in kind.__name__).strip()

@@ -136,7 +136,6 @@ class Sidecar:
 
     async def _serve_socket(self, namespaces: Namespaces) -> None:
         namespaces.audit = self._events.audit
-        namespaces.root.on_batch(self._counters.on_batch)
         await namespaces.root.open()
         if self._successors:
             await self._check_store(namespaces)
@@ -260,6 +259,9 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
         credentials=config.credentials(),
         **config.default_options(),
     )
+    root._namespace.connection.on_batch = counters.on_batch
+    root._namespace.connection.on_store_call = counters.on_store_call
+    root._namespace.connection.incidents = None  # the sidecar's `EventLog` tells of each event
     namespaces = Namespaces(
         root,
         settings=config.other_namespaces(),

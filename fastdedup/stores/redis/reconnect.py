@@ -193,8 +193,8 @@ def check_single(info: Any) -> None:
         raise ConfigError("this is a Sentinel: use redis+sentinel://host:26379/service-name")
 
 
-def only_mistakes(fault: BaseException) -> None:
-    """Raise a mistake of the configuration that was found at opening, and ignore an outage.
+def only_mistakes(fault: BaseException) -> str:
+    """Raise a mistake of the configuration that was found at opening; of an outage return the reason.
 
     Raises:
         ConfigError: the login, the service or the port's protocol is wrong.
@@ -203,6 +203,7 @@ def only_mistakes(fault: BaseException) -> None:
         raise ConfigError(str(fault)) from None
     if not isinstance(fault, UnavailableError):
         raise fault from None
+    return str(fault)
 
 
 def no_single_server() -> ConfigError:

@@ -70,6 +70,8 @@ class RedisStore:
         connect = connect or self._dial
         self.on_report: Callable[[Event], None] | None = None
         """Hears of a primary that restarted, and of a clock that is off: see `ReportingStore`."""
+        self.unreached = ""
+        """Why it did not answer when it was opened: see `OpeningStore`."""
         self._reconnector = Reconnector(connect, self._restarted)
         self._head = CallHead()
         self._clock = FormerClock(timeout, self._report_clock)
@@ -111,11 +113,12 @@ class RedisStore:
 
     async def open(self) -> None:
         """Connect once, to find mistakes early. A server that is down is no mistake: then the policy answers."""
+        self.unreached = ""
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self._reconnector.connected()
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            only_mistakes(self._fault(error))
+            self.unreached = only_mistakes(self._fault(error))
         if self._watch is not None:
             self._watch.start()
 

@@ -43,6 +43,8 @@ class SidecarStore:
     def __init__(self, url: str, *, timeout: float) -> None:
         self._path = path_of(url)
         self.name = f"the sidecar at {self._path}"
+        self.unreached = ""
+        """Why it did not answer when it was opened: see `OpeningStore`."""
         self._timeout = timeout
         self._reconnector = Reconnector(self._dial)
         self._listener = SidecarListener(self._dial, timeout)
@@ -51,6 +53,7 @@ class SidecarStore:
 
     async def open(self) -> None:
         """Connect once, to find mistakes early. A sidecar that does not answer is an outage, not a mistake."""
+        self.unreached = ""
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self._reconnector.connected()
@@ -62,6 +65,7 @@ class SidecarStore:
             fault = self._fault(error)
             if not isinstance(fault, UnavailableError):
                 raise fault from None
+            self.unreached = str(fault)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -60,6 +60,8 @@ class ClusterStore:
         self._listener = Listener(self._dial_any, timeout, look=self._look_after_subscription)
         self.name = self._topology.name
         self._clocks = ClockWatch(self._read_clock, self._report_clock)
+        self.unreached = ""
+        """Why it did not answer when it was opened: see `OpeningStore`."""
         # Mutable: see `ReportingStore`; the server that the last connection for a subscription leads to.
         self.on_report: Callable[[Event], None] | None = None
         self._heard_at: Address | None = None
@@ -102,6 +104,7 @@ class ClusterStore:
 
     async def open(self) -> None:
         """Learn the layout and connect to all nodes, to find mistakes early. An outage is no mistake."""
+        self.unreached = ""
         try:
             async with asyncio.timeout(self._timeout * 4):
                 await self._topology.refresh()
@@ -110,9 +113,9 @@ class ClusterStore:
                 )
             for fault in faults:
                 if fault is not None:
-                    only_mistakes(fault)
+                    self.unreached = only_mistakes(fault)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
-            only_mistakes(self._fault(error))
+            self.unreached = only_mistakes(self._fault(error))
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -1,0 +1,276 @@
+"""The log lines of a gate: one line for each incident, never one line for each request.
+
+An outage begins with one line and ends with one line, which says how many operations the policy answered and refused
+meanwhile. Events about single keys get `AT_ONCE` lines in a minute; then they are counted, and one line a minute says
+how many there were. No line shows an owner, a token, a result or a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from ..events import (
+    KEPT_LOCALLY,
+    BatchedBySlot,
+    BreakerClosed,
+    BreakerOpened,
+    ClockSkew,
+    Conflict,
+    Degraded,
+    Event,
+    GateBypassed,
+    LeaseLost,
+    LedgerFilling,
+    PrimaryRestarted,
+    Replayed,
+    Shortfall,
+    UndoOverflow,
+    Unreplayed,
+    name_of,
+)
+
+log = logging.getLogger("fastdedup.store")
+claims_log = logging.getLogger("fastdedup.claims")
+
+AT_ONCE = 5
+"""Lines that a kind of event may have before it is counted only."""
+WINDOW = 60.0
+"""Seconds between two lines that say how many events of a kind were counted."""
+
+Line = tuple[logging.Logger, str]
+
+# The arguments of each line: the fields of its event, after the gate's name.
+_LINES: dict[type, Line] = {
+    LeaseLost: (
+        claims_log,
+        "the lease of %(key)r in namespace %(namespace)r could not be renewed (fence %(fence)d): "
+        "another owner may have the key by now",
+    ),
+    Conflict: (
+        claims_log,
+        "%(key)r in namespace %(namespace)r had two owners in an outage, and both may have acted: "
+        "the record that stands is %(kept)s",
+    ),
+    Unreplayed: (
+        claims_log,
+        "what was answered about %(key)r in namespace %(namespace)r in an outage could not be put into the store: "
+        "%(reason)s",
+    ),
+    UndoOverflow: (
+        claims_log,
+        "too many claims were given up at once: %(key)r in namespace %(namespace)r may stay held until its lease "
+        "ends",
+    ),
+    Shortfall: (
+        log,
+        "fewer than %(replicas)d replicas confirmed a %(verb)s of %(key)r in namespace %(namespace)r in time",
+    ),
+    PrimaryRestarted: (
+        log,
+        "%(store)s came back as another process: it may have lost writes that it had acknowledged",
+    ),
+    ClockSkew: (
+        log,
+        "the clock of %(store)s is off by %(offset_seconds).3f s: leases end early or late",
+    ),
+    GateBypassed: (
+        log,
+        "the gate in namespace %(namespace)r does not answer, so the inbox %(inbox)r decides alone: %(reason)s",
+    ),
+    LedgerFilling: (
+        log,
+        "the ledger %(ledger)r in namespace %(namespace)r is nearly full: it holds %(fill).2f of its capacity",
+    ),
+    BatchedBySlot: (
+        log,
+        "%(store)s refuses scripts with undeclared keys, so each slot of a batch costs it a call: %(reason)s",
+    ),
+}
+_ONCE = (GateBypassed,)
+"""Events that come with each operation: one line, then counts."""
+
+
+class StoreAway:
+    """A time in which the store does not answer, from its first unanswered operation.
+
+    Attributes:
+        open: the parts of the store whose breakers are open.
+        told: True once a line says that it began.
+        answered: operations that the policy answered.
+        refused: operations that the policy refused.
+        fresh: True where an operation went unanswered since the last look.
+    """
+
+    def __init__(self) -> None:
+        self.open: set[str] = set()
+        self.began = monotonic()
+        self.answered = self.refused = 0
+        self.fresh = True
+
+
+class Incidents:
+    """An `on_event` that writes the log lines of one gate.
+
+    Args:
+        gate: the gate's name in the lines: its namespace.
+        window: see `WINDOW`.
+    """
+
+    def __init__(self, gate: str, window: float = WINDOW) -> None:
+        self._gate = gate
+        self._window = window
+        # Mutable: the outage; how often each kind came beyond the lines that it may have; the end of the window.
+        self._outage: StoreAway | None = None
+        self._counts: dict[str, int] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._by_type: dict[type, Callable[[Any], None]] = {
+            Degraded: self._degraded,
+            BreakerOpened: self._opened,
+            BreakerClosed: self._closed,
+            Replayed: self._replayed,
+        }
+
+    def __call__(self, event: Event) -> None:
+        """Log an event, or count it. Events of messages are left out: the consumers log these themselves."""
+        handle = self._by_type.get(type(event))
+        if handle is not None:
+            handle(event)
+        elif type(event) in _LINES:
+            self._single(event)
+
+    def unreached(self, reason: str) -> None:
+        """Take note that the store did not answer when the gate was opened."""
+        if self._outage is None:
+            self._begin(reason)
+
+    def mistaken(self, reason: str) -> None:
+        """Take note that the gate cannot be opened as it is set up."""
+        if self.may_tell(f"cannot be opened: {reason}", 1):
+            log.error("gate %r cannot be opened: %s", self._gate, reason)
+
+    def may_tell(self, kind: str, lines: int = AT_ONCE) -> bool:
+        """Count an event of this kind; True where it may have a line of its own."""
+        count = self._counts[kind] = self._counts.get(kind, -lines) + 1
+        self._look_later()
+        return count <= 0
+
+    def close(self) -> None:
+        """Log what was only counted so far: the gate is closed."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._tell_counts()
+        self._counts.clear()
+        outage, self._outage = self._outage, None
+        if outage is not None and (outage.open or outage.answered + outage.refused > 1):
+            log.warning(
+                "gate %r: it is closed, and the store did not answer for %s", self._gate, _sums(outage)
+            )
+
+    # Outages
+
+    def _begin(self, reason: str) -> StoreAway:
+        log.warning("gate %r: the store does not answer: %s", self._gate, reason)
+        outage = self._outage = StoreAway()
+        self._look_later()
+        return outage
+
+    def _degraded(self, event: Degraded) -> None:
+        outage = self._outage
+        if outage is None:
+            if event.reason == KEPT_LOCALLY:
+                return  # the store is back, and gets what the policy keeps in a moment
+            outage = self._begin(event.reason)
+        outage.fresh = True
+        if event.answered:
+            outage.answered += 1
+        else:
+            outage.refused += 1
+
+    def _opened(self, event: BreakerOpened) -> None:
+        outage = self._outage
+        if outage is None:
+            outage = self._begin(event.reason)
+        elif outage.open:
+            log.warning("gate %r: %s does not answer either: %s", self._gate, event.store, event.reason)
+        outage.open.add(event.store)
+
+    def _closed(self, event: BreakerClosed) -> None:
+        outage = self._outage
+        if outage is None:
+            return
+        outage.open.discard(event.store)
+        if outage.open:
+            log.warning("gate %r: %s answers again after %.1f s", self._gate, event.store, event.lasted)
+            return
+        self._outage = None
+        log.warning("gate %r: the store answers again after %s", self._gate, _sums(outage))
+
+    def _replayed(self, event: Replayed) -> None:
+        log.log(
+            logging.WARNING if event.conflicts else logging.INFO,
+            "gate %r: the answers of the outage are in the store: %d keys, %d conflicts",
+            self._gate,
+            event.adopted,
+            event.conflicts,
+        )
+
+    # Single events
+
+    def _single(self, event: Event) -> None:
+        kind = type(event)
+        if self.may_tell(name_of(kind), 1 if kind in _ONCE else AT_ONCE):
+            to, text = _LINES[kind]
+            to.warning(f"gate %(gate)r: {text}", {"gate": self._gate, **_fields(event)})
+
+    # What is counted
+
+    def _look_later(self) -> None:
+        """Look at the counts at the end of the window, where an event loop runs."""
+        loop = asyncio._get_running_loop()
+        if loop is None or (self._alarm is not None and self._loop is loop):
+            return
+        self._loop = loop
+        self._alarm = loop.call_later(self._window, self._look)
+
+    def _look(self) -> None:
+        """End what has been quiet for a window; of all else, say how often it came."""
+        self._alarm = None
+        self._tell_counts()
+        self._end_quiet_outage()
+        if self._counts or self._outage is not None:
+            self._look_later()
+
+    def _tell_counts(self) -> None:
+        for kind, count in list(self._counts.items()):
+            if count > 0:
+                self._counts[kind] = 0  # it goes on: the next line comes with the next window
+                log.warning("gate %r: %d more of this within %g s: %s", self._gate, count, self._window, kind)
+            else:
+                del self._counts[kind]
+
+    def _end_quiet_outage(self) -> None:
+        """End an outage in which no breaker opened: a few operations got no answer, and others did."""
+        outage = self._outage
+        if outage is None or outage.open:
+            return
+        if outage.fresh:
+            outage.fresh = False
+            return
+        self._outage = None
+        if outage.answered + outage.refused > 1:
+            log.warning("gate %r: the store was unsteady for %s", self._gate, _sums(outage))
+
+
+def _sums(outage: StoreAway) -> str:
+    lasted = monotonic() - outage.began
+    return f"{lasted:.1f} s: the policy answered {outage.answered} operations and refused {outage.refused}"
+
+
+def _fields(event: Event) -> dict[str, Any]:
+    return {name: getattr(event, name) for name in event.__slots__ if name not in ("owner", "ours", "theirs")}

@@ -1,0 +1,37 @@
+"""What a gate tells to whoever traces it, such as `integrations/opentelemetry.py`."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+
+class Tracing(Protocol):
+    """Makes the spans of claims, of the work under them, and of their settling. A span is whatever it likes."""
+
+    def is_wanted(self) -> bool:
+        """True where a claim that begins now shall have a span. Called for each claim: it must be cheap."""
+        ...
+
+    def claiming(self, namespace: str, verb: str, key: str, part: str) -> Any:
+        """Return the span of a claim. `verb`: claim, lock, redeem or consume. `part`: the part of the store."""
+        ...
+
+    def claimed(self, span: Any, claim: Any) -> None:
+        """End the span of a claim that was answered."""
+        ...
+
+    def working(self, claim: Any) -> Any:
+        """Return the span of the work under an acquired claim, and make it the current one; None for no span."""
+        ...
+
+    def worked(self, span: Any, error: BaseException | None) -> None:
+        """End the span of the work, and make the former span the current one."""
+        ...
+
+    def settling(self, claim: Any, how: str) -> Any:
+        """Return the span of a settling; None for no span. `how`: completed, failed or released."""
+        ...
+
+    def ended(self, span: Any, error: BaseException | None) -> None:
+        """End the span of a claim that got an error, or of a settling."""
+        ...

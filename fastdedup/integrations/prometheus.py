@@ -1,0 +1,132 @@
+"""Figures of gates, inboxes and consumers for `prometheus_client`; `pip install 'fastdedup[prometheus]'`.
+
+    dedup = Dedup("redis://localhost:6379/0", namespace="shop")
+    watch(dedup)                     # on prometheus_client's own registry, before the gate is opened
+
+The figures have the names of the sidecar's: see `docs/watching.md`. They are read when Prometheus asks, so that they
+cost a claim a counter only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from threading import Lock
+from typing import Any
+from weakref import WeakKeyDictionary
+
+try:
+    from prometheus_client.core import CounterMetricFamily, Metric
+    from prometheus_client.registry import REGISTRY, CollectorRegistry
+    from prometheus_client.registry import Collector as BaseCollector
+except ImportError as error:
+    raise ImportError(
+        "fastdedup.integrations.prometheus needs prometheus_client: pip install 'fastdedup[prometheus]'"
+    ) from error
+
+from ..checks import named
+from ..errors import ConfigError
+from ..gateway import Dedup
+from ..metrics import GateFamilies, WatchedGate, by_one, family
+from ..sync.gateway import Dedup as SyncDedup
+
+_RESULTS = ("first", "duplicate", "retried", "dead_lettered")
+_lock = Lock()
+_collectors: WeakKeyDictionary[CollectorRegistry, FastdedupCollector] = WeakKeyDictionary()
+
+
+class FastdedupCollector(BaseCollector):
+    """Yields the figures of all that is watched on one registry; `watch` makes it."""
+
+    def __init__(self) -> None:
+        # Mutable: what is watched. A gate of synchronous code is another one in each process.
+        self._gates: dict[int, Callable[[], Dedup]] = {}
+        self._consumers: list[Callable[[], Mapping[str, Any]]] = []
+        self._inboxes: list[Any] = []
+
+    def add(self, watched: Any) -> None:
+        """Show the figures of a gate, a consumer or an inbox as well; errors as for `watch`."""
+        if isinstance(watched, Dedup):
+            connection = watched._namespace.connection
+            connection.count()
+            self._gates[id(connection)] = lambda: watched
+        elif isinstance(watched, SyncDedup):
+            processes = watched._per_process
+            processes.on_made(lambda dedup: dedup._namespace.connection.count())
+            self._gates[id(processes)] = lambda: processes.present
+        elif hasattr(getattr(watched, "_rules", None), "received"):
+            self._inboxes.append(watched._rules)
+        elif hasattr(watched, "counts"):
+            self._consumers.append(lambda: counts_of(watched))
+        else:
+            raise ConfigError(f"watch() takes a Dedup, an Inbox or a consumer, got {named(watched)}")
+
+    def describe(self) -> list[Metric]:
+        """Return no family: prometheus_client need not read the figures to register this."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family (prometheus_client calls this)."""
+        gates = [watched_gate(find()) for find in self._gates.values()]
+        if gates:
+            yield from GateFamilies(gates)
+        if self._consumers:
+            yield from self._messages()
+        if self._inboxes:
+            received: Counter[tuple[str, str]] = Counter()
+            for rules in self._inboxes:
+                for outcome, count in list(rules.received.items()):
+                    received[rules.name, str(outcome)] += count
+            text = "Keys that an inbox received, by their outcome."
+            yield family(CounterMetricFamily, "inbox_received", text, ["inbox", "outcome"], received)
+
+    def _messages(self) -> Iterator[Metric]:
+        results: Counter[tuple[str, str]] = Counter()
+        delivered: Counter[str] = Counter()
+        held: Counter[str] = Counter()
+        for find in self._consumers:
+            for name, counts in find().items():
+                delivered[name] += counts.delivered
+                held[name] += counts.held
+                for result in _RESULTS:
+                    results[name, result] += getattr(counts, result)
+        text = "Deliveries by what came of them."
+        yield family(CounterMetricFamily, "messages", text, ["consumer", "result"], results)
+        text = "Messages that the broker delivered."
+        yield family(CounterMetricFamily, "messages_delivered", text, ["consumer"], by_one(delivered))
+        text = "Messages that waited unacknowledged."
+        yield family(CounterMetricFamily, "messages_held", text, ["consumer"], by_one(held))
+
+
+def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCollector:
+    """Show the figures of gates, inboxes and consumers on a registry.
+
+    Args:
+        watched: gates of asyncio or of synchronous code, before they are opened; inboxes; consumers of messages. The
+            scopes of a gate (`scoped`) are counted with it, by their namespaces.
+        registry: of prometheus_client.
+
+    Raises:
+        UsageError: a gate is open already.
+        ConfigError: the object has no figures.
+    """
+    with _lock:
+        collector = _collectors.get(registry)
+        if collector is None:
+            collector = _collectors[registry] = FastdedupCollector()
+            registry.register(collector)
+    for each in watched:
+        collector.add(each)
+    return collector
+
+
+def watched_gate(dedup: Dedup) -> WatchedGate:
+    """Return a gate's figures, of this moment."""
+    connection = dedup._namespace.connection
+    return WatchedGate(connection.count(), dedup, connection.journals, connection.undo_counts)
+
+
+def counts_of(consumer: Any) -> Mapping[str, Any]:
+    """Return a consumer's counts by its name; a middleware of several queues has several."""
+    counts = consumer.counts
+    return counts if isinstance(counts, Mapping) else {consumer._name: counts}

@@ -1,0 +1,261 @@
+"""Figures in a program of one's own: what was done is what Prometheus reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, LocalLRU, UnavailableError, UsageError
+from fastdedup.events import Conflict, ConsumerPaused, DeadLettered, GateBypassed, UndoOverflow
+from fastdedup.gate.counters import MAX_NAMESPACES, OTHERS
+from fastdedup.integrations.prometheus import watch
+from fastdedup.messages.decisions import Counts
+from fastdedup.sidecar.namespaces import Namespaces, RawCodec
+from fastdedup.sidecar.service.metrics import Exposition
+from fastdedup.sql import Inbox
+from fastdedup.sync import Dedup as SyncDedup
+
+from ..servers import RedisServer
+from ..sidecar.running import figure
+
+WaitUntil = Callable[..., Any]
+TOTAL = "fastdedup_operations_total"
+
+
+class Shown:
+    """What Prometheus reads of one registry."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+
+    @property
+    def text(self) -> str:
+        return generate_latest(self.registry).decode()
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return figure(self.text, name, **labels)
+
+    def names(self) -> set[str]:
+        return {family.name for family in text_string_to_metric_families(self.text)}
+
+
+@pytest.fixture
+def shown() -> Shown:
+    return Shown()
+
+
+async def test_each_operation_is_counted_by_what_came_of_it(redis_url: str, shown: Shown) -> None:
+    dedup = Dedup(redis_url, namespace="shop", known_duplicates=0)
+    sms = dedup.scoped("sms")
+    watch(dedup, registry=shown.registry)
+    async with dedup:
+        first = await dedup.claim("a")
+        await dedup.claim("a")
+        await first.complete({"id": 1})
+        await dedup.claim("a")
+        failed, freed = await dedup.claim_many(["b", "c"])
+        await failed.fail("no")
+        await freed.release()
+        async with dedup.claim("d", renew=True) as held:
+            await held.renew()
+        await sms.claim("a", fingerprint="x")
+        await sms.claim("a", fingerprint="y")
+        lost = await sms.claim("z")
+        await sms.forget("z")
+        with contextlib.suppress(ClaimLostError):
+            await lost.complete()
+        async with dedup.lock("stock"):
+            pass
+        token = await dedup.tokens.issue()
+        await dedup.tokens.consume(token)
+        await dedup.tokens.consume(token)
+        async with dedup.tokens.redeem(await dedup.tokens.issue()):
+            pass
+        await dedup.get("a")
+        ledger = dedup.ledger("clicks", window=60, capacity=100)
+        await ledger.first("i")
+        await ledger.first_many(["i", "j"])
+    done = {
+        ("shop", "claim", "acquired"): 4,
+        ("shop", "claim", "in_progress"): 1,
+        ("shop", "claim", "succeeded"): 1,
+        ("shop", "complete", "ok"): 3,
+        ("shop", "fail", "ok"): 1,
+        ("shop", "release", "ok"): 2,
+        ("shop", "renew", "ok"): 1,
+        ("shop", "lock", "acquired"): 1,
+        ("shop", "issue", "ok"): 2,
+        ("shop", "consume", "acquired"): 1,
+        ("shop", "consume", "succeeded"): 1,
+        ("shop", "redeem", "acquired"): 1,
+        ("shop", "get", "ok"): 1,
+        ("shop", "ledger", "ok"): 1,
+        ("shop:sms", "claim", "acquired"): 2,
+        ("shop:sms", "claim", "mismatch"): 1,
+        ("shop:sms", "forget", "ok"): 1,
+        ("shop:sms", "complete", "claim_lost"): 1,
+    }
+    told = {
+        (sample.labels["namespace"], sample.labels["verb"], sample.labels["outcome"]): sample.value
+        for family in text_string_to_metric_families(shown.text)
+        for sample in family.samples
+        if sample.name == TOTAL
+    }
+    assert told == done
+    claims = sum(count for (_, verb, _), count in done.items() if verb == "claim")
+    assert shown("fastdedup_operation_seconds_count", verb="claim") == claims
+    assert 0 < shown("fastdedup_operation_seconds_sum", verb="claim") < 10
+    assert shown("fastdedup_ledger_ids_total", ledger="clicks", answer="first") == 2
+    assert shown("fastdedup_ledger_ids_total", ledger="clicks", answer="duplicate") == 1
+    assert shown("fastdedup_store_call_seconds_count", verb="first") == 2
+    assert shown("fastdedup_batch_size_count") == shown("fastdedup_store_call_seconds_count")
+
+
+async def test_claims_of_one_batch_and_repeats_are_counted_each(redis_url: str, shown: Shown) -> None:
+    """Fresh claims of a batch share one verdict; a repeat is answered from memory."""
+    dedup = Dedup(redis_url, namespace="shop")
+    watch(dedup, registry=shown.registry)
+    async with dedup:
+        claims: list[Claim] = await asyncio.gather(*(dedup.claim(f"k{number}") for number in range(100)))
+        assert shown(TOTAL, verb="claim", outcome="acquired") == 100
+        await claims[0].complete()
+        for _ in range(5):
+            await dedup.claim("k0")
+        assert shown(TOTAL, verb="claim", outcome="succeeded") == 5
+        for claim in claims[1:]:
+            await claim.release()
+    assert shown(TOTAL, verb="release", outcome="ok") == 99
+
+
+async def test_namespaces_that_a_program_makes_up_share_a_label(shown: Shown) -> None:
+    dedup = Dedup("memory://", namespace="shop")
+    watch(dedup, registry=shown.registry)
+    counters = dedup._namespace.connection.count()
+    for number in range(MAX_NAMESPACES):
+        counters.observe(f"user:{number}", "claim", "acquired", 0.1)
+    async with dedup:
+        for number in range(3):
+            async with dedup.scoped(f"{number}").claim("a"):
+                pass
+    assert shown(TOTAL, namespace=OTHERS, verb="claim") == 3
+    assert shown(TOTAL, namespace=OTHERS, verb="complete") == 3
+
+
+async def test_a_wait_is_timed(shown: Shown, wait_until: WaitUntil) -> None:
+    dedup = Dedup("memory://", namespace="shop")
+    watch(dedup, registry=shown.registry)
+    async with dedup:
+        first = await dedup.claim("a")
+        waiting = asyncio.ensure_future(dedup.claim("a", wait=5.0))
+        watching = dedup._namespace.connection.wakeups._count
+        await wait_until(lambda: watching, description="it waits for the first")
+        await first.complete()
+        await waiting
+    assert shown("fastdedup_wait_seconds_count", namespace="shop") == 1
+    assert shown("fastdedup_wait_seconds_sum", namespace="shop") > 0
+    assert shown(TOTAL, verb="claim", outcome="succeeded") == 1
+
+
+async def test_an_outage_shows_in_the_figures(shown: Shown, wait_until: WaitUntil) -> None:
+    server = RedisServer().start()
+    try:
+        dedup = Dedup(server.url, namespace="shop", timeout=0.1, on_unavailable=LocalLRU())
+        strict = Dedup(server.url, namespace="strict", timeout=0.1)
+        watch(dedup, strict, registry=shown.registry)
+        async with dedup, strict:
+            server.kill()
+            for number in range(6):
+                await dedup.claim(f"k{number}")
+                with pytest.raises(UnavailableError):
+                    await strict.claim(f"k{number}")
+            assert shown("fastdedup_breaker_state", state="open") == 1
+            assert shown("fastdedup_breaker_opened_total") == 2
+            assert shown("fastdedup_journal_records", namespace="shop") == 6
+            assert shown("fastdedup_degraded_total", namespace="shop", answered="yes") == 6
+            assert shown("fastdedup_degraded_total", namespace="strict", answered="no") == 6
+            assert shown(TOTAL, namespace="strict", outcome="unavailable") == 6
+            assert shown(TOTAL, namespace="shop", outcome="acquired") == 6
+            server.start()
+            await wait_until(
+                lambda: shown("fastdedup_reconciled_total") == 6, description="the journal is in the store"
+            )
+            await wait_until(
+                lambda: shown("fastdedup_breaker_state", state="open") == 0, description="both closed"
+            )
+            assert shown("fastdedup_journal_records") == 0
+    finally:
+        server.stop()
+
+
+def test_events_of_other_kinds_are_counted(shown: Shown) -> None:
+    dedup = Dedup("memory://", namespace="shop")
+    watch(dedup, registry=shown.registry)
+    for event in (
+        Conflict("shop", "k", "a", "b", "ours"),
+        GateBypassed("shop", "billing", "down"),
+        DeadLettered("orders", "k", "exhausted", 5, "ValueError"),
+        ConsumerPaused("orders", "down"),
+        UndoOverflow("shop", "k"),
+    ):
+        dedup._namespace.connection.report(event)
+    assert shown("fastdedup_reconcile_conflicts_total", kept="ours") == 1
+    assert shown("fastdedup_gate_bypassed_total", namespace="shop", inbox="billing") == 1
+    assert shown("fastdedup_dead_letters_total", consumer="orders", reason="exhausted") == 1
+    assert shown("fastdedup_consumer_paused", consumer="orders") == 1
+    assert shown("fastdedup_undo_overflows_total") == 1
+
+
+def test_a_gate_of_synchronous_code_is_watched(redis_url: str, shown: Shown) -> None:
+    dedup = SyncDedup(redis_url, namespace="shop")
+    watch(dedup, registry=shown.registry)
+    with dedup:
+        dedup.claim("a").complete()
+    with dedup:
+        dedup.claim("b").release()
+    assert shown(TOTAL, verb="claim", outcome="acquired") == 2
+
+
+def test_consumers_and_inboxes_are_watched(shown: Shown) -> None:
+    class Consumer:
+        _name = "orders"
+        counts = Counts(delivered=5, first=2, duplicate=1, held=1, retried=1, dead_lettered=1)
+
+    inbox = Inbox("billing", keep=60.0)
+    watch(Consumer(), inbox, registry=shown.registry)
+    inbox._rules.received["acquired"] += 3
+    assert shown("fastdedup_messages_total", consumer="orders", result="first") == 2
+    assert shown("fastdedup_messages_total", consumer="orders", result="dead_lettered") == 1
+    assert shown("fastdedup_messages_delivered_total", consumer="orders") == 5
+    assert shown("fastdedup_inbox_received_total", inbox="billing", outcome="acquired") == 3
+
+
+async def test_a_gate_that_is_open_is_refused(shown: Shown) -> None:
+    async with Dedup("memory://") as dedup:
+        with pytest.raises(UsageError, match="before you open it"):
+            watch(dedup, registry=shown.registry)
+    with pytest.raises(ConfigError, match="got str"):
+        watch("dedup", registry=shown.registry)
+
+
+def families(registry: CollectorRegistry) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    for family in registry.collect():
+        for sample in family.samples:
+            yield family.name, family.documentation, tuple(sorted(sample.labels))
+
+
+async def test_a_sidecar_has_the_same_figures() -> None:
+    """Each family that a program shows is one of the sidecar's, with the same labels."""
+    shown = Shown()
+    dedup = Dedup("memory://", namespace="shop")
+    watch(dedup, registry=shown.registry)
+    namespaces = Namespaces(Dedup(codec=RawCodec()))
+    theirs = set(families(Exposition(namespaces)._registry))
+    ours = set(families(shown.registry))
+    assert ours
+    assert ours <= theirs
