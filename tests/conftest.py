@@ -71,8 +71,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
                 await pyfuncitem.obj(**arguments)
             left = asyncio.all_tasks() - {asyncio.current_task()}
             assert not {task for task in left if "fastdedup" in task.get_name()}, f"tasks left behind: {left}"
-        finally:
+        except BaseException:
             await end_tasks()
+            raise
 
     with asyncio.Runner(loop_factory=factory) as runner:
         try:
@@ -86,7 +87,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 async def end_tasks() -> None:
-    """Cancel what a test has left until it ends. `Runner` cancels once, which `wait_for` of Python 3.11 may lose."""
+    """Cancel what a failed test has left until it ends. `Runner` cancels once, which `wait_for` of Python 3.11 may lose."""
     for _ in range(100):
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if not left:

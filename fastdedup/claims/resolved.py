@@ -23,6 +23,7 @@ class ResolvedCall(ClaimCall):
 
     def __init__(self, call: ClaimCall, check: Check, *, renews: bool) -> None:
         self._used = False
+        self._namespace = call._namespace
         self.key = call.key
         self.patient = call.patient
         if call.patient:
