@@ -10,6 +10,7 @@ CLI   := .venv/.stamp-cli
 WEB   := .venv/.stamp-web
 DEV   := .venv/.stamp-dev
 BENCH := .venv/.stamp-bench
+DOCS  := .venv/.stamp-docs
 BUILT := build/compiled
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
@@ -17,7 +18,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test test-clients test-compiled test-servers lint types format bench bench-check compiled chaos clean
+.PHONY: help demo demo-web test test-clients test-compiled test-servers lint types format bench bench-check compiled chaos docs clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -94,6 +95,10 @@ $(BUILT)/.stamp: $(BENCH) hatch_build.py $(shell find fastdedup lua -name '*.py'
 chaos: $(DEV) redis-server libfaketime ## break real servers under load for about 10 minutes, and check every answer
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" $(BIN)/python -m tests.chaos $(ARGS)
 
+docs: $(DOCS) ## write the documentation to build/site; a broken link fails it
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
+	@echo "The documentation is in build/site: open build/site/index.html"
+
 clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -138,3 +143,8 @@ $(BENCH): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[bench] ..."
 	@$(PIP) --editable '.[bench]'
 	@touch $(WEB) $@
+
+$(DOCS): $(VENV) pyproject.toml
+	@echo "Installing fastdedup[docs] ..."
+	@$(PIP) --editable '.[docs]'
+	@touch $@
