@@ -21,7 +21,7 @@ from fastdedup.cli.main import cli
 from ..sql_pages.pages import DOCS, Page
 
 URL = "redis://localhost:6379/0"
-PAGES = ["index.md", "choosing.md", "concepts.md"]
+PAGES = ["index.md", "choosing.md", "concepts.md", "outages.md", "errors.md", "security.md"]
 PAGES += sorted(f"recipes/{path.name}" for path in (DOCS / "recipes").glob("*.md"))
 START = Page("start.md")
 

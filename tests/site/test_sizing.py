@@ -1,0 +1,65 @@
+"""docs/sizing.md: its formula is within 10 % of what a real server takes, and its table is the formula's."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any
+
+import pytest
+import redis
+
+from fastdedup import Dedup
+
+from ..servers import RedisServer
+from ..sql_pages.pages import Page
+
+PAGE = Page("sizing.md")
+COPIES = 8_000
+COPY = """
+local value = redis.call('GET', KEYS[1])
+for i = 1, tonumber(ARGV[1]) do redis.call('SET', KEYS[2] .. string.format(ARGV[2], i), value, 'PX', 60000) end
+"""
+
+
+@pytest.fixture(scope="module")
+def redis_bytes() -> Any:
+    names: dict[str, Any] = {}
+    exec(compile(PAGE.all_blocks("python")[0], "docs/sizing.md", "exec"), names)
+    return names["redis_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("key", "result", "fingerprint"), [(8, 0, False), (36, 0, True), (36, 100, True), (20, 1_000, False)]
+)
+async def test_the_formula_is_within_a_tenth_of_measured(
+    redis_server: RedisServer, redis_url: str, redis_bytes: Any, key: int, result: int, fingerprint: bool
+) -> None:
+    """One record is a real one; the script makes the others in the same way as the claim's script does."""
+    first = "k" * key
+    async with Dedup(redis_url, namespace="sizing") as dedup:
+        claim = await dedup.claim(first, fingerprint="a body" if fingerprint else None)
+        await claim.complete("r" * (result - 2) if result else None)
+        with contextlib.closing(redis.Redis.from_url(redis_url)) as raw:
+            raw.eval(
+                COPY, 2, f"sizing:={first}", "sizing:=", 1, f"%0{key}d"
+            )  # the script itself is in memory now
+            before = raw.info("memory")["used_memory"]
+            raw.eval(COPY, 2, f"sizing:={first}", "sizing:=", COPIES, f"%0{key}d")
+            grown = raw.info("memory")["used_memory"] - before
+            raw.flushdb()
+    told = redis_bytes(COPIES, namespace="sizing", key=key, result=result, fingerprint=fingerprint)
+    assert told == pytest.approx(grown, rel=0.1)
+
+
+def test_its_table_is_the_formula_s(redis_bytes: Any) -> None:
+    rows = re.findall(
+        r"^\| (.+) \| ([\d,]+) \| ([\d.]+) GiB \|$", "".join(PAGE._sections.values()), re.MULTILINE
+    )
+    kept = [(0, False), (21, False), (100, False), (1_000, True)]
+    for (_, bytes_each, gibibytes), (result, fingerprint) in zip(rows, kept, strict=True):
+        told = redis_bytes(10_000_000, namespace="shop", key=36, result=result, fingerprint=fingerprint)
+        assert (round(told / 1e7), round(told / 2**30, 1)) == (
+            int(bytes_each.replace(",", "")),
+            float(gibibytes),
+        )
