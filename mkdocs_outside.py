@@ -6,6 +6,7 @@ the site, any other file is copied, and each link is rewritten. So no link needs
 
 from __future__ import annotations
 
+import logging
 import posixpath
 import re
 from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:  # the tests read links by this file, and run without MkDocs
     from mkdocs.structure.files import Files
     from mkdocs.structure.pages import Page
 
+log = logging.getLogger("mkdocs.hooks.outside")
 ROOT = Path(__file__).parent
 # In the site without a link from a page of docs/: the navigation names them.
 ROOTS = ("CHANGELOG.md", "CONTRIBUTING.md", "tests/chaos/README.md", "fastdedup/sidecar/README.md")
@@ -70,6 +72,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def rewrite(link: re.Match[str]) -> str:
         start, target, end = link.groups()
         place = place_of(posixpath.normpath(posixpath.join(folder, target)))
+        if files.get_file_from_path(place) is None:
+            log.warning("%s links to %s, which is no file: name a file", path_of(here), target)  # fails a strict build
         return start + posixpath.relpath(place, posixpath.dirname(here) or ".") + end
 
     pieces, at = [], 0
