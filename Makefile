@@ -11,6 +11,7 @@ WEB   := .venv/.stamp-web
 DEV   := .venv/.stamp-dev
 BENCH := .venv/.stamp-bench
 DOCS  := .venv/.stamp-docs
+RELEASE := .venv/.stamp-release
 BUILT := build/compiled
 PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
@@ -18,7 +19,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test test-clients test-compiled test-servers lint types format bench bench-check compiled chaos docs clean
+.PHONY: help demo demo-web test test-clients test-compiled test-servers lint types format bench bench-check compiled chaos docs release-check clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -99,6 +100,12 @@ docs: $(DOCS) ## write the documentation to build/site; a broken link fails it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
 	@echo "The documentation is in build/site: open build/site/index.html"
 
+# FASTDEDUP_REPOSITORY=https://host/owner/name gives the README of the package its links; GitHub's runners need no such word.
+release-check: $(RELEASE) ## build sdist and wheel into dist/, check both and their README for a package index
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist . >/dev/null
+	@$(BIN)/twine check --strict dist/*
+
 clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -147,4 +154,9 @@ $(BENCH): $(VENV) pyproject.toml
 $(DOCS): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[docs] ..."
 	@$(PIP) --editable '.[docs]'
+	@touch $@
+
+$(RELEASE): $(VENV) pyproject.toml
+	@echo "Installing fastdedup[release] ..."
+	@$(PIP) --editable '.[release]'
 	@touch $@

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,9 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+import fastdedup
+from hatch_readme import LINK, readable
 
 pytestmark = pytest.mark.timeout(300)  # a fresh environment and an installation over the network
 
@@ -80,6 +84,32 @@ def test_the_wheel_tells_pytest_of_its_fixtures(wheel: Path) -> None:
         told = ConfigParser()
         told.read_string(archive.read(points).decode())
     assert dict(told["pytest11"]) == {"fastdedup": "_fastdedup_pytest"}
+
+
+def test_the_readme_of_the_wheel_has_no_relative_link(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        text = archive.read(metadata).decode()
+    assert "# fastdedup" in text
+    assert not [target for _, _, target in LINK.findall(text) if not target.startswith("https://")]
+
+
+def test_with_an_address_the_readme_s_links_are_absolute() -> None:
+    text = "[a](docs/a.md#b) ![c](d.svg) [`e`](f) [g](https://h) [i](#j)\n```python\nx[1](y)\n```\n"
+    there = "https://host/o/n"
+    assert readable(text, there, "1.0") == (
+        f"[a]({there}/blob/v1.0/docs/a.md#b) ![c]({there}/raw/v1.0/d.svg) [`e`]({there}/blob/v1.0/f) "
+        "[g](https://h) [i](#j)\n```python\nx[1](y)\n```\n"
+    )
+    assert readable("![c](d.svg)[`e`](f) [g](https://h)", "", "1.0") == "`e` [g](https://h)"
+
+
+def test_the_changes_date_this_version() -> None:
+    """A release's heading is its version and its day."""
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    dated = re.findall(r"^## (\d\S*) \((\d{4}-\d\d-\d\d)\)$", changes, re.MULTILINE)
+    assert dated[0][0] == fastdedup.__version__
+    assert [day for _, day in dated] == sorted((day for _, day in dated), reverse=True)
 
 
 def test_the_base_install_is_small(wheel: Path) -> None:
