@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sqlite3
 import subprocess
@@ -13,10 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
+from fastdedup import Dedup
 from fastdedup.sql.dialects import dialect_of
 
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+(PRINTED,) = re.findall(r"```text\n(.*?)```", README, re.DOTALL)
+"""What the first snippet prints, the first time."""
+DEFAULTS = dict(re.findall(r"`(\w+)=([\d_.]+|Reject\(\))`", README))
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
@@ -27,6 +32,8 @@ def test_each_snippet_runs(number: int, redis_url: str, tmp_path: Path) -> None:
     program.write_text(snippet.replace("redis://localhost:6379/0", redis_url), encoding="utf-8")
     ran = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60, check=False)
     assert ran.returncode == 0, ran.stderr
+    if number == 0:
+        assert ran.stdout == PRINTED
 
 
 def test_each_use_has_a_snippet() -> None:
@@ -42,6 +49,13 @@ def test_each_use_has_a_snippet() -> None:
         ".receive(",
     ):
         assert use in text
+
+
+def test_its_defaults_are_the_code_s() -> None:
+    known = inspect.signature(Dedup.__init__).parameters
+    told = {name: float(value) for name, value in DEFAULTS.items() if value != "Reject()" and name in known}
+    assert told.keys() >= {"lease", "ttl", "failure_ttl", "timeout"}
+    assert told == {name: known[name].default for name in told}
 
 
 def test_it_stays_short_and_names_the_two_commands() -> None:
