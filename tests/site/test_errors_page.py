@@ -9,6 +9,7 @@ from fastdedup.errors import DedupError, RetryTransaction
 from fastdedup.messages import DeadLetterError
 from fastdedup.messages.keys import NoKeyError
 from fastdedup.messages.rules import ExhaustedError
+from fastdedup.web.problems import PROBLEMS
 
 from ..sql_pages.pages import Page
 
@@ -28,3 +29,10 @@ def test_its_table_names_each_error_s_parents(error: type[Exception]) -> None:
     (row,) = (row for row in PAGE._sections[""].splitlines() if f"(#{error.__name__.lower()})" in row)
     parents = {base.__name__ for base in error.__bases__} - {"DedupError", "Exception"}
     assert {*filter(None, row.split("|")[2].strip().split(", "))} == parents
+
+
+def test_every_problem_of_http_has_a_way_out() -> None:
+    rows = [row.split("|") for row in PAGE._sections["Over HTTP"].splitlines() if row.startswith("| `")]
+    assert {(row[1].strip(" `"), int(row[2])) for row in rows} == {
+        (each.name, each.status) for each in PROBLEMS
+    }

@@ -90,7 +90,11 @@ async def test_the_tutorial_answers_as_it_says(redis_url: str) -> None:
         assert (await client.post("/orders?item=lamp", headers={"x-account": "7"})).status_code == 400
         assert (await client.post("/orders?item=chair", headers=headers)).status_code == 422
         assert (await client.get("/health")).json() == {"redis": "closed", "operations": 0}
-    (command,) = START.blocks("A look inside", "sh")
-    arguments = command.strip().replace(URL, redis_url).split()[1:]
-    shown = await asyncio.to_thread(CliRunner().invoke, cli, arguments)  # it has an event loop of its own
-    assert "mail for order 1" in shown.output
+        (figure,) = START.blocks("A look inside", "text")
+        assert figure in (await client.get("/metrics/")).text
+    for command, shown in zip(
+        START.blocks("A look inside", "sh"), ("mail for order 1", "succeeded"), strict=True
+    ):
+        arguments = command.strip().replace(URL, redis_url).split()[1:]
+        # It has an event loop of its own.
+        assert shown in (await asyncio.to_thread(CliRunner().invoke, cli, arguments)).output
