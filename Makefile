@@ -98,7 +98,7 @@ chaos: $(DEV) redis-server libfaketime ## break real servers under load for abou
 
 docs: $(DOCS) ## write the documentation to build/site; a broken link fails it
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --clean
-	@echo "The documentation is in build/site: open build/site/index.html"
+	@echo "The documentation is in build/site: open build/site/index.html, or, to search in it: $(BIN)/python -m http.server -d build/site"
 
 # FASTDEDUP_REPOSITORY=https://host/owner/name gives the README of the package its links; GitHub's runners need no such word.
 release-check: $(RELEASE) ## build sdist and wheel into dist/, check both and their README for a package index
