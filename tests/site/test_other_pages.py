@@ -1,0 +1,66 @@
+"""Pages whose own tests are of something else: their Python runs; and no page's Python is left out."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from faststream.rabbit import RabbitBroker, TestRabbitBroker
+from redis.asyncio import Redis
+
+from fastdedup import Dedup
+from fastdedup.sql import Inbox
+
+from ..sql_pages.pages import DOCS, Page
+
+URL = "redis://localhost:6379/0"
+TESTS = "".join(path.read_text("utf-8") for path in Path(__file__).parents[1].rglob("test_*.py"))
+WITH_PYTHON = sorted(path.name for path in DOCS.glob("*.md") if "```python" in path.read_text("utf-8"))
+
+
+def names_of(block: str, page: str, **names: Any) -> dict[str, Any]:
+    names["__name__"] = "page"
+    exec(compile(block, f"docs/{page}", "exec"), names)
+    return names
+
+
+def test_the_page_of_synchronous_code_runs(redis_url: str) -> None:
+    (block,) = Page("synchronous.md").all_blocks("python")
+    names = names_of(block.replace(URL, redis_url), "synchronous.md")
+    with contextlib.closing(names["dedup"]):
+        assert [names["buy"]("42") for _ in range(2)] == [{"order": "42"}] * 2
+
+
+async def test_the_page_of_messages_runs(redis_url: str) -> None:
+    (block,) = Page("messages.md").all_blocks("python")
+    async with Redis.from_url(redis_url) as redis:
+        names = names_of(block, "messages.md", redis=redis, dedup=Dedup(redis_url))
+    assert names["done"].window == 7 * 86_400
+
+
+async def test_the_page_of_faststream_runs() -> None:
+    first, with_inbox = Page("faststream.md").all_blocks("python")
+    runs: list[dict[str, str]] = []
+    names = names_of(
+        first.replace(URL, "memory://").replace("    ...", "    runs.append(order)"),
+        "faststream.md",
+        runs=runs,
+    )
+    async with names["dedup"], TestRabbitBroker(names["broker"], connect_only=False) as broker:
+        names["guard"].check(names["broker"])
+        for _ in range(2):
+            await broker.publish({"order": "42"}, "orders", message_id="m-1")
+    assert runs == [{"order": "42"}]
+
+    names["inbox"] = Inbox("billing", keep=timedelta(days=7), begin=lambda: None)
+    names["broker"] = RabbitBroker("amqp://guest:guest@localhost/")
+    names_of(with_inbox, "faststream.md", **names)
+    assert names["broker"].subscribers
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON)
+def test_a_test_runs_the_page(page: str) -> None:
+    assert f'"{page}"' in TESTS or f'docs/{page}"' in TESTS
