@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import pytest
 import redis
 
-from fastdedup import Dedup
+from fastdedup import Dedup, Outcome, UnavailableError
 
 from ..servers import RedisServer
+from ..sql_pages.pages import Page
 
 LAST = b"the last command of this test"
 SECRETS = {"subject": b"user:ann", "fingerprint": b"body-of-ann"}
@@ -56,3 +58,24 @@ async def test_results_are_shown_and_tokens_and_subjects_are_not(watched: RedisS
         assert secret not in monitored + slow + told
     for value in ("result", "error", "owner"):
         assert SHOWN[value] not in told
+
+
+async def test_the_page_s_user_may_do_what_a_gate_does(watched: RedisServer) -> None:
+    (line,) = Page("security.md").blocks("Who may do what", "text")
+    with watched.client() as raw:
+        raw.execute_command(*line.split())
+        async with Dedup(watched.url, namespace="shop", credentials=lambda: ("shop", "password")) as dedup:
+            first = await dedup.claim("order:44")
+            again = asyncio.ensure_future(dedup.claim("order:44", wait=5.0))
+            await asyncio.sleep(0)
+            await first.renew()
+            await first.complete("done")
+            assert (await again).result == "done"
+            token = await dedup.tokens.issue()
+            assert (await dedup.tokens.consume(token)) is Outcome.ACQUIRED
+            async with dedup.lock("stock:9"), dedup.scoped("sms").claim("7"):
+                pass
+        async with Dedup(watched.url, namespace="other", credentials=lambda: ("shop", "password")) as dedup:
+            with pytest.raises(UnavailableError, match="may not do this"):
+                await dedup.claim("order:44")
+        raw.acl_deluser("shop")
