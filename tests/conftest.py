@@ -87,7 +87,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 async def end_tasks() -> None:
-    """Cancel what a failed test has left until it ends. `Runner` cancels once, which `wait_for` of Python 3.11 may lose."""
+    """Cancel what a failed test has left until it ends. `Runner` cancels once, which `wait_for` of 3.11 may lose."""
     for _ in range(100):
         left = asyncio.all_tasks() - {asyncio.current_task()}
         if not left:
