@@ -1,7 +1,7 @@
 """Prints, as constraints for pip, the lowest version of each package that pyproject.toml lets users install.
 
-The tools in the extras `dev` and `bench` are not users' packages. Where two extras name one package, the higher bound
-counts: pip installs both together.
+The tools of the extras `dev` and `bench` are not users' packages. Where two extras name one package, the higher bound
+counts, also that of `dev`: pip installs all of them together.
 """
 
 import re
@@ -16,13 +16,13 @@ def main() -> None:
     """Print one line a package."""
     project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    asked = [
+    theirs = [
         *project["dependencies"],
         *(each for name in extras if name not in TOOLS for each in extras[name]),
     ]
     lowest: dict[str, str] = {}
-    for requirement in asked:
-        if found := NAMED.match(requirement):
+    for requirement in (*theirs, *extras["dev"]):
+        if (found := NAMED.match(requirement)) and (requirement in theirs or found["name"] in lowest):
             name, version = found["name"], found["lowest"]
             lowest[name] = max(lowest.get(name, "0"), version, key=as_numbers)
     for name, version in sorted(lowest.items()):
