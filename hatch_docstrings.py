@@ -1,7 +1,8 @@
-"""Puts docstrings and whole signatures into the C source that mypyc has written.
+"""Puts docstrings and whole signatures into the C source that mypyc has written, and mends its `throw()`.
 
-mypyc (2.4) leaves docstrings out, and each signature with a default that is no literal. `tests/test_compiled.py` asks
-the compiled package for them, so that test notices a mypyc that writes its source in another way.
+mypyc (2.4) leaves docstrings out, and each signature with a default that is no literal. It calls a coroutine's
+`throw()` with three arguments, of which Python 3.12 warns. `tests/test_compiled.py` asks the compiled package for all
+this, so that test notices a mypyc that writes its source in another way.
 """
 
 import ast
@@ -51,6 +52,9 @@ static PyObject *CPyFunction_get_signature(PyObject *function, void *context) {
     {"__signature__", (getter)CPyFunction_get_signature, 0, 0, 0},
 """
 )
+AWAITING = "misc_ops.c"  # mypyc's way to pass an exception on to what is awaited
+THROWN = "PyObject_CallFunctionObjArgs(_m, type, value, traceback, NULL)"
+THROWN_ALONE = "PyObject_CallOneArg(_m, value)"  # which carries its type and its traceback
 NO_DOC = "NULL, NULL},\n"  # how the entry of a property ends
 
 
@@ -175,7 +179,9 @@ def with_docstrings(lines: Iterator[str], sources: Sources) -> Iterator[str]:
     entry = ""
     for line in lines:
         if line == f"#include <{COROUTINES}>\n":
-            line = coroutine_functions()
+            line = runtime(COROUTINES, ATTRIBUTES, SHOWN)
+        elif line == f"#include <{AWAITING}>\n":
+            line = runtime(AWAITING, THROWN, THROWN_ALONE)
         elif found := TABLE.search(line) or TYPE.search(line):
             owner, entry = sources.class_of(found[1]), ""
         elif line.strip() == "};":
@@ -191,10 +197,10 @@ def with_docstrings(lines: Iterator[str], sources: Sources) -> Iterator[str]:
         yield line
 
 
-def coroutine_functions() -> str:
-    """Return the C of mypyc's coroutine functions, which then show docstrings and signatures."""
-    source = (Path(mypyc.__file__).parent / "lib-rt" / COROUTINES).read_text()
-    return source.replace(ATTRIBUTES, SHOWN)
+def runtime(name: str, written: str, wanted: str) -> str:
+    """Return a file of mypyc's C with `wanted` in the place of `written`."""
+    source = (Path(mypyc.__file__).parent / "lib-rt" / name).read_text()
+    return source.replace(written, wanted)
 
 
 def with_doc(line: str, text: str | None) -> str:

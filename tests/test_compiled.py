@@ -70,9 +70,20 @@ async def main():
             pass
         return claim.acquired
 
+async def give_up():
+    """Leave a waiting claim: what waits inside gets the exception, of which Python 3.12 once warned."""
+    async with Dedup() as dedup:
+        await dedup.claim("a")
+        try:
+            async with asyncio.timeout(0.01):
+                await dedup.claim("a", wait=5.0)
+        except TimeoutError:
+            return "given up"
+
 print(build())
 print(fastdedup.__file__)
 print(asyncio.run(main()))
+print(asyncio.run(give_up()))
 print(inspect.iscoroutinefunction(Dedup.open), "lease" in inspect.signature(Dedup.claim).parameters)
 print(refusal(lambda: Dedup().claim(b"a")))
 print(refusal(lambda: Dedup(lease="30")))
@@ -128,10 +139,13 @@ def run(package: Path, *command: str) -> str:
 
 
 def test_it_looks_like_the_other(package: Path) -> None:
-    build, where, acquired, looks, bytes_as_key, text_as_lease = run(package, "-c", LOOK).splitlines()
+    build, where, acquired, waited, looks, bytes_as_key, text_as_lease = run(
+        package, "-W", "error", "-c", LOOK
+    ).splitlines()
     assert build == "compiled"
     assert Path(where).is_relative_to(package)
     assert acquired == "True"
+    assert waited == "given up"
     assert looks == "True True"
     assert bytes_as_key == "InvalidKeyError: a key must be text, got bytes; decode it, or use its hex()"
     assert text_as_lease == "ConfigError: lease must be a number of seconds or a timedelta, got str"

@@ -12,8 +12,10 @@ from html import unescape
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from asgiref.sync import async_to_sync
 from django import forms
+from django.db import connections
 from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import redirect, render
 from django.template.response import TemplateResponse
@@ -83,6 +85,20 @@ class Desk:
 
 
 DESK = Desk()
+
+
+@contextmanager
+def atomic_requests() -> Iterator[None]:
+    """Within the block: ATOMIC_REQUESTS, over a database in memory."""
+    database = {**connections.settings["default"], "ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(connections.settings, "default", {**database, "ATOMIC_REQUESTS": True})
+        patch.delattr(connections._connections, "default", raising=False)
+        yield
+        opened = connections["default"].connection
+        if opened is not None:
+            opened.close()  # Django leaves a database in memory open; Python 3.13 warns of that
+        del connections["default"]
 
 
 @contextmanager

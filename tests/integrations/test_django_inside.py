@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import transaction
 from django.test import AsyncClient, Client, RequestFactory
 
 from fastdedup import ConfigError
@@ -18,7 +18,7 @@ from fastdedup.integrations.django import idempotent
 
 from . import django_project as django_project  # sets Django up
 from .django_inside import SETTINGS, Router, View, drf, made, ninja, order
-from .django_shop import DESK, Desk, open_shop
+from .django_shop import DESK, Desk, atomic_requests, open_shop
 
 GATE: dict[str, Any] = {"namespace": "t", "timeout": 5.0}
 
@@ -127,14 +127,9 @@ async def apost(item: str) -> Any:
 
 
 @pytest.fixture
-def atomic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """ATOMIC_REQUESTS, over a database in memory."""
-    database = {**connections.settings["default"], "ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
-    monkeypatch.setitem(connections.settings, "default", {**database, "ATOMIC_REQUESTS": True})
-    monkeypatch.delattr(connections._connections, "default", raising=False)
-    yield
-    connections["default"].close()
-    del connections["default"]
+def atomic() -> Iterator[None]:
+    with atomic_requests():
+        yield
 
 
 @pytest.mark.parametrize("url", ["/drf/view", "/drf/view/plain", "/ninja/orders"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from django import forms
-from django.db import connections, transaction
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.template import Context, Template
 from django.test import AsyncRequestFactory, RequestFactory
@@ -25,7 +25,7 @@ from fastdedup.integrations.django import (
 )
 
 from . import django_project as django_project  # sets Django up
-from .django_shop import DESK, Browser, Desk, open_shop
+from .django_shop import DESK, Browser, Desk, atomic_requests, open_shop
 
 KEY = {"Idempotency-Key": "k1"}
 VIEWS = ["decorated", "adecorated", "class", "aclass"]
@@ -146,22 +146,9 @@ class TestIdempotent:
 
 class TestTransactions:
     @pytest.fixture
-    def atomic(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-        """ATOMIC_REQUESTS, over a database in memory."""
-        monkeypatch.setitem(
-            connections.settings,
-            "default",
-            {
-                **connections.settings["default"],
-                "ENGINE": "django.db.backends.sqlite3",
-                "NAME": ":memory:",
-                "ATOMIC_REQUESTS": True,
-            },
-        )
-        monkeypatch.delattr(connections._connections, "default", raising=False)
-        yield None
-        connections["default"].close()
-        del connections["default"]
+    def atomic(self) -> Iterator[None]:
+        with atomic_requests():
+            yield
 
     def test_end_before_the_response_is_stored(self, desk: Desk, atomic: None) -> None:
         from django.core.handlers.base import BaseHandler
