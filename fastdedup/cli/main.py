@@ -20,6 +20,7 @@ from rich.text import Text
 from fastdedup import Dedup, DedupError
 from fastdedup.bench import CONTESTANTS, SCENARIOS, Plan, cells, side_by_side, turns
 from fastdedup.bench import Table as Played
+from fastdedup.cli.completion import COMMANDS as COMPLETION
 from fastdedup.cli.dead_letters import COMMANDS as DEAD_LETTERS
 from fastdedup.cli.demo_messages import messages_options, play_messages
 from fastdedup.cli.gate import gate_options, run
@@ -56,7 +57,7 @@ def cli() -> None:
     """Are you the first? A dedup gateway on Redis, and its records."""
 
 
-for command in (*RECORDS, *SIDECAR, *INBOX, *LEDGER, *DEAD_LETTERS):
+for command in (*COMPLETION, *RECORDS, *SIDECAR, *INBOX, *LEDGER, *DEAD_LETTERS):
     cli.add_command(command)
 
 

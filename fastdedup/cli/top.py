@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from rich.box import ROUNDED
+from rich.box import ROUNDED, SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -18,6 +18,8 @@ from ..errors import UnavailableError
 from ..sidecar.client import fetch
 
 Labels = frozenset[tuple[str, str]]
+WIDE = 90
+"""Columns of a terminal from which on the outcomes stand in the table."""
 
 
 class Sample:
@@ -34,6 +36,16 @@ class Sample:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 self._values[sample.name][frozenset(sample.labels.items())] = sample.value
+
+    @property
+    def started(self) -> float:
+        """When the sidecar started, in seconds since 1970: its counts begin there."""
+        return self.one("process_start_time_seconds")
+
+    def follows(self, before: Sample) -> bool:
+        """True where both are of one run of the sidecar: a restart begins all counts anew."""
+        counted = "fastdedup_operations_total"
+        return self.started == before.started and self.one(counted) >= before.one(counted)
 
     def of(self, name: str) -> Mapping[Labels, float]:
         """Return all values of a figure, by labels."""
@@ -62,22 +74,35 @@ class Sample:
 def watch(socket: Path, *, once: bool, every: float, console: Console | None = None) -> None:
     """Show frames until Ctrl-C; with `once` a single frame, with the rates since the sidecar's start.
 
+    A sidecar that is restarted meanwhile is waited for.
+
     Raises:
-        UnavailableError: no sidecar answers at the socket.
+        UnavailableError: no sidecar answers at the socket when this begins.
     """
     console = console or Console()
     now = take(socket)
     if once:
-        console.print(frame(now, None, socket))
+        console.print(frame(now, None, socket, console.width))
         return
     try:
-        with Live(frame(now, None, socket), console=console, auto_refresh=False) as live:
+        with Live(frame(now, None, socket, console.width), console=console, auto_refresh=False) as live:
             while True:
                 time.sleep(every)
-                now, before = take(socket), now
-                live.update(frame(now, before, socket), refresh=True)
+                now = _shown(live, now, socket)
     except KeyboardInterrupt:
         return
+
+
+def _shown(live: Live, before: Sample, socket: Path) -> Sample:
+    """Show the next frame and return its figures; while no sidecar answers, say so and return those before."""
+    try:
+        now = take(socket)
+    except UnavailableError as error:
+        told = Text(f"{error}; trying again until Ctrl-C", style="bold red")
+        live.update(Group(frame(before, None, socket, live.console.width), told), refresh=True)
+        return before
+    live.update(frame(now, before if now.follows(before) else None, socket, live.console.width), refresh=True)
+    return now
 
 
 def take(socket: Path) -> Sample:
@@ -88,40 +113,63 @@ def take(socket: Path) -> Sample:
     return Sample(body.decode(), time.time())
 
 
-def frame(now: Sample, before: Sample | None, socket: Path) -> RenderableType:
+def frame(now: Sample, before: Sample | None, socket: Path, width: int) -> RenderableType:
     """Return one frame. The rates are those since `before`, or else since the sidecar's start."""
-    return Group(_head(now, socket), _verbs(now, before), *_outage(now))
+    head = lines(_head(now, socket), width)
+    if width < WIDE:
+        return Group(head, _verbs(now, before, wide=False), *_outcome_lines(now, before), *_outage(now, width))
+    return Group(head, _verbs(now, before, wide=True), *_outage(now, width))
 
 
-def _head(now: Sample, socket: Path) -> Text:
+def lines(parts: Iterable[Text | str], width: int) -> Text:
+    """Return the parts side by side, in lines that break between two parts."""
+    text, used = Text(), 0
+    for part in parts:
+        part = Text(part) if isinstance(part, str) else part
+        fits = used + 3 + len(part) <= width
+        text.append("" if not used else "   " if fits else "\n")
+        text.append(part)
+        used = used + 3 + len(part) if used and fits else len(part)
+    return text
+
+
+def _head(now: Sample, socket: Path) -> Iterator[Text | str]:
     state = next(
         (name for name, on in now.label("fastdedup_breaker_state", "state").items() if on), "unknown"
     )
     wires = now.label("fastdedup_connections", "wire")
-    text = Text(f"fastdedup at {socket}   breaker ")
-    text.append(state, style="bold green" if state == "closed" else "bold red")
+    yield f"fastdedup at {socket}"
+    yield Text.assemble("breaker ", (state, "bold green" if state == "closed" else "bold red"))
     open_now = ", ".join(f"{count:.0f} {wire}" for wire, count in sorted(wires.items()) if count)
-    text.append(f"   connections {open_now or 'none'}")
-    text.append(f"   pending {now.one('fastdedup_pending_operations'):,.0f}")
-    text.append(f"   batches in flight {now.one('fastdedup_batches_in_flight'):.0f}")
+    yield f"connections {open_now or 'none'}"
+    yield f"pending {now.one('fastdedup_pending_operations'):,.0f}"
+    yield f"batches in flight {now.one('fastdedup_batches_in_flight'):.0f}"
     batches = now.one("fastdedup_batch_size_count")
-    text.append(f"   mean batch {now.one('fastdedup_batch_size_sum') / batches if batches else 0:.1f}")
-    return text
+    yield f"mean batch {now.one('fastdedup_batch_size_sum') / batches if batches else 0:.1f}"
 
 
-def _verbs(now: Sample, before: Sample | None) -> Table:
-    table = Table(box=ROUNDED)
+def _verbs(now: Sample, before: Sample | None, *, wide: bool) -> Table:
+    table = Table(box=ROUNDED if wide else SIMPLE_HEAD)
     table.add_column("operation")
     for heading in ("per second", "total", "p50", "p99"):
         table.add_column(heading, justify="right")
-    table.add_column("outcomes", overflow="fold")
-    elapsed = now.at - (before.at if before else now.one("process_start_time_seconds"))
+    if wide:
+        table.add_column("outcomes", overflow="fold")
+    elapsed = now.at - (before.at if before else now.started)
     for verb, total in sorted(now.label("fastdedup_operations_total", "verb").items()):
         former = before.label("fastdedup_operations_total", "verb").get(verb, 0.0) if before else 0.0
         rate = (total - former) / max(elapsed, 0.001)
         quantiles = (_time(quantile(now, before, verb, share)) for share in (0.5, 0.99))
-        table.add_row(verb, f"{rate:,.0f}", f"{total:,.0f}", *quantiles, _outcomes(now, before, verb))
+        outcomes = [_outcomes(now, before, verb)] if wide else []
+        table.add_row(verb, f"{rate:,.0f}", f"{total:,.0f}", *quantiles, *outcomes)
     return table
+
+
+def _outcome_lines(now: Sample, before: Sample | None) -> Iterator[Text]:
+    """Yield a line for each operation that had outcomes; a narrow table has no room for them."""
+    for verb in sorted(now.label("fastdedup_operations_total", "verb")):
+        if told := _outcomes(now, before, verb):
+            yield Text(f" {verb}: {told}")
 
 
 def _outcomes(now: Sample, before: Sample | None, verb: str) -> str:
@@ -133,7 +181,7 @@ def _outcomes(now: Sample, before: Sample | None, verb: str) -> str:
     return ", ".join(f"{name} {count / whole:.0%}" for name, count in shares if whole and count)
 
 
-def _outage(now: Sample) -> Iterator[Text]:
+def _outage(now: Sample, width: int) -> Iterator[Text]:
     """Yield the figures of outages; nothing where there was no outage."""
     figures = {
         "breaker opened": now.one("fastdedup_breaker_opened_total"),
@@ -144,9 +192,9 @@ def _outage(now: Sample) -> Iterator[Text]:
         "never replayed": now.one("fastdedup_unreplayed_total"),
         "connections refused": now.one("fastdedup_connections_refused_total"),
     }
-    told = "   ".join(f"{name} {count:,.0f}" for name, count in figures.items() if count)
+    told = [Text(f"{name} {count:,.0f}", style="yellow") for name, count in figures.items() if count]
     if told:
-        yield Text(told, style="yellow")
+        yield lines(told, width)
 
 
 def quantile(now: Sample, before: Sample | None, verb: str, share: float) -> float:

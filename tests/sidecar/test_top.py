@@ -54,9 +54,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     return lambda *args: CliRunner().invoke(fastdedup.cli.main.cli, [str(arg) for arg in args])
 
 
-def drawn(now: Sample, before: Sample | None = None) -> str:
+def drawn(now: Sample, before: Sample | None = None, width: int = 140) -> str:
     out = io.StringIO()
-    Console(file=out, width=140).print(frame(now, before, Path("/run/x.sock")))
+    Console(file=out, width=width).print(frame(now, before, Path("/run/x.sock"), width))
     return out.getvalue()
 
 
@@ -88,6 +88,15 @@ def test_an_outage_is_shown() -> None:
     assert "degraded answers 77" in told
 
 
+def test_sixty_columns_cut_nothing() -> None:
+    text = (METRICS % (900, 500, 0, 1, 77)).replace('"claim"', '"transition"').replace(" 100\n", " 12345678\n")
+    told = drawn(Sample(text, 1100.0), width=60)
+    assert "…" not in told
+    assert max(map(len, told.splitlines())) <= 60
+    for part in ("breaker open", "transition", "12,346,578", "9.82 ms", "in_progress 100%", "degraded answers 77"):
+        assert part in told
+
+
 def test_a_quantile_is_guessed_within_its_cell() -> None:
     now = Sample(METRICS % (900, 500, 1, 0, 0), 1100.0)
     assert quantile(now, None, "claim", 0.25) == pytest.approx(0.0005)
@@ -111,6 +120,27 @@ def test_it_goes_on_until_interrupted(sidecar: Sidecar, monkeypatch: pytest.Monk
     top.watch(sidecar.path, once=False, every=0.5, console=Console(file=out, width=140))
     assert pauses == [0.5, 0.5, 0.5]
     assert "fastdedup at" in out.getvalue()
+
+
+def test_it_goes_on_through_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts of the new sidecar begin at 0: its rates are those since its start, never negative."""
+    gone = UnavailableError("no sidecar answers at /run/x.sock")
+    restarted = (METRICS % (5, 2, 1, 0, 0)).replace("start_time_seconds 1000", "start_time_seconds 1110")
+    turns = iter([Sample(METRICS % (900, 500, 1, 0, 0), 1100.0), gone, Sample(restarted, 1115.0)])
+
+    def take(socket: Path) -> Sample:
+        turn = next(turns, KeyboardInterrupt())
+        if isinstance(turn, BaseException):
+            raise turn
+        return turn
+
+    monkeypatch.setattr(top, "take", take)
+    out = io.StringIO()
+    top.watch(Path("/run/x.sock"), once=False, every=0.0, console=Console(file=out, width=140, force_terminal=True))
+    shown = out.getvalue()
+    assert "no sidecar answers at /run/x.sock; trying again until Ctrl-C" in shown
+    assert " 21 " in shown  # 105 in 5 s
+    assert "│ -" not in shown
 
 
 def test_an_answer_that_is_no_sidecars_is_said(sidecar: Sidecar, monkeypatch: pytest.MonkeyPatch) -> None:
