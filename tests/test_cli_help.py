@@ -23,7 +23,9 @@ def commands(command: click.Command, *path: str) -> Iterator[tuple[str, ...]]:
 def test_help_fits_eighty_columns_with_no_line_cut(path: tuple[str, ...]) -> None:
     result = CliRunner().invoke(cli, [*path, "--help"], prog_name="fastdedup", env={"COLUMNS": "80"})
     assert result.exit_code == 0
-    assert [line for line in result.output.splitlines() if len(line) > 80 or re.search(r"[^.\]]\.\.\.$", line)] == []
+    assert [
+        line for line in result.output.splitlines() if len(line) > 80 or re.search(r"[^.\]]\.\.\.$", line)
+    ] == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

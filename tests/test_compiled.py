@@ -70,8 +70,8 @@ async def main():
             pass
         return claim.acquired
 
+# What waits inside gets the exception by throw(): Python 3.12 warns of throw() with three arguments.
 async def give_up():
-    """Leave a waiting claim: what waits inside gets the exception, of which Python 3.12 once warned."""
     async with Dedup() as dedup:
         await dedup.claim("a")
         try:

@@ -45,7 +45,7 @@ def broker_options(command: Command) -> Command:
     return queue(url(as_json(command)))
 
 
-@click.group(name="dead-letters")
+@click.group(name="dead-letters", short_help="Look at dead letters of RabbitMQ, and send them back.")
 def dead_letters() -> None:
     """Look at the dead letters of a RabbitMQ queue, and send them back."""
 
@@ -104,7 +104,7 @@ def _when(at: str | None) -> str | None:
         return at
 
 
-@dead_letters.command()
+@dead_letters.command(short_help="Send dead letters back to the queues that they came from.")
 @click.option(
     "--key", "keys", multiple=True, help="Send back the messages with this key; give it repeatedly."
 )

@@ -75,7 +75,7 @@ def database_options(command: Command) -> Command:
 
 @click.group()
 def inbox() -> None:
-    """Create, purge and look at an inbox's table in a SQL database."""
+    """Create, purge and look at an inbox's table in SQL."""
 
 
 @inbox.command()
@@ -135,7 +135,7 @@ def purged(rules: TableRules, begin: Begin, batch: int | None, console: Console 
     return ticker.total
 
 
-@inbox.command()
+@inbox.command(short_help="Show a table's rows by age, and its bytes on disk.")
 @click.option(
     "--stretch",
     type=Duration(),

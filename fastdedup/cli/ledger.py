@@ -27,7 +27,7 @@ _NARROW = 4
 """Bytes of the widest digest that needs exact=False."""
 
 
-@click.group()
+@click.group(short_help="Create ledgers, which remember ids for days, and look at them.")
 def ledger() -> None:
     """Create a ledger, which remembers ids for days in some 12 bytes each, look at it, and resize it."""
 
@@ -85,7 +85,7 @@ def create(
         click.echo(f"The ledger {name!r} was there before, with these settings.")
 
 
-@ledger.command()
+@ledger.command(short_help="Show what the ledger NAME holds.")
 @click.argument("name")
 @gate_options(namespace="fastdedup")
 def stats(name: str, url: str, namespace: str, as_json: bool) -> None:

@@ -61,7 +61,7 @@ for command in (*COMPLETION, *RECORDS, *SIDECAR, *INBOX, *LEDGER, *DEAD_LETTERS)
     cli.add_command(command)
 
 
-@cli.command()
+@cli.command(short_help="Run a sale, payments and consumers; check each promise.")
 @web_options
 @click.option("--buyers", type=click.IntRange(min=1), default=10_000, show_default=True)
 @click.option(

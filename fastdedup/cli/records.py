@@ -168,7 +168,7 @@ def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **name
         raise SystemExit(1)
 
 
-@click.command()
+@click.command(short_help="Delete the record of KEY: its next claim is the first.")
 @place_options
 @click.option("--reason", help="Why, for the audit: up to 256 characters.")
 @gate_options(namespace="fastdedup")
@@ -198,7 +198,7 @@ def forget(
         raise SystemExit(1)
 
 
-@click.command("list")
+@click.command("list", short_help="List records, to find what is stuck.")
 @click.option(
     "--state",
     type=click.Choice([state.value for state in State if state is not State.MACHINE]),

@@ -58,7 +58,7 @@ def _flags(*names: tuple[str, Any, str]) -> Callable[[Command], Command]:
     return decorate
 
 
-@click.command()
+@click.command(short_help="Serve the gate on a Unix socket, by HTTP and RESP.")
 @click.option("--config", type=_FILE, envvar="FASTDEDUP_CONFIG", show_envvar=True, help="A TOML file.")
 @_flags(
     ("--url", str, "The store; memory:// by default."),
@@ -155,7 +155,7 @@ def healthcheck(socket: Path, ready: bool) -> None:
         raise SystemExit(1)
 
 
-@click.command()
+@click.command(short_help="Watch a sidecar at work: rates, outcomes, latencies.")
 @socket_option
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 @click.option(
@@ -169,7 +169,7 @@ def top(socket: Path, once: bool, every: float) -> None:
     watch(socket, once=once, every=every)
 
 
-@click.command()
+@click.command(short_help="Print files for the sidecar: units, manifests, alerts.")
 @click.argument("what", type=click.Choice(_DEPLOY))
 def deploy(what: str) -> None:
     """Print files for the sidecar: units, a Dockerfile, a manifest, an nginx that asks it, alerts, a dashboard.

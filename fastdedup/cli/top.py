@@ -117,7 +117,9 @@ def frame(now: Sample, before: Sample | None, socket: Path, width: int) -> Rende
     """Return one frame. The rates are those since `before`, or else since the sidecar's start."""
     head = lines(_head(now, socket), width)
     if width < WIDE:
-        return Group(head, _verbs(now, before, wide=False), *_outcome_lines(now, before), *_outage(now, width))
+        return Group(
+            head, _verbs(now, before, wide=False), *_outcome_lines(now, before), *_outage(now, width)
+        )
     return Group(head, _verbs(now, before, wide=True), *_outage(now, width))
 
 

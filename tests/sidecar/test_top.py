@@ -89,11 +89,20 @@ def test_an_outage_is_shown() -> None:
 
 
 def test_sixty_columns_cut_nothing() -> None:
-    text = (METRICS % (900, 500, 0, 1, 77)).replace('"claim"', '"transition"').replace(" 100\n", " 12345678\n")
+    text = (
+        (METRICS % (900, 500, 0, 1, 77)).replace('"claim"', '"transition"').replace(" 100\n", " 12345678\n")
+    )
     told = drawn(Sample(text, 1100.0), width=60)
     assert "…" not in told
     assert max(map(len, told.splitlines())) <= 60
-    for part in ("breaker open", "transition", "12,346,578", "9.82 ms", "in_progress 100%", "degraded answers 77"):
+    for part in (
+        "breaker open",
+        "transition",
+        "12,346,578",
+        "9.82 ms",
+        "in_progress 100%",
+        "degraded answers 77",
+    ):
         assert part in told
 
 
@@ -136,7 +145,9 @@ def test_it_goes_on_through_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(top, "take", take)
     out = io.StringIO()
-    top.watch(Path("/run/x.sock"), once=False, every=0.0, console=Console(file=out, width=140, force_terminal=True))
+    top.watch(
+        Path("/run/x.sock"), once=False, every=0.0, console=Console(file=out, width=140, force_terminal=True)
+    )
     shown = out.getvalue()
     assert "no sidecar answers at /run/x.sock; trying again until Ctrl-C" in shown
     assert " 21 " in shown  # 105 in 5 s
