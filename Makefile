@@ -19,7 +19,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test test-clients test-compiled test-servers lint types format bench bench-check compiled chaos docs release-check clean
+.PHONY: help demo demo-web test test-clients test-compiled test-servers lowest wheels matrix lint types format bench bench-check compiled chaos docs release-check clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -58,6 +58,31 @@ test-servers: $(DEV) compiler ## test on Redis 6.2, Redis 8.2 and Valkey 8 what 
 	  "$$server" --version; \
 	  PATH="$$(dirname "$$server"):$$PATH" $(BIN)/pytest -n $(WORKERS) -q $(SERVER_TESTS) $(PYTEST_ARGS) || exit 1; \
 	done
+
+# In an environment of its own. Old packages warn of what newer Pythons deprecate, so no such warning is an error here.
+# A Cluster and Sentinel speak by the same redis-py, and take most of the time. PYTEST_ARGS names a selection.
+LOWEST = build/lowest
+LOWEST_TESTS = tests/unit tests/contract tests/sidecar tests/integrations tests/test_cli.py -k "not cluster and not sentinel"
+
+lowest: $(LOWEST)/.stamp redis-server ## test with the lowest version of each package that pyproject.toml allows
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
+	  $(LOWEST)/venv/bin/python -m pytest -n $(WORKERS) -q -W default::DeprecationWarning -p no:cacheprovider \
+	  $(LOWEST_TESTS) $(PYTEST_ARGS)
+
+$(LOWEST)/.stamp: $(VENV) pyproject.toml .ci/lowest.py
+	@echo "Installing the lowest versions into $(LOWEST)/venv ..."
+	@mkdir -p $(LOWEST) && $(BIN)/python .ci/lowest.py >$(LOWEST)/constraints.txt
+	@$(BIN)/python -m venv $(LOWEST)/venv
+	@$(LOWEST)/venv/bin/python -m pip --disable-pip-version-check install --quiet -c $(LOWEST)/constraints.txt --editable '.[dev]'
+	@touch $@
+
+wheels: $(VENV) ## build compiled wheels for the Pythons 3.11 to 3.14 found here, and ask each one in a fresh environment
+	@PYTHON=$(BIN)/python .ci/compiler.sh >/dev/null
+	@.ci/wheels.sh $(PYTHONS)
+
+# CELLS names some: CELLS='3.13:redis-8.2 3.12:valkey-8'. Each cell's line goes to build/matrix.md, for docs/versions.md.
+matrix: $(DEV) redis-server compiler ## run the contract, outage and ledger tests on Redis 6.2 to 8.2 and Valkey 8, under Python 3.11 to 3.13
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" BIN=$(BIN) WORKERS=$(WORKERS) .ci/matrix.sh $(CELLS)
 
 lint: $(DEV) ## ruff: rules and format
 	@$(BIN)/ruff check .

@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .broker import at_broker
+from .terminal import bar_console
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
@@ -147,7 +148,7 @@ async def _replayed(
     from ..integrations.rabbitmq.dead_letters import replay
 
     columns = TextColumn("Replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, disable=console is None) as progress:
+    with Progress(*columns, console=console or bar_console(quiet=True), disable=console is None) as progress:
         task = progress.add_task("", total=None)
         return await replay(
             channel, queue, on_letter=lambda total: progress.update(task, total=total, advance=1), **wanted

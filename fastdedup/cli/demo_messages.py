@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ..demo.messages import LeftOutError, MessageReport, run_messages
 from .tables import facts_table, verdict
+from .terminal import bar_console
 
 Command = Callable[..., Any]
 
@@ -50,7 +51,7 @@ def play_messages(
         TimeElapsedColumn(),
     )
     try:
-        with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
+        with Progress(*columns, console=bar_console(quiet=quiet), disable=quiet) as progress:
             task = progress.add_task("messages", total=messages)
             report = run_messages(
                 url,

@@ -26,6 +26,7 @@ from ..sql.purge import Ticker
 from ..sql.rules import TABLE, TableRules
 from ..sync.sql import figures_of, purge_table
 from .database import at_database
+from .terminal import bar_console
 
 Command = Callable[..., Any]
 Begin = Callable[[], AbstractContextManager[Any]]
@@ -123,7 +124,7 @@ def purge(
 def purged(rules: TableRules, begin: Begin, batch: int | None, console: Console | None) -> int:
     """Purge; return how many rows were deleted. With a console, count them before, and show a bar."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console, disable=console is None) as progress:
+    with Progress(*columns, console=console or bar_console(quiet=True), disable=console is None) as progress:
         task = progress.add_task("Counting", total=None)
         if console is not None:
             ages = figures_of(rules, begin, rules.keep).ages

@@ -20,6 +20,7 @@ from ..protocol.ledgers import LedgerForm
 from .gate import gate_options, run
 from .inbox import Duration, shown
 from .tables import facts_table
+from .terminal import bar_console
 
 _LOOK_AGAIN = 1.0
 """Seconds between two looks at how far a resizing is."""
@@ -147,7 +148,7 @@ async def _resized(dedup: Dedup, name: str, capacity: int, until: str, quiet: bo
             return None
         made = of_form(dedup, name, form)
         found = await made.resize(capacity=capacity)
-        with Progress(disable=quiet, console=Console(stderr=True)) as bar:
+        with Progress(disable=quiet, console=bar_console(quiet=quiet)) as bar:
             whole = found.over_in if until == "over" else found.switch_in
             task = bar.add_task(f"{found.former_capacity:,} to {capacity:,}", total=whole or 1.0)
             while (left := {"over": found.over_in, "switched": found.switch_in}.get(until, 0.0)) > 0:

@@ -31,7 +31,7 @@ from fastdedup.cli.shop import web_options
 from fastdedup.cli.sidecar import COMMANDS as SIDECAR
 from fastdedup.cli.sidecar import sidecar_sale, sidecar_wanted
 from fastdedup.cli.tables import facts_table, verdict
-from fastdedup.cli.terminal import print_json
+from fastdedup.cli.terminal import bar_console, print_json
 from fastdedup.compiled import build
 from fastdedup.demo.payments import PaymentReport, run_payments
 from fastdedup.demo.sale import Report, run_sale, sale_dedup
@@ -160,7 +160,7 @@ def _progress(doing: str, things: str, *, quiet: bool) -> Progress:
         MofNCompleteColumn(),
         TextColumn(things),
         TimeElapsedColumn(),
-        console=Console(stderr=True),  # because stdout is for the figures
+        console=bar_console(quiet=quiet),
         disable=quiet,
     )
 
@@ -264,7 +264,7 @@ async def _played(plan: Plan, *, quiet: bool) -> tuple[Played, ...]:
     async with Dedup(plan.url, namespace=plan.namespace) as dedup:
         await dedup.get("here?")  # an outage is one error now, not one in each row
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=Console(stderr=True), disable=quiet) as progress:
+    with Progress(*columns, console=bar_console(quiet=quiet), disable=quiet) as progress:
         task = progress.add_task("", total=sum(turns(each, CONTESTANTS, plan.rounds) for each in SCENARIOS))
         on_turn = partial(progress.update, task, advance=1)
         plan = replace(plan, on_turn=lambda label: on_turn(description=label))

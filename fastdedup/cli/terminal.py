@@ -1,4 +1,7 @@
-"""Text of others, made safe for a terminal: a key may hold what clears the screen or hides the rest of a line."""
+"""What the commands print: text of others made safe, and where progress bars are shown.
+
+A key may hold what clears the screen or hides the rest of a line.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from typing import Any
 
 import click
 import orjson
+from rich.console import Console
 
 
 def printable(text: str) -> str:
@@ -30,6 +34,14 @@ def as_json(facts: Any) -> str:
 def print_json(facts: Any) -> None:
     """Print JSON, for programs."""
     click.echo(as_json(facts))
+
+
+def bar_console(*, quiet: bool) -> Console:
+    """Return a progress bar's console, on stderr because stdout is for the figures.
+
+    Quiet, because rich 13 and 14 print an empty line at the end of a bar that is disabled.
+    """
+    return Console(stderr=True, quiet=quiet)
 
 
 def _escaped(char: str) -> str:

@@ -135,7 +135,8 @@ class Rule:
     key_scope: Literal["route", "path"] = "route"
     """The place that a key belongs to, beside its caller and method. "route": `/c/{id}`; a key of `/c/1` is answered
     422 at `/c/2`. "path": `/c/1`, with its parameters; at `/c/2` the same key is another key. Where an application is
-    mounted at two paths, each has keys of its own."""
+    mounted at two paths, each has keys of its own. Starlette 1.0 and older does not tell its route: "route" then is
+    "path" for the decorator of `fastdedup.integrations.starlette`."""
     fingerprint: FingerprintOf = request_fingerprint
     """Returns the parts by which two requests are the same; by default method, path, query and body."""
     retry_after: float = 1.0

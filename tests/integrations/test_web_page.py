@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import litestar
 import pytest
+import starlette.routing
 from starlette.applications import Starlette
 from starlette.routing import Route
 
@@ -20,6 +21,7 @@ PAGE = (
 ).read_text()
 _, ENDPOINTS, CORS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 ORIGIN = "https://shop.example"
+TELLS_ROUTES = 'scope["route"]' in Path(starlette.routing.__file__).read_text()
 
 
 def names_of(snippet: str, dedup: Dedup) -> dict[str, Any]:
@@ -52,6 +54,7 @@ async def test_its_endpoints_work(dedup: Dedup) -> None:
                 assert answers[1].headers["idempotency-replayed"] == "true"
 
 
+@pytest.mark.skipif(not TELLS_ROUTES, reason="this Starlette does not tell its route")
 async def test_a_key_of_a_route_is_refused_at_another_path(dedup: Dedup) -> None:
     app = Starlette(routes=[Route("/c/{id}/pay", names_of(ENDPOINTS, dedup)["pay"], methods=["POST"])])
     async with dedup, client_of(app) as client:

@@ -43,7 +43,7 @@ def test_a_connection_gives_up_within_the_deadline_and_once() -> None:
     """redis-py's stock retries would resend for seconds."""
     connection = ServerURL.of("redis://host").unconnected(0.25)
     assert (connection.socket_timeout, connection.socket_connect_timeout) == (0.25, 0.25)
-    assert connection.retry.get_retries() == 0
+    assert connection.retry._retries == 0  # redis-py 5.3 has no get_retries()
     assert ServerURL.of("redis://host?socket_timeout=2").unconnected(0.25).socket_timeout == 2
 
 
