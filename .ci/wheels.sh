@@ -37,7 +37,7 @@ for python in "${pythons[@]}"; do
   pip install "$wheel"
   (cd "$scratch" && venv/bin/python -W error "$project/.ci/ask_wheel.py" compiled)
   # The tests are copied: from the checkout Python would import the checkout's package.
-  pip install "$wheel[sidecar]" pytest pytest-timeout 'fakeredis[lua]' psutil
+  pip install "$wheel[sidecar]" pytest pytest-cov pytest-timeout 'fakeredis[lua]' psutil
   mkdir "$scratch/checkout" && cp -r tests pyproject.toml "$scratch/checkout"
   (cd "$scratch/checkout" && ../venv/bin/python -m pytest -q -p no:cacheprovider tests/contract/test_claims.py -k memory)
   mkdir -p dist && cp "$wheel" dist/

@@ -5,6 +5,7 @@ Modules that need the extra are imported inside of functions, under `extra()`: t
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import click
 from ..sidecar.paths import default_socket
 
 _EXTRA = {"httptools", "prometheus_client", "pydantic", "pydantic_settings", "uvicorn", "uvloop"}
+_POSIX = {"fcntl", "grp", "pwd", "resource"}
 _DEPLOY = ("systemd", "docker", "kubernetes", "nginx", "prometheus", "grafana")
 _FILE = click.Path(dir_okay=False, path_type=Path)
 Command = Callable[..., Any]
@@ -28,7 +30,13 @@ def extra() -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _EXTRA:
+        name = (error.name or "").partition(".")[0]
+        if name in _POSIX or (name == "uvloop" and os.name == "nt"):
+            raise click.ClickException(
+                f"the sidecar runs on Linux and macOS, and this system has no {name}: "
+                "let your programs here use Redis without a sidecar, or run it in a container"
+            ) from None
+        if name not in _EXTRA:
             raise  # a broken installation: installing the extra would not help
         raise click.ClickException(
             f"the sidecar needs {error.name}: pip install 'fastdedup[sidecar]'"
