@@ -1,4 +1,4 @@
-"""Asks an installed fastdedup: which build it is, and whether a claim is answered. Run it with `-W error`, outside a checkout.
+"""Asks an installed fastdedup which build it is, and for a claim. Run it with `-W error`, outside of a checkout.
 
 Usage: python -W error ask_wheel.py compiled
 """
@@ -34,7 +34,9 @@ def main() -> None:
     if build() != wanted:
         sys.exit(f"this fastdedup is {build()}, not {wanted}: {sys.modules['fastdedup'].__file__}")
     asyncio.run(ask())
-    print(f"fastdedup {version('fastdedup')}, {build()}, Python {sys.version.split()[0]}: a claim is answered")
+    print(
+        f"fastdedup {version('fastdedup')}, {build()}, Python {sys.version.split()[0]}: a claim is answered"
+    )
 
 
 main()

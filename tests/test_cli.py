@@ -16,6 +16,7 @@ import fastdedup.cli.main
 import fastdedup.cli.records
 from fastdedup import Dedup, DedupError, fingerprint
 from fastdedup.bench import SCENARIOS, Scenario
+from fastdedup.compiled import build
 from fastdedup.demo.payments import PaymentReport
 from fastdedup.demo.sale import Report
 from fastdedup.web.response import Response, ResponseCodec
@@ -76,6 +77,7 @@ def test_demo_shows_a_table_for_people(run: Callable[..., Result]) -> None:
         "p50",
         "p99",
         "kept",
+        build(),
     ):
         assert figure in result.stdout
     assert "100/100 buyers" in result.stderr  # the progress bar's last line

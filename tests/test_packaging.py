@@ -129,6 +129,23 @@ def test_the_web_extra_brings_nothing_of_the_sidecars() -> None:
     assert {Requirement(each).name for each in extras["web"]} == {"fastapi", "python-multipart", "starlette"}
 
 
+def test_the_lowest_versions_name_every_requirement_of_users() -> None:
+    """`make lowest` installs these; a requirement without a bound would be tested with its newest version."""
+    constraints = run(sys.executable, ROOT / ".ci" / "lowest.py", cwd=ROOT).split()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = {
+        name: each for name, each in project["optional-dependencies"].items() if name not in ("dev", "bench")
+    }
+    theirs = [
+        Requirement(each) for each in (*project["dependencies"], *(r for e in extras.values() for r in e))
+    ]
+    named = {each.partition("==")[0] for each in constraints}
+    assert {each.name for each in theirs} - {"fastdedup"} == named
+    for line in constraints:
+        name, _, version = line.partition("==")
+        assert all(version in each.specifier for each in theirs if each.name == name), line
+
+
 def test_the_installed_command_runs_the_demo_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     output = run(installed / "fastdedup", "demo", "--buyers", "300", "--stock", "10", "--json", cwd=tmp_path)
     report = json.loads(output)

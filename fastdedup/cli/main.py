@@ -197,6 +197,7 @@ def _sale_table(report: Report, *, title: str) -> Table:
         {
             "buyers": f"{report.buyers:,}",
             "clicks of each, at once": f"{report.clicks:,}",
+            "build": build(),
             "seconds": f"{report.seconds:.1f}",
         },
         {
