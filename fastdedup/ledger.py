@@ -19,6 +19,8 @@ from .gate.together import Together
 from .gate.undo import MAX_GIVEN_UP
 from .keys import check_namespace
 from .model import LedgerResize, LedgerStats, Record
+from .protocol.ledger_forms import DENSE_WIDTH, SLOTS, LedgerForm
+from .protocol.ledger_ids import IdPlaces, id_bytes, ledger_wire, listed_bytes, number_bytes, record_wire
 from .protocol.ledger_views import (
     LEAST_WINDOW,
     MOST_CAPACITY,
@@ -31,25 +33,7 @@ from .protocol.ledger_views import (
     nonce_of,
     over_ms,
 )
-from .protocol.ledgers import (
-    DENSE_WIDTH,
-    FOREVER_MS,
-    SLOTS,
-    FirstOp,
-    ForgetIdOp,
-    IdPlace,
-    IdPlaces,
-    LedgerForm,
-    LedgerOp,
-    LedgerTerms,
-    SeenOp,
-    WeighOp,
-    id_bytes,
-    ledger_wire,
-    listed_bytes,
-    number_bytes,
-    record_wire,
-)
+from .protocol.ledgers import FOREVER_MS, FirstOp, ForgetIdOp, IdPlace, LedgerOp, LedgerTerms, SeenOp, WeighOp
 from .protocol.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Weight
 from .protocol.owners import draw_owner, owner_field, owner_text
 from .stores.base import NO_EVICTION, EvictingStore

@@ -10,7 +10,8 @@ from typing import Any
 from ..claim import Claim
 from ..errors import UnavailableError, UsageError
 from ..gate.namespace import Namespace
-from ..protocol.ledgers import FindsIds, RememberedClaimOp, record_wire
+from ..protocol.ledger_ids import record_wire
+from ..protocol.ledgers import FindsIds, RememberedClaimOp
 from ..protocol.operations import Terms
 from ..protocol.owners import owner_text
 from .call import ClaimCall, claim_of, count_claim

@@ -16,7 +16,7 @@ from rich.table import Table
 from ..gateway import Dedup
 from ..ledger import Ledger, read_form
 from ..model import LedgerResize, LedgerStats
-from ..protocol.ledgers import LedgerForm
+from ..protocol.ledger_forms import LedgerForm
 from .gate import gate_options, run
 from .inbox import Duration, shown
 from .tables import facts_table

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from ..events import Conflict
 from ..protocol.keyspace import names_of
-from ..protocol.ledgers import LedgerForm, LedgerTerms, places_of
+from ..protocol.ledger_forms import LedgerForm
+from ..protocol.ledger_ids import places_of
+from ..protocol.ledgers import LedgerTerms
 from ..stores.entry import LIVE, SETTLED
 from ..stores.memory import MemoryStore
 from .adoption import text_of

@@ -11,9 +11,9 @@ from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..model import Outcome
 from ..protocol.keyspace import names_of
+from ..protocol.ledger_ids import NONCE_BYTES
 from ..protocol.ledgers import (
     ECHO_MS,
-    NONCE_BYTES,
     FirstOp,
     ForgetIdOp,
     LedgerOp,

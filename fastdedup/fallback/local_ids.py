@@ -14,18 +14,16 @@ from __future__ import annotations
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..protocol.keyspace import names_of
+from ..protocol.ledger_forms import SLOTS, LedgerForm
+from ..protocol.ledger_ids import NONCE_BYTES, ledger_of
 from ..protocol.ledgers import (
-    NONCE_BYTES,
-    SLOTS,
     FirstOp,
     ForgetIdOp,
-    LedgerForm,
     LedgerOp,
     RememberedClaimOp,
     RememberedSettleOp,
     SeenOp,
     WeighOp,
-    ledger_of,
 )
 from ..protocol.operations import Code, Reply, StoredForm
 from ..stores.memory import MemoryStore

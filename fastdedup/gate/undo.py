@@ -21,7 +21,8 @@ from ..errors import DedupError, UnavailableError
 from ..events import Event, UndoOverflow
 from ..forking import InChild
 from ..protocol.keyspace import names_of
-from ..protocol.ledgers import NONCE_BYTES, FirstOp, ForgetIdOp
+from ..protocol.ledger_ids import NONCE_BYTES
+from ..protocol.ledgers import FirstOp, ForgetIdOp
 from ..protocol.operations import ClaimOp, Code, Op, ReadOp, RefusedAlone, ReleaseOp, Reply, Stored
 from ..protocol.owners import is_drawn
 from ..tasks import stop

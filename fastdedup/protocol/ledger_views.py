@@ -7,7 +7,9 @@ from typing import Any, Final, Literal, cast
 
 from ..checks import shown
 from ..errors import ConfigError
-from .ledgers import DENSE_WIDTH, FOREVER_MS, NONCE_BYTES, LedgerForm, LedgerTerms, places_of
+from .ledger_forms import DENSE_WIDTH, LedgerForm
+from .ledger_ids import NONCE_BYTES, places_of
+from .ledgers import FOREVER_MS, LedgerTerms
 from .operations import StoredForm
 
 _EXACT: Final = 7

@@ -15,7 +15,8 @@ from ..errors import ClaimLostError, ConfigError, InvalidKeyError, UnavailableEr
 from ..gateway import Dedup
 from ..ledger import Ledger
 from ..model import LedgerStats
-from ..protocol.ledgers import ECHO_MS, IdPlace, RememberedSettleOp, record_wire
+from ..protocol.ledger_ids import record_wire
+from ..protocol.ledgers import ECHO_MS, IdPlace, RememberedSettleOp
 from ..protocol.operations import Code, ReleaseOp, RenewOp, SettleOp
 from ..protocol.owners import owner_field
 from .counters import Counters

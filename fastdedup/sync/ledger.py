@@ -7,7 +7,7 @@ from typing import Any, Self, TypeVar
 
 from ..ledger import Ledger as AsyncLedger
 from ..model import LedgerResize, LedgerStats
-from ..protocol.ledgers import listed_bytes
+from ..protocol.ledger_ids import listed_bytes
 from ..protocol.owners import draw_owner, owner_text
 from .background import Bound, PerProcess
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastdedup import Outcome, UnavailableError
-from fastdedup.protocol.ledgers import NONCE_BYTES, FirstOp
+from fastdedup.protocol.ledger_ids import NONCE_BYTES
+from fastdedup.protocol.ledgers import FirstOp
 from fastdedup.protocol.operations import (
     Adopted,
     ClaimOp,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fastdedup.cli.main import cli
-from fastdedup.protocol.ledgers import LedgerForm
+from fastdedup.protocol.ledger_forms import LedgerForm
 
 from ..sql_pages.pages import Page
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from fastdedup import ConfigError, Dedup, ForeignRecordError, Ledger, LedgerFullError, UnavailableError
 from fastdedup.cli.main import cli
-from fastdedup.protocol.ledgers import ledger_wire
+from fastdedup.protocol.ledger_ids import ledger_wire
 
 from ..servers import RedisServer, evicting
 

@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from fastdedup import LocalLRU, UnavailableError
-from fastdedup.protocol.ledgers import FirstOp, ForgetIdOp, LedgerForm, LedgerOp, SeenOp, ledger_wire
+from fastdedup.protocol.ledger_forms import LedgerForm
+from fastdedup.protocol.ledger_ids import ledger_wire
+from fastdedup.protocol.ledgers import FirstOp, ForgetIdOp, LedgerOp, SeenOp
 from fastdedup.protocol.operations import Code, Reply, StoredForm
 
 WIRE = ledger_wire("shop", "orders")

@@ -6,6 +6,7 @@ import pytest
 
 from fastdedup import Outcome, UnavailableError
 from fastdedup.events import Conflict, Unreplayed
+from fastdedup.protocol.ledger_ids import record_wire
 from fastdedup.protocol.ledgers import (
     FirstOp,
     ForgetIdOp,
@@ -13,7 +14,6 @@ from fastdedup.protocol.ledgers import (
     RememberedClaimOp,
     RememberedSettleOp,
     SeenOp,
-    record_wire,
 )
 from fastdedup.protocol.operations import (
     Adopted,

@@ -13,10 +13,10 @@ import fastdedup.stores.redis.scripts as scripts
 from fastdedup import ConfigError, Dedup
 from fastdedup.model import Outcome
 from fastdedup.protocol.keyspace import Keyspace, Kind
+from fastdedup.protocol.ledger_forms import LedgerForm
 from fastdedup.protocol.ledgers import (
     FirstOp,
     ForgetIdOp,
-    LedgerForm,
     LedgerOp,
     LedgerTerms,
     RememberedClaimOp,

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastdedup import ConfigError, Outcome, ResultTooLargeError, UnavailableError
+from fastdedup.protocol.ledger_forms import LedgerForm
 from fastdedup.protocol.ledgers import (
     FirstOp,
     ForgetIdOp,
-    LedgerForm,
     LedgerOp,
     LedgerTerms,
     RememberedClaimOp,

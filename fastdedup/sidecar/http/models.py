@@ -14,7 +14,7 @@ from ...checks import MAX_SECONDS
 from ...gate.audit import MOST_REASON
 from ...model import Outcome, RecordKind, State
 from ...protocol.keyspace import MAX_KEY_BYTES
-from ...protocol.ledgers import MAX_ID
+from ...protocol.ledger_ids import MAX_ID
 from ...protocol.owners import MAX_OWNER_BYTES
 from ..ledgers import MAX_IDS
 from ..limits import MOST_LISTED, MOST_LISTING_MS

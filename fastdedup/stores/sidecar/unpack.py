@@ -14,15 +14,12 @@ from typing import Any
 from ...checks import MAX_SECONDS
 from ...errors import ConfigError
 from ...protocol.keyspace import start_beside
+from ...protocol.ledger_forms import DENSE_WIDTH, SLOTS, LedgerForm
+from ...protocol.ledger_ids import MAX_ID, NONCE_BYTES
 from ...protocol.ledgers import (
-    DENSE_WIDTH,
     FOREVER_MS,
-    MAX_ID,
-    NONCE_BYTES,
-    SLOTS,
     FirstOp,
     ForgetIdOp,
-    LedgerForm,
     LedgerOp,
     LedgerTerms,
     RememberedClaimOp,

@@ -1,0 +1,171 @@
+"""What a ledger was founded with: its capacity, its window, its secret, and what follows from these.
+
+`lua/_ledger.lua` and `lua/_dense.lua` describe the layout. Every process finds the same buckets by the same form.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Final
+
+import orjson
+
+SLOTS: Final = 100
+"""Parts of a window: an id is kept for the window and up to one part more."""
+_PLANNED: Final = 112
+_PLANNED_WIDE: Final = 128
+"""Entries in a bucket of a full ledger: fewer cost more memory for each key, more cost time for each id."""
+DENSE_WIDTH: Final = 9
+"""Bytes of a digest in a dense ledger, where it is the id itself; see `_dense.lua`."""
+_CHUNKS: Final = 512
+"""Chunks that a dense ledger's capacity has: more would cost more memory for keys, fewer more for nonces."""
+_CHUNK: Final = (1024, 8192)
+"""Ids of a chunk, at least and at most."""
+_SPREAD: Final = 16
+"""By how much the ids of one window may be further apart than a dense ledger's capacity says."""
+IN_STEP: Final = 16
+"""Neighbouring chunks whose nonces are known together; so many slots of a Cluster have a dense ledger's buckets."""
+STRAYS: Final = 10_000
+"""Ids that a bucket of a dense ledger has outside its cells, at most. They take 10 bytes each."""
+_GENERATIONS: Final = 63
+_MOST_CAPACITIES: Final = 8
+"""Former capacities that are taken from clients that were not told of the present one."""
+_SECRET_BYTES: Final = 32
+_FILLING: Final = 0.8
+"""Share of the capacity from which a ledger counts as filling."""
+
+
+class LedgerForm:
+    """What a ledger was founded with. Its text lies in the store; the secret in it must not be shown.
+
+    Attributes:
+        capacity: ids that it is planned for in one window.
+        width: bytes of a digest.
+        window_ms: for how long an id is remembered.
+        buckets: how many buckets it has.
+        chunk: neighbouring ids that share a bucket, in a dense ledger; else 0.
+        capacities: those that it had before it was resized.
+        generation: tells the buckets of this form from those of the form before; 0 where it was never resized.
+        former: the form that it had before, while ids remembered by that may live; else None.
+        switch_ms: the server's time from which ids are remembered by this form and no longer by the former one.
+    """
+
+    __slots__ = (
+        "buckets",
+        "capacities",
+        "capacity",
+        "chunk",
+        "former",
+        "generation",
+        "secret",
+        "switch_ms",
+        "width",
+        "window_ms",
+    )
+
+    def __init__(self, *, capacity: int, width: int, window_ms: int, secret: bytes) -> None:
+        self.capacities: tuple[int, ...] = ()
+        self.generation = 0
+        self.former: LedgerForm | None = None
+        self.switch_ms = 0
+        self.capacity = capacity
+        self.width = width
+        self.window_ms = window_ms
+        self.secret = secret
+        self.chunk = 0
+        if width == DENSE_WIDTH:
+            least, most = _CHUNK
+            self.chunk = min(most, max(least, 1 << (-(-capacity // _CHUNKS) - 1).bit_length()))
+            self.buckets = IN_STEP * -(-_SPREAD * capacity // (IN_STEP * self.chunk))
+        else:
+            self.buckets = -(-capacity // (_PLANNED_WIDE if width == 16 else _PLANNED))
+
+    @property
+    def dense(self) -> bool:
+        """True where the ids are integers, of which it keeps a bit each."""
+        return self.width == DENSE_WIDTH
+
+    @property
+    def filling_from(self) -> float:
+        """Entries in a bucket from which the ledger counts as filling; see `LedgerTerms.seen_fill`."""
+        return _FILLING * (STRAYS if self.dense else self.capacity / self.buckets)
+
+    def fill_of(self, entries: float) -> float:
+        """Return how full the ledger is, by the entries in a bucket."""
+        return entries / STRAYS if self.dense else entries * self.buckets / self.capacity
+
+    def __repr__(self) -> str:
+        return f"<LedgerForm capacity={self.capacity} width={self.width} window_ms={self.window_ms}>"
+
+    @classmethod
+    def drawn(cls, *, capacity: int, width: int, window_ms: int) -> LedgerForm:
+        """Return a form with a new secret."""
+        return cls(
+            capacity=capacity, width=width, window_ms=window_ms, secret=secrets.token_bytes(_SECRET_BYTES)
+        )
+
+    def resized(self, capacity: int, switch_ms: int) -> LedgerForm:
+        """Return the form of another capacity that takes this one's place at that time."""
+        form = LedgerForm.drawn(capacity=capacity, width=self.width, window_ms=self.window_ms)
+        form.capacities = (*self.capacities, self.capacity)[-_MOST_CAPACITIES:]
+        form.generation = self.generation % _GENERATIONS + 1
+        form.former, form.switch_ms = self, switch_ms
+        return form
+
+    def settled(self) -> LedgerForm:
+        """Return the same form without its former one, which is over."""
+        form = LedgerForm(
+            capacity=self.capacity, width=self.width, window_ms=self.window_ms, secret=self.secret
+        )
+        form.capacities, form.generation = self.capacities, self.generation
+        return form
+
+    def text(self) -> bytes:
+        """Return the text that the store keeps. A version that knows no resizing refuses that of a resized ledger."""
+        own = {
+            "capacity": self.capacity,
+            "width": self.width,
+            "window_ms": self.window_ms,
+            "slots": SLOTS,
+            "secret": self.secret.hex(),
+        }
+        if not self.generation:
+            return orjson.dumps(own)
+        present = {**own, "capacities": self.capacities, "generation": self.generation}
+        if self.former is None:
+            return orjson.dumps({"present": present})
+        former = orjson.loads(self.former.text())
+        return orjson.dumps({"present": present, "former": former, "switch_ms": self.switch_ms})
+
+    @classmethod
+    def read(cls, text: bytes) -> LedgerForm | None:
+        """Read a form's text; None where it is no text of a form that this version knows."""
+        try:
+            return cls._read(orjson.loads(text))
+        except (ValueError, TypeError, KeyError):
+            return None
+
+    @classmethod
+    def _read(cls, found: Any) -> LedgerForm | None:
+        form = cls._read_one(found.get("present", found)) if isinstance(found, dict) else None
+        if form is None or "former" not in found:
+            return form
+        former, switch_ms = cls._read(found["former"]), found["switch_ms"]
+        if former is None or type(switch_ms) is not int or switch_ms <= 0:
+            return None
+        form.former, form.switch_ms = former, switch_ms
+        return form if (form.width, form.window_ms) == (former.width, former.window_ms) else None
+
+    @classmethod
+    def _read_one(cls, found: Any) -> LedgerForm | None:
+        capacity, width, window_ms = (found[name] for name in ("capacity", "width", "window_ms"))
+        capacities, generation = found.get("capacities", []), found.get("generation", 0)
+        secret = bytes.fromhex(found["secret"])
+        numbers = [capacity, width, window_ms, *capacities]
+        fits = found["slots"] == SLOTS and len(secret) == _SECRET_BYTES
+        fits = fits and type(generation) is int and 0 <= generation <= _GENERATIONS
+        if not fits or not all(type(number) is int and number > 0 for number in numbers) or width > 16:
+            return None
+        form = cls(capacity=capacity, width=width, window_ms=window_ms, secret=secret)
+        form.capacities, form.generation = tuple(capacities), generation
+        return form

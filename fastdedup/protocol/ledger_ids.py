@@ -1,0 +1,184 @@
+"""Where the ids of a ledger lie: each has a bucket, and a digest in there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any, Final, Protocol
+from uuid import UUID
+
+from ..checks import shown
+from ..errors import InvalidKeyError
+from .keyspace import Kind
+from .ledger_forms import DENSE_WIDTH, IN_STEP, LedgerForm
+
+NONCE_BYTES: Final = 5
+MAX_DENSE: Final = (1 << 63) - 1
+"""The greatest id of a dense ledger."""
+_ODD: Final = 0x9E3779B97F
+MAX_ID: Final = 64 * 1024
+"""Bytes of an id, at most."""
+_DIGITS: Final = [
+    byte.encode() for byte in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
+]
+_PAIRS: Final = [high + low for high in _DIGITS for low in _DIGITS]
+
+
+class IdPlaces(Protocol):
+    """Finds where the entries of a ledger's ids lie."""
+
+    def find(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's digest."""
+        ...
+
+    def entry(self, data: bytes, nonce: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's entry for a call of this nonce."""
+        ...
+
+    def bucket(self, number: int) -> bytes:
+        """Return the store key of a bucket."""
+        ...
+
+
+def places_of(stem: bytes, form: LedgerForm) -> IdPlaces:
+    """Return what finds the ids of a ledger. `stem`: the ledger's store key."""
+    return DenseAddresses(stem, form) if form.dense else Addresses(stem, form)
+
+
+class Addresses:
+    """Finds where the entries of a ledger's ids lie: a keyed hash spreads them over the buckets."""
+
+    __slots__ = ("_buckets", "_end", "_hash", "_short", "_stem")
+
+    def __init__(self, stem: bytes, form: LedgerForm) -> None:
+        self._end = (_DIGITS[form.generation] if form.generation else b"") + b"}"
+        self._stem = stem + b"{"
+        self._buckets = form.buckets
+        self._short = form.buckets <= 1 << 24
+        # The secret as salt and person, which make a hash of its own at no cost for each id.
+        self._hash = blake2b(digest_size=8 + form.width, salt=form.secret[:16], person=form.secret[16:])
+
+    def find(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's digest."""
+        hashed = self._hash.copy()
+        hashed.update(data)
+        digest = hashed.digest()
+        return self.bucket(int.from_bytes(digest[:8], "big") % self._buckets), digest[8:]
+
+    def bucket(self, number: int) -> bytes:
+        """Return the store key of a bucket. Its number is in braces: on a Cluster that alone chooses the slot."""
+        name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
+        if not self._short:
+            name = _PAIRS[number >> 24] + name
+        return self._stem + name + self._end
+
+    def entry(self, data: bytes, nonce: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's entry for a call of this nonce."""
+        wire, digest = self.find(data)
+        return wire, digest + nonce
+
+
+class DenseAddresses:
+    """Finds where the ids of a dense ledger lie: neighbours share a chunk, and buckets take the chunks in turn."""
+
+    __slots__ = ("_buckets", "_chunk", "_end", "_stem")
+
+    def __init__(self, stem: bytes, form: LedgerForm) -> None:
+        self._end = (_DIGITS[form.generation] if form.generation else b"") + b"}"
+        self._stem = stem + b"{"
+        self._buckets = form.buckets
+        self._chunk = form.chunk
+
+    def find(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's digest. `data`: the id's decimal text."""
+        number, place = divmod(int(data), self._chunk)
+        return self.bucket(number % self._buckets), (number << 16 | place).to_bytes(DENSE_WIDTH, "big")
+
+    def entry(self, data: bytes, nonce: bytes) -> tuple[bytes, bytes]:
+        """Return the store key of an id's bucket, and the id's entry for a call of this nonce.
+
+        Chunks take turns in the nonces' string, so the ids of one call must have different nonces there.
+        """
+        wire, digest = self.find(data)
+        own = (int.from_bytes(nonce, "big") + int.from_bytes(digest[:-2], "big") * _ODD) % (
+            1 << 8 * NONCE_BYTES
+        )
+        return wire, digest + own.to_bytes(NONCE_BYTES, "big")
+
+    def bucket(self, number: int) -> bytes:
+        """Return the store key of a bucket. In braces stands what it shares with the nonces of its ids."""
+        name = _PAIRS[number >> 12 & 4095] + _PAIRS[number & 4095]
+        return self._stem + _DIGITS[number % IN_STEP] + self._end + name
+
+
+def record_wire(bucket: bytes, wire: bytes, namespace: str) -> bytes:
+    """Return the key of the record of a claim whose success a ledger remembers: in the slot of its id's bucket.
+
+    `wire`: the key of the same claim without a ledger, in this namespace.
+    """
+    return bucket + wire[len(namespace.encode()) + 1 :]
+
+
+def ledger_wire(namespace: str, name: str) -> bytes:
+    """Return the store key of a ledger: its form lies there, and its buckets' keys begin with it."""
+    return namespace.encode() + b":" + Kind.LEDGER.value[0] + name.encode()
+
+
+def ledger_of(bucket: bytes) -> bytes:
+    """Return the store key of the ledger that a bucket belongs to."""
+    return bucket[: bucket.rindex(b"{")]
+
+
+def id_bytes(id: Any) -> bytes:
+    """Return an id as bytes. Text stands for its UTF-8, an integer and a UUID for their text.
+
+    Raises:
+        InvalidKeyError: it is empty, over 64 KiB, of another type, or text that UTF-8 cannot encode.
+    """
+    if type(id) is str:
+        try:
+            data = id.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidKeyError(f"an id must be text that UTF-8 can encode: {error.reason}") from None
+    elif type(id) is bytes:
+        data = id
+    elif isinstance(id, int) and not isinstance(id, bool):
+        data = b"%d" % id
+    elif isinstance(id, str | UUID):
+        data = str(id).encode()
+    elif isinstance(id, bytearray | memoryview):
+        data = bytes(id)
+    else:
+        raise InvalidKeyError(f"an id must be text, bytes, an integer or a UUID, got {type(id).__name__}")
+    if 0 < len(data) <= MAX_ID:
+        return data
+    if not data:
+        raise InvalidKeyError("the id is empty: it would make every message a duplicate of the first")
+    raise InvalidKeyError(f"an id must have at most {MAX_ID} bytes, got {len(data)}")
+
+
+def number_bytes(id: Any) -> bytes:
+    """Return an id of a dense ledger as bytes: its decimal text.
+
+    Raises:
+        InvalidKeyError: it is not an integer of 0 to 2^63 - 1.
+    """
+    if not isinstance(id, int) or isinstance(id, bool):
+        raise InvalidKeyError(
+            f"an id of a dense ledger must be an integer, got {type(id).__name__}; for text and bytes make the "
+            "ledger without dense=True"
+        )
+    if 0 <= id <= MAX_DENSE:
+        return b"%d" % id
+    raise InvalidKeyError(f"an id of a dense ledger must be 0 to 2^63 - 1, got {shown(id)}")
+
+
+def listed_bytes(ids: Iterable[Any], *, dense: bool = False) -> list[bytes]:
+    """Return a list's ids as bytes, as `id_bytes` does each, or `number_bytes` for a dense ledger.
+
+    Raises:
+        InvalidKeyError: an id cannot be used, or the list is one text.
+    """
+    if isinstance(ids, str | bytes):
+        raise InvalidKeyError("give a list of ids, not one text: its characters would be the ids")
+    return list(map(number_bytes if dense else id_bytes, ids))
