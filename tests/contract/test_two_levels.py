@@ -164,7 +164,10 @@ async def test_a_cancelled_claim_holds_nothing(backend: Backend, wait_until: Wai
             await asyncio.sleep(0)
         for call in calls:
             call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
+        for answer in await asyncio.gather(*calls, return_exceptions=True):
+            # Where the breaker is open, the policy answers before anybody can cancel.
+            if isinstance(answer, Claim) and answer.acquired:
+                await answer.release()
 
         async def is_free() -> bool:
             return (await dedup.claim("k", remember=ledger, owner="me")).acquired

@@ -757,4 +757,6 @@ def test_a_program_that_never_closes_its_gate_just_ends(server: RedisServer, loo
             program.kill()
     assert program.returncode == 0
     # Ending takes a deadline there, in which it connects anew; asyncio complains of what it cuts short.
-    assert fault == "frozen" or not errors
+    assert fault == "frozen" or not [
+        line for line in errors.splitlines() if not line.startswith("gate 'fastdedup': ")
+    ]
