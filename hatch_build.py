@@ -33,6 +33,9 @@ modules = mypycify(
     debug_level="0",
 )
 keep_docstrings(Path("."), files)
+if sys.platform == "linux":
+    for each in modules:
+        each.extra_link_args.append("-Wl,-s")  # names that nobody reads are a seventh of the file
 setup(name="fastdedup", packages=[], ext_modules=modules)
 """
 MYPY = """

@@ -46,7 +46,7 @@ _SAMPLE_DENSE: Final = 2000
 _AT_ONCE: Final = 2000
 """Ids of a list that are asked for together: more would wait beyond the deadline, and block the loop."""
 _HOUR: Final = 3600.0
-_TRIES: Final = 3
+_TRIES: Final = 5
 
 AnyFirst = TypeVar("AnyFirst", bound=FirstOp)
 
@@ -225,12 +225,13 @@ class Ledger:
         a `KeyForgotten` event with who and why; `reason`: up to 256 characters.
         """
         why, data = check_reason(reason), self.bytes_of(id)
-        found: bool | None = None
+        shown_id = f"{self.name}/{data.decode(errors='backslashreplace')}"
         try:
             found = await self._forget(data)
-        finally:
-            shown_id = f"{self.name}/{data.decode(errors='backslashreplace')}"
-            tell_forgotten(self._namespace, "id", shown_id, found, why)
+        except BaseException:  # it may have taken effect
+            tell_forgotten(self._namespace, "id", shown_id, None, why)
+            raise
+        tell_forgotten(self._namespace, "id", shown_id, found, why)
         return found
 
     async def _forget(self, data: bytes) -> bool:

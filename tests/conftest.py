@@ -15,6 +15,7 @@ import redis
 import uvloop
 
 from fastdedup import Claim
+from fastdedup.sql import rules
 
 from .brokers import KafkaServer, NatsServer, RabbitServer
 from .databases import MariaServer, PostgresServer
@@ -95,6 +96,12 @@ async def end_tasks() -> None:
         for task in left:
             task.cancel()
         await asyncio.wait(left, timeout=0.1)
+
+
+@pytest.fixture(autouse=True)
+def _no_inbox_of_another_test() -> None:
+    """Inboxes of one name keep their rows equally long: those of one test are none of another's concern."""
+    rules._known.clear()
 
 
 @pytest.fixture(scope="session")

@@ -95,6 +95,7 @@ async def test_each_operation_is_counted_by_what_came_of_it(redis_url: str, show
         ("shop", "consume", "succeeded"): 1,
         ("shop", "redeem", "acquired"): 1,
         ("shop", "get", "ok"): 1,
+        ("shop", "ledger", "absent"): 1,  # looked for before it is founded
         ("shop", "ledger", "ok"): 1,
         ("shop:sms", "claim", "acquired"): 2,
         ("shop:sms", "claim", "mismatch"): 1,

@@ -20,7 +20,7 @@ INTEGRATIONS = [
     f"fastdedup.integrations.{path.stem}"
     for path in sorted((ROOT / "fastdedup" / "integrations").iterdir())
     if (path.is_dir() and not path.name.startswith("_"))
-    or re.search(r"^__all__ = ", path.read_text("utf-8"), re.MULTILINE)
+    or (path.is_file() and re.search(r"^__all__ = ", path.read_text("utf-8"), re.MULTILINE))
 ]
 NEED_SETTINGS = (
     "fastdedup.integrations.django",
