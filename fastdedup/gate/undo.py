@@ -143,10 +143,15 @@ class UndoList:
                 break
 
     async def take_back_id(self, op: FirstOp) -> None:
-        """Take back now what was given up of an id: a call with a name of its own asks for it."""
+        """Take back now what was given up of an id: a call with a name of its own asks for it.
+
+        Raises UnavailableError where the store did not answer: whether the id is new is then not known.
+        """
         holdings = [(op.wire, entry) for entry in self._entries(op.place)]
         answers = await self._ask([self._given_up[holding].look(op.wire) for holding in holdings])
         for holding, answer in zip(holdings, answers, strict=True):
+            if isinstance(answer, UnavailableError):
+                raise answer
             if answer is Code.OK:
                 self._given_up.pop(holding, None)
 

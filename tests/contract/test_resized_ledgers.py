@@ -23,6 +23,8 @@ from ..stores import Backend
 
 WaitUntil = Callable[..., Any]
 OLD, NEW = 500, 3000
+# One of each kind: memory, one server, many nodes, and another process in between.
+stores = pytest.mark.parametrize("backend", ["memory", "redis", "cluster", "sidecar"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -54,23 +56,16 @@ async def switched(ledger: Ledger, wait_until: WaitUntil, capacity: int = NEW) -
     await wait_until(is_done, description="the switch")
 
 
-@pytest.fixture
-def shared(backend: Backend) -> Backend:
-    """One of each kind of store: memory, one server, many nodes, and another process in between."""
-    if backend.name not in ("memory", "redis", "cluster", "sidecar"):
-        pytest.skip("the same as one of the others")
-    return backend
-
-
 @pytest.mark.parametrize("dense", [False, True], ids=["usual", "dense"])
+@stores
 async def test_ids_are_first_once_while_it_is_resized(
-    shared: Backend, dense: bool, wait_until: WaitUntil
+    backend: Backend, dense: bool, wait_until: WaitUntil
 ) -> None:
     """Four callers of the old capacity and the new one, before, in and after the switch."""
     told: Counter[int] = Counter()
     asked: set[int] = set()
     dice = Random(5)
-    async with two_gates(shared) as (one, other):
+    async with two_gates(backend) as (one, other):
         ledgers = [ledger_of(gate, dense=dense) for gate in (one, other)]
         for ledger in ledgers:
             await ledger.open()
@@ -102,8 +97,9 @@ async def test_ids_are_first_once_while_it_is_resized(
         assert (await ledgers[0].stats()).ids == pytest.approx(len(asked), rel=0.02)
 
 
-async def test_retries_and_removals_go_over_the_switch(shared: Backend, wait_until: WaitUntil) -> None:
-    async with two_gates(shared) as (one, other):
+@stores
+async def test_retries_and_removals_go_over_the_switch(backend: Backend, wait_until: WaitUntil) -> None:
+    async with two_gates(backend) as (one, other):
         ledger, theirs = ledger_of(one), ledger_of(other, NEW)
         assert all(await ledger.first_many(range(40), owner="me"))
         await switched(ledger, wait_until)
@@ -116,9 +112,10 @@ async def test_retries_and_removals_go_over_the_switch(shared: Backend, wait_unt
         assert await theirs.first_many([7, 50]) == [True, True]
 
 
-async def test_what_was_given_up_before_the_switch_is_new(shared: Backend, wait_until: WaitUntil) -> None:
+@stores
+async def test_what_was_given_up_before_the_switch_is_new(backend: Backend, wait_until: WaitUntil) -> None:
     """Nobody was told; the next call must not wait until it is taken back."""
-    async with shared.make() as dedup:
+    async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         assert await ledger.first("id", owner="lost")
         assert ledger._view is not None
@@ -130,9 +127,10 @@ async def test_what_was_given_up_before_the_switch_is_new(shared: Backend, wait_
         assert not await ledger.first("id")
 
 
-async def test_a_node_whose_clock_is_ahead_is_believed(shared: Backend, wait_until: WaitUntil) -> None:
+@stores
+async def test_a_node_whose_clock_is_ahead_is_believed(backend: Backend, wait_until: WaitUntil) -> None:
     """The ledger's own node says that the switch is to come, the bucket's node that it was."""
-    async with shared.make() as dedup:
+    async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         assert await ledger.first("id")
         await switched(ledger, wait_until)
@@ -150,8 +148,9 @@ async def test_a_node_whose_clock_is_ahead_is_believed(shared: Backend, wait_unt
         assert await ledger.first("new")
 
 
-async def test_the_former_form_is_dropped_after_a_window(shared: Backend, wait_until: WaitUntil) -> None:
-    async with two_gates(shared) as (one, other):
+@stores
+async def test_the_former_form_is_dropped_after_a_window(backend: Backend, wait_until: WaitUntil) -> None:
+    async with two_gates(backend) as (one, other):
         ledger, theirs = ledger_of(one, window=0.8), ledger_of(other, NEW, window=0.8)
         assert await ledger.first("early")
         await switched(ledger, wait_until)
@@ -170,9 +169,10 @@ async def test_the_former_form_is_dropped_after_a_window(shared: Backend, wait_u
         assert (await ledger.resize(capacity=9000)).former_capacity == NEW
 
 
-async def test_a_version_that_knows_no_resizing_is_refused(shared: Backend) -> None:
+@stores
+async def test_a_version_that_knows_no_resizing_is_refused(backend: Backend) -> None:
     """It looks for the capacity at the top of the text, and says that a newer version founded the ledger."""
-    async with shared.make() as dedup:
+    async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         progress = await ledger.resize(capacity=NEW)
         assert (progress.capacity, progress.former_capacity) == (NEW, OLD)
@@ -186,9 +186,10 @@ async def test_a_version_that_knows_no_resizing_is_refused(shared: Backend) -> N
             await ledger_of(dedup, 700).open()
 
 
-async def test_a_late_announcement_is_not_made(shared: Backend) -> None:
+@stores
+async def test_a_late_announcement_is_not_made(backend: Backend) -> None:
     """Its switch would come before all clients know of it."""
-    async with shared.make() as dedup:
+    async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         await ledger.open()
         view = ledger._view
@@ -199,10 +200,11 @@ async def test_a_late_announcement_is_not_made(shared: Backend) -> None:
         assert (await ledger.resize(capacity=OLD)).former_capacity == 0
 
 
-async def test_claims_wait_until_it_is_over(shared: Backend) -> None:
-    if shared.name == "sidecar":
+@stores
+async def test_claims_wait_until_it_is_over(backend: Backend) -> None:
+    if backend.name == "sidecar":
         return  # such claims do not go through it
-    async with shared.make() as dedup:
+    async with backend.make() as dedup:
         ledger = ledger_of(dedup)
         await ledger.resize(capacity=NEW)
         with pytest.raises(ConfigError, match="takes no claims"):
