@@ -120,8 +120,12 @@ def place_of(
         if key is None:
             raise click.UsageError("the key is missing: give KEY, or --http METHOD PATH --key …")
         return RecordPlace(key, kind, digest, ledger)
-    if key is not None or web_key is None:
-        raise click.UsageError("with --http the key is given by --key, and not as KEY")
+    if web_key is None:
+        raise click.UsageError("--http needs --key, the request's Idempotency-Key")
+    if key is not None:
+        raise click.UsageError(
+            f"with --http the key is given by --key alone, not as KEY: {key!r} is too much"
+        )
     if kind != "claim" or digest or ledger is not None:
         raise click.UsageError("--http goes without --kind, --digest and --ledger")
     at_gate = http[0].upper() == _GATE  # a proxy's requests, whose records are in the namespace that it names

@@ -79,6 +79,11 @@ class Places:
         declare: bool,
         attempts: int,
     ) -> None:
+        if dead_letter is not None and (not isinstance(dead_letter, str) or not dead_letter):
+            raise ConfigError(  # the default exchange, "", would give a dead letter back to its own queue
+                f"dead_letter= must be the name of an exchange, got {dead_letter!r}; without it dead letters go "
+                f"to the queue {queue.name}.dead"
+            )
         self._arguments: Mapping[str, Any] = queue.arguments or {}
         check_queue(queue.name, self._arguments, check_count(attempts, "attempts"))
         self.queue = queue.name
