@@ -25,7 +25,7 @@ from .workers import role
 
 DEADLINE = 60.0
 """Seconds that one async test may take."""
-UNMEASURED = {"fakeredis", "sentinel", "cluster", "cluster by slot"}
+UNMEASURED = {"fakeredis", "sentinel", "cluster", "cluster by slot", "sidecar"}
 """Stores whose rows of the matrix run without coverage, which doubles what they cost: they run no line of the package
 that other tests do not run, but for five branches. `no_cover` at a test says the same of it: it goes many rounds."""
 UNMEASURED_FILES = ("test_bench_", "test_chaos_")

@@ -46,7 +46,7 @@ MORE = [
     "tests/unit/test_shards.py",
 ]
 # And the contract's rows of these stores, which run through the same compiled lines as the others.
-ALIKE = "not sentinel and not fakeredis"
+ALIKE = "not sentinel and not fakeredis and not slot"
 LOOK = """
 import asyncio, inspect, sys
 import fastdedup

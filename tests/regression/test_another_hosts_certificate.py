@@ -67,7 +67,6 @@ def redis_py(request: pytest.FixtureRequest) -> tuple[str, str]:
                 "--disable-pip-version-check",
                 "install",
                 "--quiet",
-                "--no-deps",
             ]
             subprocess.run([*pip, "--target", f"{made}/it", f"redis=={lowest()}"], check=True, timeout=60)
             Path(made, "it").rename(folder)
