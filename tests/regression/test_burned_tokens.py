@@ -16,7 +16,7 @@ from ..proxy import proxied
 from ..servers import RedisServer
 
 WaitUntil = Callable[..., Any]
-TIMEOUT = 0.15
+TIMEOUT = 0.25
 SOON = 1.0
 SUBJECT = "user:7"
 

@@ -27,4 +27,8 @@ async def reply(call: Awaitable[T]) -> T:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
+    except Exception as error:
+        # A call that is cancelled before the channel knows why it closes ends in a bare Exception.
+        if type(error) is not Exception or not isinstance(error.__cause__, asyncio.CancelledError):
+            raise
     raise ConnectionError("the channel was closed before the broker has replied")
