@@ -20,7 +20,15 @@ from .gate.undo import MAX_GIVEN_UP
 from .keys import check_namespace
 from .model import LedgerResize, LedgerStats, Record
 from .protocol.ledger_forms import DENSE_WIDTH, SLOTS, LedgerForm
-from .protocol.ledger_ids import IdPlaces, id_bytes, ledger_wire, listed_bytes, number_bytes, record_wire
+from .protocol.ledger_ids import (
+    NONCE_BYTES,
+    IdPlaces,
+    id_bytes,
+    ledger_wire,
+    listed_bytes,
+    number_bytes,
+    record_wire,
+)
 from .protocol.ledger_views import (
     LEAST_WINDOW,
     MOST_CAPACITY,
@@ -371,7 +379,7 @@ class Ledger:
     async def _ask_first(self, op: FirstOp, name: bytes, *, named: bool) -> Reply:
         """Return the verdict; where there is none, what the store may have remembered is taken back."""
         namespace = self._namespace
-        undo = namespace.connection.undo
+        undo, own = namespace.connection.undo, op.entry
         if undo:
             await undo.until_free([op])
             undo.keep_id(op, named=named)
@@ -385,12 +393,17 @@ class Ledger:
                 namespace.ask.take_back(op)
             raise
         try:
-            return namespace.ask.verdict(op, answer)
+            reply = namespace.ask.verdict(op, answer)
         except UnavailableError as error:
             if not named:
                 namespace.ask.take_back(op)
             error.owner = owner_text(name)
             raise
+        if op.entry is not own and reply is not Code.OK and reply is not Code.ALREADY:
+            undo.add_id(
+                op
+            )  # it took a given-up call's place, and was not done: that one is still to be taken back
+        return reply
 
     async def _may_be_first(self, duplicates: list[AnyFirst], tries: int, *, named: bool) -> list[AnyFirst]:
         """Return which duplicates must be asked for again: a call that was given up may have remembered them.
@@ -477,6 +490,8 @@ class Ledger:
                     view.distrust()
                 op.answer = namespace.ask.verdict(op, op.answer)
                 if op.answer is not Code.OK and op.answer is not Code.ALREADY:
+                    if op.entry[-NONCE_BYTES:] != nonce:
+                        undo.add_id(op)  # as in `_ask_first`
                     self._judge(op.answer)
         return ops
 
