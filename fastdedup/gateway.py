@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
-from functools import partial
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
-from . import inspection
 from .checks import Seconds, check_seconds, named
 from .claim import Claim
 from .claims.call import ClaimCall, KnownCall
 from .claims.many import ClaimList, ListedClaim
-from .claims.remembered import RememberedCall, claim_each
+from .claims.remembered import claim_each, remembered_call, remembered_calls
 from .claims.resolved import ResolvedCall
 from .claims.resolving import Check, check_resolve
 from .codec import Codec, JSONCodec
@@ -24,16 +22,16 @@ from .errors import ConfigError, InvalidKeyError, UsageError
 from .events import OnEvent
 from .fallback.base import FallbackPolicy
 from .fallback.reject import Reject
-from .gate.audit import check_reason, tell_forgotten, tell_listed
 from .gate.connection import Connection
 from .gate.holder import check_holder
 from .gate.namespace import Namespace
 from .gate.settings import Settings
+from .inspected import Inspected
 from .keys import Fingerprint, digest
 from .ledger import Ledger
 from .lock import LockCall
 from .machine import StateMachine, Transitions
-from .model import Batching, BreakerState, Listing, Record, RecordKind, State
+from .model import Batching, BreakerState
 from .once import FewArguments, once
 from .protocol.keyspace import READABLE_BYTES
 from .protocol.operations import Mode
@@ -46,7 +44,7 @@ T = TypeVar("T")
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
-class Dedup:
+class Dedup(Inspected):
     """The gate in front of a side effect: `claim` answers "are you the first?", once, for each key.
 
     Open it once in each event loop (`async with dedup:` or `await dedup.open()`), and share it.
@@ -333,7 +331,7 @@ class Dedup:
             return call if isinstance(call, KnownCall) else ResolvedCall(call, resolve, renews=renew)
         mark = fingerprint if fingerprint is None or type(fingerprint) is Fingerprint else digest(fingerprint)
         if remember is not None:
-            return self._claim_remembered(key, remember, mark, owner, lease, ttl, wait, renew)
+            return remembered_call(self._namespace, key, remember, mark, owner, lease, ttl, wait, renew)
         namespace = self._namespace
         if namespace.recent and owner is None and lease is None and ttl is None:  # empty but in a storm
             known = self._told_recently(key, mark)
@@ -358,64 +356,6 @@ class Dedup:
         if wait or renew:
             call.set_patience(wait, renew)
         return call
-
-    def _claim_remembered(
-        self,
-        key: str,
-        ledger: Ledger,
-        mark: bytes | None,
-        owner: str | None,
-        lease: Seconds | None,
-        ttl: Seconds | None,
-        wait: Seconds,
-        renew: bool,
-    ) -> RememberedCall:
-        namespace = self._namespace
-        if not isinstance(ledger, Ledger) or not ledger.is_of(namespace.connection):
-            raise ConfigError(f"remember must be a ledger of this gate, made by its ledger(), got {ledger!r}")
-        if ledger.dense:
-            raise ConfigError(
-                f"remember must be a ledger without dense=True, as a claim's key is text, got {ledger!r}"
-            )
-        call = RememberedCall(
-            namespace,
-            key,
-            namespace.claims.wire(key),
-            ledger,
-            namespace.remembered_terms(lease, ttl),
-            namespace.draw_owner() if owner is None else owner_field(owner),
-            mark,
-        )
-        call.named = owner is not None
-        if wait or renew:
-            call.set_patience(wait, renew)
-        return call
-
-    def _calls_remembered(
-        self,
-        keys: Sequence[str],
-        ledger: Ledger,
-        marks: Sequence[Any],
-        owner: str | None,
-        lease: Seconds | None,
-        ttl: Seconds | None,
-        wait: Seconds,
-        renew: bool,
-    ) -> list[RememberedCall]:
-        calls: list[RememberedCall] = []
-        seen: set[bytes] = set()
-        try:
-            for key, mark in zip(keys, marks, strict=True):
-                wire = self._namespace.claims.wire(key)
-                seconds = 0.0 if wire in seen else wait  # nobody waits for a claim of the same list
-                seen.add(wire)
-                print_of = None if mark is None else digest(mark)
-                calls.append(self._claim_remembered(key, ledger, print_of, owner, lease, ttl, seconds, renew))
-        except BaseException:
-            for call in calls:
-                call.close()  # nobody awaits it
-            raise
-        return calls
 
     def _told_recently(self, key: str, mark: bytes | None) -> KnownCall | None:
         """Return the answer of a success that the store told a moment ago."""
@@ -459,7 +399,7 @@ class Dedup:
         namespace = self._namespace
         namespace.connection.running_engine()
         if remember is not None:
-            calls = self._calls_remembered(keys, remember, marks, owner, lease, ttl, wait, renew)
+            calls = remembered_calls(namespace, keys, remember, marks, owner, lease, ttl, wait, renew)
             return await claim_each(calls, named=owner is not None)
         terms = (
             namespace.claim_terms
@@ -619,76 +559,3 @@ class Dedup:
             dense=dense,
             allow_eviction=allow_eviction,
         )
-
-    # Inspection and administration
-
-    async def get(self, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> Record | None:
-        """Return the store's record of `key`, or None. For inspection: to decide, claim.
-
-        Args:
-            key: of a claim or lock; a token; a machine's name, "/" and the id.
-            kind: "claim", "lock", "token" or "machine".
-            digest: `key` is "#" and 32 hexadecimal digits, as `records` shows a token or a long key.
-        """
-        return await inspection.read(self._namespace, key, kind, digest=digest)
-
-    async def forget(
-        self, key: str, kind: RecordKind = "claim", *, digest: bool = False, reason: str | None = None
-    ) -> bool:
-        """Remove the record of `key`, whoever owns it; False where there was none. The key is new again.
-
-        It leaves a `KeyForgotten` event with who and why. Arguments as for `get`; `reason`: up to 256 characters.
-        """
-        why = check_reason(reason)
-        heard = partial(self._tell_forgotten, kind, why)
-        return await inspection.forget(self._namespace, key, kind, digest=digest, heard=heard)
-
-    def _tell_forgotten(self, kind: RecordKind, reason: str, key: str, found: bool | None) -> None:
-        tell_forgotten(self._namespace, kind, key, found, reason)
-
-    async def records(
-        self,
-        *,
-        kind: RecordKind | None = None,
-        prefix: str = "",
-        state: State | None = None,
-        older: Seconds = 0.0,
-        limit: int = 1000,
-        within: Seconds = 5.0,
-        cursor: str | None = None,
-        reason: str | None = None,
-    ) -> Listing:
-        """Return records of this namespace, to find what is stuck: `records(state=State.PROCESSING, older=60)`.
-
-        The store looks at its keys some hundred at a time (SCAN), on a Cluster at those of each primary, and serves
-        others between. It stops at the end, or when `limit` or `within` is reached; pass the answer's `cursor` to
-        go on. A record that is there all the time is found, perhaps twice; one that comes, goes or moves meanwhile
-        may be missing. It leaves a `RecordsListed` event.
-
-        Args:
-            kind: "claim", "lock" or "token"; all of these by default.
-            prefix: how the keys begin. It finds no key longer than `readable_keys`, which is a digest in the store.
-            state: of this state only. PROCESSING: a claim that is held, or whose owner died (`lease` is 0 or less).
-            older: seconds since the key was acquired, at least.
-            limit: stop at so many records; the last step may bring some more.
-            within: seconds, after which it stops.
-            cursor: where an earlier call stopped.
-            reason: why, for the event.
-
-        Raises:
-            ConfigError: an argument is not valid, or the cursor is not of this store.
-            UnavailableError: the store does not answer. The policy is not asked.
-        """
-        why = check_reason(reason)
-        found = await inspection.listing(
-            self._namespace,
-            kind=kind,
-            prefix=prefix,
-            state=None if state is None else inspection.state_of(state),
-            older=older,
-            limit=limit,
-            within=within,
-            cursor=cursor,
-        )
-        tell_listed(self._namespace, prefix, len(found.records), why)
-        return found

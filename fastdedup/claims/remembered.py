@@ -7,13 +7,16 @@ from collections.abc import Generator, Sequence
 from time import perf_counter
 from typing import Any
 
+from ..checks import Seconds
 from ..claim import Claim
-from ..errors import UnavailableError, UsageError
+from ..errors import ConfigError, UnavailableError, UsageError
 from ..gate.namespace import Namespace
+from ..keys import digest
+from ..ledger import Ledger
 from ..protocol.ledger_ids import record_wire
 from ..protocol.ledgers import FindsIds, RememberedClaimOp
 from ..protocol.operations import Terms
-from ..protocol.owners import owner_text
+from ..protocol.owners import owner_field, owner_text
 from .call import ClaimCall, claim_of, count_claim
 from .waiting import claim_once, wait_for_verdict
 
@@ -76,6 +79,67 @@ class RememberedCall(ClaimCall):
         op = RememberedClaimOp(wire, self.terms, self.owner, self.fingerprint, place)
         op.key, op.named, op.ledger = self.key, self.named, self._ledger
         return op
+
+
+def remembered_call(
+    namespace: Namespace,
+    key: str,
+    ledger: Any,
+    mark: bytes | None,
+    owner: str | None,
+    lease: Seconds | None,
+    ttl: Seconds | None,
+    wait: Seconds,
+    renew: bool,
+) -> RememberedCall:
+    """Return a claim to be awaited. Arguments and errors as for `Dedup.claim`; `mark`: the fingerprint's digest."""
+    if not isinstance(ledger, Ledger) or not ledger.is_of(namespace.connection):
+        raise ConfigError(f"remember must be a ledger of this gate, made by its ledger(), got {ledger!r}")
+    if ledger.dense:
+        raise ConfigError(
+            f"remember must be a ledger without dense=True, as a claim's key is text, got {ledger!r}"
+        )
+    call = RememberedCall(
+        namespace,
+        key,
+        namespace.claims.wire(key),
+        ledger,
+        namespace.remembered_terms(lease, ttl),
+        namespace.draw_owner() if owner is None else owner_field(owner),
+        mark,
+    )
+    call.named = owner is not None
+    if wait or renew:
+        call.set_patience(wait, renew)
+    return call
+
+
+def remembered_calls(
+    namespace: Namespace,
+    keys: Sequence[str],
+    ledger: Any,
+    fingerprints: Sequence[Any],
+    owner: str | None,
+    lease: Seconds | None,
+    ttl: Seconds | None,
+    wait: Seconds,
+    renew: bool,
+) -> list[RememberedCall]:
+    """Return the claims of a list, to be awaited by `claim_each`. Arguments and errors as for `Dedup.claim_many`."""
+    calls: list[RememberedCall] = []
+    seen: set[bytes] = set()
+    try:
+        for key, fingerprint in zip(keys, fingerprints, strict=True):
+            wire = namespace.claims.wire(key)
+            seconds = 0.0 if wire in seen else wait  # nobody waits for a claim of the same list
+            seen.add(wire)
+            mark = None if fingerprint is None else digest(fingerprint)
+            calls.append(remembered_call(namespace, key, ledger, mark, owner, lease, ttl, seconds, renew))
+    except BaseException:
+        for call in calls:
+            call.close()  # nobody awaits it
+        raise
+    return calls
 
 
 async def claim_each(calls: Sequence[RememberedCall], *, named: bool) -> list[Claim]:

@@ -117,14 +117,7 @@ async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client
         return await _claim_remembered(namespaces, ask, ask.remember, client)
     dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
     if ask.wait:
-        call = dedup.claim(
-            ask.key,
-            fingerprint=None if ask.fingerprint is None else digest(ask.fingerprint),
-            owner=ask.owner,
-            lease=seconds(ask.lease),
-            ttl=seconds(ask.ttl),
-            wait=ask.wait / 1000,
-        )
+        call = dedup.claim(ask.key, **_options(ask))
         return _waited(dedup, await client.unless_gone(_wait(call)), ask.owner is not None)
     op = claim_op(dedup, ask)
     op.named = ask.owner is not None
@@ -136,15 +129,19 @@ async def _claim_remembered(
     namespaces: Namespaces, ask: models.ClaimRequest, ledger: str, client: Client
 ) -> HttpAnswer:
     served = namespaces.ledgers.find(ledger, ask.namespace)
-    call = served.claim(
-        ask.key,
-        fingerprint=None if ask.fingerprint is None else digest(ask.fingerprint),
-        owner=ask.owner,
-        lease=seconds(ask.lease),
-        ttl=seconds(ask.ttl),
-        wait=ask.wait / 1000,
-    )
+    call = served.claim(ask.key, **_options(ask))
     return _waited(served.dedup, await client.unless_gone(served.answered(call)), ask.owner is not None)
+
+
+def _options(ask: models.ClaimRequest) -> dict[str, Any]:
+    """Return what a claim that waits, or that a ledger remembers, is made with."""
+    return {
+        "fingerprint": None if ask.fingerprint is None else digest(ask.fingerprint),
+        "owner": ask.owner,
+        "lease": seconds(ask.lease),
+        "ttl": seconds(ask.ttl),
+        "wait": ask.wait / 1000,
+    }
 
 
 def claim_op(dedup: Dedup, ask: models.ClaimRequest) -> ClaimOp:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from binascii import hexlify
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from ...claim import Claim
 from ...claims.call import ClaimCall
@@ -75,16 +75,7 @@ def _claim_remembered(connection: RespConnection, key: bytes, options: CommandOp
         return await claim_in_task(connection, dedup, ask, options.ephemeral)
 
     def ask() -> Awaitable[Claim]:
-        return served.answered(
-            served.claim(
-                name,
-                fingerprint=options.fp,
-                owner=options.owner,
-                lease=seconds(options.lease),
-                ttl=seconds(options.ttl),
-                wait=wait(),
-            )
-        )
+        return served.answered(served.claim(name, **_settings(options, wait)))
 
     return connection.spawn(work, dedup, "claim", repeatable=True, waits=bool(options.wait))
 
@@ -103,16 +94,20 @@ async def _claim_slowly(
         connection.namespaces.ephemeral.claimed_again(again)
 
     def call() -> ClaimCall:
-        return dedup.claim(
-            name,
-            fingerprint=options.fp,
-            owner=options.owner,
-            lease=seconds(options.lease),
-            ttl=seconds(options.ttl),
-            wait=wait(),
-        )
+        return dedup.claim(name, **_settings(options, wait))
 
     return await claim_in_task(connection, dedup, call, options.ephemeral)
+
+
+def _settings(options: CommandOptions, wait: Callable[[], float]) -> dict[str, Any]:
+    """Return what a claim that waits, is named, or that a ledger remembers is made with."""
+    return {
+        "fingerprint": options.fp,
+        "owner": options.owner,
+        "lease": seconds(options.lease),
+        "ttl": seconds(options.ttl),
+        "wait": wait(),
+    }
 
 
 async def claim_in_task(

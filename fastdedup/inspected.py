@@ -1,0 +1,90 @@
+"""What people ask a gate by hand: a record, a list of records, and that one is removed. `inspection.py` does it."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from . import inspection
+from .checks import Seconds
+from .compiled import mypyc_attr
+from .gate.audit import check_reason, tell_forgotten, tell_listed
+from .gate.namespace import Namespace
+from .model import Listing, Record, RecordKind, State
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Inspected:
+    """Shows, lists and removes the records of a namespace. `Dedup` is one."""
+
+    _namespace: Namespace
+
+    async def get(self, key: str, kind: RecordKind = "claim", *, digest: bool = False) -> Record | None:
+        """Return the store's record of `key`, or None. For inspection: to decide, claim.
+
+        Args:
+            key: of a claim or lock; a token; a machine's name, "/" and the id.
+            kind: "claim", "lock", "token" or "machine".
+            digest: `key` is "#" and 32 hexadecimal digits, as `records` shows a token or a long key.
+        """
+        return await inspection.read(self._namespace, key, kind, digest=digest)
+
+    async def forget(
+        self, key: str, kind: RecordKind = "claim", *, digest: bool = False, reason: str | None = None
+    ) -> bool:
+        """Remove the record of `key`, whoever owns it; False where there was none. The key is new again.
+
+        It leaves a `KeyForgotten` event with who and why. Arguments as for `get`; `reason`: up to 256 characters.
+        """
+        why = check_reason(reason)
+        heard = partial(self._tell_forgotten, kind, why)
+        return await inspection.forget(self._namespace, key, kind, digest=digest, heard=heard)
+
+    def _tell_forgotten(self, kind: RecordKind, reason: str, key: str, found: bool | None) -> None:
+        tell_forgotten(self._namespace, kind, key, found, reason)
+
+    async def records(
+        self,
+        *,
+        kind: RecordKind | None = None,
+        prefix: str = "",
+        state: State | None = None,
+        older: Seconds = 0.0,
+        limit: int = 1000,
+        within: Seconds = 5.0,
+        cursor: str | None = None,
+        reason: str | None = None,
+    ) -> Listing:
+        """Return records of this namespace, to find what is stuck: `records(state=State.PROCESSING, older=60)`.
+
+        The store looks at its keys some hundred at a time (SCAN), on a Cluster at those of each primary, and serves
+        others between. It stops at the end, or when `limit` or `within` is reached; pass the answer's `cursor` to
+        go on. A record that is there all the time is found, perhaps twice; one that comes, goes or moves meanwhile
+        may be missing. It leaves a `RecordsListed` event.
+
+        Args:
+            kind: "claim", "lock" or "token"; all of these by default.
+            prefix: how the keys begin. It finds no key longer than `readable_keys`, which is a digest in the store.
+            state: of this state only. PROCESSING: a claim that is held, or whose owner died (`lease` is 0 or less).
+            older: seconds since the key was acquired, at least.
+            limit: stop at so many records; the last step may bring some more.
+            within: seconds, after which it stops.
+            cursor: where an earlier call stopped.
+            reason: why, for the event.
+
+        Raises:
+            ConfigError: an argument is not valid, or the cursor is not of this store.
+            UnavailableError: the store does not answer. The policy is not asked.
+        """
+        why = check_reason(reason)
+        found = await inspection.listing(
+            self._namespace,
+            kind=kind,
+            prefix=prefix,
+            state=None if state is None else inspection.state_of(state),
+            older=older,
+            limit=limit,
+            within=within,
+            cursor=cursor,
+        )
+        tell_listed(self._namespace, prefix, len(found.records), why)
+        return found
