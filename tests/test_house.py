@@ -38,6 +38,7 @@ FLOORS = (
     ("sql.faults",),
     ("",),  # the package itself: the public names
     ("gateway",),
+    ("inspected",),
     ("inspection",),
     ("tokens", "machine", "lock", "once", "ledger"),
     ("claims",),

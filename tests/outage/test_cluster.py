@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -195,13 +194,12 @@ async def test_a_frozen_node_makes_only_its_own_keys_wait(
     victim, *others = cluster.primaries()
     own = keys_of(cluster, victim, "own", 50)
     rest = [key for other in others for key in keys_of(cluster, other, "rest", 200)]
-    async with gates(cluster, 1, timeout=0.5) as (gate,):
+    async with gates(cluster, 1, timeout=1.0) as (gate,):
         await gate.claim_many(own[:10] + rest[:10])
         victim.freeze()
-        started = time.monotonic()
         frozen = [asyncio.create_task(attempt(gate, key)) for key in own]
         answers = await asyncio.gather(*(attempt(gate, key) for key in rest))
-        assert time.monotonic() - started < 0.5, "nobody waited for the frozen one"
+        assert not any(task.done() for task in frozen), "nobody waited for the frozen one"
         assert set(answers) == {"acquired", "in_progress"}
         assert set(await asyncio.gather(*frozen)) == {"unavailable"}
         victim.thaw()
