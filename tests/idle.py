@@ -1,37 +1,36 @@
-"""How long a loop had nothing to do: a test of waiting counts that alone, as a busy machine makes all else slower."""
+"""How long a thread had nothing to do: a test of waiting counts that alone, as a busy machine makes all else slower."""
 
 from __future__ import annotations
 
-import asyncio
 import time
-from typing import Any, Self
+from pathlib import Path
+from typing import Self
+
+# Nanoseconds that this thread has worked, and those in which it could have worked and had to wait for a core.
+_SCHEDULED = Path("/proc/thread-self/schedstat")
 
 
 class IdleTime:
-    """Counts the seconds in which the running loop of asyncio waits for sockets and timers. A context manager.
+    """Counts the seconds in which this thread, with its event loop, waits for sockets and timers. A context manager.
 
     Attributes:
-        seconds: so far.
+        seconds: in the block, once it has ended.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        self._selector: Any = None
 
     def __enter__(self) -> Self:
-        selector = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
-        select = selector.select
-
-        def timed(timeout: float | None = None) -> Any:
-            began = time.monotonic()
-            try:
-                return select(timeout)
-            finally:
-                self.seconds += time.monotonic() - began
-
-        selector.select = timed
-        self._selector = selector
+        self._began = _idle()
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._selector.select
+        self.seconds = _idle() - self._began
+
+
+def _idle() -> float:
+    """Return the time at which this thread would be now, had it never worked and never waited for a core."""
+    if not _SCHEDULED.exists():
+        return time.monotonic() - time.thread_time()
+    worked, waited, _ = _SCHEDULED.read_text().split()
+    return time.monotonic() - (int(worked) + int(waited)) / 1e9
