@@ -1,4 +1,4 @@
-"""How long a thread had nothing to do: a test of waiting counts that alone, as a busy machine makes all else slower."""
+"""How long a thread had nothing to do: tests of waiting count that alone, as a busy machine slows all else."""
 
 from __future__ import annotations
 

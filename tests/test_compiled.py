@@ -116,7 +116,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a compiled package, as it is installed."""
     folder = tmp_path_factory.mktemp("compiled")
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
-    # To optimise one C file of 450,000 lines takes a minute; `make test-compiled` does it, as users' installations do.
+    # To optimise 450,000 lines of C takes a minute; `make test-compiled` does it, as users' installations do.
     level = {} if os.environ.get("COMPILED_TESTS") == "all" else {"MYPYC_OPT_LEVEL": "0"}
     environment = os.environ | {"FASTDEDUP_COMPILE": "1"} | level
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
