@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import uuid
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from typing import Final
 from urllib.parse import urlsplit
@@ -87,3 +89,13 @@ def leave(token: Token[ClaimedWork | None] | None) -> None:
             present_work.reset(token)
         except ValueError:
             return
+
+
+@contextmanager
+def claimed_work(wire: bytes) -> Iterator[None]:
+    """Make a claim's work the present one in a `with` block."""
+    token = enter(wire)
+    try:
+        yield
+    finally:
+        leave(token)

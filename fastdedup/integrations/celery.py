@@ -19,6 +19,7 @@ except ImportError as error:
     raise ImportError("Celery is missing: pip install 'fastdedup[celery]'") from error
 
 from ..checks import Seconds
+from ..downstream import claimed_work
 from ..errors import ConfigError, FailedError, InProgressError
 from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
@@ -210,7 +211,8 @@ class TaskGate:
 def _work(task: DedupTask, attempt: Attempt, args: Any, kwargs: Any) -> Any:
     """Run the body under its claim, and settle."""
     try:
-        result = task.run(*args, **kwargs)
+        with claimed_work(attempt.claim.asynchronous._base_wire):
+            result = task.run(*args, **kwargs)
     except (Retry, Ignore, Reject):
         attempt.free()
         raise

@@ -21,6 +21,7 @@ except ImportError as error:
     raise ImportError("Dramatiq is missing: pip install 'fastdedup[dramatiq]'") from error
 
 from ..checks import Seconds
+from ..downstream import enter, leave
 from ..errors import ConfigError
 from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate, check_ledger
@@ -131,6 +132,7 @@ class DedupMiddleware(Middleware):
             self._replay_or_skip(message, found)
             return
         self._here.attempt = found
+        self._here.work = enter(found.claim.asynchronous._base_wire)
 
     def after_process_message(
         self, broker: Any, message: Any, *, result: Any = None, exception: BaseException | None = None
@@ -207,6 +209,7 @@ class DedupMiddleware(Middleware):
         return run
 
     def _forget(self) -> None:
+        leave(getattr(self._here, "work", None))
         self._here.__dict__.clear()
 
 

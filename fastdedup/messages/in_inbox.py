@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import Any, Final
 
 from ..claim import Claim
 from ..claims.call import ClaimCall
+from ..downstream import claimed_work
 from ..errors import ConfigError, InvalidKeyError, UsageError
 from ..gateway import Dedup
 from ..model import Outcome
@@ -66,7 +68,8 @@ class InboxWay:
     async def _under(self, claim: Claim | None, delivery: Delivery) -> Decision:
         """Work under a claim, or without one; tell the gate, whatever comes of it."""
         try:
-            decision = await self._transact(delivery, claim)
+            with self._working(delivery):
+                decision = await self._transact(delivery, claim)
             if decision.action is Action.DEAD_LETTER:
                 await delivery.bury(decision)
         except BaseException:
@@ -77,6 +80,12 @@ class InboxWay:
             done = decision.action is Action.ACK
             await to_its_end(claim, mend(claim, decision.result) if done else settle(claim, decision))
         return decision
+
+    def _working(self, delivery: Delivery) -> AbstractContextManager[None]:
+        """Return what gives the clients of HTTP their keys, also where the gate was not reached."""
+        if self._dedup is None:
+            return nullcontext()
+        return claimed_work(self._dedup._namespace.claims.wire(self._inbox._rules.gate_key(delivery.key)))
 
     async def _claim(self, dedup: Dedup, delivery: Delivery) -> Claim:
         key = self._inbox._rules.gate_key(delivery.key)

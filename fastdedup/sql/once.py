@@ -24,6 +24,7 @@ from ..checks import Seconds, check_count, check_seconds
 from ..claim import Claim
 from ..claims.call import ClaimCall, claim_of
 from ..claims.waiting import end_of, wait_on
+from ..downstream import claimed_work
 from ..errors import (
     ClaimLostError,
     ConfigError,
@@ -198,15 +199,17 @@ class Once:
 
     async def _through_the_gate(self, key: str, name: str, ends: float) -> Answer:
         """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
+        gate: Dedup = self._rules.gate
+        claim: Claim | None = None
         try:
-            claim = await claim_at(self._rules.gate, name, ends)
+            claim = await claim_at(gate, name, ends)
             if not claim.acquired:
                 claim.replay()  # may raise
                 return claim.replay
         except UNHEARD as unheard:
-            bypassed(self._rules.gate, self._rules.inbox, unheard)
-            return await self._decide(key, None)
-        return await self._decide(key, claim)
+            bypassed(gate, self._rules.inbox, unheard)
+        with claimed_work(gate._namespace.claims.wire(name)):
+            return await self._decide(key, claim)
 
     async def _decide(self, key: str, claim: Claim | None) -> Answer:
         """Run the transaction, then tell the gate what came of it, where a claim is held there."""

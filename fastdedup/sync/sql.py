@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from ..checks import Seconds
 from ..claim import Claim as AsyncClaim
+from ..downstream import claimed_work
 from ..errors import (
     ConfigError,
     DedupError,
@@ -21,6 +22,7 @@ from ..errors import (
     RetryTransaction,
     UsageError,
 )
+from ..protocol.keyspace import Keyspace, Kind
 from ..sql.any_inbox import AnyInbox
 from ..sql.dialects.base import Figures
 from ..sql.drivers import Driver, driver_of
@@ -197,6 +199,7 @@ class Once:
 
     def _through_the_gate(self, key: str, name: str, ends: float) -> Answer:
         """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
+        claim: Claim | None = None
         try:
             claim = self._claim(name, ends)
             if not claim.acquired:
@@ -204,8 +207,11 @@ class Once:
                 return claim.replay
         except UNHEARD as unheard:
             self._bypass(unheard)
-            return self._decide(key, None)
-        return self._decide(key, claim)
+        settings = self._rules.gate.settings
+        with claimed_work(
+            Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys).wire(name)
+        ):
+            return self._decide(key, claim)
 
     def _bypass(self, error: DedupError) -> None:
         """Tell of it in the gate's thread, where all its events are told."""

@@ -14,6 +14,7 @@ from django.core.signals import got_request_exception
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
+from ...downstream import claimed_work
 from ...errors import DedupError
 from ...sync import Claim
 from .bridge import AWAITING, BLOCKING, Bridge, drive
@@ -65,7 +66,8 @@ async def unsent(response: Any) -> None:
 
 async def _run(bridge: Bridge, hold: Hold, view: Callable[[], Any]) -> HttpResponse:
     try:
-        response = await bridge.view(view)
+        with claimed_work(hold.recorder.claim._base_wire):
+            response = await bridge.view(view)
         if not isinstance(response, HttpResponseBase):
             raise TypeError(f"a view must return an HttpResponse, got {response!r}")
     except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await

@@ -7,10 +7,12 @@ needs two steps: `begun` around the operation, and `ended` around the framework'
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
 
+from ...downstream import claimed_work
 from .bridge import BLOCKING, Bridge
 from .capture import abandon, finish, mark_held, pending, run, unsent
 from .convert import body_of
@@ -42,7 +44,8 @@ async def begun(bridge: Bridge, operation: Operation, request: HttpRequest, view
         got.pending = True
         mark_held(request, got)
     try:
-        return await bridge.view(view)
+        with nullcontext() if got is None else claimed_work(got.recorder.claim._base_wire):
+            return await bridge.view(view)
     except GeneratorExit:  # the loop has dropped this coroutine, so it can no longer await
         raise
     except BaseException:

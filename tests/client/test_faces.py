@@ -1,0 +1,245 @@
+"""Each face of the gate gives the requests of its work their keys: the same at each attempt, and none afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiosqlite
+import celery
+import dramatiq
+import flask
+import httpx
+import pytest
+from django.test import Client
+from dramatiq.brokers.stub import StubBroker
+from dramatiq.middleware import Retries
+from faststream.rabbit import RabbitBroker, RabbitRouter, TestRabbitBroker
+from taskiq import InMemoryBroker, SimpleRetryMiddleware
+
+from fastdedup import Dedup, sync
+from fastdedup.client.httpx import IdempotentTransport
+from fastdedup.downstream import present_work
+from fastdedup.integrations import dramatiq as dramatiq_gate
+from fastdedup.integrations import faststream as faststream_gate
+from fastdedup.integrations import taskiq as taskiq_gate
+from fastdedup.integrations.celery import DedupTask
+from fastdedup.integrations.flask import FastDedup, idempotent
+from fastdedup.sql import Inbox
+from fastdedup.sync.sql import Inbox as SyncInbox
+from fastdedup.testing import inbox_database
+
+from ..integrations import django_project as django_project  # sets Django up
+from ..integrations.django_inside import SETTINGS as INSIDE
+from ..integrations.django_shop import open_shop
+from ..servers import RedisServer
+
+HEADER = "Idempotency-Key"
+KEY = {HEADER: "k"}
+
+
+class Broken(Exception):
+    """The first attempt at the work fails."""
+
+
+class Work:
+    """Sends a request, and fails at the first attempt."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def __call__(self, error: type[Exception] = Broken) -> str:
+        transport = IdempotentTransport(httpx.MockTransport(lambda request: httpx.Response(200)))
+        with httpx.Client(transport=transport) as client:
+            self.keys.append(client.post("http://bank/charges").request.headers[HEADER])
+        if len(self.keys) == 1:
+            raise error
+        return "done"
+
+    def is_right(self) -> bool:
+        """True where both attempts sent one key, and this context is free again."""
+        return len(self.keys) == 2 and len(set(self.keys)) == 1 and present_work.get() is None
+
+
+@pytest.fixture
+def work() -> Work:
+    return Work()
+
+
+@pytest.fixture
+def dedup() -> Iterator[sync.Dedup]:
+    with sync.Dedup() as dedup:
+        yield dedup
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Path]:
+    with inbox_database(Inbox("billing", keep=60.0), path=tmp_path / "orders.db"):
+        yield tmp_path / "orders.db"
+
+
+# The web: ASGI, FastAPI and WSGI are in test_claims.py
+
+
+@pytest.mark.parametrize("url", ["/drf/view", "/drf/function", "/ninja/orders", "/ninja/async"])
+def test_operations_of_rest_framework_and_ninja(url: str, work: Work, monkeypatch: Any) -> None:
+    secret = "Token ann's" if url.startswith("/drf") else "Bearer ann's"
+    with open_shop(**INSIDE, FASTDEDUP={"url": "memory://"}) as desk:
+        monkeypatch.setattr(desk, "order", lambda item: work(RuntimeError))
+        client = Client(raise_request_exception=False)
+        for _ in range(2):
+            client.post(url, {}, "application/json", headers={**KEY, "Authorization": secret})
+    assert work.is_right()
+
+
+@pytest.mark.parametrize("url", ["/decorated/ok", "/adecorated/ok", "/class/ok"])
+def test_views_of_django(url: str, work: Work, monkeypatch: Any) -> None:
+    urls = "tests.integrations.django_api"
+    with open_shop(ROOT_URLCONF=urls, FASTDEDUP={"url": "memory://"}) as desk:
+        monkeypatch.setattr(desk, "order", lambda item: work(RuntimeError))
+        client = Client(raise_request_exception=False)
+        for _ in range(2):
+            client.post(url, "{}", content_type="application/json", headers=KEY)
+    assert work.is_right()
+
+
+def test_views_of_flask(work: Work, dedup: sync.Dedup) -> None:
+    app = flask.Flask("shop")
+    FastDedup(app, dedup, principal=lambda request: "ann")
+    app.post("/orders")(idempotent()(lambda: work()))
+    for _ in range(2):
+        app.test_client().post("/orders", headers=KEY)
+    assert work.is_right()
+
+
+# Tasks and messages
+
+
+def test_tasks_of_celery(work: Work, dedup: sync.Dedup) -> None:
+    app = celery.Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
+    app.conf.task_always_eager = True
+
+    @app.task(base=DedupTask, dedup=dedup, key=lambda order: order, bind=True, shared=False)
+    def charge(self: Any, order: str) -> str:
+        try:
+            return work()
+        except Broken as error:
+            raise self.retry(exc=error, countdown=0) from None
+
+    assert charge.delay("7").get() == "done"
+    assert work.is_right()
+
+
+def test_actors_of_dramatiq(work: Work, dedup: sync.Dedup) -> None:
+    broker = StubBroker(
+        middleware=[Retries(min_backoff=1, max_backoff=2), dramatiq_gate.DedupMiddleware(dedup)]
+    )
+    charge = dramatiq.actor(lambda order: work(), actor_name="charge", broker=broker, dedup_key=str)
+    charge.send("7")
+    worker = dramatiq.Worker(broker, worker_timeout=10, worker_threads=1)
+    worker.start()
+    broker.join(charge.queue_name)
+    worker.join()
+    worker.stop()
+    assert work.is_right()
+
+
+async def test_tasks_of_taskiq(work: Work) -> None:
+    async with Dedup() as dedup:
+        gate = taskiq_gate.DedupMiddleware(dedup)
+        broker = InMemoryBroker(await_inplace=True).with_middlewares(SimpleRetryMiddleware(), gate)
+
+        @broker.task(retry_on_error=True, task_name="charge")
+        @gate.once(key=lambda order: order)
+        async def charge(order: str) -> str:
+            return work()
+
+        await broker.startup()
+        await charge.kiq("7")
+        await broker.wait_all()
+        await broker.shutdown()
+    assert work.is_right()
+
+
+@pytest.mark.parametrize("in_an_inbox", [False, True])
+async def test_subscribers_of_faststream(work: Work, database: Path, in_an_inbox: bool) -> None:
+    inbox = Inbox("billing", keep=60.0, begin=lambda: transaction(database)) if in_an_inbox else None
+    async with Dedup() as dedup:
+        guard = faststream_gate.DedupMiddleware(
+            dedup, key=faststream_gate.message_id, retry_delay=0.01, inbox=inbox, dead_letter="dead"
+        )
+        broker = RabbitBroker()
+        router = RabbitRouter(middlewares=[guard])
+
+        @router.subscriber("orders")
+        async def charge(order: int) -> None:
+            work()
+
+        broker.include_router(router)
+        async with TestRabbitBroker(broker):
+            for _ in range(2):
+                await broker.publish(7, "orders", message_id="order-7")
+    assert work.is_right()
+
+
+# The inbox behind the gate
+
+
+@asynccontextmanager
+async def transaction(database: Path) -> AsyncIterator[aiosqlite.Connection]:
+    async with aiosqlite.connect(database, isolation_level=None) as connection:
+        await connection.execute("BEGIN IMMEDIATE")
+        yield connection
+        await connection.commit()
+
+
+async def test_an_inbox_behind_the_gate(work: Work, database: Path) -> None:
+    async with Dedup() as dedup:
+        inbox = Inbox("billing", keep=60.0, begin=lambda: transaction(database))
+
+        @inbox.once(lambda connection, order: order, gate=dedup)
+        async def charge(connection: Any, order: str) -> str:
+            return work()
+
+        with contextlib.suppress(Broken):
+            await charge("7")
+        await charge("7")
+    assert work.is_right()
+
+
+def test_an_inbox_of_synchronous_code(work: Work, dedup: sync.Dedup, database: Path) -> None:
+    @contextlib.contextmanager
+    def begin() -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(database)) as connection, connection:
+            yield connection
+
+    @SyncInbox("billing", keep=60.0, begin=begin).once(lambda connection, order: order, gate=dedup)
+    def charge(connection: Any, order: str) -> str:
+        return work()
+
+    with contextlib.suppress(Broken):
+        charge("7")
+    charge("7")
+    assert work.is_right()
+
+
+async def test_the_inbox_alone_decides_and_the_keys_stay(
+    work: Work, database: Path, server: RedisServer
+) -> None:
+    """The gate is gone at the second attempt: the next hop must know it by the same key all the same."""
+    async with Dedup(server.url, timeout=0.2) as dedup:
+        inbox = Inbox("billing", keep=60.0, begin=lambda: transaction(database))
+
+        @inbox.once(lambda connection, order: order, gate=dedup)
+        async def charge(connection: Any, order: str) -> str:
+            return work()
+
+        with contextlib.suppress(Broken):
+            await charge("7")
+        server.kill()
+        await charge("7")
+    assert work.is_right()
