@@ -67,7 +67,7 @@ async def resolve(claim: Claim, check: Check, *, renews: bool) -> Claim:
         return claim
     claim._bind_body(asyncio.current_task())
     try:
-        answer = check_answer(await check(takeover))
+        answer = await answer_of(check, takeover)
     except BaseException as error:
         await claim._leave(error, release=True)
         raise
@@ -84,6 +84,21 @@ def renew_no_more(claim: Claim, renews: bool) -> None:
     if claim._renewal is not None and not renews:
         claim._renewal.stop()
         claim._renewal = None
+
+
+async def answer_of(check: Check, takeover: Takeover) -> Resolution:
+    """Ask the check.
+
+    Raises:
+        ConfigError: it is not async, or its answer is no Resolution.
+        Exception: what the check raises.
+    """
+    answer = check(takeover)
+    if not inspect.isawaitable(answer):
+        raise ConfigError(
+            f"resolve must be an async function here, got one that returned {named(answer)}: write async def"
+        )
+    return check_answer(await answer)
 
 
 def check_answer(answer: Any) -> Resolution:

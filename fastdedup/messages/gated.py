@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..claim import Claim
-from ..claims.resolving import Check, check_answer, takeover_of
+from ..claims.resolving import Check, answer_of, takeover_of
 from ..errors import (
     ClaimLostError,
     DedupError,
@@ -104,7 +104,7 @@ class GatedWay:
         takeover = None if self._resolve is None else takeover_of(claim)
         if takeover is not None:
             assert self._resolve is not None
-            answer = check_answer(await self._resolve(takeover))
+            answer = await answer_of(self._resolve, takeover)
             if answer.kind is Resolved.DONE:
                 return answer.value
             if answer.kind is Resolved.UNKNOWN:

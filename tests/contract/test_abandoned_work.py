@@ -94,8 +94,10 @@ async def test_an_error_of_the_check_releases_the_claim(backend: Backend, wait_u
             await dedup.claim("k", resolve=broken)
         with pytest.raises(ConfigError, match="Resolution"):
             await dedup.claim("k", resolve=answering("yes", heard))  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="write async def"):
+            await dedup.claim("k", resolve=lambda takeover: Resolution.not_done())  # type: ignore[arg-type,return-value]
         claim = await dedup.claim("k", resolve=answering(Resolution.not_done(), heard))
-        assert (claim.acquired, heard[-1].attempt) == (True, 4)
+        assert (claim.acquired, heard[-1].attempt) == (True, 5)
 
 
 @pytest.mark.parametrize("backend", ["memory", "redis"], indirect=True)
