@@ -13,6 +13,7 @@ from urllib.request import Request, urlopen
 import celery
 import celery.contrib.testing.worker as worker
 import flask
+import kombu
 import pytest
 import werkzeug.serving as serving
 
@@ -292,9 +293,18 @@ def test_a_flask_app_under_a_threaded_server(dedup: Dedup) -> None:
     assert len({json.dumps(answer, sort_keys=True) for _, answer in answers}) == 5
 
 
+@pytest.fixture
+def brisk_celery(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a worker look often whether it should end, which it does only as it looks for messages, every 2 s."""
+    wait = kombu.Connection.drain_events
+    monkeypatch.setattr(kombu.Connection, "drain_events", lambda self, timeout=None: wait(self, timeout=0.05))
+
+
+@pytest.mark.usefixtures("brisk_celery")
 def test_a_celery_task_runs_once_however_often_it_is_delivered(dedup: Dedup) -> None:
     app = celery.Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.update(worker_hijack_root_logger=False, broker_connection_retry_on_startup=False)
+    app.conf.broker_transport_options = {"polling_interval": 0.02}  # else it looks for messages once a second
     charged: list[str] = []
 
     @app.task(name="charge", shared=False)
