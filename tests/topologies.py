@@ -164,10 +164,16 @@ class Group(ABC):
         """All is as it was at the start, whoever is the primary."""
 
     def in_step(self, primary: Member, replicas: int) -> bool:
-        """True where so many replicas have all that the primary has now."""
+        """True where so many replicas have all that the primary has now.
+
+        From Redis 7.2 on, WAIT looks only at what its own connection has written, so the replicas' offsets are compared.
+        """
         with primary.client(single_connection_client=True) as raw:
-            raw.ping()  # WAIT waits for what was there at the last command of its connection
-            return raw.wait(replicas, 1000) >= replicas
+            written = raw.info("replication")["master_repl_offset"]
+            raw.wait(replicas + 1, 10)  # one more than there are: Redis then asks each replica for its offset
+            told = raw.info("replication")
+        offsets = [each["offset"] for each in told.values() if isinstance(each, dict) and "offset" in each]
+        return sum(offset >= written for offset in offsets) >= replicas
 
 
 _DATA = ("--save", "", "--appendonly", "no", "--loglevel", "notice", "--repl-diskless-sync-delay", "0")
