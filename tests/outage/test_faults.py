@@ -424,7 +424,7 @@ async def test_a_codec_that_raises_is_no_outage(
         ("this is not Lua", ConfigError, "not an outage"),
         ("error('a bug')", ConfigError, "Redis refused: .*not an outage"),
         ("local x = nil; return x.y", ConfigError, "not an outage"),
-        ("return redis.call('NOSUCHCOMMAND')", ConfigError, "not an outage"),
+        ("return redis.call('NOSUCHCOMMAND')", ConfigError, "does not know a command"),
         ("return redis.call('LPUSH', KEYS[1], 1) and redis.call('GET', KEYS[1])", ConfigError, "WRONGTYPE"),
         ("return redis.error_reply('OUR own')", ConfigError, "not an outage"),
         ("return 7", ConfigError, "not an outage"),

@@ -150,6 +150,12 @@ def test_a_connection_that_fails_is_unavailable(error: Exception) -> None:
         (hiredis.ReplyError("ERR unknown command 'EVALSHA'"), "does not know the command EVALSHA"),
         (hiredis.ReplyError("ERR unknown command `AUTH`, with args beginning with: `x`"), "command AUTH"),
         (hiredis.ReplyError("ERR unknown command 'GEHEIM'"), "does not know a command"),
+        (hiredis.ReplyError("ERR Unknown Redis command called from script f"), "does not know a command"),
+        (hiredis.ReplyError("ERR Unknown command called from script f"), "does not know a command"),  # Valkey
+        (
+            hiredis.ReplyError(IN_6_2 + "Unknown Redis command called from Lua script"),
+            "does not know a command",
+        ),
         (hiredis.ReplyError("ERR Error compiling script (new function)"), "a mistake, not an outage"),
         (hiredis.ReplyError("WRONGTYPE Operation against a key"), "a mistake, not an outage"),
         (hiredis.ProtocolError("no list: 7"), "a mistake, not an outage"),

@@ -115,7 +115,8 @@ _COMMANDS = {
 
 _IN_A_SCRIPT = re.compile(r"Error running script .*?: (?:@user_script: ?\d+: )+-?(?:ERR )?")
 """The text that Redis 6.2 puts before the refusal of a command in a script; 7.0 adds no text."""
-_UNKNOWN_COMMAND = re.compile(r"unknown command\b\W*(\w*)", re.IGNORECASE)
+_UNKNOWN_COMMAND = re.compile(r"unknown (?:redis )?command\b\W*(\w*)", re.IGNORECASE)
+"""In a script no name follows: Redis says "Unknown Redis command called from script", Valkey leaves its name out."""
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG"})
 """OpenSSL's reasons for an answer that is not TLS."""
 
@@ -183,7 +184,8 @@ def _meaning(error: BaseException, text: str) -> Meaning | None:
 def _missing(command: str) -> str:
     if command not in _COMMANDS:
         return (
-            "this server does not know a command that fastdedup needs: is it a Redis of version 6.2 or later?"
+            "this server does not know a command that fastdedup needs: "
+            "is it a Redis of version 6.2 or later, with no command renamed (rename-command)?"
         )
     return (
         f"this server does not know the command {command}, which fastdedup needs: "
