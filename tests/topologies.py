@@ -166,7 +166,7 @@ class Group(ABC):
     def in_step(self, primary: Member, replicas: int) -> bool:
         """True where so many replicas have all that the primary has now.
 
-        From Redis 7.2 on, WAIT looks only at what its own connection has written, so the replicas' offsets are compared.
+        The replicas' offsets are compared: from Redis 7.2 on, WAIT looks only at what its own connection has written.
         """
         with primary.client(single_connection_client=True) as raw:
             written = raw.info("replication")["master_repl_offset"]
