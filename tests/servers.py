@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -11,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,6 +21,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 DEADLINE = 20.0
+DEBUG_OPTION = "--enable-debug-command"
+"""Redis before 7.0 does not know this option, and needs none for DEBUG."""
 
 
 def free_port() -> int:
@@ -34,6 +38,15 @@ def unmeasured() -> dict[str, str]:
     To measure takes a third of a second for each program. It adds nothing to programs whose lines tests run too.
     """
     return {name: value for name, value in os.environ.items() if not name.startswith("COV")}
+
+
+@cache
+def server_version(binary: str) -> tuple[int, int]:
+    """Return the version of a redis-server or valkey-server, of two numbers."""
+    said = subprocess.check_output([binary, "--version"], text=True)
+    found = re.search(r" v=(\d+)\.(\d+)", said)
+    assert found, f"{binary} --version says {said!r}"
+    return int(found[1]), int(found[2])
 
 
 @contextmanager
@@ -91,7 +104,7 @@ class RedisServer:
             "--appendonly",
             "no",
         ]
-        command += ["--dir", str(self.folder), "--loglevel", "warning", *self.options]
+        command += ["--dir", str(self.folder), "--loglevel", "warning", *self._known_options(binary)]
         log = (self.folder / "log").open("ab")
         with log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **self.env})
@@ -132,6 +145,12 @@ class RedisServer:
             self.thaw()
             self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _known_options(self, binary: str) -> tuple[str, ...]:
+        if DEBUG_OPTION not in self.options or server_version(binary) >= (7, 0):
+            return self.options
+        at = self.options.index(DEBUG_OPTION)
+        return (*self.options[:at], *self.options[at + 2 :])
 
     def _wait_until_up(self, loading: bool) -> None:
         ends = time.monotonic() + DEADLINE

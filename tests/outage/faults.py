@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import hiredis
+import pytest
 import redis
 import trustme
 
-from ..servers import RedisServer, free_port
+from ..servers import DEBUG_OPTION, RedisServer, free_port, server_version
+from ..topologies import free_ports
 from .proxy import Proxy, proxy_to
 
 PASSWORD = "s3cret/with:odd@signs"
@@ -78,6 +80,7 @@ class Fault:
         silent: nothing is answered, so each operation takes its whole deadline.
         served: verbs that Redis goes on serving.
         mistake: opening a gate meanwhile is a ConfigError, as no waiting mends a wrong URL.
+        since: the first version of Redis that this fault can be brought upon.
     """
 
     name: str
@@ -89,6 +92,7 @@ class Fault:
     silent: bool = False
     served: frozenset[str] = frozenset()
     mistake: bool = False
+    since: tuple[int, int] = (0, 0)
 
     def __str__(self) -> str:
         return self.name
@@ -101,6 +105,8 @@ class Fault:
     @asynccontextmanager
     async def site(self, wait_until: WaitUntil) -> AsyncIterator[Site]:
         """Run a server that this fault can strike."""
+        if (version := server_version(shutil.which("redis-server") or "redis-server")) < self.since:
+            pytest.skip(f"{self.name}: not on this version of Redis, {version}")
         server = RedisServer(*self.options, password=PASSWORD).start()
         site = Site(server, wait_until)
         try:
@@ -259,9 +265,8 @@ async def mend_disk(site: Site) -> None:
 
 
 async def form_cluster(site: Site) -> None:
-    port = free_port()
-    options = ("--cluster-enabled", "yes", "--cluster-node-timeout", "500")
-    restart(site, "--port", str(port), "--cluster-port", str(free_port()), *options)
+    [port] = free_ports(1)
+    restart(site, "--port", str(port), "--cluster-enabled", "yes", "--cluster-node-timeout", "500")
     site.url = f"redis+cluster://{site.server.login}127.0.0.1:{port}"
     await give_slots(site)
     await site.wait_until(
@@ -287,7 +292,7 @@ FAULTS = (
     Fault("half-open", NO_ANSWER, way("swallow"), way("pass"), prepare=put_proxy, silent=True),
     Fault("frozen", NO_ANSWER, freeze, thaw, silent=True),
     Fault("paused", NO_ANSWER, pause, unpause, silent=True),
-    Fault("asleep", NO_ANSWER, sleep, nothing, options=("--enable-debug-command", "yes"), silent=True),
+    Fault("asleep", NO_ANSWER, sleep, nothing, options=(DEBUG_OPTION, "yes"), silent=True),
     Fault(
         "loading",
         "loading its data",
@@ -297,6 +302,7 @@ FAULTS = (
             *("--key-load-delay", "10000", "--rdbcompression", "no"),
             *("--loading-process-events-interval-bytes", "1024"),
         ),
+        since=(7, 0),  # 6.2 answers nothing until it has loaded 2 MB
     ),
     Fault(
         "read-only",
@@ -318,7 +324,7 @@ FAULTS = (
         "cannot persist",
         spoil_disk,
         mend_disk,
-        options=("--save", "3600 1000000"),
+        options=("--save", "3600", "1000000"),
         served=WRITES_NOTHING,
     ),
     Fault(
