@@ -13,6 +13,7 @@ from bench.held import held, held_steps
 from bench.inbox import inbox, inbox_purge, inbox_purge_steps, inbox_steps, inbox_storm, inbox_storm_steps
 from bench.ledger import ledger, ledger_memory, ledger_memory_steps, ledger_steps
 from bench.ledger_windows import ledger_windows, ledger_windows_steps
+from bench.loops import loops, loops_steps
 from bench.memory import memory, memory_steps
 from bench.messages import messages, messages_steps
 from bench.messages_inbox import messages_inbox, messages_inbox_steps
@@ -73,6 +74,7 @@ JOBS = (
     Job("sweep", sweep, _sweep_steps),
     Job("memory", memory, memory_steps, needs_private=True),
     Job("processes", processes, processes_steps),
+    Job("loops", loops, loops_steps),
     Job("cluster", cluster, cluster_steps, needs_private=True),  # starts nodes of its own
     Job("frozen", frozen, frozen_steps, needs_private=True),  # freezes a node
     Job("sidecar", sidecar, sidecar_steps, needs_private=True),  # counts the keys that its claims leave

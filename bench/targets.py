@@ -29,6 +29,8 @@ from bench.ledger import SERVER as SERVER_CPU
 from bench.ledger import SET_NX as SET_NX_EX
 from bench.ledger_windows import IDLE_P99, LEDGER
 from bench.ledger_windows import KEYS as EXPIRING_KEYS
+from bench.loops import CPU as LOOPS_CPU
+from bench.loops import LOOPS
 from bench.messages import A_KEY_EACH, BARE, BARE_LISTS, FASTSTREAM, GATE, ONE_KEY, SET_NX, SET_NX_16
 from bench.messages_inbox import NAMES as DUPLICATES
 from bench.messages_waits import DOWN, DOWN_BY_HAND, TWIN, TWIN_BY_HAND, TWIN_SHORT
@@ -286,6 +288,8 @@ TARGETS = (
     Target("27", "ids told duplicates that were new", _windows("wrongly_duplicate"), 0, **AT_MOST),
     Target("27", "p99 of others' GET while ids expire, ratio to idle", _get_p99(LEDGER), 2, **AT_MOST),
     Target("27", "… while keys of SET NX PX expire", _get_p99(EXPIRING_KEYS)),
+    Target("28", "uvloop, 1000 callers, fresh, ratio to asyncio's own loop", _ratio("loops", ABOVE, LOOPS[1])),
+    Target("28", "… client CPU per claim", _ratio("loops", LOOPS_CPU, LOOPS[1])),
 )  # fmt: skip
 
 
@@ -317,6 +321,7 @@ PLAYED = {
     "25": ("ledger-memory", "ledger-windows"),
     "26": ("ledger",),
     "27": ("ledger-windows",),
+    "28": ("loops",),
 }
 """The scenarios of each target: without a played scenario the target has no verdict."""
 

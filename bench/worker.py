@@ -40,20 +40,23 @@ class Task:
     count: int
     callers: int = 1000
     shared: str = ""  # prefix of the keys that every process claims
+    uvloop: bool = True  # otherwise asyncio's own loop
 
 
 async def claims(task: Task) -> dict[str, Any]:
-    """Claim `count` keys; return the times, and which of the shared keys were won."""
+    """Claim `count` keys; return the times, the CPU in seconds, the loop, and which of the shared keys were won."""
     keys = _shared_keys(task) if task.shared else fresh_keys(task.namespace, task.count)
     async with ours(Setting(task.url, task.namespace, task.callers)) as ops:
         await drive(ops, "claim", fresh_keys(task.namespace, 2 * task.callers), task.callers)  # warm-up
         await _signal()
         with collector(tuned=True):
-            began = time.monotonic()  # one clock for all processes
+            cpu, began = time.process_time(), time.monotonic()  # one clock for all processes
             won = await _race(ops, keys, task.callers) if task.shared else b""
             if not task.shared:
                 await drive(ops, "claim", keys, task.callers)
-            return {"began": began, "ended": time.monotonic(), "won": won.hex()}
+            ended, cpu = time.monotonic(), time.process_time() - cpu
+            loop = type(asyncio.get_running_loop()).__module__
+            return {"began": began, "ended": ended, "cpu": cpu, "won": won.hex(), "loop": loop}
 
 
 def _shared_keys(task: Task) -> list[str]:
@@ -165,4 +168,5 @@ async def main(task: Task) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main(Task(**orjson.loads(sys.argv[1]))))
+    asked = Task(**orjson.loads(sys.argv[1]))
+    (uvloop.run if asked.uvloop else asyncio.run)(main(asked))
