@@ -98,6 +98,7 @@ class Record:
         age: seconds since the key was acquired, by the store's clock; None where that is not known.
         version: the number of a machine's changes; None for any other record.
         holder: who holds it, or held it last, as `Dedup(holder=…)` wrote it; None where the record does not say it.
+        trace: the id of the trace in which it was claimed, 32 hexadecimal digits; None where it does not say it.
     """
 
     key: str
@@ -114,6 +115,7 @@ class Record:
     age: float | None = None
     version: int | None = None
     holder: str | None = None
+    trace: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

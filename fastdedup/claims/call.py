@@ -18,12 +18,13 @@ from ..gate.namespace import Namespace
 from ..gate.renewal import Renewal
 from ..gate.tracing import Tracing
 from ..model import Outcome
-from ..protocol.operations import ClaimOp, Terms, Verdict, with_fingerprint
+from ..protocol.operations import ClaimOp, Mode, Terms, Verdict, with_fingerprint
 from .renewed import RenewedClaim
 from .waiting import wait_for_verdict
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED: Final = Outcome.SUCCEEDED
+_CLAIM: Final = Mode.CLAIM
 _OVER: Final = object()
 
 
@@ -111,6 +112,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         part = namespace.connection.part_of(self.wire).decode()
         verb = namespace.verb_of(self)
         span = tracing.claiming(namespace.settings.namespace, verb, self.key, part)
+        if not self._used:
+            note_trace(namespace, self, tracing.trace_of(span))
         try:
             claim = await Made(self._made())
         except BaseException as error:
@@ -339,6 +342,15 @@ class KnownCall(ClaimCall):
         traceback: TracebackType | None,
     ) -> None:
         """Settle nothing: it was settled before."""
+
+
+def note_trace(namespace: Namespace, op: ClaimOp, trace: bytes) -> None:
+    """Let the record of a claim that is not sent yet say in which trace it was made, where there is one.
+
+    A caller's own owner stays as it is, and so does a token's.
+    """
+    if trace and not op.named and op.terms.mode is _CLAIM:
+        op.draw_again(namespace.draw_traced(trace))
 
 
 def claim_of(namespace: Namespace, op: ClaimOp, verdict: Verdict, renew: bool = False) -> Claim:

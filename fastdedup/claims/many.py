@@ -18,6 +18,7 @@ from ..model import Outcome
 from ..protocol.operations import NOBODY, ClaimOp, Reply, Terms, Verdict, with_fingerprint
 from ..tasks import wait_then_stop
 from .call import claim_of
+from .traced_lists import within_a_span
 from .waiting import end_of, look, wait_on
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
@@ -77,6 +78,9 @@ class ClaimList(Together):
 
     async def claim(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         """Make the claims; where one cannot be answered its error is raised, and the others are released."""
+        return await within_a_span(self.namespace, claims, lambda: self._made(claims))
+
+    async def _made(self, claims: Sequence[ListedClaim]) -> list[Claim]:
         gives_up = end_of(self._wait)
         counters = self.namespace.watchers.counters
         since = 0.0 if counters is None else perf_counter()

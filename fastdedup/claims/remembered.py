@@ -18,6 +18,7 @@ from ..protocol.ledgers import FindsIds, RememberedClaimOp
 from ..protocol.operations import Terms
 from ..protocol.owners import owner_field, owner_text
 from .call import ClaimCall, claim_of, count_claim
+from .traced_lists import within_a_span
 from .waiting import claim_once, wait_for_verdict
 
 
@@ -147,6 +148,12 @@ async def claim_each(calls: Sequence[RememberedCall], *, named: bool) -> list[Cl
 
     `named`: the owner is the caller's own; what it held before stays its own.
     """
+    if not calls:
+        return []
+    return await within_a_span(calls[0]._namespace, calls, lambda: _each_made(calls, named))
+
+
+async def _each_made(calls: Sequence[RememberedCall], named: bool) -> list[Claim]:
     tasks = [asyncio.ensure_future(call._claim()) for call in calls]
     for call in calls:
         call.close()

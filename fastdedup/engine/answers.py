@@ -42,15 +42,17 @@ def is_first_hand(op: ClaimOp, reply: Verdict) -> bool:
     return reply.fresh or (hasattr(op, "floor_us") and reply.fence > op.floor_us)
 
 
-def behind(reply: Reply) -> Reply:
-    """Return the reply for a claimant that arrives directly after a claimant that got `reply`.
+def behind(reply: Reply, owner: bytes) -> Reply:
+    """Return the reply for a claimant that arrives directly after a claimant, the `owner`, that got `reply`.
 
     It is not `fresh`: the store does not know this claimant, so it does not tell it when the key is freed.
     """
     if isinstance(reply, Verdict) and reply.outcome is Outcome.ACQUIRED:
-        return Verdict(
+        verdict = Verdict(
             Outcome.IN_PROGRESS, fence=reply.fence, attempt=reply.attempt, left_ms=reply.left_ms, fresh=False
         )
+        verdict.present = owner
+        return verdict
     return reply
 
 

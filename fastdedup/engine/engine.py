@@ -476,7 +476,7 @@ class Engine:
         if not followers:
             return
         self._pending -= len(followers)
-        answer = behind(reply)
+        answer = behind(reply, op.owner)
         for follower in followers:
             if not follower.future.done():
                 follower.take(answer)

@@ -26,7 +26,7 @@ from ..protocol.operations import (
     Verdict,
     terms,
 )
-from ..protocol.owners import Noted, draw_owner, notes_of, owner_text
+from ..protocol.owners import Noted, draw_owner, draw_traced, notes_of, owner_text, trace_of
 from .ask import Ask
 from .connection import Connection
 from .holder import HolderName
@@ -61,8 +61,10 @@ class Namespace:
         self.locks = self.keyspace(Kind.LOCK)
         # What draws the owners of claims and locks: with notes where records say who holds them. See `owners.py`.
         self.draw_owner: Callable[[], bytes] = draw_owner
+        self.draw_traced: Callable[[bytes], bytes] = draw_traced
         if settings.holder is not None:
-            self.draw_owner = Noted(HolderName(settings.holder)).draw
+            noted = Noted(HolderName(settings.holder))
+            self.draw_owner, self.draw_traced = noted.draw, noted.draw_traced
         self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
         self.recent = connection.recent.table(settings.namespace) if recent is None else recent
         """Recent successes by key; empty but in a storm."""
@@ -155,6 +157,7 @@ class Namespace:
             # A fence is the store's time at the acquisition, or was raised above an earlier fence.
             age=max((now - stored.fence) / 1_000_000, 0.0) if now else None,
             holder=notes_of(owner).get("holder"),
+            trace=trace_of(stored.owner)[:16].hex() or None,
         )
 
     # For claims

@@ -16,6 +16,21 @@ class Tracing(Protocol):
         """Return the span of a claim. `verb`: claim, lock, redeem or consume. `part`: the part of the store."""
         ...
 
+    def trace_of(self, span: Any) -> bytes:
+        """Return what the record of a claim in this span says of it: the ids of its trace and of the span, 24 bytes.
+
+        Empty where it shall say nothing, as outside of a sampled trace.
+        """
+        ...
+
+    def claiming_many(self, namespace: str, keys: int, part: str) -> Any:
+        """Return the span of a list of claims; arguments as for `claiming`."""
+        ...
+
+    def claimed_many(self, span: Any, claims: Any) -> None:
+        """End the span of a list of claims that was answered."""
+        ...
+
     def claimed(self, span: Any, claim: Any) -> None:
         """End the span of a claim that was answered."""
         ...

@@ -9,15 +9,16 @@ settling it a span `complete shop`, `fail shop` or `release shop`. See `docs/wat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 try:
     from opentelemetry import context as contexts
-    from opentelemetry import metrics, trace
+    from opentelemetry import trace
     from opentelemetry.context import Context
-    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
+    from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import (
         Link,
         NonRecordingSpan,
@@ -25,6 +26,7 @@ try:
         SpanContext,
         SpanKind,
         StatusCode,
+        TraceFlags,
         TracerProvider,
     )
 except ImportError as error:
@@ -36,16 +38,25 @@ from ..checks import named
 from ..claim import Claim
 from ..errors import ConfigError
 from ..gate.connection import Connection
-from ..gate.counters import GateCounters
 from ..gateway import Dedup
-from ..model import BreakerState
+from ..model import Outcome
+from ..protocol.operations import former_trace
+from ..protocol.owners import TRACE_BYTES
 from ..sync.gateway import Dedup as SyncDedup
+from .otel_metrics import SCOPE, GateObservations, Histograms, server_of
 
-_SCOPE = "fastdedup"
 _SETTLINGS = {"completed": "complete", "failed": "fail", "released": "release"}
-_OF_REDIS = "Redis at "
-_COMMAND = "EVALSHA"
-"""The command of Redis that every operation of the gate is sent by, many of them at once."""
+_RUNS = {
+    Outcome.ACQUIRED: "attempt_before",
+    Outcome.IN_PROGRESS: "present_run",
+    Outcome.SUCCEEDED: "first_run",
+    Outcome.FAILED: "first_run",
+    Outcome.MISMATCH: "other_request",
+}
+"""What a claim's link leads to, by the claim's outcome."""
+_REPLAYS = (Outcome.SUCCEEDED, Outcome.FAILED)
+_MOST_LINKS = 32
+"""Links of one span: of a list of claims that many runs have answered."""
 
 
 class Working(NamedTuple):
@@ -62,10 +73,12 @@ class Spans:
         provider: of tracers; the global one by default.
         keys: show keys in the spans.
         roots: make spans also where no span is current: for programs whose work begins with the claim.
+        links: let records say in which trace they were made, and link to the runs whose records are met.
     """
 
-    def __init__(self, provider: TracerProvider | None, *, keys: bool, roots: bool) -> None:
-        self._tracer = trace.get_tracer(_SCOPE, tracer_provider=provider)
+    def __init__(self, provider: TracerProvider | None, *, keys: bool, roots: bool, links: bool) -> None:
+        self._tracer = trace.get_tracer(SCOPE, tracer_provider=provider)
+        self._links = links
         self._keys = keys
         self._roots = roots
         self._read, self._key = current_context()
@@ -93,8 +106,50 @@ class Spans:
             span.set_attribute("fastdedup.attempt", claim.attempt)
         if claim.degraded:
             span.set_attribute("fastdedup.degraded", True)
+        if claim.outcome in _REPLAYS:
+            span.set_attribute("fastdedup.replay", True)
+        self._link(span, [claim])
         claim._trace = span.get_span_context()
         span.end()
+
+    def claiming_many(self, namespace: str, keys: int, part: str) -> Span:
+        """Return the span of a list of claims."""
+        span = self._sent(namespace, "claim_many", "", part)
+        span.set_attribute("fastdedup.key_count", keys)
+        return span
+
+    def claimed_many(self, span: Span, claims: Sequence[Claim]) -> None:
+        """End the span of a list of claims with the number of each outcome."""
+        for outcome, count in Counter([claim.outcome for claim in claims]).items():
+            span.set_attribute(f"fastdedup.{outcome}", count)
+        if any(claim.degraded for claim in claims):
+            span.set_attribute("fastdedup.degraded", True)
+        self._link(span, claims)
+        for claim in claims:
+            claim._trace = span.get_span_context()
+        span.end()
+
+    # Links from run to run
+
+    def trace_of(self, span: Span) -> bytes:
+        """Return the ids of a sampled span's trace and of the span, for the record of its claim."""
+        context = span.get_span_context()
+        if not self._links or not context.trace_flags.sampled:
+            return b""
+        return context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big")
+
+    def _link(self, span: Span, claims: Sequence[Claim]) -> None:
+        """Link to the runs whose records the claims have met, to each once."""
+        if not self._links:
+            return
+        own = span.get_span_context()
+        linked = {b"", own.trace_id.to_bytes(16, "big") + own.span_id.to_bytes(8, "big")}
+        for claim in claims:
+            former = former_trace(claim._verdict)
+            if former in linked or len(linked) > _MOST_LINKS + 1:
+                continue
+            linked.add(former)
+            span.add_link(context_of(former), {"fastdedup.link": _RUNS[claim.outcome]})
 
     # Work
 
@@ -144,99 +199,13 @@ class Spans:
     ) -> Span:
         attributes: dict[str, Any] = {"fastdedup.namespace": namespace, **server_of(part)}
         if "db.system.name" in attributes:
-            attributes["db.stored_procedure.name"] = verb
-        if self._keys:
+            attributes["db.stored_procedure.name"] = "claim" if verb == "claim_many" else verb
+        if self._keys and key:
             attributes["fastdedup.key"] = key
         kind = SpanKind.CLIENT if "db.system.name" in attributes else SpanKind.INTERNAL
         return self._tracer.start_span(
             f"{verb} {namespace}", context=where, kind=kind, attributes=attributes, links=links
         )
-
-
-class GateObservations:
-    """A gate's figures as OpenTelemetry's metrics, read when these are exported: to record each costs a span's time.
-
-    Args:
-        connection: the gate's.
-        provider: of meters; the global one by default.
-    """
-
-    def __init__(self, find: Callable[[], Connection], provider: MeterProvider | None) -> None:
-        self._find = find
-        meter = metrics.get_meter(_SCOPE, meter_provider=provider)
-        for name, unit, text, observe in (
-            ("fastdedup.operations", "{operation}", "Operations answered.", self._operations),
-            ("fastdedup.degraded", "{operation}", "Asked the policy instead.", self._degraded),
-            ("fastdedup.conflicts", "{key}", "Keys with two owners after an outage.", self._conflicts),
-            ("fastdedup.leases_lost", "{lease}", "Leases that could not be renewed.", self._leases_lost),
-            ("fastdedup.store.calls", "{call}", "Batches to the store.", self._calls),
-            ("fastdedup.store.time", "s", "Seconds of the batches to the store, added up.", self._time),
-            ("fastdedup.ledger.ids", "{id}", "Ids of ledgers by their answer.", self._ids),
-        ):
-            meter.create_observable_counter(name, [observe], unit=unit, description=text)
-        for name, unit, text, observe in (
-            ("fastdedup.pending", "{operation}", "Operations waiting or under way.", self._pending),
-            (
-                "fastdedup.breaker.open",
-                "1",
-                "1 while the store, or a part of it, is not asked.",
-                self._breaker,
-            ),
-        ):
-            meter.create_observable_gauge(name, [observe], unit=unit, description=text)
-
-    @property
-    def _counters(self) -> GateCounters:
-        return self._find().count()
-
-    def _operations(self, options: CallbackOptions) -> Iterator[Observation]:
-        for namespace, verb, outcome, cells in self._counters.answers():
-            attributes = {
-                "fastdedup.namespace": namespace,
-                "fastdedup.verb": verb,
-                "fastdedup.outcome": outcome,
-            }
-            yield Observation(int(sum(cells[:-1])), attributes)
-
-    def _degraded(self, options: CallbackOptions) -> Iterator[Observation]:
-        for (namespace, verb, answered), count in list(self._counters.degraded.items()):
-            attributes = {
-                "fastdedup.namespace": namespace,
-                "fastdedup.verb": verb,
-                "fastdedup.answered": answered,
-            }
-            yield Observation(count, attributes)
-
-    def _conflicts(self, options: CallbackOptions) -> Iterator[Observation]:
-        for kept, count in list(self._counters.conflicts.items()):
-            yield Observation(count, {"fastdedup.kept": kept})
-
-    def _leases_lost(self, options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(self._counters.leases_lost)]
-
-    def _ids(self, options: CallbackOptions) -> Iterator[Observation]:
-        for (namespace, ledger, answer), count in list(self._counters.ledger_ids.items()):
-            attributes = {
-                "fastdedup.namespace": namespace,
-                "fastdedup.ledger": ledger,
-                "fastdedup.answer": answer,
-            }
-            yield Observation(count, attributes)
-
-    def _calls(self, options: CallbackOptions) -> Iterator[Observation]:
-        for verb, cells in list(self._counters.store_calls.items()):
-            yield Observation(int(sum(cells[:-1])), {"db.stored_procedure.name": verb})
-
-    def _time(self, options: CallbackOptions) -> Iterator[Observation]:
-        for verb, cells in list(self._counters.store_calls.items()):
-            yield Observation(cells[-1], {"db.stored_procedure.name": verb})
-
-    def _pending(self, options: CallbackOptions) -> Iterable[Observation]:
-        engine = self._find().engine
-        return [Observation(0 if engine is None else engine.pending)]
-
-    def _breaker(self, options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(int(self._find().breaker is not BreakerState.CLOSED))]
 
 
 def instrument(
@@ -246,6 +215,8 @@ def instrument(
     meter_provider: MeterProvider | None = None,
     keys: bool = False,
     roots: bool = False,
+    links: bool = True,
+    histograms: bool = False,
 ) -> None:
     """Let a gate, with all its scopes, make spans and metrics.
 
@@ -255,21 +226,31 @@ def instrument(
         meter_provider: the global one by default.
         keys: show keys in the spans, as the attribute `fastdedup.key`. A token's is a digest.
         roots: make spans also where no span is current, each of a trace of its own.
+        links: keep the ids of the trace and the span with the record of a claim that is made in a sampled trace, so
+            that the span of a duplicate or of a takeover links to the run before. Such a record takes some 40 bytes
+            more, and says at most the last 13 bytes of a `holder=`. False: no record says it, and no span links.
+        histograms: record the time of each operation, wait and batch; that costs more than the claim itself.
 
     Raises:
         UsageError: the gate is open already.
         ConfigError: it is no gate.
     """
-    spans = Spans(tracer_provider, keys=keys, roots=roots)
+    spans = Spans(tracer_provider, keys=keys, roots=roots, links=links)
+
+    def attach(connection: Connection) -> None:
+        _attach(connection, spans)
+        if histograms:
+            connection.count().durations = Histograms(connection, meter_provider)
+
     if isinstance(dedup, SyncDedup):
         processes = dedup._per_process
-        processes.on_made(lambda made: _attach(made._namespace.connection, spans))
+        processes.on_made(lambda made: attach(made._namespace.connection))
         GateObservations(lambda: processes.present._namespace.connection, meter_provider)
         return
     if not isinstance(dedup, Dedup):
         raise ConfigError(f"instrument() takes a Dedup, got {named(dedup)}")
     connection = dedup._namespace.connection
-    _attach(connection, spans)
+    attach(connection)
     GateObservations(lambda: connection, meter_provider)
 
 
@@ -285,17 +266,14 @@ def links_of(claim: Claim) -> list[Link]:
     return [Link(found)] if isinstance(found, SpanContext) else []
 
 
-def server_of(part: str | bytes) -> dict[str, str | int]:
-    """Return the attributes of a part of the store, by its name as events show it."""
-    name = part if isinstance(part, str) else part.decode()
-    if not name.startswith(_OF_REDIS):
-        return {}
-    address = name.removeprefix(_OF_REDIS)
-    host, _, port = address.rpartition(":")
-    where: dict[str, str | int] = {"db.system.name": "redis", "db.operation.name": _COMMAND}
-    if address.startswith("/") or not port.isdigit():
-        return {**where, "server.address": address}
-    return {**where, "server.address": host.strip("[]"), "server.port": int(port)}
+def context_of(trace_and_span: bytes) -> SpanContext:
+    """Return the context of the span in which another claim was made, in this process or another."""
+    return SpanContext(
+        int.from_bytes(trace_and_span[:16], "big"),
+        int.from_bytes(trace_and_span[16:TRACE_BYTES], "big"),
+        is_remote=True,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED),
+    )
 
 
 def current_context() -> tuple[Callable[[], Mapping[str, Any]], str]:

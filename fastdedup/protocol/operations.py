@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from ..errors import ForeignRecordError, ResultTooLargeError, UnavailableError
 from ..model import Outcome
+from .owners import trace_of
 
 
 class Code(IntEnum):
@@ -164,6 +165,11 @@ class ClaimOp(Op):
         # For the engine: the claims that follow this claim; whether the caller chose the owner.
         self.followers: list[ClaimOp] | None = None
         self.named = False
+
+    def draw_again(self, owner: bytes) -> None:
+        """Claim on behalf of another owner that the library drew; not once it is sent."""
+        self.owner = owner
+        self.tail = owner if self.fingerprint is None else with_fingerprint(owner, self.fingerprint)
 
     def look(self, terms: Terms) -> ClaimOp:
         """Return an operation that asks for the same key on behalf of the same owner."""
@@ -372,9 +378,14 @@ class Verdict:
         "left_ms",
         "outcome",
         "payload",
+        "present",
         "short",
         "value",
     )
+
+    present: bytes
+    """The owner field of the record that a duplicate's claim has met; not set where no record was met, or where the
+    claim is acquired. Kept as it is read: whoever wants its notes reads them, see `former_trace`."""
 
     def __init__(
         self,
@@ -401,6 +412,15 @@ class Verdict:
         self.degraded = degraded
         self.short = False
         """True where too few replicas confirmed the acquisition (`replicas=`); set by the store before it answers."""
+
+
+def former_trace(verdict: Verdict) -> bytes:
+    """Return the ids of the trace and the span of the run before: of the first one, of the one under way, or of the
+    attempt that was taken over. Empty where its record does not say it.
+    """
+    if verdict.former:
+        return trace_of(verdict.former[7:])
+    return trace_of(verdict.present) if hasattr(verdict, "present") else b""
 
 
 MAX_HOPS: Final = 12

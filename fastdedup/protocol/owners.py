@@ -7,8 +7,9 @@ out as text and came back (for example through an HTTP client) becomes the same 
 An owner that is drawn for a gate with a `holder` begins with notes, which `inspect` and `list` show: text of up to 48
 bytes, then "~" and 14 random characters, such as `billing@web-1:4711~VpG0s1...`. The notes cost a record their own
 bytes and 5 more, and nothing where there are none. Every version reads such a record: it is an owner like any other.
-The holder is the first note. To keep a further value with a record, such as the id of a trace, add a note to those
-that `Noted` is given: `x=value`, behind a ";". `notes_of` reads them back.
+The holder is the first note. A claim that is made within a trace has the note `t=` behind it, as the last one: the
+ids of the trace and of the claim's span, 24 bytes as 32 characters. `;t=` and these take 35 of the 48 bytes, so of
+the holder beside them only the last 13 bytes are kept. `notes_of` and `trace_of` read them back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from base64 import urlsafe_b64encode
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, Final
@@ -29,6 +30,10 @@ MAX_OWNER_BYTES: Final = 63
 _DRAWN: Final = re.compile(r"[0-9a-f]{20}")
 _NOTED: Final = re.compile(r"([^~]{1,48})~[A-Za-z0-9_-]{14}")
 _NOTE_BYTES: Final = 48
+TRACE_BYTES: Final = 24
+"""The id of a trace, 16 bytes, and that of a span, 8 bytes."""
+_TRACED: Final = re.compile(rb"[^~]{0,13};t=([A-Za-z0-9_-]{32})~[A-Za-z0-9_-]{14}")
+_ROOM_BESIDE_TRACE: Final = _NOTE_BYTES - 35
 _POOL_SIZE: Final = 512
 _SPLIT: Final = struct.Struct(f"{1 + RANDOM_BYTES}s" * _POOL_SIZE).unpack
 
@@ -92,11 +97,23 @@ class Noted:
         """Return a fresh owner field. Notes beyond 48 bytes are cut off: they are for reading only."""
         text = ";".join([note for note in self._notes() if note]).replace("~", "-")
         data = text.encode(errors="replace")[:_NOTE_BYTES].decode(errors="ignore").encode()
-        if not data:
-            return draw_owner()
-        # 10 random bytes as 14 characters: base64 has 16, of which the last two are padding.
-        owner = data + b"~" + urlsafe_b64encode(draw_owner()[1:])[:14]
-        return bytes((len(owner),)) + owner
+        return _with_notes(data) if data else draw_owner()
+
+    def draw_traced(self, trace: bytes) -> bytes:
+        """Return a fresh owner field with the ids of a trace and a span."""
+        return draw_traced(trace, next(iter(self._notes()), ""))
+
+
+def draw_traced(trace: bytes, holder: str = "") -> bytes:
+    """Return a fresh owner field with the 24 bytes of a trace and a span, behind the end of the holder's name."""
+    name = re.sub("[~;]", "-", holder).encode(errors="replace")[-_ROOM_BESIDE_TRACE:]
+    return _with_notes(name.decode(errors="ignore").encode() + b";t=" + urlsafe_b64encode(trace))
+
+
+def _with_notes(notes: bytes) -> bytes:
+    # 10 random bytes as 14 characters: base64 has 16, of which the last two are padding.
+    owner = notes + b"~" + urlsafe_b64encode(draw_owner()[1:])[:14]
+    return bytes((len(owner),)) + owner
 
 
 def is_drawn(field: bytes) -> bool:
@@ -110,4 +127,22 @@ def notes_of(owner: str) -> dict[str, str]:
     if found is None:
         return {}
     holder, *others = found[1].split(";")
-    return {"holder": holder} | {note.partition("=")[0]: note.partition("=")[2] for note in others}
+    notes = {note.partition("=")[0]: note.partition("=")[2] for note in others}
+    return {"holder": holder} | notes if holder else notes
+
+
+def trace_of(field: bytes) -> bytes:
+    """Return the ids of the trace and the span in which an owner was drawn, 24 bytes; empty for any other owner.
+
+    An owner that a caller chose may look the same, and name any trace: believe it no more than its caller.
+    """
+    found = _TRACED.fullmatch(field, 1)
+    if found is None:
+        return b""
+    trace = urlsafe_b64decode(found[1])
+    return trace if any(trace[:16]) and any(trace[16:]) else b""
+
+
+def veiled(field: bytes) -> bytes:
+    """Return an owner's notes with nothing of its random end, for those who must not settle on its behalf."""
+    return field[:-14] + b"A" * 14 if trace_of(field) else b""

@@ -276,6 +276,7 @@ def record_facts(namespaces: Namespaces, record: Record) -> dict[str, Any]:
         "age": None if record.age is None else round(record.age * 1000),
         "version": record.version,
         "holder": record.holder,
+        "trace": record.trace,
     }
 
 

@@ -46,7 +46,7 @@ def stored(entry: Entry, now: int) -> Stored:
 def verdict_on(outcome: Outcome, entry: Entry, now: int, *, fresh: bool = True) -> Verdict:
     """Return the verdict on a claim that met this entry at `now`; a settled one's result goes with it."""
     settled = outcome in (Outcome.SUCCEEDED, Outcome.FAILED)
-    return Verdict(
+    verdict = Verdict(
         outcome,
         fence=entry.fence,
         attempt=entry.attempt,
@@ -54,6 +54,9 @@ def verdict_on(outcome: Outcome, entry: Entry, now: int, *, fresh: bool = True) 
         payload=entry.payload if settled else b"",
         fresh=fresh,
     )
+    if outcome is not Outcome.ACQUIRED:
+        verdict.present = entry.owner
+    return verdict
 
 
 def judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: int) -> tuple[Code, bool]:

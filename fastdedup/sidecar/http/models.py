@@ -369,6 +369,9 @@ class RecordAnswer(AnswerModel):
     age: int | None = Field(description="Milliseconds since the key was acquired, where that is known.")
     version: int | None = Field(description="The number of a machine's changes.")
     holder: str | None = Field(description="Who holds it, or held it last, where the record says it.")
+    trace: str | None = Field(
+        description="The id of the trace in which it was claimed, where the record says it."
+    )
 
 
 class ListAnswer(AnswerModel):

@@ -23,6 +23,7 @@ from ...protocol.keyspace import check_wire, names_of, start_beside
 from ...protocol.ledgers import LedgerTerms
 from ...protocol.operations import (
     AdoptOp,
+    ClaimOp,
     Code,
     Op,
     RefusedAlone,
@@ -33,9 +34,19 @@ from ...protocol.operations import (
     Verb,
     Verdict,
 )
+from ...protocol.owners import trace_of, veiled
 from ...stores.base import EvictingStore, ListedStore, Query
 from ...stores.sidecar.unpack import unpack
-from ...stores.sidecar.wire import MAX_OPERATIONS, PROTOCOL, REMEMBERING, UNSURE, Fill, encode, terms_of
+from ...stores.sidecar.wire import (
+    MAX_OPERATIONS,
+    PROTOCOL,
+    REMEMBERING,
+    UNSURE,
+    Fill,
+    Present,
+    encode,
+    terms_of,
+)
 from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
@@ -83,6 +94,7 @@ class Run(Slot):
         "_extra",
         "_fills",
         "_left",
+        "_present",
         "_reserved",
         "_since",
         "_verb",
@@ -101,6 +113,8 @@ class Run(Slot):
         self._ended = False
         # Mutable: of operations on ledgers the terms, each with the place of one of its operations.
         self._fills: dict[LedgerTerms, int] = {}
+        # Mutable: whose records the claims of traced clients have met; most batches have none.
+        self._present: list[Present] = []
         self._extra = admitted - 1
         connection.extra += self._extra
 
@@ -116,11 +130,17 @@ class Run(Slot):
         if not self._left:
             self._count()
             fills = [Fill(at, terms.seen_fill) for terms, at in self._fills.items() if terms.seen_fill]
-            self._end(encode([*self._answers, *fills] if fills else self._answers))
+            extras = [*fills, *self._present]
+            self._end(encode([*self._answers, *extras] if extras else self._answers))
 
     def tell_fills(self, ops: Sequence[Op]) -> None:
         """Tell with the answers how full the buckets of these operations' ledgers are."""
         self._fills = {terms_of(op): place for place, op in enumerate(ops)}
+
+    def tell_present(self, place: int, owner: bytes) -> None:
+        """Tell with the answers whose record a claim has met, as far as its notes say it."""
+        if notes := veiled(owner):
+            self._present.append(Present(place, notes))
 
     def _with_room(self, answer: Reply, size: int) -> Reply:
         """Return an answer with a large result, or an error where there is no room for that."""
@@ -214,6 +234,8 @@ class Place:
         if op.verb is Verb.FORGET:
             namespace.forgot(op)
             self._run.audit(op, reply)
+        if type(reply) is Verdict and hasattr(reply, "present") and trace_of(cast(ClaimOp, op).owner):
+            self._run.tell_present(self._place, reply.present)
         unsure = reply is Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure
         self._run.put(self._place, UNSURE if unsure else reply)
 

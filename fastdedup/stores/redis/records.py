@@ -115,4 +115,6 @@ def verdict(code: int, record: bytes, now_ms: int) -> Verdict | Code:
     )
     if code == Code.TAKEN:
         found.former = stored.payload  # a record that was just taken has none of its own
+    elif code != Code.REENTERED:
+        found.present = stored.owner
     return found

@@ -12,14 +12,24 @@ from urllib.parse import unquote, urlsplit
 import hiredis
 
 from ...errors import ConfigError, DedupError, ResultTooLargeError, UnavailableError
-from ...protocol.operations import UNREPEATED, Code, Op, ReleaseOp, Reply, SettleOp, Verb, mark_unsure
+from ...protocol.operations import (
+    UNREPEATED,
+    Code,
+    Op,
+    ReleaseOp,
+    Reply,
+    SettleOp,
+    Verb,
+    Verdict,
+    mark_unsure,
+)
 from ..base import Done, Page, Query
 from ..redis.connection import RedisConnection
 from ..redis.listener import Listener
 from ..redis.reconnect import OnPush, Reconnector
 from ..redis.scripts import pack
 from ..redis.verbs import FACES
-from .wire import OF_IDS, PROTOCOL, REMEMBERING, UNSURE, Fill, ids_of, read, terms_of
+from .wire import OF_IDS, PROTOCOL, UNSURE, Fill, Present, ids_of, read, terms_of
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"
 _LONGEST_PATH = 107
@@ -290,10 +300,10 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
         raise reply
     try:
         answers = read(reply)
-    except (LookupError, TypeError, ValueError) as error:
+        if len(answers) > len(call.ops):
+            take_extras(call.ops, answers)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise hiredis.ProtocolError(f"{error!r}") from None
-    if call.ops[0].verb in REMEMBERING:
-        take_fills(call.ops, answers)
     if len(answers) != len(call.ops):
         raise hiredis.ProtocolError(f"{len(answers)} answers to {len(call.ops)} operations")
     for place, op in enumerate(call.ops):
@@ -302,11 +312,19 @@ def answers_of(call: RunCall, reply: Any) -> list[Reply]:
     return answers
 
 
-def take_fills(ops: Sequence[Op], answers: list[Any]) -> None:
-    """Take the fills away from behind the answers; a ledger warns its caller by them."""
-    while len(answers) > len(ops) and isinstance(answers[-1], Fill):
-        fill = answers.pop()
-        terms_of(ops[fill.place]).seen_fill = fill.entries
+def take_extras(ops: Sequence[Op], answers: list[Any]) -> None:
+    """Take away what stands behind the answers.
+
+    That is how full a ledger is, whose caller is warned by it, and whose record a claim has met.
+    """
+    while len(answers) > len(ops):
+        extra = answers.pop()
+        if isinstance(extra, Fill):
+            terms_of(ops[extra.place]).seen_fill = extra.entries
+        elif isinstance(extra, Present) and type(answers[extra.place]) is Verdict:
+            answers[extra.place].present = extra.notes
+        else:
+            raise ValueError(f"an answer too many, a {type(extra).__name__}")
 
 
 def mark_sent(calls: Sequence[RunCall], replies: Sequence[Any]) -> None:

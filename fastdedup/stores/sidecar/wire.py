@@ -49,7 +49,7 @@ _OUTCOMES = tuple(Outcome)
 _NUMBERS = {outcome: number for number, outcome in enumerate(_OUTCOMES)}
 _CODES = {code.value: code for code in Code}
 _VERDICT, _CODE, _MOVED, _STORED, _ADOPTED, _UNAVAILABLE, _TOO_LARGE, _UNSURE, _FOREIGN, _ALONE = range(10)
-_FORM, _WEIGHT, _FILL = 10, 11, 12
+_FORM, _WEIGHT, _FILL, _PRESENT = 10, 11, 12, 13
 
 
 class Unsure:
@@ -74,6 +74,23 @@ class Fill:
         self.entries = entries
 
 
+class Present:
+    """Stands behind the answers to a batch of claims: the notes of an owner whose record a claim has met.
+
+    Only for a claim that is made in a trace itself: a client that knows nothing of this gets none.
+
+    Attributes:
+        place: the place of the claim.
+        notes: the owner, veiled: nobody can settle by it.
+    """
+
+    __slots__ = ("notes", "place")
+
+    def __init__(self, place: int, notes: bytes) -> None:
+        self.place = place
+        self.notes = notes
+
+
 def ids_of(ops: Sequence[Any]) -> list[bytes]:
     """Return the ids of operations of `OF_IDS`; empty for one that takes back what another call has remembered."""
     return [op.id for op in ops]
@@ -88,7 +105,7 @@ def terms_of(op: Any) -> LedgerTerms:
 # The sidecar's side
 
 
-def encode(answers: Sequence[Reply | Fill]) -> bytes:
+def encode(answers: Sequence[Reply | Fill | Present]) -> bytes:
     """Return the reply to an FD.RUN, as RESP."""
     out: list[bytes] = []
     size = 0
@@ -169,6 +186,10 @@ def _encode_fill(fill: Fill) -> tuple[int, bytes]:
     return 4, b":12\r\n:%d\r\n:%d\r\n" % (fill.place, round(fill.entries * 1000))
 
 
+def _encode_present(present: Present) -> tuple[int, bytes]:
+    return 4, b":13\r\n:%d\r\n%b" % (present.place, _bulk(present.notes))
+
+
 def _bulk(data: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(data), data)
 
@@ -191,6 +212,7 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, bytes]]] = {
     StoredForm: _encode_form,
     Weight: _encode_weight,
     Fill: _encode_fill,
+    Present: _encode_present,
 }
 
 
@@ -198,7 +220,7 @@ _ENCODERS: dict[type, Callable[[Any], tuple[int, bytes]]] = {
 
 
 def read(reply: list[Any]) -> list[Any]:
-    """Return the answers in a reply to FD.RUN, and the fills behind them. A malformed reply raises any error."""
+    """Return the answers in a reply to FD.RUN, and what stands behind them. A malformed reply raises any error."""
     answers: list[Any] = []
     at = 0
     while at < len(reply):
@@ -293,7 +315,12 @@ def _read_fill(fields: list[Any]) -> Fill:
     return Fill(place, thousandths / 1000)
 
 
-_READERS: dict[int, tuple[int, Callable[[list[Any]], Reply | Fill]]] = {
+def _read_present(fields: list[Any]) -> Present:
+    place, notes = fields
+    return Present(place, notes)
+
+
+_READERS: dict[int, tuple[int, Callable[[list[Any]], Reply | Fill | Present]]] = {
     _VERDICT: (6, _read_verdict),
     _CODE: (1, _read_code),
     _MOVED: (4, _read_moved),
@@ -307,4 +334,5 @@ _READERS: dict[int, tuple[int, Callable[[list[Any]], Reply | Fill]]] = {
     _FORM: (2, _read_form),
     _WEIGHT: (3, _read_weight),
     _FILL: (2, _read_fill),
+    _PRESENT: (2, _read_present),
 }

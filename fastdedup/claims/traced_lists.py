@@ -1,0 +1,40 @@
+"""The span of a `claim_many`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from ..claim import Claim
+from ..gate.namespace import Namespace
+from ..gate.tracing import Tracing
+from ..protocol.operations import ClaimOp
+from .call import note_trace
+
+
+async def within_a_span(
+    namespace: Namespace, ops: Sequence[ClaimOp], make: Callable[[], Awaitable[list[Claim]]]
+) -> list[Claim]:
+    """Make the claims of a list, within a span where somebody traces. `ops` are not sent yet."""
+    watchers = namespace.watchers
+    tracing = watchers.tracing
+    if tracing is None or not ops or not watchers.wants_span():
+        return await make()
+    span = _begin(namespace, ops, tracing)
+    try:
+        claims = await make()
+    except BaseException as error:
+        tracing.ended(span, error)
+        raise
+    tracing.claimed_many(span, claims)
+    return claims
+
+
+def _begin(namespace: Namespace, ops: Sequence[ClaimOp], tracing: Tracing) -> object:
+    connection = namespace.connection
+    parts = {connection.part_of(op.wire) for op in ops}
+    part = parts.pop().decode() if len(parts) == 1 else ""  # else several nodes of a Cluster
+    span = tracing.claiming_many(namespace.settings.namespace, len(ops), part)
+    trace = tracing.trace_of(span)
+    for op in ops:
+        note_trace(namespace, op, trace)
+    return span
