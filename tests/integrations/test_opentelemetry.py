@@ -9,54 +9,16 @@ from typing import Any
 
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
 from fastdedup import ClaimLostError, ConfigError, Dedup, UnavailableError, UsageError
 from fastdedup.integrations import opentelemetry as integration
-from fastdedup.integrations.opentelemetry import current_context, instrument, server_of
+from fastdedup.integrations.opentelemetry import current_context, server_of
 from fastdedup.sync import Dedup as SyncDedup
 
+from ..otel import Otel, attributes
 from ..servers import RedisServer, free_port
-
-
-class Otel:
-    """A program's SDK: its tracer, and what it has exported."""
-
-    def __init__(self, **options: Any) -> None:
-        self.exporter = InMemorySpanExporter()
-        self.provider = TracerProvider(**options)
-        self.provider.add_span_processor(SimpleSpanProcessor(self.exporter))
-        self.reader = InMemoryMetricReader()
-        self.meters = MeterProvider(metric_readers=[self.reader])
-        self.tracer = self.provider.get_tracer("test")
-
-    def instrument(self, dedup: Any, **options: Any) -> Any:
-        instrument(dedup, tracer_provider=self.provider, meter_provider=self.meters, **options)
-        return dedup
-
-    def spans(self) -> dict[str, ReadableSpan]:
-        """The spans by their names."""
-        return {span.name: span for span in self.exporter.get_finished_spans()}
-
-    def names(self) -> list[str]:
-        return [span.name for span in self.exporter.get_finished_spans()]
-
-    def points(self, name: str) -> list[Any]:
-        data = self.reader.get_metrics_data()
-        return [
-            point
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            if metric.name == name
-            for point in metric.data.data_points
-        ]
 
 
 @pytest.fixture
@@ -65,10 +27,6 @@ def otel() -> Iterator[Otel]:
     yield otel
     otel.provider.shutdown()
     otel.meters.shutdown()
-
-
-def attributes(span: ReadableSpan) -> dict[str, Any]:
-    return dict(span.attributes or {})
 
 
 async def test_claim_work_and_settling_are_spans_of_the_trace(

@@ -130,7 +130,7 @@ class Run(Slot):
         if not self._left:
             self._count()
             fills = [Fill(at, terms.seen_fill) for terms, at in self._fills.items() if terms.seen_fill]
-            extras = [*fills, *self._present]
+            extras: list[Reply | Fill | Present] = [*fills, *self._present]
             self._end(encode([*self._answers, *extras] if extras else self._answers))
 
     def tell_fills(self, ops: Sequence[Op]) -> None:
