@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from typing import Any
 
 from fastdedup import Outcome
 
 from ..otel import Otel, attributes, links, origin
 from ..stores import Backend
 
+WaitUntil = Callable[..., Any]
 
-async def test_a_duplicate_links_to_the_run_that_it_meets(backend: Backend) -> None:
+
+async def test_a_duplicate_links_to_the_run_that_it_meets(backend: Backend, wait_until: WaitUntil) -> None:
     otel = Otel()
     async with otel.instrument(backend.make()) as dedup:
         with otel.tracer.start_as_current_span("first"):
@@ -19,7 +23,8 @@ async def test_a_duplicate_links_to_the_run_that_it_meets(backend: Backend) -> N
         with otel.tracer.start_as_current_span("second"):
             await dedup.claim("k", fingerprint="a")
             waiter = asyncio.create_task(dedup.claim("k", fingerprint="a", wait=10.0))
-            await asyncio.sleep(0)
+            watched = dedup._namespace.connection.wakeups._count
+            await wait_until(lambda: watched, description="it waits")
         await claim.complete(7)
         assert (await waiter).result == 7
         with otel.tracer.start_as_current_span("third"):

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+import os
+import socket
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 from opentelemetry import trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import SpanKind, StatusCode
 
-from fastdedup import ClaimLostError, ConfigError, Dedup, UnavailableError, UsageError
+from fastdedup import (
+    ClaimLostError,
+    ConfigError,
+    Dedup,
+    Resolution,
+    Takeover,
+    UnavailableError,
+    UsageError,
+)
+from fastdedup.gate.holder import holder_name
 from fastdedup.integrations import opentelemetry as integration
 from fastdedup.integrations.opentelemetry import current_context, server_of
 from fastdedup.sync import Dedup as SyncDedup
 
-from ..otel import Otel, attributes
+from ..otel import Otel, attributes, links, origin
 from ..servers import RedisServer, free_port
 
 
@@ -224,3 +236,167 @@ def test_a_server_is_named_by_address_and_port(name: str, found: dict[str, Any])
     store = {"db.system.name": "redis", "db.operation.name": "EVALSHA"}
     assert server_of(name) == store | found
     assert server_of("MemoryStore") == {}
+
+
+# The record's trace
+
+
+async def test_a_replay_elsewhere_links_to_the_first_run(redis_url: str, otel: Otel) -> None:
+    other = Otel()
+    async with (
+        otel.instrument(Dedup(redis_url, namespace="shop", holder="billing")) as here,
+        other.instrument(Dedup(redis_url, namespace="shop")) as there,
+    ):
+        with otel.tracer.start_as_current_span("request"):
+            await (await here.claim("k")).complete()
+        with other.tracer.start_as_current_span("request"):
+            assert not (await there.claim("k")).acquired
+        record = await there.get("k")
+    first, replay = otel.spans()["claim shop"], other.spans()["claim shop"]
+    assert links(replay) == [origin(first, "first_run")]
+    assert replay.links[0].context.is_remote
+    assert replay.links[0].context.trace_flags.sampled
+    assert replay.context.trace_id != first.context.trace_id
+    assert record is not None
+    assert record.trace == f"{first.context.trace_id:032x}"
+    name = holder_name("billing", socket.gethostname(), os.getpid())
+    assert record.holder == name[-13:], "of the holder its end"
+
+
+async def test_without_a_sampled_trace_a_record_has_no_byte_more(redis_url: str, otel: Otel) -> None:
+    """Neither where it is turned off, nor for an owner that the caller has named. A trace costs 40 bytes."""
+    silent, off = Otel(sampler=ALWAYS_OFF), Otel()
+    names = ("plain", "silent", "off", "named", "traced")
+    async with contextlib.AsyncExitStack() as stack:
+        plain = await stack.enter_async_context(Dedup(redis_url))
+        gates = [
+            await stack.enter_async_context(each)
+            for each in (
+                silent.instrument(Dedup(redis_url)),
+                off.instrument(Dedup(redis_url), links=False),
+                otel.instrument(Dedup(redis_url)),
+            )
+        ]
+        await plain.claim("plain")
+        with silent.tracer.start_as_current_span("request"):
+            await gates[0].claim("silent")
+        with off.tracer.start_as_current_span("request"):
+            await gates[1].claim("off")
+        with otel.tracer.start_as_current_span("request"):
+            await gates[2].claim("named", owner="0" * 20)
+            await gates[2].claim("traced")
+            token = await gates[2].tokens.issue()
+            await gates[2].tokens.redeem(token)
+        records = [await plain.get(name) for name in names]
+        used = await plain.get(token, "token")
+        with redis.Redis.from_url(redis_url) as raw:
+            sizes = [raw.strlen(f"fastdedup:={name}") for name in names]
+        with off.tracer.start_as_current_span("request"):
+            await gates[1].claim("traced")
+    assert [size - sizes[0] for size in sizes] == [0, 0, 0, 0, 40]
+    assert [record is not None and record.trace is not None for record in records] == [*[False] * 4, True]
+    assert used is not None
+    assert used.trace is None
+    assert [links(span) for span in off.finished()] == [[]] * len(off.finished())
+
+
+@pytest.mark.parametrize(
+    "owner",
+    [
+        "x;t=garbage~AAAAAAAAAAAAAA",
+        ";t=" + "A" * 32 + "~AAAAAAAAAAAAAA",
+        ";t=" + "A" * 32 + "~AAAAAAAAAAAAA",
+        "billing@web-1:7~AAAAAAAAAAAAAA",
+        "worker-1",
+        "0" * 20,
+    ],
+)
+async def test_an_owner_without_a_trace_gives_no_link(owner: str, redis_url: str, otel: Otel) -> None:
+    """Be it hostile, of an older version, or named by its caller."""
+    async with otel.instrument(Dedup(redis_url)) as dedup:
+        await dedup.claim("k", owner=owner)
+        with otel.tracer.start_as_current_span("request"):
+            assert not (await dedup.claim("k")).acquired
+        record = await dedup.get("k")
+    assert links(otel.spans()["claim fastdedup"]) == []
+    assert record is not None
+    assert record.trace is None
+
+
+async def test_a_takeover_is_told_the_holder_beside_a_trace(redis_url: str, otel: Otel) -> None:
+    heard: list[Takeover] = []
+
+    async def check(takeover: Takeover) -> Resolution:
+        heard.append(takeover)
+        return Resolution.done(7)
+
+    async with otel.instrument(Dedup(redis_url, holder=True)) as dedup:
+        ledger = dedup.ledger("clicks", window=60, capacity=100)
+        with otel.tracer.start_as_current_span("request"):
+            first = await dedup.claim("k", remember=ledger)
+            await first.release()
+            claim = await dedup.claim("k", remember=ledger, resolve=check)
+    assert claim.result == 7
+    assert [each.last_owner for each in heard] == [first.owner]
+    assert str(heard[0].last_holder).endswith(f":{os.getpid()}")
+    one, two = [span for span in otel.finished() if span.name == "claim fastdedup"]
+    assert links(two) == [origin(one, "attempt_before")]
+
+
+async def test_a_call_that_is_under_way_keeps_its_owner(redis_url: str, otel: Otel) -> None:
+    """To await a call twice is an error, and does not rename the claim that is sent."""
+    async with otel.instrument(Dedup(redis_url)) as dedup:
+        with otel.tracer.start_as_current_span("request"):
+            call = dedup.claim("k")
+            task = asyncio.create_task(call)
+            await asyncio.sleep(0)
+            with pytest.raises(UsageError, match="awaited before"):
+                await call
+            claim = await task
+        await claim.complete()
+        record = await dedup.get("k")
+    assert record is not None
+    assert record.owner == claim.owner
+
+
+# Histograms
+
+
+async def test_histograms_hold_every_time_that_is_measured(
+    redis_url: str, otel: Otel, wait_until: Callable[..., Any]
+) -> None:
+    async with otel.instrument(Dedup(redis_url, namespace="shop"), histograms=True) as dedup:
+        await asyncio.gather(*[dedup.claim(f"k{number}") for number in range(3)])
+        claim = await dedup.claim("k")
+        waiter = asyncio.create_task(dedup.claim("k", wait=10.0))
+        watched = dedup._namespace.connection.wakeups._count
+        await wait_until(lambda: watched, description="it waits")
+        await claim.complete()
+        await waiter
+        operations = {
+            (point.attributes["fastdedup.verb"], point.attributes["fastdedup.outcome"]): point.count
+            for point in otel.points("fastdedup.operation.duration")
+        }
+        (waits,) = otel.points("fastdedup.wait.duration")
+        stores = {
+            point.attributes["db.stored_procedure.name"]: point
+            for point in otel.points("db.client.operation.duration")
+        }
+    assert operations == {("claim", "acquired"): 4, ("complete", "ok"): 1, ("claim", "succeeded"): 1}
+    assert (waits.count, waits.attributes) == (1, {"fastdedup.namespace": "shop"})
+    assert set(stores) == {"claim", "settle"}
+    assert {"db.system.name": "redis", "db.operation.name": "EVALSHA"}.items() <= dict(
+        stores["settle"].attributes
+    ).items()
+    assert "server.address" in stores["settle"].attributes
+    assert {0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10} <= set(stores["settle"].explicit_bounds)
+    assert 0 < waits.sum < 10
+
+
+async def test_without_histograms_there_is_no_instrument(otel: Otel) -> None:
+    async with otel.instrument(Dedup("memory://")) as dedup:
+        await dedup.claim("k")
+        assert otel.points("fastdedup.operation.duration") == []
+    async with otel.instrument(Dedup("memory://"), histograms=True) as dedup:
+        await dedup.claim("k")
+    assert otel.points("db.client.operation.duration") == [], "memory:// is no database"
