@@ -19,6 +19,7 @@ from ..errors import (
 from ..gate.audit import check_reason
 from ..gateway import Dedup
 from ..model import Outcome, Record, RecordKind
+from ..protocol.keyspace import names_of
 from ..protocol.operations import ClaimOp, ReleaseOp, RenewOp, Reply, SettleOp, Verdict
 from ..protocol.owners import owner_field
 from .limits import LimitError
@@ -184,10 +185,12 @@ async def forget(
 ) -> bool:
     """Remove a key's record for the client behind `transport`, and report that; False where there was none."""
     name, why = dedup.settings.namespace, check_reason(reason)
+    # As a list shows it: a long key as its digest, however the client has named it.
+    listed = names_of(inspection.wire_of(dedup._namespace, key, kind, digest=digest))[1]
 
     def heard(told: str, found: bool | None) -> None:
         result = "unknown" if found is None else "forgotten" if found else "absent"
-        namespaces.audit(name, told, result, transport, kind=kind, reason=why)
+        namespaces.audit(name, listed, result, transport, kind=kind, reason=why)
 
     return await inspection.forget(dedup._namespace, key, kind, digest=digest, heard=heard)
 

@@ -1,6 +1,7 @@
 """Owners: text outside, a field inside, the same one whichever way it travelled."""
 
 import os
+import re
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,17 @@ from hypothesis import strategies as st
 from fastdedup import InvalidKeyError
 from fastdedup.errors import ConfigError
 from fastdedup.gate.holder import HolderName, check_holder, holder_name
-from fastdedup.protocol.owners import Noted, draw_owner, is_drawn, notes_of, owner_field, owner_text
+from fastdedup.protocol.owners import (
+    Noted,
+    draw_owner,
+    draw_traced,
+    is_drawn,
+    notes_of,
+    owner_field,
+    owner_text,
+    trace_of,
+    veiled,
+)
 
 
 def test_a_drawn_owner_is_ten_random_bytes() -> None:
@@ -136,3 +147,34 @@ def test_a_forked_child_is_another_holder() -> None:
 def test_a_label_that_no_record_can_hold_is_refused(holder: object) -> None:
     with pytest.raises(ConfigError, match="holder must be"):
         check_holder(holder)
+
+
+@given(trace=st.binary(min_size=24, max_size=24), holder=st.text(max_size=48))
+def test_a_trace_stands_beside_the_end_of_a_holders_name(trace: bytes, holder: str) -> None:
+    field = draw_traced(trace, holder)
+    assert len(field) <= 64
+    assert is_drawn(field)
+    assert owner_field(owner_text(field)) == field
+    assert trace_of(field) == (trace if any(trace[:16]) and any(trace[16:]) else b"")
+    assert notes_of(owner_text(field)).get("holder", "").encode() in re.sub("[~;]", "-", holder).encode(
+        errors="replace"
+    )
+    assert draw_traced(trace, holder) != field, "the random end is another one"
+
+
+def test_a_veiled_owner_tells_its_notes_and_not_its_end() -> None:
+    field = draw_traced(bytes(range(24)), "billing@web-1:4711")
+    hidden = veiled(field)
+    assert trace_of(hidden) == bytes(range(24))
+    assert owner_text(hidden).startswith("ng@web-1:4711;t=")
+    assert field[-14:] not in hidden
+    assert veiled(draw_owner()) == veiled(owner_field("worker-1")) == b""
+
+
+def test_an_owner_without_a_trace_costs_eleven_bytes() -> None:
+    """A trace costs 40 bytes more, and a holder's name beside it at most 13."""
+    assert (len(draw_owner()), len(draw_traced(b"x" * 24)), len(draw_traced(b"x" * 24, "h" * 48))) == (
+        11,
+        51,
+        64,
+    )

@@ -53,6 +53,7 @@ from fastdedup.stores.sidecar.wire import (
     OF_IDS,
     UNSURE,
     Fill,
+    Present,
     encode,
     ids_of,
     read,
@@ -189,7 +190,7 @@ def facts(thing: object) -> object:
         return thing
     names = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
     engines = {"at", "future", "followers", "witness", "counted", "floor_us", "hops"}
-    left_out = engines | {"key", "named", "header", "shared", "ledger"}
+    left_out = engines | {"key", "named", "header", "shared", "ledger", "present"}
     return type(thing).__name__, {name: facts(getattr(thing, name)) for name in names if name not in left_out}
 
 
@@ -231,6 +232,7 @@ def test_answers_are_read_as_they_were_written() -> None:
         StoredForm(b"{}", 2**41),
         Weight(3, 2, 99),
         Fill(1, 7.5),
+        Present(1, NAMED),
     ]
     reader = hiredis.Reader()
     reader.feed(encode(answers))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import secrets
 import sys
 import traceback
@@ -20,6 +21,7 @@ from typing import Any, TextIO
 import orjson
 
 from ...events import BreakerClosed, Degraded, Event, Replayed, name_of
+from ...inspection import KINDS
 from ..verbs import LISTED
 from .listener import peer_of
 
@@ -27,6 +29,8 @@ log = logging.getLogger("fastdedup.sidecar")
 
 _LEVELS: dict[type, int] = {BreakerClosed: logging.INFO, Replayed: logging.INFO}
 _LOGGERS = ("fastdedup", "uvicorn", "asyncio")
+_LISTED_DIGEST = re.compile("#[0-9a-f]{32}")
+"""What a list of records shows of a token, and of a long key."""
 _SECRET = ("key", "owner", "ours", "theirs")
 AUDITED = "a key was forgotten"
 AUDITED_LIST = "records were listed"
@@ -177,7 +181,9 @@ class EventLog:
         """Log that a client forgot a key, or listed records, each time; an `audit` of `Namespaces`."""
         connection = transport.get_extra_info("socket")
         peer = None if connection is None else peer_of(connection)
-        shown = key if self._keys or not key else "#" + self._digest(key)
+        # A digest of a list is shown as it is, so that the line can be found by what the list has shown.
+        plain = self._keys or not key or (kind in KINDS and _LISTED_DIGEST.fullmatch(key) is not None)
+        shown = key if plain else "#" + self._digest(key)
         who = {} if peer is None else {"pid": peer.pid, "uid": peer.uid}
         more = {
             name: text for name, text in (("kind", kind), ("reason", reason)) if text not in ("claim", "")
