@@ -144,5 +144,8 @@ def trace_of(field: bytes) -> bytes:
 
 
 def veiled(field: bytes) -> bytes:
-    """Return an owner's notes with nothing of its random end, for those who must not settle on its behalf."""
-    return field[:-14] + b"A" * 14 if trace_of(field) else b""
+    """Return an owner's trace without its holder and its random end, for those who must not settle on its behalf."""
+    if not trace_of(field):
+        return b""
+    owner = field[-50:-14] + b"A" * 14  # from ";t=" to "~", and another end
+    return bytes((len(owner),)) + owner

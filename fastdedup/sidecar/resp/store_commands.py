@@ -138,9 +138,9 @@ class Run(Slot):
         self._fills = {terms_of(op): place for place, op in enumerate(ops)}
 
     def tell_present(self, place: int, owner: bytes) -> None:
-        """Tell with the answers whose record a claim has met, as far as its notes say it."""
-        if notes := veiled(owner):
-            self._present.append(Present(place, notes))
+        """Tell with the answers in which trace the record was made that a claim has met, where it says so."""
+        if trace := veiled(owner):
+            self._present.append(Present(place, trace))
 
     def _with_room(self, answer: Reply, size: int) -> Reply:
         """Return an answer with a large result, or an error where there is no room for that."""

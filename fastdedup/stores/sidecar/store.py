@@ -322,7 +322,7 @@ def take_extras(ops: Sequence[Op], answers: list[Any]) -> None:
         if isinstance(extra, Fill):
             terms_of(ops[extra.place]).seen_fill = extra.entries
         elif isinstance(extra, Present) and type(answers[extra.place]) is Verdict:
-            answers[extra.place].present = extra.notes
+            answers[extra.place].present = extra.owner
         else:
             raise ValueError(f"an answer too many, a {type(extra).__name__}")
 

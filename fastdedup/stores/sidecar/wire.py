@@ -75,20 +75,20 @@ class Fill:
 
 
 class Present:
-    """Stands behind the answers to a batch of claims: the notes of an owner whose record a claim has met.
+    """Stands behind the answers to a batch of claims: the trace of an owner whose record a claim has met.
 
     Only for a claim that is made in a trace itself: a client that knows nothing of this gets none.
 
     Attributes:
         place: the place of the claim.
-        notes: the owner, veiled: nobody can settle by it.
+        owner: the owner's field, veiled: nobody can settle by it.
     """
 
-    __slots__ = ("notes", "place")
+    __slots__ = ("owner", "place")
 
-    def __init__(self, place: int, notes: bytes) -> None:
+    def __init__(self, place: int, owner: bytes) -> None:
         self.place = place
-        self.notes = notes
+        self.owner = owner
 
 
 def ids_of(ops: Sequence[Any]) -> list[bytes]:
@@ -187,7 +187,7 @@ def _encode_fill(fill: Fill) -> tuple[int, bytes]:
 
 
 def _encode_present(present: Present) -> tuple[int, bytes]:
-    return 4, b":13\r\n:%d\r\n%b" % (present.place, _bulk(present.notes))
+    return 4, b":13\r\n:%d\r\n%b" % (present.place, _bulk(present.owner))
 
 
 def _bulk(data: bytes) -> bytes:
@@ -316,8 +316,8 @@ def _read_fill(fields: list[Any]) -> Fill:
 
 
 def _read_present(fields: list[Any]) -> Present:
-    place, notes = fields
-    return Present(place, notes)
+    place, owner = fields
+    return Present(place, owner)
 
 
 _READERS: dict[int, tuple[int, Callable[[list[Any]], Reply | Fill | Present]]] = {
