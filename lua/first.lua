@@ -13,7 +13,7 @@
 --          done), FULL (the bucket has no room: nothing was done), FOREIGN, TOO_LARGE, ELSEWHERE, REFUSED
 
 local reply = { now_us, 0, 0 }
-local pcall = redis.pcall
+local pcall, rep, gsub = redis.pcall, string.rep, string.gsub
 
 local function answer(i, code)
   local n = #reply
@@ -23,6 +23,30 @@ end
 -- Here stands _remember.lua.
 
 -- Here stands _dense.lua.
+
+-- Writes a bucket anew whose young places are all taken, with a further entry: as `rewrite`, at a quarter of its
+-- instructions, because it cuts whole columns and not one entry after the other. `part`: the bucket up to its tags.
+-- Returns true where it was done; else nothing was done: where a young entry is over, too.
+local function turn_over(key, part, old, entry, ledger)
+  local width, slot, step, tags = ledger.width, ledger.slot, ledger.step, ledger.tags
+  local size, old_from = width + 1 - TAG, tags + TAG * old
+  local others = pcall('GETRANGE', key, old_from - 1, old_from - 1 + size * old) -- one byte more than there may be
+  if type(others) ~= 'string' or #others ~= size * old then return false end
+  for at = HEAD + 1, tags - 1, step do
+    if not lives(byte(part, at), slot) then return false end
+  end
+  local cut, ageing = 0, ledger.young + 1 - ledger.named
+  while cut < old and not lives(byte(others, cut * size + 1), slot) do cut = cut + 1 end
+  local left, young_from = old - cut + ageing, HEAD + 1 + ageing * step
+  if left > 255 or left > ledger.most then return false end
+  local aged = sub(part, HEAD + 1, young_from - 1)
+  local value = ledger.head .. char(0, left) .. sub(part, young_from, tags - 1) .. ledger.stamp .. entry
+    .. rep(ledger.zeros, ledger.young - ledger.named)
+    .. sub(part, tags + TAG * cut, old_from - 1) .. gsub(aged, '.(..)' .. rep('.', step - 1 - TAG), '%1')
+    .. sub(others, cut * size + 1) .. gsub(aged, '(.)..(' .. rep('.', width - TAG) .. ')' .. rep('.', NONCE), '%1%2')
+  entries = entries + old + ledger.young
+  return pcall('SET', key, value, 'PX', ledger.keep).ok ~= nil
+end
 
 -- The way of nearly every id, which saves a sixth of the instructions: it is new, and its bucket has a free place. The
 -- same as `remember`, but that it reads no more than the tags. Returns true where the id was remembered; else nothing was done.
@@ -36,10 +60,10 @@ local function fill(key, entry, ledger)
   local at = find(part, sub(entry, 1, TAG), HEAD + 2, true)
   if at and at < tags + TAG * low then return false end
   local free, step = find(part, ledger.zeros, HEAD + 1, true), ledger.step
-  if not free then return false end
+  if not free then return turn_over(key, part, low, entry, ledger) end
   local beyond = (free - HEAD - 1) % step
   if beyond > 0 then free = free + step - beyond end -- the nonce before ends in zeros
-  if free >= tags then return false end
+  if free >= tags then return turn_over(key, part, low, entry, ledger) end
   local offset = ledger.offsets[free]
   if not offset then
     offset = tostring(free - 1)
