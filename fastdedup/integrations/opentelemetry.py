@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from itertools import islice
 from typing import Any, NamedTuple
 
 try:
@@ -134,22 +135,22 @@ class Spans:
     def trace_of(self, span: Span) -> bytes:
         """Return the ids of a sampled span's trace and of the span, for the record of its claim."""
         context = span.get_span_context()
-        if not self._links or not context.trace_flags.sampled:
-            return b""
-        return context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big")
+        return ids_of(context) if self._links and context.trace_flags.sampled else b""
 
     def _link(self, span: Span, claims: Sequence[Claim]) -> None:
         """Link to the runs whose records the claims have met, to each once."""
         if not self._links:
             return
-        own = span.get_span_context()
-        linked = {b"", own.trace_id.to_bytes(16, "big") + own.span_id.to_bytes(8, "big")}
+        met: dict[bytes, Outcome] = {}
         for claim in claims:
-            former = former_trace(claim._verdict)
-            if former in linked or len(linked) > _MOST_LINKS + 1:
-                continue
-            linked.add(former)
-            span.add_link(context_of(former), {"fastdedup.link": _RUNS[claim.outcome]})
+            if former := former_trace(claim._verdict):
+                met.setdefault(former, claim.outcome)
+        if met:
+            met.pop(
+                ids_of(span.get_span_context()), None
+            )  # a claim that got its own key back, after a release
+        for former, outcome in islice(met.items(), _MOST_LINKS):
+            span.add_link(context_of(former), {"fastdedup.link": _RUNS[outcome]})
 
     # Work
 
@@ -264,6 +265,11 @@ def links_of(claim: Claim) -> list[Link]:
     """Return a link to the span of a claim, for the spans of what follows it."""
     found = getattr(claim, "_trace", None)
     return [Link(found)] if isinstance(found, SpanContext) else []
+
+
+def ids_of(context: SpanContext) -> bytes:
+    """Return the ids of a span's trace and of the span, 24 bytes."""
+    return context.trace_id.to_bytes(16, "big") + context.span_id.to_bytes(8, "big")
 
 
 def context_of(trace_and_span: bytes) -> SpanContext:
