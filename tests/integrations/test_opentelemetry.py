@@ -30,6 +30,7 @@ from fastdedup.integrations.opentelemetry import current_context, server_of
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..otel import Otel, attributes, links, origin
+from ..proxy import proxied
 from ..servers import RedisServer, free_port
 
 
@@ -341,6 +342,24 @@ async def test_a_takeover_is_told_the_holder_beside_a_trace(redis_url: str, otel
     assert str(heard[0].last_holder).endswith(f":{os.getpid()}")
     one, two = [span for span in otel.finished() if span.name == "claim fastdedup"]
     assert links(two) == [origin(one, "attempt_before")]
+
+
+async def test_a_claim_that_is_sent_again_keeps_its_owner(
+    redis_url: str, redis_server: RedisServer, otel: Otel
+) -> None:
+    """Its first reply was lost: it gets its own claim back, as the first attempt, and links to no run."""
+    async with proxied(redis_server) as proxy, otel.instrument(Dedup(proxy.url, timeout=5.0)) as dedup:
+        await dedup.claim("warm")
+        with otel.tracer.start_as_current_span("request"):
+            proxy.lose("claim")
+            claim = await dedup.claim("k")
+        record = await dedup.get("k")
+    assert (proxy.lost["claim"], claim.acquired, claim.attempt) == (1, True, 1)
+    assert record is not None
+    assert record.owner == claim.owner
+    span = otel.spans()["claim fastdedup"]
+    assert links(span) == []
+    assert record.trace == f"{span.context.trace_id:032x}"
 
 
 async def test_a_call_that_is_under_way_keeps_its_owner(redis_url: str, otel: Otel) -> None:
