@@ -24,7 +24,7 @@ from bench.inbox import (
     STORM,
 )
 from bench.ledger import CLAIMS as OUR_CLAIMS
-from bench.ledger import DENSE, EXACT, FIRST, FIRST_FEW, FIRST_MANY, KEYS, NARROW, RECORDS, WIDE
+from bench.ledger import DENSE, EXACT, FIRST, FIRST_FEW, FIRST_MANY, KEYS, NARROW, NARROWEST, RECORDS, WIDE
 from bench.ledger import SERVER as SERVER_CPU
 from bench.ledger import SET_NX as SET_NX_EX
 from bench.ledger_windows import IDLE_P99, LEDGER
@@ -272,7 +272,8 @@ TARGETS = (
     Target("24", "… redeliveries, requeued at once", _waits("redelivered", DOWN_BY_HAND)),
     Target("25", "bytes an id of an exact ledger", _bytes(EXACT), 12, **AT_MOST),
     Target("25", "… of a wide one", _bytes(WIDE), 22, **AT_MOST),
-    Target("25", "… of a narrow one", _bytes(NARROW), 7, **AT_MOST),
+    Target("25", "… of a narrow one, 4 bytes wide", _bytes(NARROW), 7, **AT_MOST),
+    Target("25", "… of a narrow one, 3 bytes wide", _bytes(NARROWEST), 7, **AT_MOST),
     Target("25", "… of a dense one", _bytes(DENSE), 0.5, **AT_MOST),
     Target("25", "… of SET NX EX", _bytes(KEYS)),
     Target("25", "… of our records", _bytes(RECORDS)),

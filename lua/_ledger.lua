@@ -28,7 +28,11 @@ local EXPIRY_SERVES = 22 -- slots for which a bucket's expiry serves further ent
 local HEAD = 7
 local NONCE = 5
 local TAG = 2
-local TAGS_AT_ONCE = 136 -- tags that are read with the head
+
+-- Tags that are read with the head: nearly every bucket has fewer. Those of exact ledgers are planned for fewer entries.
+local function tags_at_once(width)
+  return width == 7 and 136 or 192
+end
 
 -- By the server's clock alone: a fence may be ahead of it by a day, and with it the slot.
 local function slot_of(slot_us)

@@ -54,11 +54,12 @@ end
 local function ledger_of(a)
   local slot, width, young = slot_of(tonumber(ARGV[a + 1])), tonumber(ARGV[a + 3]), tonumber(ARGV[a + 4])
   local head, step = VERSION .. 'L' .. char(width, slot, young), width + 1 + NONCE
-  local zeros = string.rep('\0', step)
+  local zeros, at_once = string.rep('\0', step), tags_at_once(width)
   return {
     slot = slot, keep = ARGV[a + 2], width = width, young = young, named = tonumber(ARGV[a + 5]),
     most = tonumber(ARGV[a + 6]), head = head, step = step, zeros = zeros, stamp = char(slot),
     fresh = head .. '\0\0' .. char(slot), rest = string.rep(zeros, young - 1),
-    tags = HEAD + 1 + young * step, reach = tostring(HEAD + young * step + TAG * TAGS_AT_ONCE - 1), offsets = {},
+    tags = HEAD + 1 + young * step, at_once = at_once, reach = tostring(HEAD + young * step + TAG * at_once - 1),
+    offsets = {},
   }
 end

@@ -54,7 +54,7 @@ local function fill(key, entry, ledger)
   local part, tags = pcall('GETRANGE', key, '0', ledger.reach), ledger.tags
   if #part < tags - 1 then return false end -- absent, or an error
   local version, kind, stored, since, young, high, low = byte(part, 1, HEAD)
-  if stored ~= ledger.width or young ~= ledger.young or kind ~= 76 or version ~= 1 or high > 0 or low > TAGS_AT_ONCE
+  if stored ~= ledger.width or young ~= ledger.young or kind ~= 76 or version ~= 1 or high > 0 or low > ledger.at_once
     or (ledger.slot - since) % 255 > EXPIRY_SERVES then return false end
   -- The tag alone, also of the young entries: nearly every new id has one of its own.
   local at = find(part, sub(entry, 1, TAG), HEAD + 2, true)
