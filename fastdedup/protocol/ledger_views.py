@@ -70,7 +70,7 @@ class LedgerView:
         whole: the form, with the former one where it is being resized.
         found: the store's answer, which has its text.
         write: the ledger's.
-        now: the loop's time.
+        now: by time.monotonic(), which costs no system call, as the running loop's time does.
         switched: ids are remembered by the form, and no longer by its former one. By the store's time where it is
             None.
 
