@@ -537,7 +537,7 @@ class Dedup(Inspected):
             window: seconds, or a timedelta, for which an id is remembered.
             capacity: ids in one window. It may hold more, and gets slower then; it takes no memory beforehand.
             exact: a new id is taken for a duplicate once in 6 * 10**14 times (7 bytes of digest). False: 4 bytes,
-                once in 38 million times.
+                once in 27 million times.
             width: bytes of digest where these two do not suit: 16 is as much as a UUID, 3 needs exact=False.
             write: "set" writes a bucket anew once 12 ids have come to it, "append" waits for 40: that sends a fifth
                 less to replicas and the append-only file, for a tenth more memory.
