@@ -257,6 +257,7 @@ def test_inspect_prints_json_for_programs(at_redis: Callable[..., Result], gate:
         "kind": "claim",
         "version": None,
         "holder": None,
+        "trace": None,
         "state": "succeeded",
         "owner": "worker-7",
         "attempt": 1,
