@@ -46,7 +46,7 @@ def at_gate(redis_url: str, namespace: str) -> Callable[..., None]:
 
 
 def test_list_shows_what_is_held_and_by_whom(
-    run: Callable[..., Result], at_gate: Callable[..., None]
+    run: Callable[..., Result], at_gate: Callable[..., None], namespace: str
 ) -> None:
     async def work(dedup: Dedup) -> None:
         await dedup.claim("order:1")
@@ -63,7 +63,8 @@ def test_list_shows_what_is_held_and_by_whom(
     assert sorted(record["key"] for record in facts["records"]) == ["order:1", "order:2", "order:3"]
     assert facts["cursor"] is None
     none = run("list", "--older", "60s")
-    assert (none.exit_code, none.stdout, none.stderr) == (0, "", "No record fits.\n")
+    told = f"No record fits. Web keys are in '{namespace}:http'.\n"
+    assert (none.exit_code, none.stdout, none.stderr) == (0, "", told)
 
 
 def test_list_says_where_it_stopped_and_goes_on(

@@ -265,7 +265,12 @@ def list_records(
     if found.records:
         Console().print(_list_table(found))
     else:
-        click.echo("No record fits.", err=True)
+        where = (
+            ""
+            if not namespace or namespace.endswith(":http")
+            else f" Web keys are in {namespace + ':http'!r}."
+        )
+        click.echo(f"No record fits.{where}", err=True)
     if found.cursor is not None:
         click.echo(
             f"Stopped after {len(found.records):,} records and about {found.looked_at:,} keys: "

@@ -40,7 +40,7 @@ from ..ledger import Ledger
 from ..messages.consumer import GRACE, RETRY_DELAY, BrokerConsumer
 from ..messages.decisions import Decision
 from ..messages.deliveries import Deliveries
-from ..messages.headers import AGAIN, attempts_of, dead_letter_headers, is_again
+from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
 from ..messages.keys import KeyRule, body_digest, place_in_log, text_of
 from ..messages.partitions import Partition, PartitionJob
 from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
@@ -49,7 +49,6 @@ from ..sql.once import Begin
 
 LIMIT: Final = 64
 """Messages of one partition in hand at once, by default."""
-ORIGIN: Final = "x-fastdedup-origin"
 """The header of a dead letter that says where it was: topic, partition and offset."""
 _NOWHERE: Final = TopicPartition("", -1)
 _POLL: Final = 1.0

@@ -32,7 +32,7 @@ from ..ledger import Ledger
 from ..messages.consumer import GRACE, RETRY_DELAY, MessageJob, PullingConsumer
 from ..messages.decisions import Action, Decision
 from ..messages.deliveries import Deliveries
-from ..messages.headers import AGAIN, attempts_of, dead_letter_headers, is_again
+from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
 from ..messages.keys import KeyRule, body_digest
 from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
 from ..sql.inbox import Inbox
@@ -40,7 +40,6 @@ from ..sql.once import Begin
 
 LIMIT: Final = 256
 """Messages in hand at once, by default."""
-ORIGIN: Final = "x-fastdedup-origin"
 """The header of a dead letter that says where it was: stream and sequence."""
 MESSAGE_ID: Final = "Nats-Msg-Id"
 """The header by which JetStream itself drops what is published twice within its duplicate window."""

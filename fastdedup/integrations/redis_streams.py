@@ -36,7 +36,7 @@ from ..ledger import Ledger
 from ..messages.consumer import GRACE, RETRY_DELAY, MessageJob, PullingConsumer
 from ..messages.decisions import Decision
 from ..messages.deliveries import Deliveries
-from ..messages.headers import AGAIN, attempts_of, dead_letter_headers, is_again
+from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
 from ..messages.keys import KeyRule, text_of
 from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
 from ..sql.inbox import Inbox
@@ -44,7 +44,6 @@ from ..sql.once import Begin
 
 LIMIT: Final = 256
 """Entries in hand at once, by default."""
-ORIGIN: Final = "x-fastdedup-origin"
 """The field of a dead letter that says where it was: stream and id."""
 _BLOCK: Final = 0.5
 """Seconds that a read waits for entries."""

@@ -18,6 +18,8 @@ QUEUE: Final = "x-fastdedup-queue"
 """The queue that the dead letter was consumed from: it is delivered again there."""
 AT: Final = "x-fastdedup-at"
 """When the message was dead-lettered, in UTC, by ISO 8601."""
+ORIGIN: Final = "x-fastdedup-origin"
+"""Where a dead letter was first: its topic, partition and offset, its sequence, or its stream and id."""
 AGAIN: Final = "x-fastdedup-again"
 """Somebody has taken the message from the dead letters: it is worked on though it has failed for good."""
 _MOST_ATTEMPTS = 1_000_000
@@ -60,10 +62,14 @@ def dead_letter_headers(headers: Mapping[str, Any], decision: Decision, consumer
     return {**{name: value for name, value in headers.items() if name != AGAIN}, **more}
 
 
-def again_headers(headers: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the headers of a dead letter that is delivered again: its own, without what it died of."""
-    ours = {ATTEMPTS, REASON, ERROR, CONSUMER, QUEUE, AT, KEY}
-    return {**{name: value for name, value in headers.items() if name not in ours}, AGAIN: 1}
+def again_headers(headers: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the headers of a dead letter that is delivered again: its own, without what it died of.
+
+    So are the fields of a Redis stream's entry, whose names are bytes.
+    """
+    ours = {ATTEMPTS, REASON, ERROR, CONSUMER, QUEUE, AT, KEY, ORIGIN}
+    known = ours | {name.encode() for name in ours}
+    return {**{name: value for name, value in headers.items() if name not in known}, AGAIN: 1}
 
 
 def _encodable(text: str) -> str:

@@ -12,6 +12,7 @@ from fastdedup.messages.headers import (
     ATTEMPTS,
     ERROR,
     KEY,
+    ORIGIN,
     again_headers,
     attempts_of,
     dead_letter_headers,
@@ -65,5 +66,7 @@ def test_an_error_of_any_length_and_text_fits() -> None:
 def test_a_dead_letter_taken_again_begins_anew() -> None:
     headers = again_headers(dead_letter_headers({"a": 1}, FAILED, "orders"))
     assert headers == {"a": 1, AGAIN: 1}
+    entry = {name.encode(): b"" for name in (ORIGIN, *dead_letter_headers({"a": 1}, FAILED, "orders"))}
+    assert again_headers(entry) == {b"a": b"", AGAIN: 1}
     assert is_again(headers)
     assert attempts_of(headers) == 0
