@@ -99,7 +99,8 @@ def test_each_pool_works_once_for_a_key(worker: WorkerProcess, celery: Celery, n
     assert celery.runs(name) == 1
     assert celery.get(retried) == [[3, 2, 3]]
     assert celery.get(*remembered) == [1, 1]
-    assert tasks.remembered.remember.seen(gate_key(tasks.remembered.name, f"{name}-done"))
+    # Opened: another test has restarted the gate's Redis, and this process may know of the ledger before that.
+    assert tasks.remembered.remember.open().seen(gate_key(tasks.remembered.name, f"{name}-done"))
 
 
 @pytest.mark.parametrize("worker", POOLS, indirect=True)
