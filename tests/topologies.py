@@ -53,6 +53,10 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
+_WRITTEN = frozenset({"ADDSLOTS", "REPLICATE", "SETSLOT"})
+"""Commands of CLUSTER after which a node writes its file to the disk."""
+
+
 class Member:
     """One process of a group; `sentinel` is its configuration, if it is one."""
 
@@ -109,8 +113,10 @@ class Member:
         return redis.Redis(host=HOST, port=self.port, password=self._password, **settings)
 
     def ask(self, *command: str | int) -> Any:
-        """One command over a connection of its own, which does not wait long."""
-        with self.client(socket_timeout=0.5) as client:
+        """One command over a connection of its own, which does not wait long: the server may be frozen."""
+        # What changes the Cluster is written to the disk, which may be busy.
+        patience = 5.0 if command[0] == "CLUSTER" and command[1] in _WRITTEN else 0.5
+        with self.client(socket_timeout=patience) as client:
             return client.execute_command(*command)
 
     def up(self) -> bool:
