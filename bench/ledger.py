@@ -84,11 +84,11 @@ async def share(ids: Sequence[Any], size: int, ask: Callable[[tuple[Any, ...]], 
             group.create_task(caller())
 
 
-async def remember(ledger: Ledger, ids: Sequence[str | int], size: int = LARGE) -> None:
-    """Remember fresh ids by `first_many`."""
+async def remember(ledger: Ledger, ids: Sequence[str | int], size: int = LARGE, *, sure: bool = True) -> None:
+    """Remember fresh ids by `first_many`. `sure`: the ledger is wide enough that none is told to be a duplicate."""
 
     async def ask(some: tuple[str | int, ...]) -> bool:
-        return all(await ledger.first_many(some))
+        return all(await ledger.first_many(some)) or not sure
 
     await share(ids, size, ask)
 
@@ -279,7 +279,7 @@ async def _fill(url: str, name: str, ids: Sequence[str]) -> None:
         else:
             width = WIDTHS[name]
             settings = {"window": WEEK, "capacity": len(ids), "exact": width >= 7, "width": width}
-            await remember(dedup.ledger("ids", **settings), ids)
+            await remember(dedup.ledger("ids", **settings), ids, sure=width >= 7)
 
 
 async def _complete(dedup: Dedup, ids: Sequence[str]) -> None:
