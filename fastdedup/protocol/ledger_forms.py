@@ -15,10 +15,10 @@ SLOTS: Final = 100
 _PLANNED: Final = 112
 _PLANNED_WIDE: Final = 136
 _PLANNED_NARROW: Final = 160
-"""Entries in a bucket of a full ledger: fewer cost more memory for each key, more cost time for each id.
-
-At 10 million ids an exact one has 11.7 bytes an id by this, a wide one 22 and a narrow one 7.
-"""
+"""Entries in a bucket of a full ledger: fewer cost more memory for each key, more cost time for each id."""
+_PLANNED_WIDE_BEFORE: Final = 128
+"""The same where the form does not say it: of ledgers that version 0.1.0 founded, which are exact ones else."""
+_MOST_PLANNED: Final = 1000
 DENSE_WIDTH: Final = 9
 """Bytes of a digest in a dense ledger, where it is the id itself; see `_dense.lua`."""
 _CHUNKS: Final = 512
@@ -40,9 +40,14 @@ _FILLING: Final = 0.8
 
 
 def _planned(width: int) -> int:
+    """Return the entries in a bucket of a new ledger."""
     if width < 7:
         return _PLANNED_NARROW
     return _PLANNED_WIDE if width == 16 else _PLANNED
+
+
+def _planned_before(width: int) -> int:
+    return _PLANNED_WIDE_BEFORE if width == 16 else _PLANNED
 
 
 class LedgerForm:
@@ -53,6 +58,7 @@ class LedgerForm:
         width: bytes of a digest.
         window_ms: for how long an id is remembered.
         buckets: how many buckets it has.
+        planned: entries in a bucket once it holds its capacity; not of a dense ledger.
         chunk: neighbouring ids that share a bucket, in a dense ledger; else 0.
         capacities: those that it had before it was resized.
         generation: tells the buckets of this form from those of the form before; 0 where it was never resized.
@@ -67,13 +73,16 @@ class LedgerForm:
         "chunk",
         "former",
         "generation",
+        "planned",
         "secret",
         "switch_ms",
         "width",
         "window_ms",
     )
 
-    def __init__(self, *, capacity: int, width: int, window_ms: int, secret: bytes) -> None:
+    def __init__(
+        self, *, capacity: int, width: int, window_ms: int, secret: bytes, planned: int | None = None
+    ) -> None:
         self.capacities: tuple[int, ...] = ()
         self.generation = 0
         self.former: LedgerForm | None = None
@@ -82,13 +91,14 @@ class LedgerForm:
         self.width = width
         self.window_ms = window_ms
         self.secret = secret
+        self.planned = _planned(width) if planned is None else planned
         self.chunk = 0
         if width == DENSE_WIDTH:
             least, most = _CHUNK
             self.chunk = min(most, max(least, 1 << (-(-capacity // _CHUNKS) - 1).bit_length()))
             self.buckets = IN_STEP * -(-_SPREAD * capacity // (IN_STEP * self.chunk))
         else:
-            self.buckets = -(-capacity // _planned(width))
+            self.buckets = -(-capacity // self.planned)
 
     @property
     def dense(self) -> bool:
@@ -110,9 +120,8 @@ class LedgerForm:
     @classmethod
     def drawn(cls, *, capacity: int, width: int, window_ms: int) -> LedgerForm:
         """Return a form with a new secret."""
-        return cls(
-            capacity=capacity, width=width, window_ms=window_ms, secret=secrets.token_bytes(_SECRET_BYTES)
-        )
+        secret = secrets.token_bytes(_SECRET_BYTES)
+        return cls(capacity=capacity, width=width, window_ms=window_ms, secret=secret)
 
     def resized(self, capacity: int, switch_ms: int) -> LedgerForm:
         """Return the form of another capacity that takes this one's place at that time."""
@@ -125,18 +134,27 @@ class LedgerForm:
     def settled(self) -> LedgerForm:
         """Return the same form without its former one, which is over."""
         form = LedgerForm(
-            capacity=self.capacity, width=self.width, window_ms=self.window_ms, secret=self.secret
+            capacity=self.capacity,
+            width=self.width,
+            window_ms=self.window_ms,
+            secret=self.secret,
+            planned=self.planned,
         )
         form.capacities, form.generation = self.capacities, self.generation
         return form
 
     def text(self) -> bytes:
-        """Return the text that the store keeps. A version that knows no resizing refuses that of a resized ledger."""
+        """Return the text that the store keeps.
+
+        A version that knows no resizing refuses that of a resized ledger. One that would look in other buckets finds
+        no "slots", and refuses it as well.
+        """
+        is_as_before = self.planned == _planned_before(self.width)
         own = {
             "capacity": self.capacity,
             "width": self.width,
             "window_ms": self.window_ms,
-            "slots": SLOTS,
+            **({"slots": SLOTS} if is_as_before else {"plan": {"slots": SLOTS, "entries": self.planned}}),
             "secret": self.secret.hex(),
         }
         if not self.generation:
@@ -172,10 +190,13 @@ class LedgerForm:
         capacities, generation = found.get("capacities", []), found.get("generation", 0)
         secret = bytes.fromhex(found["secret"])
         numbers = [capacity, width, window_ms, *capacities]
-        fits = found["slots"] == SLOTS and len(secret) == _SECRET_BYTES
+        plan = found.get("plan") or {"slots": found["slots"], "entries": _planned_before(width)}
+        planned = plan["entries"]
+        fits = plan["slots"] == SLOTS and len(secret) == _SECRET_BYTES
+        fits = fits and type(planned) is int and 0 < planned <= _MOST_PLANNED
         fits = fits and type(generation) is int and 0 <= generation <= _GENERATIONS
         if not fits or not all(type(number) is int and number > 0 for number in numbers) or width > 16:
             return None
-        form = cls(capacity=capacity, width=width, window_ms=window_ms, secret=secret)
+        form = cls(capacity=capacity, width=width, window_ms=window_ms, secret=secret, planned=planned)
         form.capacities, form.generation = tuple(capacities), generation
         return form

@@ -208,7 +208,8 @@ class Once:
                 return claim.replay
         except UNHEARD as unheard:
             bypassed(gate, self._rules.inbox, unheard)
-        with claimed_work(gate._namespace.claims.wire(name)):
+        wire = gate._namespace.claims.wire(name) if claim is None else claim._base_wire
+        with claimed_work(wire):
             return await self._decide(key, claim)
 
     async def _decide(self, key: str, claim: Claim | None) -> Answer:
