@@ -21,15 +21,11 @@ from .brokers import KafkaServer, NatsServer, RabbitServer
 from .databases import MariaServer, PostgresServer
 from .servers import RedisServer, unmeasured
 from .stores import STORES, Backend
+from .unmeasured import adds_nothing, is_unmeasured
 from .workers import role
 
 DEADLINE = 60.0
 """Seconds that one async test may take."""
-UNMEASURED = {"fakeredis", "sentinel", "cluster", "cluster by slot", "sidecar"}
-"""Stores whose rows of the matrix run without coverage, which doubles what they cost: they run no line of the package
-that other tests do not run, but for five branches. `no_cover` at a test says the same of it: it goes many rounds."""
-UNMEASURED_FILES = ("test_bench_", "test_chaos_")
-"""Tests of `bench` and of `tests/chaos`, which are not in the package."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,8 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the test that takes by far the longest; measure no coverage where that adds nothing."""
     items.sort(key=lambda item: (item.path.name != "test_compiled.py", "mypy" not in item.name))
     for item in items:
-        row = getattr(item, "callspec", None)
-        if item.path.name.startswith(UNMEASURED_FILES) or (row and row.params.get("backend") in UNMEASURED):
+        if adds_nothing(item):
             item.add_marker("no_cover")
 
 
@@ -121,6 +116,12 @@ def redis_url(redis_server: RedisServer) -> Iterator[str]:
             check_ttls(raw)
         finally:  # or each later test would find its keys
             raw.flushdb()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _programs_of_unmeasured_tests(request: pytest.FixtureRequest) -> None:
+    if is_unmeasured(request.path):
+        request.getfixturevalue("programs_unmeasured")
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from .unmeasured import FILES, HERE
+
 ROOT = Path(__file__).parent.parent
 
 # From the roof to the cellar. A module belongs to the longest name that fits it; names on one floor do not import
@@ -259,3 +261,7 @@ def test_the_checks_see_what_they_shall_see() -> None:
         floor_of("utils")
     risky = "async def f():\n try:\n  await a\n except E:\n  await b\n finally:\n  await c\n"
     assert [*awaits_while_an_error_is_handled(ast.parse(risky))] == [5, 7]
+
+
+def test_the_tests_that_measure_no_coverage_are_there() -> None:
+    assert [name for name in sorted(FILES) if not (HERE / name).is_file()] == []

@@ -1,0 +1,101 @@
+"""Which tests measure no coverage, as that costs a third of their time: they run no line that others do not run.
+
+Where something is taken out of here, only time is lost.
+"""
+
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+STORES = {"fakeredis", "sentinel", "cluster", "cluster by slot", "sidecar"}
+"""Rows of the matrix that add five branches. `no_cover` at a test that goes many rounds says the same of it."""
+BEGINNINGS = ("test_bench_", "test_chaos_")
+"""Tests of `bench` and of `tests/chaos`, which are not in the package."""
+FILES = frozenset(
+    (
+        "client/test_server.py",
+        "contract/test_adoption.py",
+        "contract/test_batches.py",
+        "contract/test_claims.py",
+        "contract/test_dense_ledgers.py",
+        "contract/test_ledgers.py",
+        "contract/test_settling.py",
+        "contract/test_tokens.py",
+        "contract/test_waiting.py",
+        "fundamentals/test_2_owners.py",
+        "gated_inbox/test_failure_table.py",
+        "gated_inbox/test_killed_consumers.py",
+        "gated_inbox/test_sync_failure_table.py",
+        "integrations/test_asgi.py",
+        "integrations/test_asgi_adversary.py",
+        "integrations/test_asgi_server.py",
+        "integrations/test_draft.py",
+        "integrations/test_shop_life.py",
+        "integrations/test_test_clients.py",
+        "integrations/test_wsgi.py",
+        "integrations/test_wsgi_outage.py",
+        "integrations/test_wsgi_server.py",
+        "messages/test_celery.py",
+        "messages/test_killed_workers.py",
+        "outage/test_faults.py",
+        "outage/test_policies.py",
+        "outage/test_processes_and_loops.py",
+        "outage/test_reconciliation.py",
+        "outage/test_redis_down.py",
+        "outage/test_replicas.py",
+        "regression/test_a_corrected_request_runs.py",
+        "regression/test_a_dead_node_keeps_only_its_own_keys.py",
+        "regression/test_a_lease_lost_in_an_outage.py",
+        "regression/test_a_lost_claim_beside_a_local_one.py",
+        "regression/test_a_restart_keeps_claims.py",
+        "regression/test_blocked_event_loop.py",
+        "regression/test_claims_given_up.py",
+        "regression/test_clocks_of_nodes.py",
+        "regression/test_deposed_primary_is_left.py",
+        "regression/test_ephemeral_claims_outlast_a_freeze.py",
+        "regression/test_forgetting_leaves_a_trace.py",
+        "regression/test_frozen_primary_is_left.py",
+        "regression/test_looking_takes_no_namespace.py",
+        "regression/test_many_ephemeral_claims.py",
+        "regression/test_open_files_run_out.py",
+        "regression/test_repeats_are_confirmed.py",
+        "regression/test_requests_take_bounded_memory.py",
+        "regression/test_secrets_stay_secret.py",
+        "regression/test_short_ttl_with_a_lost_reply.py",
+        "regression/test_the_breaker_of_a_node_that_left.py",
+        "regression/test_the_lock_and_the_folders.py",
+        "regression/test_the_recipes_let_their_group_in.py",
+        "regression/test_transition_moves_once.py",
+        "regression/test_twins_that_no_queue_takes.py",
+        "regression/test_unread_http_answers.py",
+        "regression/test_unread_replies.py",
+        "regression/test_waiting_through_an_outage.py",
+        "regression/test_work_under_way_takes_bounded_memory.py",
+        "sidecar/test_gate_nginx.py",
+        "sidecar/test_languages.py",
+        "sidecar/test_readme_lines.py",
+        "sidecar/test_serve.py",
+        "sql/test_tables.py",
+        "sql_pages/test_ways.py",
+        "test_brokers.py",
+        "test_house.py",
+        "unit/test_breaker.py",
+        "unit/test_fallback.py",
+        "unit/test_refused_looks.py",
+        "unit/test_testing_page.py",
+    )
+)
+"""Files below this folder, of tests that take long; their programs measure nothing either."""
+
+
+def is_unmeasured(path: Path) -> bool:
+    """Return whether a file's tests measure no coverage."""
+    return path.is_relative_to(HERE) and path.relative_to(HERE).as_posix() in FILES
+
+
+def adds_nothing(item: pytest.Item) -> bool:
+    """Return whether a test measures no coverage."""
+    row = getattr(item, "callspec", None)
+    of_store = row is not None and row.params.get("backend") in STORES
+    return of_store or item.path.name.startswith(BEGINNINGS) or is_unmeasured(item.path)
