@@ -42,6 +42,7 @@ from bench.sidecar import BATCHED, HOP, HTTP, RESP, RESP_PIPELINED
 from bench.web import (
     ASGI_HEADER,
     CPU,
+    DEFAULT_GC,
     DEPENDENCY,
     FASTAPI_PEER,
     MIDDLEWARE,
@@ -225,6 +226,7 @@ TARGETS = (
     Target("12", "… beside the library's own p99, ms", _figure("sidecar", "p99_ms", HOP[0])),
     Target("13", "FastAPI POST with the middleware, fresh keys, ratio to without", _web(MIDDLEWARE), 0.7),
     Target("13", "… the server's CPU for a request, ratio to without", _web(MIDDLEWARE, CPU)),
+    Target("13", "… with Python's own thresholds of the collector", _web(DEFAULT_GC)),
     Target("13", "… outside its routes", _web(UNTOUCHED), 0.97),
     Target("13", "… outside, the server's CPU for a request", _web(UNTOUCHED, CPU)),
     Target("13", "… a middleware that does nothing", _web(PASS_THROUGH)),

@@ -24,6 +24,7 @@ CPU = "CPU of the row above"  # a ratio
 ORDERS, OUTSIDE = "/orders", "/outside"
 BARE = "FastAPI, POST"
 MIDDLEWARE = (BARE, "… with IdempotencyMiddleware")
+DEFAULT_GC = (f"{BARE}, default gc", "… with IdempotencyMiddleware, default gc")
 UNTOUCHED = (f"{BARE} outside", "… with IdempotencyMiddleware, outside its routes")
 PASS_THROUGH = (f"{BARE} outside (2)", "… with a middleware that does nothing")
 DEPENDENCY = (f"{BARE} (2)", "… with Claimed()")
@@ -32,6 +33,7 @@ ASGI_HEADER = (f"{BARE} (3)", "… with asgi-idempotency-header, Redis")
 FASTAPI_PEER = (f"{BARE} (4)", "… with fastapi-idempotency, its memory")
 PAIRS = {
     MIDDLEWARE: ("middleware", ORDERS),
+    DEFAULT_GC: ("middleware", ORDERS),
     UNTOUCHED: ("middleware", OUTSIDE),
     PASS_THROUGH: ("pass_through", OUTSIDE),
     DEPENDENCY: ("dependency", ORDERS),
@@ -40,6 +42,8 @@ PAIRS = {
     FASTAPI_PEER: ("fastapi_idempotency", ORDERS),
 }
 NOTES = (
+    "The servers have the collector's thresholds that every contestant has, but for the rows that say otherwise: "
+    "while their responses are stored, 64 requests keep more objects than Python's own threshold allows.",
     f"{CONNECTIONS} connections, one request under way on each, uvicorn with uvloop and httptools, one process.",
     "CPU is the server's, for a request. A middleware that does nothing is the least that any middleware costs.",
     "By hand: the least that a middleware with redis-py does. It keeps no fingerprint, no owner and no headers, and "
@@ -75,17 +79,17 @@ async def web(run: Run) -> Table:
 
 def _pairs(run: Run, folder: Path, stack: ExitStack) -> Iterator[tuple[tuple[str, str], MakePair]]:
     """Yield each pair. Servers are started when first needed; a peer that is not installed is a row that says so."""
-    servers: dict[str, Server] = {}
+    servers: dict[tuple[str, bool], Server] = {}
 
-    def served(gate: str) -> Server:
-        if gate not in servers:
-            place = folder / f"{gate}.sock"
-            process = stack.enter_context(listening(_command(place), place, _environment(run, gate)))
-            servers[gate] = Server(place, process.pid)
-        return servers[gate]
+    def served(gate: str, tuned: bool) -> Server:
+        if (gate, tuned) not in servers:
+            place = folder / f"{gate}{tuned:d}.sock"
+            process = stack.enter_context(listening(_command(place), place, _environment(run, gate, tuned)))
+            servers[gate, tuned] = Server(place, process.pid)
+        return servers[gate, tuned]
 
     async def pair(names: tuple[str, str], gate: str, path: str) -> Pair:
-        turns = [partial(_turn, run, served(each), path) for each in ("bare", gate)]
+        turns = [partial(_turn, run, served(each, names != DEFAULT_GC), path) for each in ("bare", gate)]
         return Pair(names, (turns[0], turns[1]), GENERATOR, also={"cpu_us": CPU})
 
     for names, (gate, path) in PAIRS.items():
@@ -109,9 +113,11 @@ def _command(place: Path) -> list[str]:
     return [sys.executable, "-m", "uvicorn", "--factory", "bench.webapp:create", *options]
 
 
-def _environment(run: Run, gate: str) -> dict[str, str]:
+def _environment(run: Run, gate: str, tuned: bool) -> dict[str, str]:
+    collector = {} if tuned else {"BENCH_DEFAULT_GC": "1"}
     return {
         **clean_environment(),
+        **collector,
         "BENCH_GATE": gate,
         "BENCH_URL": run.plan.url,
         "BENCH_NAMESPACE": run.plan.namespace,
