@@ -76,9 +76,10 @@ class InboxWay:
             if claim is not None:
                 await to_its_end(claim, free(claim))
             raise
-        if claim is not None:
-            done = decision.action is Action.ACK
-            await to_its_end(claim, mend(claim, decision.result) if done else settle(claim, decision))
+        if claim is not None and decision.action is Action.ACK:
+            await mend(claim, decision.result)
+        elif claim is not None:
+            await to_its_end(claim, settle(claim, decision))
         return decision
 
     def _working(self, delivery: Delivery) -> AbstractContextManager[None]:

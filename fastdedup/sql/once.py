@@ -224,7 +224,7 @@ class Once:
             raise
         else:
             if claim is not None:
-                await to_its_end(claim, mend(claim, answer()))
+                await mend(claim, answer())
             return answer
         if claim is not None:
             claim._unbind()  # not settled: its lease ends, and the next delivery asks the inbox
@@ -328,13 +328,20 @@ async def wait_at(call: ClaimCall, claim: Claim, ends: float) -> Claim:
 
 
 async def mend(claim: Claim, result: Any) -> None:
-    """Tell the gate what the transaction has committed. Whatever fails here, the row answers."""
+    """Tell the gate what the transaction has committed, also where the caller is cancelled meanwhile.
+
+    Whatever fails here, the row answers.
+    """
     try:
         await claim.complete(result, within=MENDING)
     except (ClaimLostError, UnavailableError):
         claim._unbind()
     except DedupError:  # it cannot be stored there, so the gate lets duplicates through to the row
-        await free(claim)
+        await to_its_end(claim, free(claim))
+    except asyncio.CancelledError:
+        # Again, by itself: to complete a claim twice does no harm. A task for each would cost more than the claim.
+        claim._namespace.connection.keep(mend(claim, result))
+        raise
 
 
 async def free(claim: Claim) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import DBAPIError
 
+from fastdedup import Dedup, Outcome
 from fastdedup.model import State
 from fastdedup.sql import RetryTransaction
 from fastdedup.sql import once as once_module
+from fastdedup.testing import FakeStore, fake_dedup
 
 from ..servers import RedisServer
 from .shop import WAYS, Place, Shop, answer, at_work, broken, held, is_unsettled, open_shop, redelivered
@@ -154,6 +156,23 @@ async def test_while_the_gate_is_told(
         await wait_until(lambda: is_in(shop, key, wanted), description=f"the gate has it {wanted}")
         shop.act = answer(key)
         await settles(shop, key, wait_until)
+
+
+async def test_while_no_try_to_tell_the_gate_has_reached_it(wait_until: Waiter) -> None:
+    """Telling goes on by itself, and is done once the gate is back."""
+    store = FakeStore()
+    gate = fake_dedup(store)
+    claim = await gate.claim("k")
+    with store.outage("refused"):
+        task = asyncio.create_task(once_module.mend(claim, "done"))
+        await wait_until(lambda: gate.breaker != "closed", description="it was refused")
+        await cancelled(task)
+    await wait_until(lambda: is_told(gate), description="the gate knows")
+
+
+async def is_told(gate: Dedup) -> bool:
+    found = await gate.claim("k")
+    return found.outcome is Outcome.SUCCEEDED and found.result == "done"
 
 
 async def test_between_two_attempts(
