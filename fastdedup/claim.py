@@ -509,10 +509,16 @@ class Claim:
             if error is None:
                 raise self._lost_error()
             return
+        if error is None and not release:
+            try:
+                await self.complete()
+            except asyncio.CancelledError:
+                # Again, by itself: to complete a claim twice does no harm. A task for each would cost half a claim.
+                self._namespace.connection.keep(self.complete())
+                raise
+            return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.
-        settling = self._namespace.connection.keep(
-            self.complete() if error is None and not release else self.release()
-        )
+        settling = self._namespace.connection.keep(self.release())
         if error is None:
             await asyncio.shield(settling)
             return

@@ -10,6 +10,7 @@ import pytest
 
 from fastdedup import ClaimLostError, Outcome, ResultTooLargeError, State
 from fastdedup.protocol.operations import Code, ReleaseOp, SettleOp
+from fastdedup.testing import FakeStore, fake_dedup
 
 from ..stores import Backend
 
@@ -207,3 +208,25 @@ async def test_leaving_is_shielded_from_cancellation(backend: Backend, wait_unti
             return (await dedup.claim("key")).outcome is Outcome.SUCCEEDED
 
         await wait_until(settled, description="the claim is completed all the same")
+
+
+async def test_leaving_goes_on_though_no_try_had_reached_the_store(wait_until: WaitUntil) -> None:
+    """Cancelled between two tries to complete: the completion is tried again by itself."""
+    store = FakeStore()
+    dedup = fake_dedup(store)
+
+    async def work() -> None:
+        async with dedup.claim("key"):
+            store.outage.start("refused")
+
+    task = asyncio.create_task(work())
+    await wait_until(lambda: dedup.breaker != "closed", description="the completion was refused")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    store.outage.stop()
+
+    async def settled() -> bool:
+        return (await dedup.claim("key")).outcome is Outcome.SUCCEEDED
+
+    await wait_until(settled, description="the claim is completed all the same")
