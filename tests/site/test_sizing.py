@@ -6,10 +6,16 @@ import contextlib
 import re
 from typing import Any
 
+import httpx
 import pytest
 import redis
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from fastdedup import Dedup
+from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
 
 from ..servers import RedisServer
 from ..sql_pages.pages import Page
@@ -23,10 +29,17 @@ for i = 1, tonumber(ARGV[1]) do redis.call('SET', KEYS[2] .. string.format(ARGV[
 
 
 @pytest.fixture(scope="module")
-def redis_bytes() -> Any:
+def page() -> dict[str, Any]:
+    """The names of the page's program."""
     names: dict[str, Any] = {}
-    exec(compile(PAGE.all_blocks("python")[0], "docs/sizing.md", "exec"), names)
-    return names["redis_bytes"]
+    for block in PAGE.all_blocks("python"):
+        exec(compile(block, "docs/sizing.md", "exec"), names)
+    return names
+
+
+@pytest.fixture(scope="module")
+def redis_bytes(page: dict[str, Any]) -> Any:
+    return page["redis_bytes"]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +62,34 @@ async def test_the_formula_is_within_a_tenth_of_measured(
             grown = raw.info("memory")["used_memory"] - before
             raw.flushdb()
     told = redis_bytes(COPIES, namespace="sizing", key=key, result=result, fingerprint=fingerprint)
+    assert told == pytest.approx(grown, rel=0.1)
+
+
+@pytest.mark.parametrize("body", [25, 200, 2_000])
+async def test_web_records_are_within_a_tenth_of_measured(
+    redis_url: str, page: dict[str, Any], body: int
+) -> None:
+    """The first record is of a real response; the others are its copies, under keys that are as long."""
+
+    async def answer(request: Request) -> Response:
+        return Response(b"r" * body, media_type="application/json")
+
+    async with Dedup(redis_url, namespace="sizing") as dedup:
+        shop = Starlette(routes=[Route("/orders", answer, methods=["POST"])])
+        app = IdempotencyMiddleware(shop, dedup, principal=everyone, routes=["/orders"])
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            assert (await client.post("/orders", headers={"idempotency-key": "k" * 36})).is_success
+        with contextlib.closing(redis.Redis.from_url(redis_url)) as raw:
+            (first,) = raw.scan_iter("sizing:http:*")
+            copies = first[:-8]
+            raw.eval(COPY, 2, first, copies, 1, "%08d")
+            before = raw.info("memory")["used_memory"]
+            raw.eval(COPY, 2, first, copies, COPIES, "%08d")
+            grown = raw.info("memory")["used_memory"] - before
+            assert page["mean_bytes"](redis_url, "sizing:http") == raw.memory_usage(first)
+            raw.flushdb()
+    told = page["web_bytes"](COPIES, namespace="sizing", body=body)
     assert told == pytest.approx(grown, rel=0.1)
 
 
