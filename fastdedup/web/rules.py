@@ -85,7 +85,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """All settings of one route.
+    """All settings of one route; `docs/http-rules.md` has a table of them, with what a request meets.
 
     Raises:
         ConfigError: a setting cannot be used; the message names it.

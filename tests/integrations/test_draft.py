@@ -1,4 +1,4 @@
-"""The draft's rules, and our own choices: a test for each row of the tables in fastdedup/web/README.md."""
+"""The draft's rules (fastdedup/web/README.md) and our own choices (docs/http-rules.md): a test for each row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from .frameworks import app_of
 from .live import Call
 from .test_asgi import key, problem
 
-README = Path(fastdedup.web.__file__).with_name("README.md")
+PAGES = [
+    Path(fastdedup.web.__file__).with_name("README.md"),
+    Path(__file__).parents[2] / "docs" / "http-rules.md",
+]
+TABLE = re.compile(r"^\| .* \| test \|\n\|[-|]+\|\n((?:\|.*\n)+)", re.MULTILINE)
 WaitUntil = Callable[..., Awaitable[Any]]
 
 
@@ -56,17 +60,9 @@ def server(redis_url: str, desk: Desk) -> Server:
     return Server(redis_url, desk)
 
 
-def rows() -> list[tuple[str, str]]:
-    """The first cell of each row, and the test that it names."""
-    table = re.findall(r"^\| ([^|]+) \|.*\| `(test_\w+)` \|$", README.read_text(), re.MULTILINE)
-    return [(name.strip(), test) for name, test in table]
-
-
 def test_each_row_of_the_tables_names_a_test_and_each_test_a_row() -> None:
-    named = [test for _, test in rows()]
-    lines = [line for line in README.read_text().splitlines() if line.startswith("| ")]
-    heads = [line for line in lines if line.endswith("| test |")]
-    assert len(named) == len(lines) - len(heads)
+    rows = [row for page in PAGES for table in TABLE.findall(page.read_text()) for row in table.splitlines()]
+    named = [row.split(" | ")[-1].strip("` |") for row in rows]
     assert len(set(named)) == len(named)
     here = {name for name in globals() if name.startswith("test_")}
     assert here - {"test_each_row_of_the_tables_names_a_test_and_each_test_a_row"} == set(named)

@@ -1,8 +1,7 @@
-"""web/README.md: its snippets run; a browser of another origin may send keys and read what became of them."""
+"""docs/http-rules.md: its snippets run; a browser of another origin may send keys and read what became of them."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +10,23 @@ import litestar
 import pytest
 import starlette.routing
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from fastdedup import Dedup
-from fastdedup.integrations.asgi import IdempotencyMiddleware
 
-PAGE = (
-    Path(IdempotencyMiddleware.__init__.__code__.co_filename).parents[1] / "web" / "README.md"
-).read_text()
-_, ENDPOINTS, CORS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+from ..sql_pages.pages import Page
+
+PAGE = Page("http-rules.md")
+FIRST, ENDPOINTS, CORS = PAGE.all_blocks("python")
 ORIGIN = "https://shop.example"
 TELLS_ROUTES = 'scope["route"]' in Path(starlette.routing.__file__).read_text()
 
 
-def names_of(snippet: str, dedup: Dedup) -> dict[str, Any]:
-    names: dict[str, Any] = {"dedup": dedup, "__name__": __name__}
-    exec(compile(snippet, "web/README.md", "exec"), names)
+def names_of(snippet: str, dedup: Dedup | None = None, **names: Any) -> dict[str, Any]:
+    names |= {"dedup": dedup, "__name__": __name__}
+    exec(compile(snippet, PAGE.name, "exec"), names)
     return names
 
 
@@ -38,6 +38,20 @@ def client_of(app: Any) -> httpx.AsyncClient:
 @pytest.fixture
 def dedup() -> Dedup:
     return Dedup("memory://", namespace="t")
+
+
+async def test_its_middleware_guards_and_publishes_the_rules() -> None:
+    async def created(request: Request) -> Response:
+        return Response(status_code=201)
+
+    shop = Starlette(routes=[Route("/orders", created, methods=["POST"])])
+    names = names_of(FIRST.replace("redis://localhost:6379/0", "memory://"), app=shop)
+    async with names["dedup"], client_of(names["app"]) as client:
+        answers = [await client.post("/orders", headers={"idempotency-key": "k"}) for _ in range(2)]
+        assert answers[1].headers["idempotency-replayed"] == "true"
+        refused = await client.post("/orders")
+        assert (refused.status_code, refused.links["describedby"]["url"]) == (400, "/idempotency")
+        assert (await client.get("/idempotency")).json()["operations"]
 
 
 async def test_its_endpoints_work(dedup: Dedup) -> None:
