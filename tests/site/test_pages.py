@@ -15,6 +15,7 @@ import httpx
 import pytest
 import redis
 from click.testing import CliRunner
+from redis.asyncio import Redis
 
 from fastdedup.cli.main import cli
 
@@ -45,10 +46,25 @@ def run(page: str, redis_url: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_the_page_runs(page: str, redis_url: str) -> None:
-    printed = run(page, redis_url)
+def test_the_page_runs_and_runs_again(page: str, redis_url: str) -> None:
+    """Keys are remembered, so a program that leaves its own behind would fail at its second run."""
+    printed = [run(page, redis_url) for _ in range(2)]
     if page == "index.md":
-        assert [printed] == Page(page).all_blocks("text")
+        (shown,) = Page(page).all_blocks("text")
+        assert printed == [shown, shown.splitlines(keepends=True)[-1] * 2]
+
+
+@pytest.mark.parametrize("decode", [False, True])
+async def test_a_migrating_process_goes_on_after_one_that_died(redis_url: str, decode: bool) -> None:
+    """It died between the old key and its work, whichever type the client gives that key's value."""
+    names: dict[str, Any] = {"__name__": "migration"}
+    source = Page("recipes/migration.md").all_blocks("python")[0].replace(URL, redis_url)
+    exec(compile(source, "docs/recipes/migration.md", "exec"), names)
+    async with names["dedup"], names["redis"], Redis.from_url(redis_url, decode_responses=decode) as client:
+        await client.set("order:6", "fastdedup", ex=60)
+        names["redis"] = client
+        await names["new_place"]("6")
+    assert names["placed"] == ["6"]
 
 
 @pytest.fixture(scope="module")
