@@ -32,12 +32,12 @@ async def settle(recorder: Recorder) -> Marks | None:
     try:
         await record(claim, how, response, within=HOLD)
     except UnavailableError:
-        claim._namespace.connection.keep(record(claim, how, response))
+        claim._namespace.connection.keep(_record_after_all(claim, how, response))
         return recorder.marks(stored=False)
     except DedupError as error:  # lost; or the handler has settled it itself, or the `Dedup` was closed
         return recorder.failed(error)
     except asyncio.CancelledError:
-        claim._namespace.connection.keep(record(claim, how, response))  # the effect has happened
+        claim._namespace.connection.keep(_record_after_all(claim, how, response))  # the effect has happened
         raise
     return recorder.marks()
 
@@ -57,6 +57,18 @@ async def record(claim: Claim, how: Settling, response: Response, *, within: flo
         await claim.complete(smaller, within=within)
     else:
         await claim.fail(smaller, within=within)
+
+
+async def _record_after_all(claim: Claim, how: Settling, response: Response) -> None:
+    """Store a response that nobody waits for any more, and say so where that was in vain."""
+    try:
+        await record(claim, how, response)
+    except DedupError as error:
+        log.warning(
+            "%s: a response was not recorded, so its key may run again once its lease has ended: %s",
+            claim.key,
+            error,
+        )
 
 
 async def release(claim: Claim) -> ClaimLostError | None:

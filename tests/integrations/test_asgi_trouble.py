@@ -118,6 +118,26 @@ async def test_and_is_stored_once_redis_is_back(
     assert desk.runs["orders"] == 1
 
 
+@pytest.mark.usefixtures("short_hold")
+async def test_a_response_that_was_sent_and_never_stored_is_told_in_the_log(
+    app: ASGIApp,
+    redis_of_ones_own: RedisServer,
+    desk: Desk,
+    wait_until: WaitUntil,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with Dedup(redis_of_ones_own.url, timeout=0.25, lease=1.0) as dedup:
+        http = client(guarded(app, dedup, desk))
+        gate = desk.hold()
+        first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
+        await desk.started.wait()
+        redis_of_ones_own.kill()
+        gate.set()
+        assert (await first).headers["idempotency-stored"] == "false"
+        told = "a response was not recorded"
+        await wait_until(lambda: told in caplog.text, description="it is told once the lease has ended")
+
+
 async def test_a_lease_that_ends_while_the_response_is_being_stored_costs_nobody_the_response(
     starlette_app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk
 ) -> None:
