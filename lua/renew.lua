@@ -13,7 +13,11 @@ local function renew(key, deadline, keep, proof)
   local state = sub(record, 2, 2)
   -- Where the lease ran out and no other owner took the key over, the claim is still its owner's.
   if state ~= 'P' and state ~= 'W' then return LOST end
-  return put('SETRANGE', key, 9, deadline) or put('PEXPIRE', key, keep) or OK
+  local refusal = put('SETRANGE', key, 9, deadline) or put('PEXPIRE', key, keep)
+  if refusal then return refusal end
+  -- Those who wait know when the former lease ends, and would sleep beyond the end of this one.
+  if unpack_number(record, 10, 15) > unpack_number(deadline, 1, 6) then wake(record, key) end
+  return OK
 end
 
 local a, i = 3, 1

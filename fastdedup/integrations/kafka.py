@@ -150,7 +150,14 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
     ) -> None:
         group = _check_consumer(kafka)
         _check_dead_letter(dead_letter, producer)
-        rules = MessageRules(name or group, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
+        rules = MessageRules(
+            name or group,
+            key,
+            wait=wait,
+            attempts=attempts,
+            retry_delay=retry_delay,
+            fingerprint=fingerprint,
+        )
         deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         deliveries.check_memory(kafka._session_timeout_ms / 1000, "session_timeout_ms")
         super().__init__(deliveries, retry_delay=retry_delay, grace=grace)

@@ -142,7 +142,12 @@ class Consumer(PullingConsumer[Msg]):
                 f"subscription must be of js.pull_subscribe(…), got {type(subscription).__name__}"
             )
         rules = MessageRules(
-            name or subscription._consumer, key, wait=wait, attempts=attempts, fingerprint=fingerprint
+            name or subscription._consumer,
+            key,
+            wait=wait,
+            attempts=attempts,
+            retry_delay=retry_delay,
+            fingerprint=fingerprint,
         )
         deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         super().__init__(deliveries, retry_delay=retry_delay, grace=grace, limit=limit)

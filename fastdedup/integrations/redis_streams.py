@@ -151,7 +151,14 @@ class Consumer(PullingConsumer[StreamEntry]):
                 raise ConfigError(f"{each} must be a name, got {value!r}")
         if dead_letter == stream:
             raise ConfigError(f"dead_letter must be another stream, got {dead_letter!r}")
-        rules = MessageRules(name or group, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
+        rules = MessageRules(
+            name or group,
+            key,
+            wait=wait,
+            attempts=attempts,
+            retry_delay=retry_delay,
+            fingerprint=fingerprint,
+        )
         deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         super().__init__(deliveries, retry_delay=retry_delay, grace=grace, limit=limit)
         self._redis: Any = redis

@@ -4,7 +4,8 @@ What happens where something fails, by the place of the failure:
 
     the gate does not answer       the message is held until it does; with an inbox, that decides alone
     the database does not answer   the message is held until it does: no attempt is spent, nothing is delivered again
-    the handler                    released, and delivered again; after the last attempt a dead letter, and a failure
+    the handler                    its key is free after the delay, and it is delivered again; after the last attempt
+                                   a dead letter, and a failure
     the COMMIT's reply             the message is held, and the inbox asked again: it tells
     this process                   the lease ends, and the next delivery is one attempt more
 """

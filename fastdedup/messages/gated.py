@@ -92,7 +92,7 @@ class GatedWay:
             decision.action is Action.DEAD_LETTER
         ):  # before its failure is recorded: else a crash here would lose it
             await delivery.bury(decision)
-        await settle(claim, decision)
+        await settle(claim, decision, rules.retry_delay)
         return decision
 
     async def _result_of(self, delivery: Delivery, claim: Claim) -> Any:
@@ -119,16 +119,36 @@ class GatedWay:
             await claim.complete(None)
 
 
-async def settle(claim: Claim, decision: Decision) -> None:
-    """Tell the gate of a message that was not done. Where that fails the lease ends by itself."""
-    with suppress(DedupError):
-        if decision.action is not Action.DEAD_LETTER:
-            await claim.release()
-            return
-        try:
-            await claim.fail(decision.error)
-        except (ResultError, ResultTooLargeError):
-            await claim.fail(type(decision.error).__name__)
+async def settle(claim: Claim, decision: Decision, delay: float) -> None:
+    """Tell the gate of a message that was not done. Where that fails the lease ends by itself.
+
+    `delay`: seconds until the next attempt may begin.
+    """
+    try:
+        with suppress(DedupError):
+            if decision.action is not Action.DEAD_LETTER:
+                await (_free_after(claim, delay) if delay else claim.release())
+                return
+            try:
+                await claim.fail(decision.error)
+            except (ResultError, ResultTooLargeError):
+                await claim.fail(type(decision.error).__name__)
+    finally:
+        claim._settled = claim._settled or "left"  # else leaving `async with` would record a success
+
+
+async def _free_after(claim: Claim, seconds: float) -> None:
+    """Free the key in so many seconds, by a lease that ends then.
+
+    Not at once: the delivery that failed comes again after its delay, but copies of its message are here already, and
+    would spend all attempts without a delay.
+    """
+    if claim._renewal is not None:
+        claim._renewal.stop()
+    try:
+        await claim.renew(seconds)
+    except UnavailableError:
+        await claim.release()  # which the policy may take, of a claim that the store has given
 
 
 async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:

@@ -79,7 +79,7 @@ class InboxWay:
         if claim is not None and decision.action is Action.ACK:
             await mend(claim, decision.result)
         elif claim is not None:
-            await to_its_end(claim, settle(claim, decision))
+            await to_its_end(claim, settle(claim, decision, self._rules.retry_delay))
         return decision
 
     def _working(self, delivery: Delivery) -> AbstractContextManager[None]:

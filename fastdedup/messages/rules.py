@@ -38,6 +38,7 @@ class MessageRules:
         key: a function of the broker's message that returns its key, or None.
         wait: seconds to hold a message while another delivery of it is at work.
         attempts: how often the handler is begun for a message, crashes included; then it is dead-lettered.
+        retry_delay: seconds from a failed attempt for which no delivery of the message begins the next one.
         fingerprint: a function of the message; another message with the same key and another fingerprint is
             dead-lettered.
         keep_result: keep what the handler returns, for duplicates.
@@ -53,6 +54,7 @@ class MessageRules:
         *,
         wait: Seconds = WAIT,
         attempts: int = ATTEMPTS,
+        retry_delay: Seconds = 0.0,
         fingerprint: Callable[[Any], Any] | None = None,
         keep_result: bool = False,
     ) -> None:
@@ -61,6 +63,7 @@ class MessageRules:
         self.consumer = consumer
         self.wait = check_seconds(wait, "wait", least=0.0)
         self.attempts = check_count(attempts, "attempts")
+        self.retry_delay = check_seconds(retry_delay, "retry_delay", least=0.0)
         self.keep_result = keep_result
         self._key = check_rule(key)
         self._fingerprint = None if fingerprint is None else check_rule(fingerprint, "fingerprint")

@@ -354,8 +354,11 @@ class MemoryStore:
         entry = self._held(op)
         if entry is None or entry.state not in LIVE:
             return Code.LOST
+        shortened = entry.until > self._from + op.lease_ms
         entry.until = self._from + op.lease_ms
         self._keep(op.wire, entry, self._from + op.keep_ms)
+        if shortened and entry.state == "W":
+            self._tell(op.wire)
         return Code.OK
 
     def _held(self, op: SettleOp | ReleaseOp | RenewOp) -> Entry | None:

@@ -68,6 +68,20 @@ async def test_a_waiter_takes_over_when_the_lease_ends(backend: Backend) -> None
         assert claim.attempt == 2
 
 
+async def test_a_waiter_hears_of_a_lease_that_is_shortened(backend: Backend, wait_until: WaitUntil) -> None:
+    """It would else sleep until the lease that it knows of ends."""
+    async with backend.make() as dedup:
+        claim = await dedup.claim("key", lease=LONG)
+        tasks = [asyncio.create_task(dedup.claim("key", lease=LONG, wait=LONG)) for _ in range(3)]
+        await waiting(dedup, 3, wait_until)
+        await claim.renew(0.05)
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        [winner] = [task.result() for task in done]
+        assert (winner.acquired, winner.attempt) == (True, 2)
+        await winner.complete("second try")
+        assert [(await task).result for task in tasks if task not in done] == ["second try"] * 2
+
+
 async def test_patience_ends_with_in_progress(backend: Backend) -> None:
     async with backend.make() as dedup:
         await dedup.claim("key", lease=LONG)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,31 @@ async def test_a_twin_at_work_costs_few_deliveries(
             await wait_until(lambda: consumer.counts.duplicate, description="the second is a duplicate")
         assert deliveries == 2
         assert orders.runs["7"] == 1
+
+
+@pytest.mark.parametrize("prefetch", [1, 10])
+async def test_copies_keep_the_delay_between_attempts(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, prefetch: int
+) -> None:
+    """Of five copies one works; those that are held, or come after it has failed, begin no attempt of their own."""
+    times: list[float] = []
+
+    def fail(message: AbstractIncomingMessage) -> None:
+        times.append(asyncio.get_running_loop().time())
+        raise ValueError("no such customer")
+
+    async with shop(rabbitmq, redis_url) as orders:
+        orders.then = fail
+        await orders.publish(*["7"] * 5)
+        async with orders.consuming(attempts=4, retry_delay=0.3, prefetch=prefetch) as consumer:
+            await wait_until(
+                lambda: consumer.counts.dead_lettered + consumer.counts.duplicate == 5,
+                description="one is a dead letter, the others are its duplicates",
+            )
+        gaps = [after - before for before, after in pairwise(times)]
+        assert len(gaps) == 3
+        assert min(gaps) >= 0.299  # the loop's clock may count whole milliseconds
+        assert len(await orders.dead()) == 1
 
 
 async def test_two_queues_of_one_message_both_work(

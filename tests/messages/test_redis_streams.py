@@ -229,11 +229,11 @@ async def test_entries_at_work_are_not_taken_over(
 async def test_what_stop_leaves_is_taken_over_at_once(
     streams: RedisServer, redis_url: str, wait_until: Waiter
 ) -> None:
-    """An idle time of an hour: the next member must not wait for it."""
+    """An idle time of an hour: the next member must not wait for it, only for the delay between attempts."""
     async with shop_of(streams) as shop, opened(redis_url) as dedup:
         tried, rest = Work(fault), Work()
         shop.add("a")
-        async with shop.consumer(dedup, tried, retry_delay=60.0, idle=3600.0) as consumer:
+        async with shop.consumer(dedup, tried, retry_delay=2.0, idle=3600.0) as consumer:
             await wait_until(lambda: consumer.counts.retried == 1, description="it waits for another try")
         async with shop.consumer(dedup, rest, idle=3600.0):
             await wait_until(lambda: rest.done == ["a"], description="the next one does it")

@@ -203,6 +203,25 @@ async def test_a_twin_that_ends_in_time_wakes_the_held_message(
         assert [(await first).reason, (await second).reason] == [Reason.FIRST, Reason.DUPLICATE]
 
 
+@pytest.mark.parametrize("wait", [0.0, 30.0], ids=["turned away", "held"])
+async def test_a_copy_begins_no_attempt_before_the_delay_is_over(
+    redis_url: str, events: list[Event], wait: float
+) -> None:
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, wait=wait, retry_delay=0.3)
+        consumer.then = fault
+        started = asyncio.get_running_loop().time()
+        assert told(await consumer.get()) == (Action.RETRY, Reason.FAILED)
+        consumer.then = lambda: None
+        found = await consumer.get()
+        if wait:
+            assert (found.reason, found.attempts) == (Reason.FIRST, 2)
+            assert asyncio.get_running_loop().time() - started >= 0.299  # uvloop counts whole milliseconds
+        else:
+            assert (told(found), found.attempts) == ((Action.RETRY, Reason.IN_PROGRESS), 0)
+            assert len(consumer.runs) == 1
+
+
 async def test_a_failed_handler_is_retried_then_dead_lettered(redis_url: str, events: list[Event]) -> None:
     async with opened(redis_url, events) as dedup:
         consumer = Consumer(dedup, attempts=3)
@@ -341,6 +360,19 @@ async def test_an_outage_holds_the_message_and_spends_no_attempt(
         assert kinds == [ConsumerPaused, ConsumerResumed]
 
 
+async def test_a_failure_that_cannot_be_told_is_no_success(server: RedisServer, events: list[Event]) -> None:
+    """Leaving the claim would record one; so the message would be lost."""
+    async with Dedup(server.url, namespace="m", timeout=0.1, lease=1.0, on_event=events.append) as dedup:
+        consumer = Consumer(dedup)
+
+        def fail() -> None:
+            server.kill()
+            fault()
+
+        consumer.then = fail
+        assert told(await consumer.get()) == (Action.RETRY, Reason.FAILED)
+
+
 async def test_a_held_message_can_be_cancelled(
     server: RedisServer, events: list[Event], wait_until: Any
 ) -> None:
@@ -460,6 +492,15 @@ class TestInbox:
     ) -> AsyncIterator[Billing]:
         async with opened(redis_url, events) as dedup:
             yield Billing(dedup if gated else None, inbox=shop.inbox, **options)
+
+    async def test_a_copy_begins_no_attempt_before_the_delay_is_over(
+        self, redis_url: str, shop: Shop, events: list[Event], gated: bool
+    ) -> None:
+        """Without a gate copies cannot know of each other's failures."""
+        async with self.consumer(gated, redis_url, shop, events, retry_delay=30.0) as consumer:
+            consumer.then = fault
+            assert (await consumer.get()).reason is Reason.FAILED
+            assert (await consumer.get()).reason is (Reason.IN_PROGRESS if gated else Reason.FAILED)
 
     async def test_done_once(self, redis_url: str, shop: Shop, events: list[Event], gated: bool) -> None:
         async with self.consumer(gated, redis_url, shop, events, keep_result=True) as consumer:

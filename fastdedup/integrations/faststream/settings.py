@@ -58,6 +58,7 @@ class GuardSettings:
             self.key,
             wait=self.wait,
             attempts=self.attempts,
+            retry_delay=self.retry_delay,
             fingerprint=self.fingerprint,
             keep_result=self.keep_result,
         )

@@ -96,7 +96,14 @@ class Consumer(ConsumerLife):
             raise ConfigError(
                 f"queue must be an aio_pika queue, got {type(queue).__name__}: await channel.declare_queue(…)"
             )
-        rules = MessageRules(name or queue.name, key, wait=wait, attempts=attempts, fingerprint=fingerprint)
+        rules = MessageRules(
+            name or queue.name,
+            key,
+            wait=wait,
+            attempts=attempts,
+            retry_delay=retry_delay,
+            fingerprint=fingerprint,
+        )
         deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         super().__init__(deliveries, grace=grace)
         self._places = Places(
