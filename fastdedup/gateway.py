@@ -190,7 +190,7 @@ class Dedup(Inspected):
 
     @property
     def tokens(self) -> Tokens:
-        """One-time tokens: `issue`, `consume`, `redeem`. See `Tokens`."""
+        """One-time tokens: `issue`, `consume`, `redeem`. See `fastdedup.tokens.Tokens`."""
         return self._tokens
 
     @property

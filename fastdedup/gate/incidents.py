@@ -47,8 +47,8 @@ Line = tuple[logging.Logger, str]
 _LINES: dict[type, Line] = {
     LeaseLost: (
         claims_log,
-        "the lease of %(key)r in namespace %(namespace)r could not be renewed (fence %(fence)d): "
-        "another owner may have the key by now",
+        "the lease of %(key)r in namespace %(namespace)r could not be renewed (fence %(fence)d): it ended, or the "
+        "key was forgotten or settled elsewhere; another owner may have the key by now",
     ),
     Conflict: (
         claims_log,
@@ -167,10 +167,14 @@ class Incidents:
         self._tell_counts()
         self._counts.clear()
         outage, self._outage = self._outage, None
-        if outage is not None and (outage.open or outage.answered + outage.refused > 1):
+        if outage is None:
+            return
+        if outage.open:
             log.warning(
                 "gate %r: it is closed, and the store did not answer for %s", self._gate, _sums(outage)
             )
+        else:
+            self._tell_unsteady(outage)
 
     # Outages
 
@@ -263,6 +267,10 @@ class Incidents:
             outage.fresh = False
             return
         self._outage = None
+        self._tell_unsteady(outage)
+
+    def _tell_unsteady(self, outage: StoreAway) -> None:
+        """Say of an outage in which no breaker opened that it was one, unless a single operation met it."""
         if outage.answered + outage.refused > 1:
             log.warning("gate %r: the store was unsteady for %s", self._gate, _sums(outage))
 

@@ -74,8 +74,8 @@ CLAIM_LOST = ProblemType(
     "claim-lost",
     409,
     "Another request took over this Idempotency-Key",
-    "This request ran longer than its lease could be kept, and another one with the same key runs, or has run. "
-    "Repeat it, as it is, for that one's response.",
+    "This request no longer holds its key: its lease ended, or the key was forgotten or settled elsewhere. Another "
+    "request with the same key may run, or have run. Repeat this one, as it is, for that one's response.",
 )
 LEASE_LOST = ProblemType(
     "lease-lost",

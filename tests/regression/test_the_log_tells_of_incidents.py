@@ -103,6 +103,16 @@ def incidents(window: float = 60.0) -> Incidents:
     return Incidents("shop", window)
 
 
+async def test_a_closed_gate_says_unsteady_where_no_breaker_opened(lines: Callable[[], list[str]]) -> None:
+    """Nobody knows that the store is still away: the last operation that met it got no answer, that is all."""
+    told = incidents()
+    for _ in range(2):
+        told(Degraded("shop", "claim", False, "down"))
+    told.close()
+    assert "does not answer: down" in lines()[0]
+    assert lines()[1].startswith("gate 'shop': the store was unsteady for ")
+
+
 async def test_many_events_of_a_kind_are_counted(
     lines: Callable[[], list[str]], wait_until: WaitUntil
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from fastdedup.events import BreakerOpened, Conflict, Degraded, LeaseLost, Replayed
+from fastdedup.events import BreakerClosed, BreakerOpened, Conflict, Degraded, LeaseLost, Replayed
 from fastdedup.sidecar.counters import Counters
 from fastdedup.sidecar.service import logs
 from fastdedup.sidecar.service.config import Config
@@ -164,6 +164,21 @@ async def test_an_outage_is_a_line_a_second_for_each_namespace_with_the_number(
     assert len(lines()) == 4
     events.flush()
     assert lines()[4]["count"] == 1
+
+
+async def test_what_came_before_an_outage_ended_is_told_before_its_end(lines: Lines) -> None:
+    events = EventLog()
+    for _ in range(5):
+        events(Degraded("shop", "claim", True, "down"))
+    events(BreakerClosed("redis", 0.20200000000022555))
+    told = lines()
+    assert [line["event"] for line in told] == [
+        "degraded",
+        "degraded, more in the last second",
+        "breaker closed",
+    ]
+    assert told[1]["count"] == 4
+    assert told[2]["lasted"] == 0.202
 
 
 async def test_of_conflicts_the_first_twenty_of_a_second_have_a_line_each(lines: Lines) -> None:

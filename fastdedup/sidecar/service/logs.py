@@ -159,6 +159,8 @@ class EventLog:
 
     def __call__(self, event: Event) -> None:
         """Log an event, or count it."""
+        if type(event) is BreakerClosed:  # what came before its line is told before it
+            self._tell_degraded()
         kind = (type(event), getattr(event, "namespace", ""), getattr(event, "answered", False))
         seen = self._seen.get(kind, 0)
         if not seen:
@@ -216,12 +218,19 @@ class EventLog:
         log.warning("%s, more in the last second", name_of(what), extra=facts(**said, count=more))
         self._begin(kind, _allowed(kind))  # it goes on: the next line comes in a second
 
+    def _tell_degraded(self) -> None:
+        """Log the answers without the store that were only counted so far."""
+        for kind in list(self._seen):
+            if kind[0] is Degraded:
+                self._tell(kind)
+
     def _facts(self, event: Event) -> dict[str, Any]:
-        said = asdict(event)
+        said: dict[str, Any] = asdict(event)
         for name in _SECRET:
             if said.get(name) and not (name == "key" and self._keys):
                 said[name] = "#" + self._digest(said[name])
-        return facts(**said)
+        rounded = {name: round(fact, 3) if isinstance(fact, float) else fact for name, fact in said.items()}
+        return facts(**rounded)
 
     def _digest(self, text: str) -> str:
         """Return a digest that is the same for the same text in this run. Its secret protects it from guesses."""
