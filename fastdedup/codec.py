@@ -114,5 +114,6 @@ def decode(codec: Codec, payload: bytes, key: str) -> Any:
     # Outside of the except clause, because the codec's error may hold the content.
     raise ResultError(
         f"cannot read the result of {len(payload)} bytes under {key!r}: loads() of {type(codec).__name__} "
-        f"raised {kind}; give Dedup the codec= that stored it, or forget the key"
+        f"raised {kind}, so another codec has stored it: give Dedup that codec=; a web key's response is shown by "
+        "get_request of fastdedup.web.inspection. Forget the key only to let its work run again"
     )

@@ -10,7 +10,7 @@ from .checks import Seconds, check_count, check_seconds, shown
 from .errors import ConfigError, InvalidKeyError, UnavailableError
 from .gate.namespace import Namespace
 from .model import Listing, Record, RecordKind, State
-from .protocol.keyspace import Kind, found_in
+from .protocol.keyspace import Keyspace, Kind, found_in
 from .protocol.operations import Code, ForgetOp, ReadOp
 from .stores.base import ListedStore, Page, Query
 from .tokens import token_bytes
@@ -41,7 +41,15 @@ def wire_of(namespace: Namespace, key: str, kind: RecordKind = "claim", *, diges
         InvalidKeyError: no such record can have this key.
         ConfigError: there is no such kind.
     """
-    keyspace = namespace.keyspace(_kind(kind))
+    return _wire_of(namespace.keyspace(_kind(kind)), key, kind, digest=digest)
+
+
+def wire_of_key(namespace: str, key: str, kind: RecordKind, *, digest: bool) -> bytes:
+    """Return the store key of a record in a namespace that no gate was made for. Errors as of `wire_of`."""
+    return _wire_of(Keyspace(namespace, _kind(kind)), key, kind, digest=digest)
+
+
+def _wire_of(keyspace: Keyspace, key: str, kind: RecordKind, *, digest: bool) -> bytes:
     if digest:
         if not isinstance(key, str):
             raise InvalidKeyError(f"a digest must be text, got {type(key).__name__}")

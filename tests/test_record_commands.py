@@ -12,9 +12,11 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from fastdedup import Dedup
+from fastdedup import Dedup, ResultError
 from fastdedup.cli.main import cli
 from fastdedup.integrations.asgi import IdempotencyMiddleware
+from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.web.inspection import forget_request, get_request
 from fastdedup.web.rules import Rule
 
 EVIL = "\x1b[2Jorder\x9b1m\u202e7"
@@ -28,7 +30,9 @@ def namespace() -> str:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, redis_url: str, namespace: str) -> Callable[..., Result]:
     monkeypatch.setenv("COLUMNS", "120")
-    return lambda *args: CliRunner().invoke(cli, [*args, "--url", redis_url, "--namespace", namespace])
+    return lambda *args: CliRunner().invoke(
+        cli, [args[0], "--url", redis_url, "--namespace", namespace, *args[1:]]
+    )
 
 
 @pytest.fixture
@@ -63,7 +67,7 @@ def test_list_shows_what_is_held_and_by_whom(
     assert sorted(record["key"] for record in facts["records"]) == ["order:1", "order:2", "order:3"]
     assert facts["cursor"] is None
     none = run("list", "--older", "60s")
-    told = f"No record fits. Web keys are in '{namespace}:http'.\n"
+    told = f"No record fits. Web keys are in '{namespace}:http': add --http.\n"
     assert (none.exit_code, none.stdout, none.stderr) == (0, "", told)
 
 
@@ -99,24 +103,73 @@ def test_a_terminal_gets_no_control_characters(
     assert run("inspect", EVIL + "!").stderr.strip().isprintable()
 
 
-def test_a_web_key_is_named_by_its_request(run: Callable[..., Result], at_gate: Callable[..., None]) -> None:
-    """By the middleware's own rule: a request is sent through it, and its record found and forgotten."""
+@pytest.mark.parametrize("sync", [False, True], ids=["async", "sync"])
+def test_python_names_a_web_key_by_its_request(
+    at_gate: Callable[..., None], redis_url: str, namespace: str, sync: bool
+) -> None:
+    """By the rule of the command and of the middleware; a result is read whatever codec the gate has."""
+
+    async def work(dedup: Dedup) -> None:
+        await answered(dedup)
+        named: Any = {"key": "k-1", "principal": "ann"}
+        http = dedup.scoped("http")
+        for gate in (dedup, http):
+            record = await get_request(gate, "post", "/orders/{id}", **named)
+            assert record is not None
+            assert (record.result["status"], record.result["body"]) == (201, "made")
+        with pytest.raises(ResultError, match=r"another codec has stored it.*get_request"):
+            await http.get(record.key)
+        assert await get_request(dedup, "POST", "/orders/{id}", key="k-1") is None, "everyone is not ann"
+        if not sync:
+            assert await forget_request(dedup, "POST", "/orders/{id}", **named, reason="ticket 7")
+            assert not await forget_request(http, "POST", "/orders/{id}", **named)
+
+    at_gate(work)
+    if sync:
+        with SyncDedup(redis_url, namespace=namespace) as gate:
+            found = get_request(gate, "POST", "/orders/{id}", key="k-1", principal="ann")
+            assert found is not None
+            assert found.result["status"] == 201
+            assert forget_request(gate, "POST", "/orders/{id}", key="k-1", principal="ann")
+
+
+async def answered(dedup: Dedup) -> None:
+    """Send a request through the middleware."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b"made"})
 
-    async def work(dedup: Dedup) -> None:
-        guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=lambda _: "ann")
-        transport = httpx.ASGITransport(guarded)
-        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-            answer = await client.post("/orders/7", headers={"idempotency-key": '"k-1"'})
-            assert answer.status_code == 201
+    guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=lambda _: "ann")
+    transport = httpx.ASGITransport(guarded)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        answer = await client.post("/orders/7", headers={"idempotency-key": '"k-1"'})
+        assert answer.status_code == 201
 
-    at_gate(work)
+
+def test_the_namespace_of_web_keys_is_not_taken_twice(
+    run: Callable[..., Result], at_gate: Callable[..., None], namespace: str
+) -> None:
+    at_gate(answered)
+    named = ["--http", "POST", "/orders/{id}", "--principal", "ann", "--key", "k-1"]
+    again = ["--namespace", f"{namespace}:http"]  # as `list` shows it
+    assert run("inspect", *named).exit_code == 0
+    assert run("list", "--http", *again).stdout.count("#") == 1
+    assert run("inspect", *named, *again).exit_code == 0
+    assert run("forget", *named, *again).exit_code == 0
+    assert run("inspect", *named).exit_code == 1
+
+
+def test_a_web_key_is_named_by_its_request(run: Callable[..., Result], at_gate: Callable[..., None]) -> None:
+    """By the middleware's own rule: a request is sent through it, and its record found and forgotten."""
+    at_gate(answered)
     named = ["--http", "post", "/orders/{id}", "--principal", "ann", "--key", "k-1"]
     record = json.loads(run("inspect", *named, "--json").stdout)
     assert (record["state"], record["result"]["body"]) == ("succeeded", "made")
+    shown = run("inspect", *named).stdout
+    listed = json.loads(run("list", "--http", "--json").stdout)["records"]
+    assert [each["key"] for each in listed] == [record["digest"]]
+    assert record["digest"] in shown, "the digest connects what inspect shows with the list"
     assert record["key"].startswith("POST /orders/{id}|")
     assert run("inspect", *named[:-1], "k-2").exit_code == 1
     assert run("forget", *named, "--reason", "ticket 7").exit_code == 0

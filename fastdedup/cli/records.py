@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
@@ -10,34 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import click
-import orjson
 from click.core import ParameterSource
 from rich.box import ROUNDED
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..codec import JSONCodec
-from ..errors import ForeignRecordError, InvalidKeyError
 from ..gateway import Dedup
-from ..inspection import KINDS, LISTED
+from ..inspection import KINDS, LISTED, wire_of_key
 from ..ledger import Ledger, read_form
 from ..model import Listing, Record, State
+from ..protocol.keyspace import names_of
 from ..protocol.owners import is_drawn, owner_field
 from ..sidecar import client
-from ..web import header
-from ..web.record_keys import SCOPE, scope_key, shortened
-from ..web.request import EVERYONE
-from ..web.response import ResponseCodec
-from ..web.rules import Rule
+from ..web.inspection import GATE, AnyCodec, RequestPlace, place_of_request, web_namespace
 from .gate import gate_options, run
 from .inbox import Duration
 from .ledger import of_form
 from .terminal import as_json, print_json, printable
 
 Command = Callable[..., Any]
-_GATE = "GATE"
-"""Stands for the method of requests that a proxy asks the sidecar's gate about; PATH is then the route."""
 
 
 class RecordPlace:
@@ -48,21 +39,35 @@ class RecordPlace:
         kind: the key's kind.
         digest: the key is a digest.
         ledger: the ledger's name, for an id.
-        scope: the scope below the namespace in which the record is, or None.
+        request: where a web request's record is, or None.
     """
 
     def __init__(
-        self, key: str, kind: str, digest: bool, ledger: str | None, *, scope: str | None = None
+        self,
+        key: str,
+        kind: str,
+        digest: bool,
+        ledger: str | None,
+        *,
+        request: RequestPlace | None = None,
     ) -> None:
         self.key = key
         self.kind: Any = kind
         self.digest = digest
         self.ledger = ledger
-        self._scope = scope
+        self._request = request
 
     def within(self, namespace: str) -> str:
-        """Return the namespace of the record, below the namespace of the gate."""
-        return namespace if self._scope is None else f"{namespace}:{self._scope}"
+        """Return the namespace of the record: the gate's, or below it."""
+        return namespace if self._request is None else self._request.within(namespace)
+
+    def listed_as(self, namespace: str) -> str | None:
+        """Return the digest as which `list` shows the record; None where it shows the key, or no such record."""
+        if self.ledger is not None or self.kind == "machine":
+            return None
+        wire = wire_of_key(namespace, self.key, self.kind, digest=self.digest)
+        shown = names_of(wire)[1]
+        return None if shown == self.key and not self.digest else shown
 
 
 def place_options(command: Command) -> Command:
@@ -128,27 +133,11 @@ def place_of(
         )
     if kind != "claim" or digest or ledger is not None:
         raise click.UsageError("--http goes without --kind, --digest and --ledger")
-    at_gate = http[0].upper() == _GATE  # a proxy's requests, whose records are in the namespace that it names
+    at_gate = http[0].upper() == GATE  # a proxy's requests, whose records are in the namespace that it names
     if not at_gate and _is_default_of_sidecar():
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
-    name = key_of_request(*http, principal, web_key)
-    return RecordPlace(name, "claim", False, None, scope=None if at_gate else SCOPE)
-
-
-def key_of_request(method: str, path: str, principal: str | None, key: str) -> str:
-    """Return the record's key for a request, by the rule of the middlewares, or of the sidecar's gate (GATE).
-
-    Raises:
-        InvalidKeyError: no request can have this key.
-    """
-    try:
-        name = header.parse([key.encode()]) or ""
-    except (header.BadKey, UnicodeEncodeError) as error:
-        raise InvalidKeyError(f"--key is no Idempotency-Key: {error}") from None
-    caller = EVERYONE if principal is None else principal
-    if method.upper() == _GATE:
-        return scope_key(f"GATE {shortened(path)}", caller, name)
-    return Rule(path, principal=lambda request: None).scope_key(method.upper(), path, caller, name)
+    request = place_of_request(*http, principal, web_key)
+    return RecordPlace(request.key, "claim", False, None, request=request)
 
 
 @click.command()
@@ -209,6 +198,7 @@ def forget(
     help="Of this state only; processing: held, or left behind by an owner that died.",
 )
 @click.option("--older", type=Duration(), default=timedelta(0), help="Acquired so long ago at least, as 60s.")
+@click.option("--http", is_flag=True, help="The web keys, which are in the namespace <namespace>:http.")
 @click.option("--prefix", default="", help="How the keys begin.")
 @click.option("--kind", type=click.Choice(LISTED), help="Of this kind only.")
 @click.option(
@@ -239,6 +229,7 @@ def list_records(
     url: str,
     namespace: str,
     as_json: bool,
+    http: bool,
     older: timedelta,
     within: timedelta,
     **wanted: Any,
@@ -248,6 +239,9 @@ def list_records(
     The store is asked a few hundred keys at a time, and serves others between. Where the list stops before its end,
     it says how to go on. A key that `list` shows as # and digits is named to `inspect` and `forget` by --digest.
     """
+    if http and socket is not None and _is_default("namespace"):
+        raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
+    namespace = web_namespace(namespace) if http else namespace
     wanted |= {"older": older.total_seconds(), "within": max(within.total_seconds(), 0.001)}
     if socket is None:
         found = run(_listed(Dedup(url, namespace=namespace), wanted))
@@ -267,8 +261,8 @@ def list_records(
     else:
         where = (
             ""
-            if not namespace or namespace.endswith(":http")
-            else f" Web keys are in {namespace + ':http'!r}."
+            if not namespace or web_namespace(namespace) == namespace
+            else f" Web keys are in {web_namespace(namespace)!r}: add --http."
         )
         click.echo(f"No record fits.{where}", err=True)
     if found.cursor is not None:
@@ -330,26 +324,6 @@ async def _listed(dedup: Dedup, wanted: dict[str, Any]) -> Listing:
 # For people and programs
 
 
-class AnyCodec:
-    """Shows results of any codec: JSON, the parts of a web response, or any other bytes as text."""
-
-    dumps = JSONCodec().dumps
-
-    def loads(self, data: bytes) -> Any:
-        """Decode JSON and web responses, and show any other bytes as text; never fails."""
-        for decode in (orjson.loads, _response_facts):
-            with contextlib.suppress(ValueError, ForeignRecordError):
-                return decode(data)
-        return data.decode(errors="backslashreplace")
-
-
-def _response_facts(data: bytes) -> dict[str, Any]:
-    response = ResponseCodec().loads(data)
-    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
-    body = response.body.decode(errors="backslashreplace") if response.whole else None
-    return {"status": response.status, "headers": headers, "body": body}
-
-
 def record_facts(record: Record) -> dict[str, Any]:
     """Return a record for JSON, times in seconds."""
     return asdict(record) | {
@@ -369,10 +343,11 @@ def _show(
         if remembered:
             click.echo(f"The ledger {printable(place.ledger)!r} remembers {place.key!r}.")
     elif as_json:
-        print_json(None if record is None else record_facts(record))
+        listed = {"digest": place.listed_as(namespace)}
+        print_json(None if record is None else record_facts(record) | listed)
         return
     if record is not None:
-        Console().print(_record_table(record))
+        Console().print(_record_table(record, place.listed_as(namespace)))
     elif not remembered:
         _say_nothing(place, namespace)
 
@@ -387,8 +362,11 @@ def _shown_key(place: RecordPlace) -> str:
     return "this token" if place.kind == "token" and not place.digest else repr(place.key)
 
 
-def _record_table(record: Record) -> Table:
+def _record_table(record: Record, digest: str | None) -> Table:
+    """Return a table of a record; `digest`: as which `list` shows it."""
     facts = record_facts(record)
+    if digest not in (None, record.key):
+        facts = {"key": record.key, "digest": digest} | facts
     facts["lease"] = None if record.lease is None else _lease(record.lease)
     facts["ttl"] = f"{record.ttl:.1f} s left"
     facts["age"] = None if record.age is None else f"{record.age:.1f} s"

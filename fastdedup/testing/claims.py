@@ -14,6 +14,8 @@ from ..protocol.keyspace import names_of
 from ..protocol.operations import ClaimOp, Code, Mode, Op, ReleaseOp, Reply, SettleOp, Verdict
 from ..protocol.owners import owner_text
 from ..sync.gateway import Dedup as SyncDedup
+from ..web.inspection import place_of_request
+from ..web.record_keys import SCOPE
 
 End = Literal["at work", "completed", "failed", "released", "taken over", "consumed"]
 _SHOWN = 10
@@ -134,24 +136,48 @@ def _wire_of(op: Op) -> bytes:
     return head + (op.wire[-17:] if digested else b"=" + key.encode())
 
 
-def claims_of(dedup: Dedup | SyncDedup, key: str) -> ClaimsOfKey:
+def claims_of(
+    dedup: Dedup | SyncDedup,
+    key: str,
+    *,
+    http: tuple[str, str] | None = None,
+    principal: str | None = None,
+) -> ClaimsOfKey:
     """Return what was claimed under a key, in this gate's namespace.
 
+    Arguments as for `assert_claimed_once`.
+
     Raises:
-        UsageError: the gate is on no `FakeStore`.
+        UsageError: the gate is on no `FakeStore`; `principal` is given without `http`.
     """
-    namespace, log = _namespace_and_log(dedup)
-    return log.of(namespace.claims.wire(key), key)
+    if http is None:
+        if principal is not None:
+            raise UsageError('principal= is of a web request: give http=("POST", "/orders") with it')
+        namespace, log = _namespace_and_log(dedup)
+        return log.of(namespace.claims.wire(key), key)
+    place = place_of_request(*http, principal, key)
+    namespace, log = _namespace_and_log(dedup.scoped(place.scope_in(dedup.settings.namespace)))
+    return log.of(namespace.claims.wire(place.key), place.key)
 
 
-def assert_claimed_once(dedup: Dedup | SyncDedup, key: str, *, end: End | None = None) -> ClaimsOfKey:
+def assert_claimed_once(
+    dedup: Dedup | SyncDedup,
+    key: str,
+    *,
+    http: tuple[str, str] | None = None,
+    principal: str | None = None,
+    end: End | None = None,
+) -> ClaimsOfKey:
     """Assert that a key was acquired once, however often it was claimed; return what was claimed.
 
     It awaits nothing, so any thread may call it, with an event loop or without.
 
     Args:
         dedup: a gate on a `FakeStore`, or one that is swapped; a scope has its own keys.
-        key: as it was claimed.
+        key: as it was claimed; with `http` the request's Idempotency-Key.
+        http: the method and the path of a web request's route, as `("POST", "/orders/{id}")`.
+        principal: with `http`, what the principal function returns for the caller; None where the route is open to
+            everyone.
         end: how the acquisition has to have ended: "completed", "failed", "released"; or "at work".
 
     Raises:
@@ -159,7 +185,7 @@ def assert_claimed_once(dedup: Dedup | SyncDedup, key: str, *, end: End | None =
         UsageError: the gate is on no `FakeStore`.
     """
     __tracebackhide__ = True  # pytest then shows the test's own line
-    seen = claims_of(dedup, key)
+    seen = claims_of(dedup, key, http=http, principal=principal)
     if seen.times == 1:
         if end is None or seen.acquisitions[0].end == end:
             return seen
@@ -171,10 +197,16 @@ def assert_claimed_once(dedup: Dedup | SyncDedup, key: str, *, end: End | None =
     raise AssertionError(f"{key!r} was never claimed{_near(dedup)}")
 
 
-def assert_not_claimed(dedup: Dedup | SyncDedup, key: str) -> None:
+def assert_not_claimed(
+    dedup: Dedup | SyncDedup,
+    key: str,
+    *,
+    http: tuple[str, str] | None = None,
+    principal: str | None = None,
+) -> None:
     """Assert that nobody has acquired a key. Arguments and errors as for `assert_claimed_once`."""
     __tracebackhide__ = True
-    seen = claims_of(dedup, key)
+    seen = claims_of(dedup, key, http=http, principal=principal)
     if seen.times:
         raise AssertionError(f"{key!r} was claimed {seen.times} times, not never:\n{seen}")
 
@@ -182,11 +214,18 @@ def assert_not_claimed(dedup: Dedup | SyncDedup, key: str) -> None:
 def _near(dedup: Dedup | SyncDedup) -> str:
     namespace, log = _namespace_and_log(dedup)
     name = namespace.settings.namespace
-    keys = log.keys(name)
-    if not keys:
-        return f"; no key of the namespace {name!r} was"
+    near = _shown_keys(log, name) or f"; no key of the namespace {name!r} was"
+    web = "" if name.endswith(f":{SCOPE}") else _shown_keys(log, f"{name}:{SCOPE}")
+    hint = '. A web request is named by http=("POST", "/orders"), principal= and its key' if web else ""
+    return near + web + hint
+
+
+def _shown_keys(log: ClaimLog, namespace: str) -> str:
+    """Return the keys of a namespace that were claimed, for a message; "" where there is not one."""
+    keys = log.keys(namespace)
     more = f", and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return f"; of the namespace {name!r} these keys were: {', '.join(map(repr, keys[:_SHOWN]))}{more}"
+    shown = ", ".join(map(repr, keys[:_SHOWN]))
+    return f"; of the namespace {namespace!r} these keys were: {shown}{more}" if keys else ""
 
 
 def _namespace_and_log(dedup: Dedup | SyncDedup) -> tuple[Any, ClaimLog]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from fastdedup import (
@@ -25,6 +26,7 @@ from fastdedup import (
 )
 from fastdedup.errors import ConfigError, UsageError
 from fastdedup.events import BreakerClosed, BreakerOpened, Event
+from fastdedup.integrations.asgi import IdempotencyMiddleware
 from fastdedup.model import BreakerState
 from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
@@ -472,6 +474,39 @@ async def test_a_failed_assertion_tells_who_had_the_key(store: FakeStore) -> Non
         assert_claimed_once(dedup, "other")
     with pytest.raises(AssertionError, match="no key of the namespace 'test:scope' was"):
         assert_claimed_once(dedup.scoped("scope"), "k")
+
+
+@pytest.mark.parametrize("make", [fake_dedup, fake_sync_dedup], ids=["async", "sync"])
+def test_a_web_request_is_named_by_its_route_and_key(store: FakeStore, make: Callable[..., Any]) -> None:
+    asyncio.run(_post_twice(store))
+    asked = make(store)
+    seen = assert_claimed_once(asked, "k-1", http=("POST", "/orders/{id}"), principal="ann", end="completed")
+    assert seen.key.startswith("POST /orders/{id}|=")
+    assert_not_claimed(asked, "k-1", http=("POST", "/orders/{id}"), principal="bob")
+    with pytest.raises(AssertionError) as told:
+        assert_claimed_once(asked, "k-1")
+    assert str(told.value) == (
+        "'k-1' was never claimed; no key of the namespace 'test' was; of the namespace 'test:http' these keys "
+        f'were: {seen.key!r}. A web request is named by http=("POST", "/orders"), principal= and its key'
+    )
+    with pytest.raises(UsageError, match=r"principal= is of a web request"):
+        assert_not_claimed(asked, "k-1", principal="ann")
+    if make is fake_sync_dedup:
+        asked.close()
+
+
+async def _post_twice(store: FakeStore) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"made"})
+
+    async with fake_dedup(store) as dedup:
+        guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=lambda _: "ann")
+        transport = httpx.ASGITransport(guarded)
+        async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+            for _ in range(2):
+                answer = await client.post("/orders/7", headers={"idempotency-key": '"k-1"'})
+                assert answer.status_code == 201
 
 
 async def test_an_assertion_may_ask_how_it_ended(store: FakeStore) -> None:

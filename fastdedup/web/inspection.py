@@ -1,0 +1,171 @@
+"""What an operator asks of a web request's record: show it, forget it. By the rule that the middlewares key it by."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple, Protocol, overload
+
+import orjson
+
+from ..codec import Codec, JSONCodec
+from ..errors import ForeignRecordError, InvalidKeyError
+from ..gate.settings import Settings
+from ..gateway import Dedup
+from ..model import Record
+from . import header
+from .record_keys import SCOPE, scope_key, shortened
+from .request import EVERYONE
+from .response import ResponseCodec
+from .rules import Rule
+
+GATE: Final = "GATE"
+"""Stands for the method of requests that a proxy asks the sidecar's gate about; the path is then the route."""
+
+
+class RequestPlace(NamedTuple):
+    """Where a web request's record is: its key, and whether it is of the sidecar's gate, and so in no scope."""
+
+    key: str
+    of_sidecar: bool
+
+    def within(self, namespace: str) -> str:
+        """Return the record's namespace. `namespace`: the gate's, or already the one of its web keys."""
+        return namespace if self.of_sidecar else web_namespace(namespace)
+
+    def scope_in(self, namespace: str) -> str | None:
+        """Return the record's scope below a namespace; None where it is in the namespace itself."""
+        return None if self.within(namespace) == namespace else SCOPE
+
+
+def web_namespace(namespace: str) -> str:
+    """Return the namespace of web keys below a gate's; given that of web keys already, the same."""
+    below = f":{SCOPE}"
+    return namespace if namespace.endswith(below) else namespace + below
+
+
+class SyncGate(Protocol):
+    """A gate of `fastdedup.sync`, as far as records concern it."""
+
+    @property
+    def settings(self) -> Settings:
+        """Its settings."""
+
+    def scoped(self, name: str | None = None, *, codec: Codec | None = None) -> SyncGate:
+        """Return a gate for a namespace below this one's."""
+
+    def get(self, key: str) -> Record | None:
+        """Return a record."""
+
+    def forget(self, key: str, *, reason: str | None = None) -> bool:
+        """Remove a record."""
+
+
+def place_of_request(method: str, path: str, principal: str | None, key: str) -> RequestPlace:
+    """Return where the record of a request is, by the rule of the middlewares, or of the sidecar's gate (GATE).
+
+    Arguments and errors as for `get_request`.
+    """
+    try:
+        name = header.parse([key.encode()]) or ""
+    except (header.BadKey, UnicodeEncodeError) as error:
+        raise InvalidKeyError(f"the key is no Idempotency-Key: {error}") from None
+    caller = EVERYONE if principal is None else principal
+    if method.upper() == GATE:
+        return RequestPlace(scope_key(f"{GATE} {shortened(path)}", caller, name), of_sidecar=True)
+    rule = Rule(path, principal=lambda request: None)
+    return RequestPlace(rule.scope_key(method.upper(), path, caller, name), of_sidecar=False)
+
+
+@overload
+def get_request(
+    dedup: Dedup, method: str, path: str, *, key: str, principal: str | None = None
+) -> Coroutine[Any, Any, Record | None]: ...
+
+
+@overload
+def get_request(
+    dedup: SyncGate, method: str, path: str, *, key: str, principal: str | None = None
+) -> Record | None: ...
+
+
+def get_request(
+    dedup: Dedup | SyncGate, method: str, path: str, *, key: str, principal: str | None = None
+) -> Any:
+    """Return the record of a web request, or None where there is none.
+
+    As `await get_request(dedup, "POST", "/orders/{id}", key="7f3c", principal="ann")`; with a gate of
+    `fastdedup.sync` there is nothing to await. Its `result` is a dictionary with the response's `status`, `headers`
+    and `body`; None while the request runs.
+
+    Args:
+        dedup: the gate that the application's middleware has, or its scope "http".
+        method: the request's method; "GATE" for a proxy's requests through the sidecar, with `dedup` a gate in the
+            namespace that they name.
+        path: the route's path as it is declared; where its rule has `key_scope="path"`, the request's own path.
+        key: the request's Idempotency-Key.
+        principal: what the principal function returns for the caller; None where the route is open to everyone.
+
+    Raises:
+        InvalidKeyError: no request can have this key.
+        ConfigError: the path is not one.
+        UnavailableError: the store does not answer.
+    """
+    place = place_of_request(method, path, principal, key)
+    return dedup.scoped(place.scope_in(dedup.settings.namespace), codec=AnyCodec()).get(place.key)
+
+
+@overload
+def forget_request(
+    dedup: Dedup, method: str, path: str, *, key: str, principal: str | None = None, reason: str | None = None
+) -> Coroutine[Any, Any, bool]: ...
+
+
+@overload
+def forget_request(
+    dedup: SyncGate,
+    method: str,
+    path: str,
+    *,
+    key: str,
+    principal: str | None = None,
+    reason: str | None = None,
+) -> bool: ...
+
+
+def forget_request(
+    dedup: Dedup | SyncGate,
+    method: str,
+    path: str,
+    *,
+    key: str,
+    principal: str | None = None,
+    reason: str | None = None,
+) -> Any:
+    """Remove the record of a web request, whoever holds it, so that its next repeat runs; False where there was none.
+
+    It leaves a `KeyForgotten` event with who and why. Arguments and errors as for `get_request`; `reason`: up to 256
+    characters.
+    """
+    place = place_of_request(method, path, principal, key)
+    return dedup.scoped(place.scope_in(dedup.settings.namespace)).forget(place.key, reason=reason)
+
+
+class AnyCodec:
+    """Shows results of any codec: JSON, the parts of a web response, or any other bytes as text."""
+
+    dumps = JSONCodec().dumps
+
+    def loads(self, data: bytes) -> Any:
+        """Decode JSON and web responses, and show any other bytes as text; never fails."""
+        for decode in (orjson.loads, _response_facts):
+            with contextlib.suppress(ValueError, ForeignRecordError):
+                return decode(data)
+        return data.decode(errors="backslashreplace")
+
+
+def _response_facts(data: bytes) -> dict[str, Any]:
+    response = ResponseCodec().loads(data)
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+    body = response.body.decode(errors="backslashreplace") if response.whole else None
+    return {"status": response.status, "headers": headers, "body": body}
