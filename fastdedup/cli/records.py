@@ -343,7 +343,8 @@ def _show(
         if remembered:
             click.echo(f"The ledger {printable(place.ledger)!r} remembers {place.key!r}.")
     elif as_json:
-        listed = {"digest": place.listed_as(namespace)}
+        digest = place.listed_as(namespace)
+        listed = {} if digest is None else {"digest": digest}
         print_json(None if record is None else record_facts(record) | listed)
         return
     if record is not None:
