@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from ..claim import Claim
 from ..claims.resolving import Check, answer_of, takeover_of
@@ -25,6 +25,8 @@ from .delivery import Delivery
 from .holding import HeldMessage, Pauses
 from .rules import AbandonedError, MessageRules
 
+_SHORTEST_LEASE: Final = 0.001
+"""Seconds: stores count milliseconds."""
 log = logging.getLogger("fastdedup.messages")
 
 
@@ -127,7 +129,7 @@ async def settle(claim: Claim, decision: Decision, delay: float) -> None:
     try:
         with suppress(DedupError):
             if decision.action is not Action.DEAD_LETTER:
-                await (_free_after(claim, delay) if delay else claim.release())
+                await (claim.release() if delay < _SHORTEST_LEASE else _free_after(claim, delay))
                 return
             try:
                 await claim.fail(decision.error)

@@ -360,6 +360,16 @@ async def test_an_outage_holds_the_message_and_spends_no_attempt(
         assert kinds == [ConsumerPaused, ConsumerResumed]
 
 
+async def test_a_delay_of_less_than_a_millisecond_is_none(redis_url: str, events: list[Event]) -> None:
+    """No lease is that short, and the whole one must not stay."""
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, wait=0.0, retry_delay=0.0005)
+        consumer.then = fault
+        assert told(await consumer.get()) == (Action.RETRY, Reason.FAILED)
+        consumer.then = lambda: None
+        assert (await consumer.get()).reason is Reason.FIRST
+
+
 async def test_a_failure_that_cannot_be_told_is_no_success(server: RedisServer, events: list[Event]) -> None:
     """Leaving the claim would record one; so the message would be lost."""
     async with Dedup(server.url, namespace="m", timeout=0.1, lease=1.0, on_event=events.append) as dedup:
