@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -70,18 +71,22 @@ claims_per_second = 10
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Sidecar]:
+def redis_of_it() -> Iterator[RedisServer]:
+    """The redis-server of the file's sidecar."""
     server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def served(redis_of_it: RedisServer) -> Iterator[Sidecar]:
     gate = Sidecar()
     (gate.folder / "run").mkdir()
     file = gate.folder / "fastdedup.toml"
-    file.write_text(CONFIG.format(url=server.url, run=gate.folder / "run"))
+    file.write_text(CONFIG.format(url=redis_of_it.url, run=gate.folder / "run"))
     gate.options += ["--config", str(file)]
-    try:
-        with gate:
-            yield gate
-    finally:
-        server.stop()
+    with gate:
+        yield gate
 
 
 @pytest.fixture
@@ -277,27 +282,35 @@ def test_each_id_counts_towards_the_quota(served: Sidecar) -> None:
 
 
 def test_a_client_that_goes_leaves_nothing_remembered(
-    served: Sidecar, resp: redis.Redis, wait_until: Callable[..., Any]
+    served: Sidecar, redis_of_it: RedisServer, resp: redis.Redis, wait_until: Callable[..., Any]
 ) -> None:
     """Nobody was told that its ids are the first, so somebody else is."""
     ids = [f"gone{n}" for n in range(MAX_IDS)]
     assert ask(resp, "PING")
     assert served.process is not None
-    served.process.send_signal(signal.SIGSTOP)
-    try:
-        with socket.socket(socket.AF_UNIX) as wire:
-            wire.connect(str(served.path))
-            wire.sendall(pack("FD.FIRST", "orders", *ids))
-    finally:
-        served.process.send_signal(signal.SIGCONT)
 
     async def are_forgotten() -> bool:
-        return not any(ask(resp, "FD.SEEN", "orders", *ids))
+        with suppress(redis.ResponseError):  # the store does not answer yet
+            return not any(ask(resp, "FD.SEEN", "orders", *ids))
+        return False
 
     def has_gone() -> bool:
         return figure(served.figures(), "fastdedup_connections", wire="resp") == 1
 
-    asyncio.run(wait_until(has_gone, description="the sidecar has read the command, and the client's end"))
+    redis_of_it.freeze()  # it must not answer before the sidecar has read the client's end
+    try:
+        served.process.send_signal(signal.SIGSTOP)
+        try:
+            with socket.socket(socket.AF_UNIX) as wire:
+                wire.connect(str(served.path))
+                wire.sendall(pack("FD.FIRST", "orders", *ids))
+        finally:
+            served.process.send_signal(signal.SIGCONT)
+        asyncio.run(
+            wait_until(has_gone, description="the sidecar has read the command, and the client's end")
+        )
+    finally:
+        redis_of_it.thaw()
     asyncio.run(wait_until(are_forgotten, description="its ids are taken back"))
 
 
