@@ -49,7 +49,6 @@ from ..sql.once import Begin
 
 LIMIT: Final = 64
 """Messages of one partition in hand at once, by default."""
-"""The header of a dead letter that says where it was: topic, partition and offset."""
 _NOWHERE: Final = TopicPartition("", -1)
 _POLL: Final = 1.0
 """Seconds between two polls while nothing comes, or there is no room."""
@@ -160,7 +159,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
         )
         deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
         deliveries.check_memory(kafka._session_timeout_ms / 1000, "session_timeout_ms")
-        super().__init__(deliveries, retry_delay=retry_delay, grace=grace)
+        super().__init__(deliveries, grace=grace)
         self._kafka = kafka
         self._dead_letter = dead_letter
         self._producer = producer

@@ -40,7 +40,6 @@ from ..sql.once import Begin
 
 LIMIT: Final = 256
 """Messages in hand at once, by default."""
-"""The header of a dead letter that says where it was: stream and sequence."""
 MESSAGE_ID: Final = "Nats-Msg-Id"
 """The header by which JetStream itself drops what is published twice within its duplicate window."""
 _OF_NATS: Final = "nats-"
@@ -150,7 +149,7 @@ class Consumer(PullingConsumer[Msg]):
             fingerprint=fingerprint,
         )
         deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
-        super().__init__(deliveries, retry_delay=retry_delay, grace=grace, limit=limit)
+        super().__init__(deliveries, grace=grace, limit=limit)
         self._subscription = subscription
         self._jetstream = subscription._js
         self._dead_letter = dead_letter

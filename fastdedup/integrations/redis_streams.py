@@ -44,7 +44,6 @@ from ..sql.once import Begin
 
 LIMIT: Final = 256
 """Entries in hand at once, by default."""
-"""The field of a dead letter that says where it was: stream and id."""
 _BLOCK: Final = 0.5
 """Seconds that a read waits for entries."""
 _AWAY_PAUSE: Final = 1.0
@@ -160,7 +159,7 @@ class Consumer(PullingConsumer[StreamEntry]):
             fingerprint=fingerprint,
         )
         deliveries = Deliveries(rules, dedup, inbox, begin, remember, resolve)
-        super().__init__(deliveries, retry_delay=retry_delay, grace=grace, limit=limit)
+        super().__init__(deliveries, grace=grace, limit=limit)
         self._redis: Any = redis
         self._stream = stream
         self._group = group

@@ -136,16 +136,15 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
 
     Args:
         deliveries: decides on each delivery.
-        retry_delay: seconds until a message that was not done is delivered again.
         grace: seconds that handlers get to end after `stop`.
 
     Raises:
         ConfigError: a setting is wrong; the message names it.
     """
 
-    def __init__(self, deliveries: Deliveries, *, retry_delay: Seconds, grace: Seconds) -> None:
+    def __init__(self, deliveries: Deliveries, *, grace: Seconds) -> None:
         super().__init__(deliveries, grace=grace)
-        self._retry_delay = check_seconds(retry_delay, "retry_delay", least=0.0)
+        self._retry_delay = deliveries.rules.retry_delay
         # Mutable: the messages in hand, and what says that one of them has ended.
         self._jobs: set[JobT] = set()
         self._one_ended = anyio.Event()
@@ -292,8 +291,8 @@ class PullingConsumer(BrokerConsumer[Message, MessageJob[Message]]):
         limit: messages in hand at once.
     """
 
-    def __init__(self, deliveries: Deliveries, *, retry_delay: Seconds, grace: Seconds, limit: int) -> None:
-        super().__init__(deliveries, retry_delay=retry_delay, grace=grace)
+    def __init__(self, deliveries: Deliveries, *, grace: Seconds, limit: int) -> None:
+        super().__init__(deliveries, grace=grace)
         self._limiter = anyio.CapacityLimiter(check_count(limit, "limit"))
 
     @abstractmethod
