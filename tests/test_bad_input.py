@@ -606,11 +606,13 @@ async def test_a_call_in_two_tasks_at_once_is_a_mistake() -> None:
 # Foreign values
 
 
-@pytest.fixture(params=["fakeredis", "redis"])
-def redis_backend(request: pytest.FixtureRequest, backends: dict[str, Backend]) -> Iterator[Backend]:
-    backend = backends[request.param]
-    yield backend
-    backend.clear()
+@pytest.fixture
+def redis_backend(running_store: Backend) -> Iterator[Backend]:
+    yield running_store
+    running_store.clear()
+
+
+redis_stores = pytest.mark.parametrize("running_store", ["fakeredis", "redis"], indirect=True)
 
 
 FOREIGN: dict[str, tuple[str, tuple[Any, ...]]] = {
@@ -638,6 +640,7 @@ def plant(backend: Backend, kind: str, wire: bytes) -> bytes:
     return backend.raw.dump(wire)  # type: ignore[return-value]
 
 
+@redis_stores
 @pytest.mark.parametrize("kind", FOREIGN)
 async def test_a_foreign_value_fails_its_own_key_and_stays_as_it_is(
     kind: str, redis_backend: Backend
@@ -658,6 +661,7 @@ async def test_a_foreign_value_fails_its_own_key_and_stays_as_it_is(
         assert last.acquired
 
 
+@redis_stores
 @pytest.mark.parametrize("kind", FOREIGN)
 @pytest.mark.parametrize("ask", ["get", "forget"])
 async def test_a_foreign_value_is_neither_shown_nor_forgotten(
@@ -672,6 +676,7 @@ async def test_a_foreign_value_is_neither_shown_nor_forgotten(
         assert redis_backend.raw.dump(CLAIM_KEY) == before
 
 
+@redis_stores
 @pytest.mark.parametrize("settle", ["complete", "fail", "release", "renew"])
 @pytest.mark.parametrize("kind", ["list", "text", "\\x01 long"])
 async def test_a_claim_whose_key_was_overwritten_is_not_settled(
@@ -688,6 +693,7 @@ async def test_a_claim_whose_key_was_overwritten_is_not_settled(
         assert redis_backend.raw.dump(CLAIM_KEY) == before
 
 
+@redis_stores
 @pytest.mark.parametrize("kind", ["list", "text", "\\x01 long"])
 async def test_a_machine_leaves_a_foreign_value_alone(kind: str, redis_backend: Backend) -> None:
     """Transition and get say so."""

@@ -97,5 +97,5 @@ def is_unmeasured(path: Path) -> bool:
 def adds_nothing(item: pytest.Item) -> bool:
     """Return whether a test measures no coverage."""
     row = getattr(item, "callspec", None)
-    of_store = row is not None and row.params.get("backend") in STORES
+    of_store = row is not None and row.params.get("running_store") in STORES
     return of_store or item.path.name.startswith(BEGINNINGS) or is_unmeasured(item.path)

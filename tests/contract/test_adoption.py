@@ -18,7 +18,9 @@ from fastdedup.protocol.owners import owner_field
 from ..stores import STORES, Backend
 
 # What a fallback answers from adopts nothing: it is what is adopted.
-pytestmark = pytest.mark.parametrize("backend", [name for name in STORES if name != "local"], indirect=True)
+pytestmark = pytest.mark.parametrize(
+    "running_store", [name for name in STORES if name != "local"], indirect=True
+)
 
 WaitUntil = Callable[..., Any]
 

@@ -12,7 +12,9 @@ from fastdedup.events import Event, KeyForgotten, RecordsListed
 from ..stores import STORES, Backend
 
 # LocalLRU stands for a store that is down, and a list asks no policy.
-pytestmark = pytest.mark.parametrize("backend", [each for each in STORES if each != "local"], indirect=True)
+pytestmark = pytest.mark.parametrize(
+    "running_store", [each for each in STORES if each != "local"], indirect=True
+)
 
 
 async def all_of(dedup: Dedup, **wanted: Any) -> Listing:

@@ -24,7 +24,7 @@ from ..stores import Backend
 WaitUntil = Callable[..., Any]
 OLD, NEW = 500, 3000
 # One of each kind: memory, one server, many nodes, and another process in between.
-stores = pytest.mark.parametrize("backend", ["memory", "redis", "cluster", "sidecar"], indirect=True)
+stores = pytest.mark.parametrize("running_store", ["memory", "redis", "cluster", "sidecar"], indirect=True)
 
 
 @pytest.fixture(autouse=True)

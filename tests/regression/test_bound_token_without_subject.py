@@ -13,7 +13,7 @@ from ..stores import STORES, Backend
 KNOWS_TOKENS = [name for name in STORES if name != "local"]
 
 
-@pytest.mark.parametrize("backend", KNOWS_TOKENS, indirect=True)
+@pytest.mark.parametrize("running_store", KNOWS_TOKENS, indirect=True)
 async def test_a_caller_without_a_subject_gets_no_bound_token(backend: Backend) -> None:
     async with backend.make() as dedup:
         token = await dedup.tokens.issue(subject="user:7")

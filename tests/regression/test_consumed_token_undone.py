@@ -11,7 +11,9 @@ from fastdedup.tokens import subject_mark
 
 from ..stores import STORES, Backend
 
-pytestmark = pytest.mark.parametrize("backend", [name for name in STORES if name != "local"], indirect=True)
+pytestmark = pytest.mark.parametrize(
+    "running_store", [name for name in STORES if name != "local"], indirect=True
+)
 
 
 async def consumed(dedup: Dedup, token: str, owner: bytes) -> tuple[bytes, int]:

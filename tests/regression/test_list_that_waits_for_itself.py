@@ -14,7 +14,7 @@ from ..stores import STORES, Backend
 
 WaitUntil = Callable[..., Any]
 WAIT = 30.0
-every_store = pytest.mark.parametrize("backend", list(STORES), indirect=True)
+every_store = pytest.mark.parametrize("running_store", list(STORES), indirect=True)
 
 
 def outcomes(claims: Sequence[Claim]) -> list[str]:
