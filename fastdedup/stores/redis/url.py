@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Protocol
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
 
@@ -209,8 +210,20 @@ def _options(url: str, parts: SplitResult) -> tuple[dict[str, Any], type[Abstrac
     if str(options.pop("protocol", 2)) not in ("2", "3"):
         raise UnusableError("protocol must be 2 or 3")
     check_host_name(options, connection_class)
+    if "lib_name" not in options and "lib_version" not in options:
+        options |= driver_info()
     connection_class(**options)
     return options, connection_class
+
+
+@cache
+def driver_info() -> dict[str, Any]:
+    """Return how a connection names redis-py to the server; else it would read the version from the disk, 1 ms."""
+    try:
+        from redis.driver_info import DriverInfo
+    except ImportError:  # an older redis-py, which reads it once
+        return {}
+    return {"driver_info": DriverInfo()}
 
 
 def _unknown_option(text: str, parts: SplitResult) -> str:
