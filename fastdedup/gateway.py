@@ -336,7 +336,7 @@ class Dedup(Inspected):
         if namespace.recent and owner is None and lease is None and ttl is None:  # empty but in a storm
             known = self._told_recently(key, mark)
             if known is not None:
-                if wait:
+                if wait != 0.0:
                     check_seconds(wait, "wait", least=0.0)
                 if (counters := namespace.watchers.counters) is not None:
                     counters.observe(namespace.settings.namespace, "claim", "succeeded", 0.0)
@@ -353,7 +353,7 @@ class Dedup(Inspected):
         )
         if owner is not None:
             call.named = True
-        if wait or renew:
+        if wait != 0.0 or renew:  # None, which is no time, is refused
             call.set_patience(wait, renew)
         return call
 

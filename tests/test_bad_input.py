@@ -188,7 +188,7 @@ WAITS: dict[str, Callable[[Dedup, Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("wait", [-1, -0.001, math.nan, math.inf, True, "2", 10**9])
+@pytest.mark.parametrize("wait", [None, "", -1, -0.001, math.nan, math.inf, True, "2", 10**9])
 @pytest.mark.parametrize("call", WAITS)
 async def test_a_wait_that_is_no_time_is_refused(call: str, wait: Any) -> None:
     """Zero is fine, less is not."""
