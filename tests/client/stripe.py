@@ -107,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
     def _charge(self, key: str | None, body: bytes, fault: str) -> None:
         if self.command == "GET":
             return self._send(200, b"{}")
-        if b"bad" in body:
+        if b"wrong" in body:  # no hexadecimal digits: the boundary of a form has those
             return self._error(400, "invalid_request_error", "parameter_invalid")
         if key is None:
             return self._send(200, self._work(body, fault)[1], fault=fault)

@@ -120,7 +120,7 @@ def test_a_passing_status_is_retried_after_what_the_server_says(
     assert len(stripe.state.effects) == 1
 
 
-@pytest.mark.parametrize("body", [b"bad", b"declined", b"broken"])
+@pytest.mark.parametrize("body", [b"wrong", b"declined", b"broken"])
 def test_a_final_answer_is_returned_at_once(call: Caller, stripe: Server, url: str, body: bytes) -> None:
     """400: refused. 402, 500: the result of the work."""
     assert call(url, body=body).status in (400, 402, 500)

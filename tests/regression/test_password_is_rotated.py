@@ -113,7 +113,8 @@ async def test_a_gate_goes_on_with_the_new_password(every: Servers, wait_until: 
     """Without a restart, with its claims, and with the subscription of its waiters."""
     every.set(FIRST)
     secret = FIRST
-    async with gate(every.url, lambda: (USER, secret), lease=60.0) as dedup:
+    # Time enough on a busy machine to be refused, and not only to be late.
+    async with gate(every.url, lambda: (USER, secret), lease=60.0, timeout=5.0) as dedup:
         assert await answered(dedup)
         claim = await dedup.claim("order")
         every.set(SECOND)
