@@ -13,7 +13,7 @@ BENCH := .venv/.stamp-bench
 DOCS  := .venv/.stamp-docs
 RELEASE := .venv/.stamp-release
 BUILT := build/compiled
-PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
 
 # Some containers forbid Python to keep what it compiled. The tests start hundreds of programs: each would compile anew.
 export PYTHONDONTWRITEBYTECODE :=

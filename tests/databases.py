@@ -66,12 +66,12 @@ class MariaDatabase:
     def urls(self) -> dict[str, str]:
         """SQLAlchemy's URL for each driver."""
         rest = f"://{USER}@localhost/{self.name}?unix_socket={quote(str(self.socket))}"
-        return {driver: f"mysql+{driver}{rest}" for driver in ("pymysql", "aiomysql")}
+        return {"pymysql": f"mysql+pymysql{rest}&ssl_disabled=true", "aiomysql": f"mysql+aiomysql{rest}"}
 
     @property
     def pymysql(self) -> dict[str, Any]:
-        """The arguments of `pymysql.connect`."""
-        return {"unix_socket": str(self.socket), "user": USER, "database": self.name}
+        """The arguments of `pymysql.connect`, which otherwise reads all authorities' certificates, for 20 ms."""
+        return {"unix_socket": str(self.socket), "user": USER, "database": self.name, "ssl_disabled": True}
 
     @property
     def aiomysql(self) -> dict[str, Any]:
@@ -82,7 +82,13 @@ class MariaDatabase:
     def django(self) -> dict[str, Any]:
         """The database's settings in Django's `DATABASES`."""
         engine = "django.db.backends.mysql"
-        return {"ENGINE": engine, "HOST": str(self.socket), "USER": USER, "NAME": self.name}
+        return {
+            "ENGINE": engine,
+            "HOST": str(self.socket),
+            "USER": USER,
+            "NAME": self.name,
+            "OPTIONS": {"ssl_disabled": True},
+        }
 
 
 class PostgresServer(DatabaseServer):
@@ -169,7 +175,7 @@ class MariaServer(DatabaseServer):
     def admin(self) -> pymysql.Connection[Any]:
         import pymysql
 
-        return pymysql.connect(unix_socket=str(self.socket), user="root", autocommit=True)
+        return pymysql.connect(unix_socket=str(self.socket), user="root", autocommit=True, ssl_disabled=True)
 
     def fresh(self) -> MariaDatabase:
         database = MariaDatabase(f"fresh{next(self._names)}", self.socket)

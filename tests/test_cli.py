@@ -332,6 +332,7 @@ def test_forget_prints_json_for_programs(
 TINY = ["bench", "--seconds", "0.01", "--rounds", "1"]
 
 
+@pytest.mark.usefixtures("turns_leave_garbage")
 def test_bench_shows_a_table_for_each_scenario(
     at_redis: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -343,6 +344,7 @@ def test_bench_shows_a_table_for_each_scenario(
     assert "4/4" in result.stderr  # the progress bar's last line
 
 
+@pytest.mark.usefixtures("turns_leave_garbage")
 @pytest.mark.no_cover
 def test_bench_prints_nothing_but_json_for_programs(
     at_redis: Callable[..., Result], monkeypatch: pytest.MonkeyPatch

@@ -158,7 +158,7 @@ def test_its_docstrings_and_signatures_are_those_of_the_source(package: Path) ->
 
 
 def test_it_keeps_the_promises(package: Path) -> None:
-    options = ["-q", "--tb=short", "--import-mode=append", "-p", "no:cacheprovider"]
+    options = ["-q", "--tb=short", "--import-mode=append", "-p", "no:cacheprovider", "-p", "no:schemathesis"]
     options += ["--maxfail=5", "--timeout=60"]  # where one thing is broken much is, and each takes its time
     # Beside other tests the cores are busy: a second worker would only collect, and start its servers, once more.
     tests = ["-n", "2", *TESTS, *MORE] if os.environ.get("COMPILED_TESTS") == "all" else [*TESTS, "-k", ALIKE]

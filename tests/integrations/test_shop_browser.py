@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from .shops import ShopProcess, token_in, until
 from .visitors import Seen, Visitor, put_token, token_of, visit
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("programs_unmeasured")]
+pytestmark = pytest.mark.timeout(120)
 
 
 @pytest.fixture(scope="module")

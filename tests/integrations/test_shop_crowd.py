@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from .crowd import CLICKS, send_crowd
 from .shops import ShopProcess
 
-pytestmark = pytest.mark.usefixtures("programs_unmeasured")
 BUYERS, STOCK = 800, 100  # the whole of it: python -m tests.integrations.crowd --buyers 10000
 
 

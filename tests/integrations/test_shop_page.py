@@ -14,7 +14,7 @@ from .looks import brightness, nameless_controls, pale_texts, seen_together, sma
 from .shops import ShopProcess
 from .visitors import Visitor, send_crowd, turn_gate, visit
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("programs_unmeasured")]
+pytestmark = pytest.mark.timeout(120)
 
 STOCK = 10
 PHONE: Any = {"viewport": {"width": 360, "height": 740}}

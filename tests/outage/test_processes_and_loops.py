@@ -23,7 +23,7 @@ import uvloop
 from fastdedup import Claim, ClaimLostError, Dedup, InProgressError, Outcome, UnavailableError, UsageError
 
 from ..idle import IdleTime
-from ..servers import RedisServer, unmeasured
+from ..servers import RedisServer
 
 WaitUntil = Callable[..., Any]
 Work = Callable[[], Coroutine[Any, Any, Any]]
@@ -116,7 +116,7 @@ def in_process(scenario: str, url: str, loop: str) -> Any:
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", PRELUDE + scenario, url, loop]
     # A session of its own: where it hangs, its children end with it.
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True, env=unmeasured()
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         try:
             told, errors = process.communicate(timeout=20)
@@ -741,7 +741,6 @@ def test_a_program_that_never_closes_its_gate_just_ends(server: RedisServer, loo
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=unmeasured(),
     ) as program:
         try:
             assert program.stdout is not None

@@ -18,8 +18,6 @@ import redis.asyncio
 from ..servers import RedisServer
 from ..sidecars import Sidecar
 
-pytestmark = pytest.mark.usefixtures("programs_unmeasured")
-
 PACKAGES = ("ioredis@5", "redis@4")
 NODE = Path(sys.prefix) / "bin" / "node"
 NPM = Path(sys.prefix) / "bin" / "npm"

@@ -23,8 +23,6 @@ from fastdedup.sidecar.service.deploy import printed
 from ..servers import DEADLINE, RedisServer
 from .running import Sidecar
 
-pytestmark = pytest.mark.usefixtures("programs_unmeasured")
-
 ROOT = Path(__file__).parents[2]
 TOLD = ("Outcome", "Key", "Namespace", "Owner", "Fence")
 

@@ -22,8 +22,6 @@ import pytest
 from ..servers import DEADLINE, RedisServer
 from .running import Sidecar
 
-pytestmark = pytest.mark.usefixtures("programs_unmeasured")
-
 PAGE = (Path(__file__).parents[2] / "docs" / "languages.md").read_text()
 PROGRAMS = Path(__file__).parent / "languages"
 SOCKET = "/run/fastdedup/fastdedup.sock"

@@ -32,8 +32,6 @@ from fastdedup.sidecar.service.metrics import Exposition, wire_of
 from ..servers import RedisServer
 from .running import Sidecar, figure
 
-pytestmark = pytest.mark.usefixtures("programs_unmeasured")
-
 TOTAL = "fastdedup_operations_total"
 
 

@@ -10,8 +10,6 @@ import pytest
 
 from .running import Sidecar, paste
 
-pytestmark = pytest.mark.usefixtures("programs_unmeasured")
-
 README = (Path(__file__).parents[2] / "README.md").read_text()
 SOCKET = "/run/fastdedup/fd.sock"
 

@@ -34,8 +34,6 @@ from ..contract.test_processes import KEYS, RACER, assert_one_winner_each
 from ..servers import RedisServer
 from ..sidecars import Sidecar
 
-pytestmark = pytest.mark.usefixtures("programs_unmeasured")
-
 WaitUntil = Callable[..., Any]
 
 

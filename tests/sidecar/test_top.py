@@ -20,8 +20,6 @@ from fastdedup.sidecar.client import forget_record, get_record
 
 from .running import Sidecar
 
-pytestmark = pytest.mark.usefixtures("programs_unmeasured")
-
 METRICS = """\
 # TYPE fastdedup_operations counter
 fastdedup_operations_total{namespace="shop",verb="claim",outcome="acquired"} %d

@@ -13,7 +13,6 @@ import pytest
 from fastdedup import Outcome
 from fastdedup.testing import Acquisition, ClaimsOfKey
 
-from ..servers import unmeasured
 from ..sql_pages.pages import Page
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +58,7 @@ def test_the_page_runs(tmp_path: Path) -> None:
     command += ["-p", "_fastdedup_pytest", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     # Newer Starlettes ask for another httpx.
     command += ["-W", "error", "-W", "ignore:Using `httpx` with `starlette.testclient`"]
-    environment = unmeasured() | {
+    environment = os.environ | {
         "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # the others of our own take a second to import
         "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path))),
     }
