@@ -91,6 +91,7 @@ PROGRAMS = frozenset(
     (
         "integrations/test_shop.py",
         "messages/test_demo_messages.py",
+        "sidecar/test_ledgers.py",
         "sidecar/test_takeover.py",
         "test_demo.py",
     )

@@ -294,23 +294,28 @@ def test_a_client_that_goes_leaves_nothing_remembered(
             return not any(ask(resp, "FD.SEEN", "orders", *ids))
         return False
 
-    def has_gone() -> bool:
-        return figure(served.figures(), "fastdedup_connections", wire="resp") == 1
+    def clients() -> float:
+        return figure(served.figures(), "fastdedup_connections", wire="resp")
 
-    redis_of_it.freeze()  # it must not answer before the sidecar has read the client's end
-    try:
-        served.process.send_signal(signal.SIGSTOP)
+    with socket.socket(socket.AF_UNIX) as wire:
+        wire.connect(str(served.path))
+        asyncio.run(wait_until(lambda: clients() == 2, description="the client is connected"))
+        redis_of_it.freeze()  # it must not answer before the sidecar has read the client's end
         try:
-            with socket.socket(socket.AF_UNIX) as wire:
-                wire.connect(str(served.path))
+            served.process.send_signal(signal.SIGSTOP)
+            try:
                 wire.sendall(pack("FD.FIRST", "orders", *ids))
+                wire.close()
+            finally:
+                served.process.send_signal(signal.SIGCONT)
+            asyncio.run(
+                wait_until(
+                    lambda: clients() == 1,
+                    description="the sidecar has read the command, and the client's end",
+                )
+            )
         finally:
-            served.process.send_signal(signal.SIGCONT)
-        asyncio.run(
-            wait_until(has_gone, description="the sidecar has read the command, and the client's end")
-        )
-    finally:
-        redis_of_it.thaw()
+            redis_of_it.thaw()
     asyncio.run(wait_until(are_forgotten, description="its ids are taken back"))
 
 
