@@ -299,7 +299,9 @@ def test_a_client_that_goes_leaves_nothing_remembered(
 
     with socket.socket(socket.AF_UNIX) as wire:
         wire.connect(str(served.path))
-        asyncio.run(wait_until(lambda: clients() == 2, description="the client is connected"))
+        wire.sendall(pack("PING"))
+        assert wire.recv(16) == b"+PONG\r\n"
+        assert clients() == 2
         redis_of_it.freeze()  # it must not answer before the sidecar has read the client's end
         try:
             served.process.send_signal(signal.SIGSTOP)
