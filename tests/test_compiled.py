@@ -111,17 +111,23 @@ print(json.dumps({name: shown(each) for name, each in sorted((classes | methods)
 """
 
 
-@pytest.fixture(scope="module")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a compiled package, as it is installed."""
-    folder = tmp_path_factory.mktemp("compiled")
+def build(folder: Path) -> Path:
+    """Build the wheel in a folder. `make test` does so while pip installs, and names its folder in COMPILED."""
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
     # To optimise 450,000 lines of C takes a minute; `make test-compiled` does it, as users' installations do.
     level = {} if os.environ.get("COMPILED_TESTS") == "all" else {"MYPYC_OPT_LEVEL": "0"}
     environment = os.environ | {"FASTDEDUP_COMPILE": "1"} | level
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    (wheel,) = folder.glob("*.whl")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a compiled package, as it is installed."""
+    folder = tmp_path_factory.mktemp("compiled")
+    built = os.environ.get("COMPILED")
+    (wheel,) = (ROOT / built if built else build(folder)).glob("*.whl")
     assert "none-any" not in wheel.name
     zipfile.ZipFile(wheel).extractall(folder / "package")
     return folder / "package"
