@@ -176,3 +176,10 @@ STORES: dict[str, Callable[[], AbstractContextManager[Backend]]] = {
     "cluster by slot": cluster_by_slot,
     "sidecar": sidecar,
 }
+ALL_BUT_LOCAL = tuple(name for name in STORES if name != "local")
+"""The rows without LocalLRU, which stands for a store that is down."""
+
+
+def on_stores(*names: str) -> pytest.MarkDecorator:
+    """Return a mark: the test runs on these rows of the matrix only."""
+    return pytest.mark.parametrize("running_store", names, indirect=True)

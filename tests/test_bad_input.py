@@ -32,7 +32,7 @@ from fastdedup.stores.memory import MemoryStore
 
 from .resp import resp_server
 from .servers import RedisServer
-from .stores import Backend
+from .stores import Backend, on_stores
 from .unit.test_fallback import FlakyStore
 
 NO_TIMES = [
@@ -612,7 +612,7 @@ def redis_backend(running_store: Backend) -> Iterator[Backend]:
     running_store.clear()
 
 
-redis_stores = pytest.mark.parametrize("running_store", ["fakeredis", "redis"], indirect=True)
+redis_stores = on_stores("fakeredis", "redis")
 
 
 FOREIGN: dict[str, tuple[str, tuple[Any, ...]]] = {

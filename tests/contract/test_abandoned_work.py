@@ -10,7 +10,7 @@ import pytest
 
 from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, FailedError, Outcome, Resolution, Takeover
 
-from ..stores import Backend
+from ..stores import Backend, on_stores
 
 LEASE = 0.02
 WaitUntil = Callable[..., Any]
@@ -100,7 +100,7 @@ async def test_an_error_of_the_check_releases_the_claim(backend: Backend, wait_u
         assert (claim.acquired, heard[-1].attempt) == (True, 5)
 
 
-@pytest.mark.parametrize("running_store", ["memory", "redis"], indirect=True)
+@on_stores("memory", "redis")
 async def test_the_lease_is_renewed_while_the_check_runs(backend: Backend, wait_until: WaitUntil) -> None:
     async with backend.make(lease=0.2) as dedup:
         await abandoned(dedup, "k", wait_until)
@@ -121,7 +121,7 @@ async def test_the_lease_is_renewed_while_the_check_runs(backend: Backend, wait_
         assert (await claiming).result == "late"
 
 
-@pytest.mark.parametrize("running_store", ["memory", "redis"], indirect=True)
+@on_stores("memory", "redis")
 async def test_a_check_stops_where_the_lease_is_lost(backend: Backend, wait_until: WaitUntil) -> None:
     async with backend.make(lease=0.2) as dedup:
         await abandoned(dedup, "k", wait_until)

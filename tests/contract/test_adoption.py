@@ -15,12 +15,10 @@ from fastdedup.protocol.keyspace import Keyspace, Kind
 from fastdedup.protocol.operations import Adopted, AdoptOp, Code, ForgetOp, Holding, ReadOp, Stored
 from fastdedup.protocol.owners import owner_field
 
-from ..stores import STORES, Backend
+from ..stores import ALL_BUT_LOCAL, Backend, on_stores
 
 # What a fallback answers from adopts nothing: it is what is adopted.
-pytestmark = pytest.mark.parametrize(
-    "running_store", [name for name in STORES if name != "local"], indirect=True
-)
+pytestmark = on_stores(*ALL_BUT_LOCAL)
 
 WaitUntil = Callable[..., Any]
 

@@ -9,12 +9,10 @@ import pytest
 from fastdedup import ConfigError, Dedup, InvalidKeyError, Listing, State
 from fastdedup.events import Event, KeyForgotten, RecordsListed
 
-from ..stores import STORES, Backend
+from ..stores import ALL_BUT_LOCAL, Backend, on_stores
 
 # LocalLRU stands for a store that is down, and a list asks no policy.
-pytestmark = pytest.mark.parametrize(
-    "running_store", [each for each in STORES if each != "local"], indirect=True
-)
+pytestmark = on_stores(*ALL_BUT_LOCAL)
 
 
 async def all_of(dedup: Dedup, **wanted: Any) -> Listing:

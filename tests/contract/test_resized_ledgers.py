@@ -19,12 +19,12 @@ from fastdedup.protocol.operations import Code, StoredForm
 from fastdedup.protocol.owners import owner_field
 
 from ..servers import RedisServer
-from ..stores import Backend
+from ..stores import Backend, on_stores
 
 WaitUntil = Callable[..., Any]
 OLD, NEW = 500, 3000
 # One of each kind: memory, one server, many nodes, and another process in between.
-stores = pytest.mark.parametrize("running_store", ["memory", "redis", "cluster", "sidecar"], indirect=True)
+stores = on_stores("memory", "redis", "cluster", "sidecar")
 
 
 @pytest.fixture(autouse=True)

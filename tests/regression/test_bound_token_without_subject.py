@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
 import redis
 
 from fastdedup import Dedup, Outcome
 
 from ..sidecar.conftest import Serve, serve  # noqa: F401 -- a fixture
-from ..stores import STORES, Backend
-
-KNOWS_TOKENS = [name for name in STORES if name != "local"]
+from ..stores import ALL_BUT_LOCAL, Backend, on_stores
 
 
-@pytest.mark.parametrize("running_store", KNOWS_TOKENS, indirect=True)
+@on_stores(*ALL_BUT_LOCAL)
 async def test_a_caller_without_a_subject_gets_no_bound_token(backend: Backend) -> None:
     async with backend.make() as dedup:
         token = await dedup.tokens.issue(subject="user:7")

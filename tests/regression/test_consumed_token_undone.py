@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
-
 from fastdedup import Dedup, Outcome
 from fastdedup.protocol.operations import ClaimOp, Code, Mode, ReleaseOp, SettleOp, Verb, terms
 from fastdedup.protocol.owners import draw_owner, owner_field
 from fastdedup.tokens import subject_mark
 
-from ..stores import STORES, Backend
+from ..stores import ALL_BUT_LOCAL, Backend, on_stores
 
-pytestmark = pytest.mark.parametrize(
-    "running_store", [name for name in STORES if name != "local"], indirect=True
-)
+pytestmark = on_stores(*ALL_BUT_LOCAL)
 
 
 async def consumed(dedup: Dedup, token: str, owner: bytes) -> tuple[bytes, int]:

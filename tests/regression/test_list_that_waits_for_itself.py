@@ -6,15 +6,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import pytest
-
 from fastdedup import Claim, Dedup, Outcome
 
-from ..stores import STORES, Backend
+from ..stores import STORES, Backend, on_stores
 
 WaitUntil = Callable[..., Any]
 WAIT = 30.0
-every_store = pytest.mark.parametrize("running_store", list(STORES), indirect=True)
+every_store = on_stores(*STORES)
 
 
 def outcomes(claims: Sequence[Claim]) -> list[str]:
