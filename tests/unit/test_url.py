@@ -265,3 +265,17 @@ def test_an_in_process_store_has_no_replicas() -> None:
 def test_a_server_is_named_without_its_password(url: str, name: str) -> None:
     """As it stands in every error message."""
     assert name_of(parse(url)[0]) == name
+
+
+async def test_a_connection_does_not_read_redis_pys_version_from_the_disk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """redis-py 8 would, for each: 1 ms in which the event loop stands still."""
+    server = ServerURL.of("redis://h")
+
+    def read() -> str:
+        raise AssertionError("it was read")
+
+    monkeypatch.setattr("redis.utils.get_lib_version", read)
+    for each in (server, server.at(("other", 1)), server.with_login("user", "password")):
+        assert each.unconnected(1.0)
