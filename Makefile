@@ -38,7 +38,7 @@ demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS=
 test: ## lint, type check and test, with at least 95 % branch coverage
 	@$(MAKE) --no-print-directory --jobs 3 servers lint $(TESTED)/.stamp
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
-	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" COMPILED=$(TESTED) \
+	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" COMPILED_FOLDER=$(TESTED) \
 	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
 
 # Go and Java are 200 MB to download, so `make test` runs the other three.

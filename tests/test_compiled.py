@@ -112,7 +112,7 @@ print(json.dumps({name: shown(each) for name, each in sorted((classes | methods)
 
 
 def build(folder: Path) -> Path:
-    """Build the wheel in a folder. `make test` does so while pip installs, and names its folder in COMPILED."""
+    """Build the wheel in a folder. `make test` does so while pip installs, and names it in COMPILED_FOLDER."""
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT]
     # To optimise 450,000 lines of C takes a minute; `make test-compiled` does it, as users' installations do.
     level = {} if os.environ.get("COMPILED_TESTS") == "all" else {"MYPYC_OPT_LEVEL": "0"}
@@ -126,7 +126,7 @@ def build(folder: Path) -> Path:
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a compiled package, as it is installed."""
     folder = tmp_path_factory.mktemp("compiled")
-    built = os.environ.get("COMPILED")
+    built = os.environ.get("COMPILED_FOLDER")
     (wheel,) = (ROOT / built if built else build(folder)).glob("*.whl")
     assert "none-any" not in wheel.name
     zipfile.ZipFile(wheel).extractall(folder / "package")
