@@ -111,6 +111,8 @@ class Connection:
         """Set before opening: see `Engine`."""
         self.on_store_call: OnStoreCall | None = None
         """As `on_batch`."""
+        self.min_batch = MIN_BATCH
+        """As `on_batch`."""
         self.watchers = Watchers()
         """Who counts and who traces."""
         self._probe_wire = f"{namespace}:~probe".encode()
@@ -351,7 +353,7 @@ class Connection:
         # The callers are spread over the parts, so a part's batches are smaller, and fewer of them pay.
         return self._make_engine(part, min_batch=2 * MIN_BATCH, max_in_flight=2)
 
-    def _make_engine(self, store: Store, *, min_batch: int = MIN_BATCH, max_in_flight: int = 4) -> Engine:
+    def _make_engine(self, store: Store, *, min_batch: int | None = None, max_in_flight: int = 4) -> Engine:
         name = name_of(store)
 
         def on_breaker(reason: str, lasted: float) -> None:
@@ -372,7 +374,7 @@ class Connection:
             on_store_call=self.on_store_call,
             on_given_up=self.undo.add,
             on_named=self.undo.keep,
-            min_batch=min_batch,
+            min_batch=min_batch or self.min_batch,
             max_in_flight=max_in_flight,
         )
 
