@@ -15,7 +15,10 @@ KEPT_LOCALLY = "this key was used while the store was unavailable, and the store
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """The fallback policy answered, or refused, in place of the store."""
+    """The fallback policy answered, or refused, in place of the store.
+
+    `verb` is the operation's: claim (also of locks and tokens), complete, fail, release, renew, …
+    """
 
     namespace: str
     verb: str
@@ -87,7 +90,10 @@ class ClockSkew:
 
 @dataclass(frozen=True, slots=True)
 class Shortfall:
-    """Too few replicas confirmed a write in time: if the primary is lost now, the write may be lost."""
+    """Too few replicas confirmed a write in time: if the primary is lost now, the write may be lost.
+
+    `verb` as in `Degraded`.
+    """
 
     namespace: str
     verb: str

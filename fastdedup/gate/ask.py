@@ -21,6 +21,7 @@ from ..protocol.ledgers import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
 from ..protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, Verb, Verdict
 from ..protocol.owners import owner_text
 from .connection import Connection
+from .counters import verb_of
 from .settings import Settings
 from .watchers import Watchers
 
@@ -276,19 +277,19 @@ class Ask:
         return reply
 
     def _report_degraded(self, op: Op, error: UnavailableError, *, answered: bool) -> None:
-        self._connection.report(Degraded(self._namespace, op.verb.value, answered, str(error)))
+        self._connection.report(Degraded(self._namespace, verb_of(op), answered, str(error)))
 
     def _fell_short(self, op: Op, *, fresh: bool = False) -> None:
         """Say that too few replicas confirmed, or raise; then a claim is released, as nobody is told of it."""
         connection = self._connection
         wanted, key = connection.replicas, self._key_of(op)
-        connection.report(Shortfall(self._namespace, op.verb.value, key, wanted))
+        connection.report(Shortfall(self._namespace, verb_of(op), key, wanted))
         if not connection.raises_shortfall:
             return
         if fresh and isinstance(op, ClaimOp) and not op.terms.consumes:
             self.release_later(op.wire, op.owner)
         raise ShortfallError(
-            f"{op.verb} of {key!r} was done, but fewer than {wanted} replicas confirmed it in time"
+            f"{verb_of(op)} of {key!r} was done, but fewer than {wanted} replicas confirmed it in time"
         )
 
     def _key_of(self, op: Op) -> str:

@@ -48,7 +48,7 @@ async def test_reported_on_the_claim_and_as_an_event() -> None:
         await claim.complete("done")
         again = await dedup.claim("order:7")
         assert (again.result, again.confirmed) == ("done", True), "a replay writes nothing"
-        assert [event.verb for event in events if isinstance(event, Shortfall)] == ["claim", "settle"]
+        assert [event.verb for event in events if isinstance(event, Shortfall)] == ["claim", "complete"]
 
 
 async def test_reported_of_every_verb_without_changing_its_answer() -> None:
