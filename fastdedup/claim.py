@@ -22,6 +22,7 @@ from .errors import (
     MismatchError,
     ResultError,
     ResultTooLargeError,
+    ShortfallError,
     UnavailableError,
     UsageError,
 )
@@ -65,7 +66,7 @@ class Claim:
 
     Settle it once, with `complete`, `fail` or `release`. Each of these raises ClaimLostError where
     another owner has the key by now (nothing was changed), UnavailableError where the store did not
-    answer (call it again: repeating is safe), UsageError on a claim that is not acquired, is
+    answer (call it again: repeating is safe; see its `unrecorded`), UsageError on a claim that is not acquired, is
     settled already, or belongs to another event loop. `complete` and `fail` are tried again until the
     lease ends before they give up: the effect has happened, and its result must not be lost to a
     blip. `within` seconds end that sooner.
@@ -372,9 +373,12 @@ class Claim:
             while True:
                 try:
                     return await self._act(op)
-                except UnavailableError:
-                    left = self._time_to_settle(until) if isinstance(op, SettleOp) else 0.0
+                except UnavailableError as error:
+                    if not isinstance(op, SettleOp):
+                        raise
+                    left = self._time_to_settle(until)
                     if left <= 0:
+                        error.unrecorded = not isinstance(error, ShortfallError)
                         raise
                 await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))
                 pause = min(2 * pause, _LONGEST_PAUSE)

@@ -43,12 +43,15 @@ class UnavailableError(DedupError):
         retry_after: seconds after which another try makes sense (HTTP `Retry-After`).
         owner: the owner's text where a claim has failed, else None. If the claim had taken effect, claiming again
             with `owner=error.owner` gets it back.
+        unrecorded: True where a claim's `complete` or `fail` gave up: the work is done, and its outcome is not
+            recorded, as far as is known. A retry that finds the key free does the work again.
     """
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
         self.owner: str | None = None
+        self.unrecorded = False
 
 
 class ShortfallError(UnavailableError):
@@ -84,10 +87,15 @@ class LedgerFullError(UnavailableError):
 
 
 class ClaimLostError(DedupError):
-    """This owner no longer holds the key: its lease ended, and another owner may have it. Nothing was changed.
+    """This owner no longer holds the key, and nothing was changed. Another owner may be at work.
+
+    It has taken the key over after the lease ended; or the record was settled elsewhere, was forgotten, or has
+    expired. A lease that ended does not lose the key by itself: until somebody else claims it, its owner may
+    settle and renew it. Only `renew=True` gives up when the lease ends without a renewal.
 
     Attributes:
-        outage: True where the store did not answer until the lease had ended: no other owner is known.
+        outage: True where the store did not answer to the renewals until the lease had ended, or where it is not
+            known whether a claim was settled: no other owner is known.
     """
 
     def __init__(self, message: str, *, outage: bool = False) -> None:

@@ -110,6 +110,8 @@ async def test_an_ended_lease_that_nobody_took_can_still_be_settled(
             return record is not None and record.lease is not None and record.lease <= 0
 
         await wait_until(ended, description="the lease ends")
+        await claim.renew()
+        await wait_until(ended, description="the renewed lease ends")
         await claim.complete("late, but alone")
         assert (await dedup.claim("key")).result == "late, but alone"
 

@@ -32,8 +32,10 @@ async def test_a_killed_server_is_unavailable_and_comes_back(
         with pytest.raises(UnavailableError) as caught:
             await dedup.claim("key")
         assert caught.value.retry_after > 0
-        with pytest.raises(UnavailableError):
+        assert not caught.value.unrecorded
+        with pytest.raises(UnavailableError) as caught:
             await held.complete("r")
+        assert caught.value.unrecorded
         server.start()
 
         async def up() -> bool:
