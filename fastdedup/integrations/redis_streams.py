@@ -39,6 +39,7 @@ from ..messages.deliveries import Deliveries
 from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
 from ..messages.keys import KeyRule, text_of
 from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
+from ..messages.shared_call import SharedCall
 from ..sql.inbox import Inbox
 from ..sql.once import Begin
 
@@ -98,7 +99,8 @@ class Consumer(PullingConsumer[StreamEntry]):
     member that died are taken over.
 
     Args:
-        redis: a redis.asyncio client; a long read takes a connection of its pool.
+        redis: a redis.asyncio client; the consumer takes up to five connections of its pool at once, a long read
+            one of them.
         dedup: the gate, open; None where an inbox decides alone.
         stream: the stream's name.
         group: the group's name; the group exists.
@@ -168,6 +170,9 @@ class Consumer(PullingConsumer[StreamEntry]):
         self._idle_ms = milliseconds(idle, "idle")
         deliveries.check_memory(self._idle_ms / 1000, "idle")
         self._counts_deliveries = dedup is None
+        self._acknowledging = SharedCall(self._acknowledge, self._start_beside)
+        self._giving_back = SharedCall(self._hand_over, self._start_beside)
+        self._laying = anyio.Lock()
         # Mutable: when to look for the entries of dead members next, and from which entry on.
         self._next_look = 0.0
         self._cursor = "0-0"
@@ -243,8 +248,11 @@ class Consumer(PullingConsumer[StreamEntry]):
             await self._set_idle(0, [job.message.id for job in self._jobs])
 
     async def _give_back(self, job: MessageJob[StreamEntry]) -> None:
-        """Let the next member that looks take the entry over."""
-        await self._set_idle(self._idle_ms, [job.message.id])
+        await self._giving_back.ask(job.message.id)
+
+    async def _hand_over(self, ids: list[str]) -> None:
+        """Let the next member that looks take these entries over."""
+        await self._set_idle(self._idle_ms, ids)
 
     async def _set_idle(self, idle_ms: int, ids: list[str]) -> None:
         if ids:
@@ -260,10 +268,19 @@ class Consumer(PullingConsumer[StreamEntry]):
         headers = _headers(entry)
         failed = max(attempts_of(headers), entry.deliveries - 1 if self._counts_deliveries else 0)
         await self._decide_in_place(job, failed=failed, again=is_again(headers))
+        await self._acknowledging.ask(entry.id)
+
+    async def _acknowledge(self, ids: list[str]) -> None:
         try:
-            await self._redis.xack(self._stream, self._group, entry.id)
+            await self._redis.xack(self._stream, self._group, *ids)
         except _AWAY as error:
-            log.warning("consumer %r: an entry is delivered again: its XACK failed: %s", self._name, error)
+            log.warning(
+                "consumer %r: XACK failed, so %s from %s on will be delivered again: %s",
+                self._name,
+                "an entry" if len(ids) == 1 else f"{len(ids)} entries",
+                ids[0],
+                error,
+            )
 
     async def _lay(self, entry: StreamEntry, decision: Decision) -> None:
         if self._dead_letter is None:
@@ -271,7 +288,8 @@ class Consumer(PullingConsumer[StreamEntry]):
             return
         ours = {**dead_letter_headers({}, decision, self._name), ORIGIN: entry_id(entry)}
         theirs = {name: value for name, value in entry.fields.items() if _text(name) not in {*ours, AGAIN}}
-        await self._redis.xadd(self._dead_letter, {**theirs, **ours})
+        async with self._laying:
+            await self._redis.xadd(self._dead_letter, {**theirs, **ours})
 
 
 def _headers(entry: StreamEntry) -> dict[str, Any]:

@@ -252,6 +252,10 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             job.scope.cancel()
         await anyio.sleep(seconds)
 
+    def _start_beside(self, call: Callable[..., Awaitable[None]]) -> None:
+        """Run a call in a task of its own, until it ends or all work has; its error stops the consumer."""
+        self._tasks.start_soon(self._guarded, call)
+
     async def _guarded(self, call: Callable[..., Awaitable[None]], *given: Any) -> None:
         """Await a call; its error stops the consumer, and is raised by `run`."""
         try:
