@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import fastdedup.cli.bench
+import fastdedup.cli.demo
 import fastdedup.cli.main
 import fastdedup.cli.records
 from fastdedup import Dedup, DedupError, fingerprint
@@ -98,19 +100,19 @@ def test_demo_runs_on_a_real_redis_and_shows_no_password(run: Callable[..., Resu
     result = run(*DEMO, env={"FASTDEDUP_URL": redis_url})
     assert result.exit_code == 0, result.output
     assert "?db=" not in result.stdout
-    assert fastdedup.cli.main._without_secrets("redis://me:secret@host:6379/0?x=1") == "redis://host:6379/0"
+    assert fastdedup.cli.demo.without_secrets("redis://me:secret@host:6379/0?x=1") == "redis://host:6379/0"
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_demo_names_each_broken_promise_and_fails(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    sale = fastdedup.cli.main.run_sale
+    sale = fastdedup.cli.demo.run_sale
 
     async def broken_sale(*args: Any, **kwargs: Any) -> Report:
         return replace(await sale(*args, **kwargs), violations=("too many sold", "one bought two"))
 
-    monkeypatch.setattr(fastdedup.cli.main, "run_sale", broken_sale)
+    monkeypatch.setattr(fastdedup.cli.demo, "run_sale", broken_sale)
     result = run(*DEMO, *options)
     assert result.exit_code == 1
     assert "Broken promise: too many sold\nBroken promise: one bought two\n" in result.stderr
@@ -131,7 +133,7 @@ def test_demo_shows_a_second_table_for_the_sidecar_and_names_its_broken_promises
     for derived in ("tokens_refused", "claims_per_second", "operations_per_second"):
         del report[derived]
     broken = Report(**report | {"violations": ("sold twice",)})
-    monkeypatch.setattr(fastdedup.cli.main, "sidecar_sale", lambda *args: broken)
+    monkeypatch.setattr(fastdedup.cli.demo, "sidecar_sale", lambda *args: broken)
     result = run(*DEMO, "--sidecar")
     assert result.exit_code == 1
     assert result.stdout.count("7 of 7") == 2
@@ -163,7 +165,7 @@ def test_demo_goes_without_a_sidecar_where_its_extra_is_missing_unless_asked() -
 def test_demo_pays_and_names_each_broken_promise(
     run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, options: list[str]
 ) -> None:
-    pay = fastdedup.cli.main.run_payments
+    pay = fastdedup.cli.demo.run_payments
     reports: list[PaymentReport] = []
 
     def kept(*args: Any, **kwargs: Any) -> PaymentReport:
@@ -173,10 +175,10 @@ def test_demo_pays_and_names_each_broken_promise(
     def broken(*args: Any, **kwargs: Any) -> PaymentReport:
         return replace(reports[0], violations=("1 payment was lost",))
 
-    monkeypatch.setattr(fastdedup.cli.main, "run_payments", kept)
+    monkeypatch.setattr(fastdedup.cli.demo, "run_payments", kept)
     good = run(*DEMO, "--payments", "20", *options)
     assert good.exit_code == 0, good.output
-    monkeypatch.setattr(fastdedup.cli.main, "run_payments", broken)
+    monkeypatch.setattr(fastdedup.cli.demo, "run_payments", broken)
     bad = run(*DEMO, "--payments", "10", *options)
     assert bad.exit_code == 1
     assert "Broken promise: 1 payment was lost\n" in bad.stderr
@@ -336,7 +338,7 @@ TINY = ["bench", "--seconds", "0.01", "--rounds", "1"]
 def test_bench_shows_a_table_for_each_scenario(
     at_redis: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fastdedup.cli.main, "SCENARIOS", FEW_CALLERS)
+    monkeypatch.setattr(fastdedup.cli.bench, "SCENARIOS", FEW_CALLERS)
     result = at_redis(*TINY)
     assert result.exit_code == 0, result.output
     for part in ("Four callers", "redis-py SET NX PX", "fastdedup", "per second"):
@@ -351,7 +353,7 @@ def test_bench_prints_nothing_but_json_for_programs(
 ) -> None:
     """Every scenario is played, by fewer callers, which take a hundredth of the time to come up."""
     fewer = [replace(each, callers=min(each.callers, 8)) for each in SCENARIOS]
-    monkeypatch.setattr(fastdedup.cli.main, "SCENARIOS", fewer)
+    monkeypatch.setattr(fastdedup.cli.bench, "SCENARIOS", fewer)
     result = at_redis(*TINY, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     tables = json.loads(result.stdout)
@@ -365,7 +367,7 @@ def test_bench_prints_nothing_but_json_for_programs(
 def test_bench_says_why_a_row_has_no_figures_and_fails(
     at_redis: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fastdedup.cli.main, "SCENARIOS", [replace(FEW_CALLERS[0], verb="fly")])
+    monkeypatch.setattr(fastdedup.cli.bench, "SCENARIOS", [replace(FEW_CALLERS[0], verb="fly")])
     result = at_redis(*TINY)
     assert result.exit_code == 1
     assert "Four callers: fastdedup: n/a: AttributeError" in result.stderr

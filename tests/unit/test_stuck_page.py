@@ -124,6 +124,7 @@ def test_its_commands_can_be_given() -> None:
     assert len(lines) == 8
     for line in lines:
         _, name, *arguments = shlex.split(line, comments=True)
-        command = cli.commands[name]
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None
         context = click.Context(command)
         command.make_parser(context).parse_args(arguments)
