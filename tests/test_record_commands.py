@@ -71,6 +71,23 @@ def test_list_shows_what_is_held_and_by_whom(
     assert (none.exit_code, none.stdout, none.stderr) == (0, "", told)
 
 
+def test_a_web_key_that_is_listed_is_inspected_by_its_digest(
+    run: Callable[..., Result], at_gate: Callable[..., None], namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work(dedup: Dedup) -> None:
+        await dedup.scoped("http").claim("a route, a principal and a key: " + "k" * 100)
+
+    at_gate(work, holder="labels")
+    monkeypatch.setenv("COLUMNS", "80")
+    (record,) = json.loads(run("list", "--http", "--json").stdout)["records"]
+    assert record["holder"] in run("list", "--http").stdout, "its pid is cut off by no line's end"
+    elsewhere = run("inspect", "--digest", record["key"])
+    told = f" Web keys are in '{namespace}:http': give --namespace {namespace}:http.\n"
+    assert (elsewhere.exit_code, elsewhere.stderr.endswith(told)) == (1, True)
+    for command in "inspect", "forget":
+        assert run(command, "--digest", record["key"], "--namespace", f"{namespace}:http").exit_code == 0
+
+
 def test_list_says_where_it_stopped_and_goes_on(
     run: Callable[..., Result], at_gate: Callable[..., None]
 ) -> None:

@@ -34,7 +34,7 @@ from .terminal import bar_console, print_json
     show_default=True,
     help="How long a turn takes, in seconds.",
 )
-@gate_options(namespace="bench")
+@gate_options(namespace="bench", json="an array of tables")
 def bench(rounds: int, seconds: float, url: str, namespace: str, as_json: bool) -> None:
     """Measure fastdedup and redis-py on your Redis. Compare the ratios: absolute figures differ between machines.
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .broker import at_broker
-from .terminal import bar_console
+from .terminal import bar_console, json_option
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
@@ -31,8 +31,8 @@ Command = Callable[..., Any]
 _HEADINGS = ("key", "attempts", "reason", "error", "consumer", "when", "bytes")
 
 
-def broker_options(command: Command) -> Command:
-    """Add what both commands have: the queue, and the options of the connection."""
+def broker_options(json: str) -> Callable[[Command], Command]:
+    """Add what both commands have: the queue, and the options of the connection. `json` as for `gate_options`."""
     queue = click.argument("queue")
     url = click.option(
         "--url",
@@ -42,8 +42,7 @@ def broker_options(command: Command) -> Command:
         help="The broker, such as amqp://user@host:5672/. With a password in it, use the variable: other users of "
         "this host can read the options of a command.",
     )
-    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-    return queue(url(as_json(command)))
+    return lambda command: queue(url(json_option(json)(command)))
 
 
 @click.group(name="dead-letters", short_help="Look at dead letters of RabbitMQ, and send them back.")
@@ -55,7 +54,7 @@ def dead_letters() -> None:
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show so many, the oldest."
 )
-@broker_options
+@broker_options(json="an object for each dead letter, one a line")
 def list_(queue: str, limit: int, url: str, as_json: bool) -> None:
     """Show the dead letters that lie in QUEUE, and leave them there.
 
@@ -113,7 +112,7 @@ def _when(at: str | None) -> str | None:
 @click.option("--limit", type=click.IntRange(min=1), help="Send back so many at most, the oldest.")
 @click.option("--to", help="The queue to send them to. [default: the one that each came from]")
 @click.option("--dry-run", is_flag=True, help="Send nothing back, and say what would be.")
-@broker_options
+@broker_options(json="an object")
 def replay(
     queue: str, keys: tuple[str, ...], every: bool, limit: int | None, url: str, as_json: bool, **how: Any
 ) -> None:

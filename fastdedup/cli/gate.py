@@ -9,13 +9,20 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
+from .terminal import json_option
+
 T = TypeVar("T")
 Command = Callable[..., Any]
 
 
-def gate_options(*, namespace: str, url: str | None = None) -> Callable[[Command], Command]:
-    """Add the options that every command has. Without a default `url` the command needs a shared store."""
-    options = [
+def gate_options(
+    *, namespace: str, json: str = "an object", url: str | None = None
+) -> Callable[[Command], Command]:
+    """Add the options that every command has. Without a default `url` the command needs a shared store.
+
+    `json`: what the command prints with `--json`.
+    """
+    options: list[Callable[[Command], Command]] = [
         click.option(
             "--url",
             envvar="FASTDEDUP_URL",
@@ -33,7 +40,7 @@ def gate_options(*, namespace: str, url: str | None = None) -> Callable[[Command
             show_default=True,
             help="The prefix of the keys.",
         ),
-        click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs."),
+        json_option(json),
     ]
 
     def decorate(command: Command) -> Command:

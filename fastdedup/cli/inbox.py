@@ -26,7 +26,7 @@ from ..sql.purge import Ticker
 from ..sql.rules import TABLE, TableRules
 from ..sync.sql import figures_of, purge_table
 from .database import at_database
-from .terminal import bar_console
+from .terminal import bar_console, json_option
 
 Command = Callable[..., Any]
 Begin = Callable[[], AbstractContextManager[Any]]
@@ -70,8 +70,7 @@ def database_options(command: Command) -> Command:
         help="The database, as SQLAlchemy names it: postgresql+psycopg://user@host/shop. With a password in it, use "
         "the variable: other users of this host can read the options of a command.",
     )
-    as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
-    return url(table_options(as_json(command)))
+    return url(table_options(json_option("an object")(command)))
 
 
 @click.group()

@@ -88,7 +88,7 @@ def create(
 
 @ledger.command(short_help="Show what the ledger NAME holds.")
 @click.argument("name")
-@gate_options(namespace="fastdedup")
+@gate_options(namespace="fastdedup", json="an object, or null where there is none")
 def stats(name: str, url: str, namespace: str, as_json: bool) -> None:
     """Show what the ledger NAME holds, from at most 1,000 of its buckets; exits with 1 if there is no such ledger."""
     found = run(_stats(Dedup(url, namespace=namespace), name))

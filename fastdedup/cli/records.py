@@ -142,7 +142,7 @@ def place_of(
 
 @click.command()
 @place_options
-@gate_options(namespace="fastdedup")
+@gate_options(namespace="fastdedup", json="the record, or null where there is none")
 def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **named: Any) -> None:
     """Show the record of KEY; exits with 1 if there is no record."""
     place = place_of(**named)
@@ -223,7 +223,7 @@ def forget(
     is_eager=True,
     help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one.",
 )
-@gate_options(namespace="fastdedup")
+@gate_options(namespace="fastdedup", json="an object with an array of records")
 def list_records(
     socket: Path | None,
     url: str,
@@ -237,7 +237,8 @@ def list_records(
     """List records, to find what is stuck: claims, web keys, locks and tokens, without their results.
 
     The store is asked a few hundred keys at a time, and serves others between. Where the list stops before its end,
-    it says how to go on. A key that `list` shows as # and digits is named to `inspect` and `forget` by --digest.
+    it says how to go on. A key that `list` shows as # and digits is named to `inspect` and `forget` by --digest; that
+    of a web key with --namespace <namespace>:http.
     """
     if http and socket is not None and _is_default("namespace"):
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
@@ -259,12 +260,7 @@ def list_records(
     if found.records:
         Console().print(_list_table(found))
     else:
-        where = (
-            ""
-            if not namespace or web_namespace(namespace) == namespace
-            else f" Web keys are in {web_namespace(namespace)!r}: add --http."
-        )
-        click.echo(f"No record fits.{where}", err=True)
+        click.echo(f"No record fits.{_where_web_keys_are(namespace, 'add --http')}", err=True)
     if found.cursor is not None:
         click.echo(
             f"Stopped after {len(found.records):,} records and about {found.looked_at:,} keys: "
@@ -355,7 +351,16 @@ def _show(
 
 def _say_nothing(place: RecordPlace, namespace: str) -> None:
     where = f"namespace {namespace!r}" if place.ledger is None else f"the ledger {place.ledger!r}"
-    click.echo(f"Nothing is recorded for {_shown_key(place)} in {where}.", err=True)
+    elsewhere = ""
+    if place.digest and place.kind == "claim":  # as `list --http` shows it
+        elsewhere = _where_web_keys_are(namespace, f"give --namespace {web_namespace(namespace)}")
+    click.echo(f"Nothing is recorded for {_shown_key(place)} in {where}.{elsewhere}", err=True)
+
+
+def _where_web_keys_are(namespace: str, remedy: str) -> str:
+    """Return a sentence for who looks for a web key in the application's own namespace; "" in that of web keys."""
+    web = web_namespace(namespace) if namespace else ""
+    return "" if web == namespace else f" Web keys are in {web!r}: {remedy}."
 
 
 def _shown_key(place: RecordPlace) -> str:
@@ -386,7 +391,7 @@ def _list_table(found: Listing) -> Table:
         table.add_column(heading, overflow="fold")
     for heading in ("age", "lease", "attempt"):
         table.add_column(heading, justify="right")
-    table.add_column("holder", overflow="fold")
+    table.add_column("holder", no_wrap=True)  # its pid is what one looks for, or greps
     for record in sorted(found.records, key=lambda record: -(record.age or 0.0)):
         facts = (
             record.key,

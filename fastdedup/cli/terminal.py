@@ -5,11 +5,14 @@ A key may hold what clears the screen or hides the rest of a line.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 import orjson
 from rich.console import Console
+
+Command = Callable[..., Any]
 
 
 def printable(text: str) -> str:
@@ -31,8 +34,13 @@ def as_json(facts: Any) -> str:
     return text if text.isprintable() else "".join(map(_escaped, text))
 
 
+def json_option(shape: str) -> Callable[[Command], Command]:
+    """Add the option `--json`; `shape`: what is printed with it."""
+    return click.option("--json", "as_json", is_flag=True, help=f"Print JSON, for programs: {shape}.")
+
+
 def print_json(facts: Any) -> None:
-    """Print JSON, for programs."""
+    """Print JSON, for programs, on one line."""
     click.echo(as_json(facts))
 
 

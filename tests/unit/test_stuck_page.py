@@ -121,7 +121,7 @@ async def test_the_next_hop_gets_the_key_of_the_claim(redis_url: str) -> None:
 
 def test_its_commands_can_be_given() -> None:
     lines = [line for block in COMMANDS for line in block.splitlines() if line.startswith("fastdedup ")]
-    assert len(lines) == 8
+    assert len(lines) == 9
     for line in lines:
         _, name, *arguments = shlex.split(line, comments=True)
         command = cli.get_command(click.Context(cli), name)
