@@ -7,7 +7,8 @@ import contextlib
 import io
 import linecache
 import sys
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +19,7 @@ from click.testing import CliRunner
 from redis.asyncio import Redis
 
 from fastdedup.cli.main import cli
+from fastdedup.integrations.redis_streams import _entries
 
 from ..sql_pages.pages import DOCS, Page
 
@@ -65,6 +67,68 @@ async def test_a_migrating_process_goes_on_after_one_that_died(redis_url: str, d
         names["redis"] = client
         await names["new_place"]("6")
     assert names["placed"] == ["6"]
+
+
+async def test_old_and_new_consumers_side_by_side_do_each_message_once(
+    redis_url: str, wait_until: Callable[..., Any]
+) -> None:
+    """Each message comes twice. One was done long ago; the owners of two others died, or failed and freed its key."""
+    names: dict[str, Any] = {"__name__": "migration"}
+    blocks = [block.replace(URL, redis_url) for block in Page("recipes/migration.md").all_blocks("python")]
+    for block in blocks:
+        if "asyncio.run(" not in block:
+            exec(compile(block, "docs/recipes/migration.md", "exec"), names)
+    names["LONGEST"] = 0.05
+    redis, dedup, day, stream = names["redis"], names["dedup"], names["DAY"], f"orders-{uuid.uuid4().hex}"
+    orders = [f"{stream}-{number}" for number in range(40)]
+    old_ones_end = asyncio.Event()
+    long_ago, died, freed = f"{stream}-long-ago", f"{stream}-died", f"{stream}-freed"
+    refused: list[str] = []
+
+    async def new_handler(entry: Any) -> None:
+        try:
+            await names["on_order_beside_old"](entry)
+        except names["StillAtWork"] as error:
+            refused.append(str(error))
+            raise
+
+    async def old_consumer(name: str) -> None:
+        while not old_ones_end.is_set():
+            reply = await redis.xreadgroup("billing", name, {stream: ">"}, count=1, block=10)
+            for entry, fields in _entries(reply):
+                await names["old_place"](fields[b"id"].decode())
+                await redis.xack(stream, "billing", entry)
+
+    async with dedup, redis:
+        await redis.xgroup_create(stream, "billing", id="0", mkstream=True)
+        await redis.set(f"order:{long_ago}", "1", ex=day - 60)
+        await redis.set(f"order:{died}", "fastdedup", ex=day)
+        await redis.set(f"order:{freed}", "1", ex=day + 60)  # as one that began a moment ago
+        running = [asyncio.create_task(old_consumer(f"old-{number}")) for number in range(2)]
+        for _ in range(2):
+            for order in orders:
+                await redis.xadd(stream, {"id": order})
+        await wait_until(lambda: len(names["placed"]) > 5, description="the old ones are at work")
+        new = {"attempts": 100, "retry_delay": 0.02, "limit": 3}
+        running += [asyncio.create_task(names["consume"](stream, new_handler, **new)) for _ in range(2)]
+        await wait_until(lambda: set(orders) == set(names["placed"]), description="all are done")
+        old_ones_end.set()
+        await asyncio.wait(running[:2])
+        for order in (long_ago, died, freed, *orders):
+            await redis.xadd(stream, {"id": order})
+        await wait_until(lambda: freed in refused, description="it comes again")
+        await redis.delete(f"order:{freed}")
+
+        async def is_empty() -> bool:
+            lag = (await redis.xinfo_groups(stream))[0]["lag"]
+            return not lag and not (await redis.xpending(stream, "billing"))["pending"]
+
+        await wait_until(is_empty, description="all are acknowledged")
+        for task in running[2:]:
+            task.cancel()
+        await asyncio.wait(running)
+        await redis.delete(stream)
+    assert sorted(names["placed"]) == sorted([*orders, died, freed])
 
 
 @pytest.fixture(scope="module")
