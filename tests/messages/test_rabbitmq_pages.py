@@ -1,11 +1,12 @@
-"""docs/rabbitmq.md and docs/publish-once.md on a real RabbitMQ: their Python runs as it stands there."""
+"""Pages on a real RabbitMQ: the Python of rabbitmq.md, publish-once.md and recipes/migration.md runs as it stands."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, closing, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from aio_pika.abc import AbstractChannel
 
 from fastdedup import Dedup
+from fastdedup.integrations.rabbitmq import Consumer, message_id
 from fastdedup.sql.dialects import TableName, dialect_of
 
 from ..brokers import RabbitServer
@@ -23,6 +25,7 @@ PAGE = Page("rabbitmq.md")
 (START,) = PAGE.blocks("", "python")
 (BILLING,) = PAGE.blocks("The inbox decides", "python")
 PUBLISH, _ = Page("publish-once.md").blocks("Claim, publish, confirm, complete", "python")
+MIGRATION = Page("recipes/migration.md")
 WaitUntil = Callable[..., Awaitable[Any]]
 
 
@@ -145,3 +148,55 @@ async def test_a_message_that_no_queue_takes_is_no_success(rabbitmq: RabbitServe
         for _ in range(2):
             with pytest.raises(aio_pika.exceptions.PublishError):
                 await names["publish_once"](publish, b"5", "paid", 8)
+
+
+async def test_a_second_queue_keeps_old_and_new_consumers_apart(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    """Some messages lie in both queues, and a new consumer dies with one of its own: each is done once."""
+    source = "\n".join(each for each in MIGRATION.all_blocks("python") if "asyncio.run(" not in each)
+    names = MIGRATION.run(source.replace("redis://localhost:6379/0", redis_url))
+    names["LONGEST"], placed = 0.05, names["placed"]
+    run = uuid.uuid4().hex
+    by_old: list[str] = []
+    before, both, after = ([f"{run}-{part}-{number}" for number in range(10)] for part in range(3))
+
+    async def on_old(message: Any) -> None:
+        await names["old_place"](message.message_id)
+        await message.ack()
+        by_old.append(message.message_id)
+
+    async def on_new(message: Any) -> None:
+        await names["place_beside_old"](message.message_id)
+
+    async with names["dedup"], names["redis"], channel_of(rabbitmq) as channel:
+        exchange = await channel.declare_exchange(rabbitmq.name("shop"), "fanout", auto_delete=True)
+
+        async def publish(ids: list[str]) -> None:
+            for each in ids * 2:
+                await exchange.publish(aio_pika.Message(b"", message_id=each), "order")
+
+        old, new = [await channel.declare_queue(rabbitmq.name(each)) for each in ("orders", "orders.new")]
+        await old.bind(exchange)
+        await publish(before)
+        await new.bind(exchange)
+        await publish(both)
+        await old.unbind(exchange)
+        await publish(after)
+        async with channel_of(rabbitmq) as dying:  # its messages go back to their queue
+            taken = [await (await dying.get_queue(new.name)).get() for _ in range(2 * len(both) + 1)]
+            await names["redis"].set(f"order:{taken[-1].message_id}", "fastdedup", ex=60)
+        await old.consume(on_old)
+        async with AsyncExitStack() as stack:
+            consumers = []
+            for _ in range(2):
+                options = {**names["patient"], "attempts": 100, "retry_delay": 0.02, "name": new.name}
+                consumer = Consumer(new, names["dedup"], key=message_id, declare=True, **options)
+                consumers.append(await stack.enter_async_context(consumer))
+                await stack.enter_async_context(running(consumer.run(on_new)))
+            await wait_until(
+                lambda: sum(each.counts.first + each.counts.duplicate for each in consumers) == 40,
+                description="the new ones have acknowledged all that they had",
+            )
+            await wait_until(lambda: len(by_old) == 40, description="and the old one what it had")
+    assert sorted(placed) == sorted(before + both + after)
