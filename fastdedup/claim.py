@@ -66,10 +66,10 @@ class Claim:
 
     Settle it once, with `complete`, `fail` or `release`. Each of these raises ClaimLostError where
     another owner has the key by now (nothing was changed), UnavailableError where the store did not
-    answer (call it again: repeating is safe; see its `unrecorded`), UsageError on a claim that is not acquired, is
+    answer (call it again: repeating is safe), UsageError on a claim that is not acquired, is
     settled already, or belongs to another event loop. `complete` and `fail` are tried again until the
     lease ends before they give up: the effect has happened, and its result must not be lost to a
-    blip. `within` seconds end that sooner.
+    blip. `within` seconds end that sooner. The UnavailableError then has `unrecorded`.
 
     A claim has no truth value: ask `claim.acquired`.
     """

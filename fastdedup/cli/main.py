@@ -1,8 +1,8 @@
 """The command line: figures and records for people, ``--json`` for programs.
 
 To add a command: write it in the module of its kind, name it in that module's `COMMANDS`, and here in `_MODULES`. Let
-`DedupError` pass: the group prints it. A command's module is imported when the command is asked for, because
-`fastdedup serve` needs no progress bar, and no command but `bench` needs redis-py's clients.
+`DedupError` pass: the group prints it. A command's module is imported when the command is asked for: all of them
+together take half a second, for the benchmark's contestants and for progress bars.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ async def test_results_are_shown_and_tokens_and_subjects_are_not(watched: RedisS
     with watched.client() as raw, raw.monitor() as monitor, raw.pubsub() as events:
         events.psubscribe("__key*__:*")
         assert events.get_message(timeout=5.0) is not None
-        async with Dedup(watched.url, namespace="shop", known_duplicates=0) as dedup:
+        async with Dedup(watched.url, namespace="shop", known_duplicates=0, timeout=5.0) as dedup:
             claim = await dedup.claim("order:42", owner="worker-7", fingerprint="body-of-ann")
             await claim.complete("card-4711")
             await (await dedup.claim("order:43")).fail("declined-13")
