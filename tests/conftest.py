@@ -206,7 +206,9 @@ def check_ttls(raw: redis.Redis) -> None:
     assert not without, f"keys without a TTL: {without[:5]}"
 
 
-async def _wait_until(predicate: Callable[[], Any], *, description: str, deadline: float = 10.0) -> Any:
+async def _wait_until(
+    predicate: Callable[[], Any], *, description: str | Callable[[], str], deadline: float = 10.0
+) -> Any:
     loop = asyncio.get_running_loop()
     ends = loop.time() + deadline
     while loop.time() < ends:
@@ -216,7 +218,8 @@ async def _wait_until(predicate: Callable[[], Any], *, description: str, deadlin
         if isinstance(value, Claim) or value:  # a claim has no truth value
             return value
         await asyncio.sleep(0.002)
-    raise AssertionError(f"waited {deadline:g} s in vain: {description}")
+    said = description if isinstance(description, str) else description()
+    raise AssertionError(f"waited {deadline:g} s in vain: {said}")
 
 
 @pytest.fixture

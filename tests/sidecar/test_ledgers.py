@@ -7,7 +7,6 @@ import json
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -289,10 +288,17 @@ def test_a_client_that_goes_leaves_nothing_remembered(
     assert ask(resp, "PING")
     assert served.process is not None
 
+    told = ""
+
     async def are_forgotten() -> bool:
-        with suppress(redis.ResponseError):  # the store does not answer yet
-            return not any(ask(resp, "FD.SEEN", "orders", *ids))
-        return False
+        nonlocal told
+        try:
+            remembered = sum(ask(resp, "FD.SEEN", "orders", *ids))
+        except redis.ResponseError as error:  # the store does not answer yet
+            told = str(error)
+            return False
+        told = f"{remembered} are remembered"
+        return not remembered
 
     def clients() -> float:
         return figure(served.figures(), "fastdedup_connections", wire="resp")
@@ -318,7 +324,7 @@ def test_a_client_that_goes_leaves_nothing_remembered(
             )
         finally:
             redis_of_it.thaw()
-    asyncio.run(wait_until(are_forgotten, description="its ids are taken back"))
+    asyncio.run(wait_until(are_forgotten, description=lambda: f"its ids are taken back; {told}"))
 
 
 # Claims whose success a ledger remembers
