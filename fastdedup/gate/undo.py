@@ -121,7 +121,7 @@ class UndoList:
             self._places.setdefault(op.place, []).append(op.entry)
             self._put((op.wire, op.entry), GivenUp(False, op))
             if len(self._places) > 2 * len(self._given_up) + _SLACK:
-                self._places = {place: kept for place in self._places if (kept := self._entries(place))}
+                self._places = {place: kept for place in [*self._places] if (kept := self._entries(place))}
 
     async def until_free(self, ops: Sequence[FirstOp]) -> None:
         """Wait until none of these ids is just being taken back: that could come behind what is sent now."""
