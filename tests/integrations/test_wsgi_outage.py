@@ -42,7 +42,7 @@ def server() -> Iterator[RedisServer]:
 
 
 def test_where_redis_does_not_answer_nothing_runs(kind: str, server: RedisServer) -> None:
-    with Dedup(server.url) as dedup:
+    with Dedup(server.url, timeout=0.5) as dedup:
         shop = Shop(kind, dedup)
         assert shop.post(key="before").status == 201
         server.kill()
@@ -54,7 +54,7 @@ def test_where_redis_does_not_answer_nothing_runs(kind: str, server: RedisServer
 
 def test_where_it_never_answered_nothing_runs_either(kind: str, server: RedisServer) -> None:
     server.kill()
-    with Dedup(server.url) as dedup:
+    with Dedup(server.url, timeout=0.5) as dedup:
         shop = Shop(kind, dedup)
         assert shop.post().problem == "unavailable"
         server.start()
@@ -63,7 +63,7 @@ def test_where_it_never_answered_nothing_runs_either(kind: str, server: RedisSer
 
 def test_a_local_answer_is_marked_as_degraded(kind: str, server: RedisServer) -> None:
     server.kill()
-    with Dedup(server.url, on_unavailable=LocalLRU()) as dedup:
+    with Dedup(server.url, timeout=0.5, on_unavailable=LocalLRU()) as dedup:
         shop = Shop(kind, dedup)
         first, second = shop.post(b"1"), shop.post(b"1")
         assert first.marks == {"idempotency-degraded"}
@@ -78,7 +78,7 @@ def test_a_local_answer_is_marked_as_degraded(kind: str, server: RedisServer) ->
 @pytest.mark.usefixtures("short_hold")
 @pytest.mark.parametrize("headers", [Reply().headers, STREAM], ids=["whole", "stream"])
 def test_a_response_is_sent_though_it_cannot_be_stored(kind: str, server: RedisServer, headers: Any) -> None:
-    with Dedup(server.url) as dedup:
+    with Dedup(server.url, timeout=0.5) as dedup:
         shop = Shop(kind, dedup)
 
         def handler(call: Call) -> Reply:
@@ -95,7 +95,7 @@ def test_a_response_is_sent_though_it_cannot_be_stored(kind: str, server: RedisS
 
 @pytest.mark.usefixtures("short_hold")
 def test_storing_goes_on_in_the_background(kind: str, server: RedisServer) -> None:
-    with Dedup(server.url) as dedup:
+    with Dedup(server.url, timeout=0.5) as dedup:
         shop = Shop(kind, dedup)
 
         def handler(call: Call) -> Reply:
@@ -115,7 +115,7 @@ def test_storing_goes_on_in_the_background(kind: str, server: RedisServer) -> No
 
 
 def test_an_outcome_whose_lease_ends_unstored_is_sent(server: RedisServer) -> None:
-    with Dedup(server.url) as dedup:
+    with Dedup(server.url, timeout=0.5) as dedup:
         shop = Shop("bare", dedup, lease=0.3, renew=False)
 
         def handler(call: Call) -> Reply:
@@ -128,7 +128,7 @@ def test_an_outcome_whose_lease_ends_unstored_is_sent(server: RedisServer) -> No
 
 
 def test_a_response_that_would_be_released_is_sent(kind: str, server: RedisServer) -> None:
-    with Dedup(server.url) as dedup:
+    with Dedup(server.url, timeout=0.5) as dedup:
         shop = Shop(kind, dedup)
 
         def handler(call: Call) -> Reply:
@@ -141,7 +141,7 @@ def test_a_response_that_would_be_released_is_sent(kind: str, server: RedisServe
 
 
 def test_the_applications_own_exception_matters_more(server: RedisServer) -> None:
-    with Dedup(server.url) as dedup:
+    with Dedup(server.url, timeout=0.5) as dedup:
         shop = Shop("bare", dedup)
 
         def handler(call: Call) -> Reply:
@@ -198,7 +198,7 @@ def test_an_interrupted_wait_loses_no_outcome(server: RedisServer, monkeypatch: 
             return super().dumps(value)
 
     monkeypatch.setattr(wsgi, "ResponseCodec", Codec)
-    with Dedup(server.url) as dedup:
+    with Dedup(server.url, timeout=0.5) as dedup:
         shop = Shop("bare", dedup)
 
         def handler(call: Call) -> Reply:

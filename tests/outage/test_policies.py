@@ -68,7 +68,7 @@ async def test_answers_while_redis_is_away_take_no_time_and_connect_to_nothing(
     server: RedisServer, policy: FallbackPolicy
 ) -> None:
     """One caller after the other, so that each pays for all that its own answer takes."""
-    async with Dedup(server.url, on_unavailable=policy) as dedup:
+    async with Dedup(server.url, timeout=0.5, on_unavailable=policy) as dedup:
         await dedup.claim("before")
         server.kill()
         async with counting(server.socket) as connected:
@@ -94,7 +94,7 @@ async def test_redis_is_asked_again_soon_after_it_answers_again(
     server: RedisServer, fault: str, wait_until: WaitUntil
 ) -> None:
     events: list[Event] = []
-    async with Dedup(server.url, on_event=events.append) as dedup:
+    async with Dedup(server.url, timeout=0.5, on_event=events.append) as dedup:
         await dedup.claim("before")
         server.kill() if fault == "killed" else server.freeze()
         await until_open(dedup)
@@ -114,7 +114,7 @@ async def test_redis_is_asked_again_soon_after_it_answers_again(
 
 async def test_reject_tells_clients_when_to_come_back(server: RedisServer) -> None:
     """Whether the attempt failed, or none was made because the breaker is open."""
-    async with Dedup(server.url, on_unavailable=Reject(retry_after=7.5)) as dedup:
+    async with Dedup(server.url, timeout=0.5, on_unavailable=Reject(retry_after=7.5)) as dedup:
         server.kill()
         for _ in range(10):
             with pytest.raises(UnavailableError) as caught:
@@ -124,7 +124,7 @@ async def test_reject_tells_clients_when_to_come_back(server: RedisServer) -> No
 
 
 async def test_a_refusal_of_local_lru_says_why_and_when_to_come_back(server: RedisServer) -> None:
-    async with Dedup(server.url, on_unavailable=LocalLRU(maxsize=1)) as dedup:
+    async with Dedup(server.url, timeout=0.5, on_unavailable=LocalLRU(maxsize=1)) as dedup:
         server.kill()
         await dedup.claim("fits")
         with pytest.raises(UnavailableError, match="the local store is full: 1") as caught:
@@ -135,7 +135,7 @@ async def test_a_refusal_of_local_lru_says_why_and_when_to_come_back(server: Red
 async def test_each_scope_has_its_own_policy_over_one_connection(server: RedisServer) -> None:
     """Also two of one kind: what fills one leaves the other its room."""
     events: list[Event] = []
-    async with Dedup(server.url, namespace="shop", on_event=events.append) as shop:
+    async with Dedup(server.url, timeout=0.5, namespace="shop", on_event=events.append) as shop:
         sms = shop.scoped("sms", on_unavailable=LocalLRU(maxsize=1))
         mail = shop.scoped("mail", on_unavailable=LocalLRU(maxsize=1))
         server.kill()
@@ -154,7 +154,7 @@ async def test_scopes_that_share_a_policy_share_its_room_and_never_a_key(
 ) -> None:
     """And one journal brings both home, each under its own name."""
     policy = LocalLRU(maxsize=2)
-    async with Dedup(server.url, namespace="shop", on_unavailable=policy) as shop:
+    async with Dedup(server.url, timeout=0.5, namespace="shop", on_unavailable=policy) as shop:
         sms = shop.scoped("sms")
         server.kill()
         ours, theirs = await shop.claim("k"), await sms.claim("k")
@@ -176,8 +176,8 @@ async def test_two_gates_that_share_a_policy_never_give_a_key_twice(
     """One Redis, two connections, one process: unique is what is unique in the policy."""
     policy = LocalLRU()
     async with (
-        Dedup(server.url, on_unavailable=policy) as one,
-        Dedup(server.url, on_unavailable=policy) as other,
+        Dedup(server.url, timeout=0.5, on_unavailable=policy) as one,
+        Dedup(server.url, timeout=0.5, on_unavailable=policy) as other,
     ):
         server.kill()
         claims = await asyncio.gather(*(gate.claim("k") for gate in (one, other) * 10))
@@ -241,7 +241,7 @@ async def test_what_a_policy_without_a_journal_answers_stays_with_it(
     server: RedisServer, wait_until: WaitUntil
 ) -> None:
     """It goes on answering for those keys, and only for those, until its records expire."""
-    async with Dedup(server.url, on_unavailable=Minutes()) as dedup:
+    async with Dedup(server.url, timeout=0.5, on_unavailable=Minutes()) as dedup:
         server.kill()
         claim = await dedup.claim("k")
         await until_open(dedup)

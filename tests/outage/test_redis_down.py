@@ -26,7 +26,7 @@ def server() -> Iterator[RedisServer]:
 async def test_a_killed_server_is_unavailable_and_comes_back(
     server: RedisServer, wait_until: WaitUntil
 ) -> None:
-    async with Dedup(server.url) as dedup:
+    async with Dedup(server.url, timeout=0.5) as dedup:
         held = await dedup.claim("held", lease=0.2)
         server.kill()
         with pytest.raises(UnavailableError) as caught:
@@ -74,14 +74,14 @@ async def test_a_frozen_server_is_unavailable_at_the_deadline(
 
 async def test_opening_without_a_server_is_no_error(server: RedisServer) -> None:
     server.kill()
-    async with Dedup(server.url) as dedup:
+    async with Dedup(server.url, timeout=0.5) as dedup:
         with pytest.raises(UnavailableError, match=r"redis\.sock"):
             await dedup.claim("key")
 
 
 async def test_a_broken_connection_is_repaired_within_the_operation(server: RedisServer) -> None:
     """The engine sends again; owners make that safe."""
-    async with Dedup(server.url) as dedup:
+    async with Dedup(server.url, timeout=0.5) as dedup:
         await dedup.claim("before")
         with server.client() as raw:
             raw.client_kill_filter(_type="normal", skipme=True)
@@ -93,7 +93,7 @@ async def test_a_broken_connection_is_repaired_within_the_operation(server: Redi
 async def test_local_lru_answers_degraded_and_keeps_its_word(
     server: RedisServer, wait_until: WaitUntil
 ) -> None:
-    async with Dedup(server.url, on_unavailable=LocalLRU(maxsize=3)) as dedup:
+    async with Dedup(server.url, timeout=0.5, on_unavailable=LocalLRU(maxsize=3)) as dedup:
         acquired = await dedup.claim("in redis")
         server.kill()
         with pytest.raises(UnavailableError):
@@ -131,7 +131,7 @@ async def test_a_waiter_survives_a_restart(server: RedisServer, wait_until: Wait
 
 
 async def test_too_much_pending_is_refused(server: RedisServer) -> None:
-    async with Dedup(server.url, max_pending=10) as dedup:
+    async with Dedup(server.url, timeout=0.5, max_pending=10) as dedup:
         await dedup.claim("warm")
         answers = await asyncio.gather(*(dedup.claim(f"key-{n}") for n in range(15)), return_exceptions=True)
         refused = [answer for answer in answers if isinstance(answer, UnavailableError)]

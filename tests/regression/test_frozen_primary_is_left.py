@@ -49,7 +49,7 @@ async def test_a_frozen_primary_is_left_after_its_failover(
     """Its replica serves the keys, and nobody thaws it. The breaker is open by then: only probes go to the node."""
     slot = slot_of(b"{k}")
     frozen = cluster.owner(slot)
-    async with Dedup(cluster.url, namespace="t") as gate:
+    async with Dedup(cluster.url, namespace="t", timeout=0.5) as gate:
 
         async def is_refused() -> bool:
             return not await is_served(gate) and gate.breaker is not BreakerState.CLOSED

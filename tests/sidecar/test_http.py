@@ -409,7 +409,7 @@ def test_namespaces_are_bounded(serve: Serve) -> None:
 
 
 def test_without_the_store_it_says_so(serve: Serve) -> None:
-    with serve(NOWHERE).http() as http:
+    with serve(NOWHERE, timeout=0.25).http() as http:
         assert http.get("/healthz").status_code == 200
         ready = http.get("/readyz")
         assert (ready.status_code, ready.json()["ready"]) == (503, False)

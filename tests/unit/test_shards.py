@@ -182,7 +182,7 @@ class Journalled:
         self.store.parts = {number: Adopting(number) for number in range(COUNT)}
         self.policy = LocalLRU()
         self.events: list[Event] = []
-        self.dedup = Dedup(self.store, on_unavailable=self.policy, on_event=self.events.append)
+        self.dedup = Dedup(self.store, timeout=0.25, on_unavailable=self.policy, on_event=self.events.append)
 
     async def outage(self) -> None:
         for part in self.store.parts.values():
