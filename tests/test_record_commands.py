@@ -77,10 +77,11 @@ def test_a_web_key_that_is_listed_is_inspected_by_its_digest(
     async def work(dedup: Dedup) -> None:
         await dedup.scoped("http").claim("a route, a principal and a key: " + "k" * 100)
 
-    at_gate(work, holder="labels")
-    monkeypatch.setenv("COLUMNS", "80")
+    at_gate(work, holder="labels-of-this-shop1")
     (record,) = json.loads(run("list", "--http", "--json").stdout)["records"]
-    assert record["holder"] in run("list", "--http").stdout, "its pid is cut off by no line's end"
+    for columns in ("20", "80", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert record["holder"] in run("list", "--http").stdout, "its pid is cut off by no line's end"
     elsewhere = run("inspect", "--digest", record["key"])
     told = f" Web keys are in '{namespace}:http': give --namespace {namespace}:http.\n"
     assert (elsewhere.exit_code, elsewhere.stderr.endswith(told)) == (1, True)

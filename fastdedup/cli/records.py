@@ -29,6 +29,8 @@ from .ledger import of_form
 from .terminal import as_json, print_json, printable
 
 Command = Callable[..., Any]
+_LEAST_KEY = 12
+"""Characters of a key in a line of a table, where the terminal is too narrow for more."""
 
 
 class RecordPlace:
@@ -258,7 +260,7 @@ def list_records(
         )
         return
     if found.records:
-        Console().print(_list_table(found))
+        _print_list(found)
     else:
         click.echo(f"No record fits.{_where_web_keys_are(namespace, 'add --http')}", err=True)
     if found.cursor is not None:
@@ -385,7 +387,17 @@ def _record_table(record: Record, digest: str | None) -> Table:
     return table
 
 
-def _list_table(found: Listing) -> Table:
+def _print_list(found: Listing) -> None:
+    """Print the records as a table, wider than the terminal rather than with a holder cut off."""
+    console = Console()
+    boundless = console.options.update(width=100_000)
+    # Measured with short keys: rich would take the longest word as the least, and keys can be folded.
+    needed = console.measure(_list_table(found, shown=_LEAST_KEY), options=boundless).minimum
+    Console(width=max(needed, console.width)).print(_list_table(found))
+
+
+def _list_table(found: Listing, shown: int | None = None) -> Table:
+    """Return a table of records; `shown`: how many characters of a key."""
     table = Table(box=ROUNDED)
     for heading in ("key", "kind", "state"):
         table.add_column(heading, overflow="fold")
@@ -394,7 +406,7 @@ def _list_table(found: Listing) -> Table:
     table.add_column("holder", no_wrap=True)  # its pid is what one looks for, or greps
     for record in sorted(found.records, key=lambda record: -(record.age or 0.0)):
         facts = (
-            record.key,
+            record.key[:shown],
             record.kind,
             record.state.value,
             "-" if record.age is None else f"{record.age:,.0f} s",
