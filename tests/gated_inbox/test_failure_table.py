@@ -60,7 +60,7 @@ async def test_a_waiter_at_the_gate_goes_on_without_redis(
     """Redis fails while a duplicate waits there for the first: it asks the inbox, long before its wait is over."""
     monkeypatch.setattr(once, "LOOK", 0.1)
     monkeypatch.setattr(once, "MENDING", 0.1)
-    async with open_shop(mortal_postgres, mortal_redis, wait=30.0) as shop:
+    async with open_shop(mortal_postgres, mortal_redis, wait=30.0, gate={"timeout": 0.25}) as shop:
         go_on, first = await at_work(shop, shop.handle(key), wait_until)
         second = asyncio.create_task(shop.elsewhere(key))
         await wait_until(
