@@ -138,6 +138,7 @@ class Dedup(Inspected):
             credentials=credentials,
         )
         self._namespace = Namespace(connection, settings)
+        connection.name_journal(policy, namespace)
         self._tokens = Tokens(self._namespace)
 
     def __repr__(self) -> str:

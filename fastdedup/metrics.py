@@ -15,7 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("metrics need prometheus_client: pip install 'fastdedup[prometheus]'") from error
 
-from .gate.counters import BOUNDS, SIZES, Cells, GateCounters, empty_cells
+from .gate.counters import BOUNDS, SIZES, Cells, GateCounters, empty_cells, verb_at_policy
 from .model import BreakerState
 
 
@@ -82,6 +82,8 @@ class GateFamilies:
             for namespace, verb, outcome, cells in counters.answers():
                 counts[namespace, verb, outcome] += sum(cells[:-1])  # type: ignore[assignment]
                 by_verb[verb] = added(by_verb[verb], cells)
+        for namespace, verb in self._seen():
+            counts[namespace, verb, "unavailable"] += 0
         labels = ["namespace", "verb", "outcome"]
         yield family(CounterMetricFamily, "operations", "Operations answered.", labels, counts)
         yield histogram("operation_seconds", "From an operation's beginning to its answer.", "verb", by_verb)
@@ -115,6 +117,9 @@ class GateFamilies:
         yield counter("primary_restarts", restarts, self._sum("restarted"))
         labels = ["namespace", "verb", "answered"]
         degraded = total(counters.degraded for counters in self._all)
+        for namespace, verb in self._seen():
+            for answered in ("yes", "no"):
+                degraded[namespace, verb_at_policy(verb), answered] += 0
         yield family(CounterMetricFamily, "degraded", "Asked the policy instead.", labels, degraded)
         lines = total(gate.journals() for gate in self._gates)
         text = "To be put into the store."
@@ -125,9 +130,11 @@ class GateFamilies:
         yield counter("unreplayed", "Records that never got into the store.", self._sum("unreplayed"))
         yield counter("leases_lost", "Leases that could not be renewed.", self._sum("leases_lost"))
         yield counter("clock_skews", "How often a Redis node's clock was off.", self._sum("clock_skews"))
-        short = by_one(total(counters.shortfalls for counters in self._all))
+        short = total(counters.shortfalls for counters in self._all)
+        for namespace, _ in self._seen():
+            short[namespace] += 0
         text = "Too few replicas confirmed."
-        yield family(CounterMetricFamily, "shortfalls", text, ["namespace"], short)
+        yield family(CounterMetricFamily, "shortfalls", text, ["namespace"], by_one(short))
 
     def _undone(self) -> Iterator[Metric]:
         undone = [gate.undone() for gate in self._gates]
@@ -151,6 +158,10 @@ class GateFamilies:
         paused = by_one(total(counters.paused for counters in self._all))
         text = "1 while a consumer waits for a store."
         yield family(GaugeMetricFamily, "consumer_paused", text, ["consumer"], paused)
+
+    def _seen(self) -> set[tuple[str, str]]:
+        """Return namespaces and their verbs, whose troubles stand at 0: see `GateCounters.expect`."""
+        return set().union(*(counters.seen() for counters in self._all))
 
     def _sum(self, name: str) -> int:
         return sum(getattr(counters, name) for counters in self._all)

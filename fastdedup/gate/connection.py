@@ -436,8 +436,12 @@ class Connection:
         if self._closing is None:
             reconciler.wake()
 
+    def name_journal(self, policy: object, namespace: str) -> None:
+        """Show a policy's journal under a namespace: the gate's, as its scopes share the policy."""
+        self._journals[id(policy)] = namespace
+
     def journals(self) -> dict[str, int]:
-        """Return how many records each journal has for the store, under the first namespace that used it."""
+        """Return how many records each journal has for the store, by the namespace of its policy's gate."""
         found = self._reconcilers.items()
         return {self._journals.get(number, ""): each.policy.lines for number, each in found}
 

@@ -59,6 +59,8 @@ _FAULTS: Final[dict[type[BaseException], str]] = {
 }
 _VERBS: Final = {Verb.READ: "get", Verb.SETTLE_REMEMBERED: "complete", Verb.CLAIM_REMEMBERED: "claim"}
 """Verbs whose operations have another name for users."""
+_CLAIMS: Final = frozenset({"lock", "redeem", "consume"})
+"""Verbs of which the policy is asked as of claims."""
 OTHERS: Final = "(others)"
 """The label of further namespaces, and in a sidecar of those that clients have only looked at: made-up ones must not
 make the metrics grow."""
@@ -141,6 +143,14 @@ class GateCounters:
         """Return the cells of a namespace's operations by their outcome."""
         return self.operations[self.label(namespace), verb]
 
+    def expect(self, namespace: str) -> None:
+        """Let what may befall a namespace's claims stand at 0 before there is one.
+
+        The rate of a series that is born with its first event does not show that event.
+        """
+        for verb in ("claim", "complete"):
+            self.outcomes(namespace, verb)
+
     def label(self, namespace: str) -> str:
         """Return the label of a namespace."""
         return namespace if self.is_known(namespace) else OTHERS
@@ -212,6 +222,10 @@ class GateCounters:
                 break
             sleep(0)  # another thread was just moving claims, which would be counted twice or not at all
         return found
+
+    def seen(self) -> set[tuple[str, str]]:
+        """Return the namespaces and verbs of all operations so far, and those that are expected."""
+        return {*self.operations.copy()}  # another thread may read while a first operation is counted
 
     def _copied(self) -> list[tuple[str, str, str, Cells]]:
         latest: Cells | None = None
@@ -292,6 +306,11 @@ class GateCounters:
                 self.paused[event.consumer] = 1
             case ConsumerResumed():
                 self.paused[event.consumer] = 0
+
+
+def verb_at_policy(verb: str) -> str:
+    """Return by which verb an operation's events name it, given its own."""
+    return "claim" if verb in _CLAIMS else verb
 
 
 def verb_of(op: Op) -> str:

@@ -47,12 +47,12 @@ class FastdedupCollector(BaseCollector):
     def add(self, watched: Any) -> None:
         """Show the figures of a gate, a consumer or an inbox as well; errors as for `watch`."""
         if isinstance(watched, Dedup):
+            count(watched)
             connection = watched._namespace.connection
-            connection.count()
             self._gates[id(connection)] = lambda: watched
         elif isinstance(watched, SyncDedup):
             processes = watched._per_process
-            processes.on_made(lambda dedup: dedup._namespace.connection.count())
+            processes.on_made(count)
             self._gates[id(processes)] = lambda: processes.present
         elif hasattr(getattr(watched, "_rules", None), "received"):
             self._inboxes.append(watched._rules)
@@ -118,6 +118,12 @@ def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCol
     for each in watched:
         collector.add(each)
     return collector
+
+
+def count(dedup: Dedup) -> None:
+    """Count what a gate does from now on."""
+    namespace = dedup._namespace
+    namespace.connection.count().expect(namespace.settings.namespace)
 
 
 def watched_gate(dedup: Dedup) -> WatchedGate:

@@ -41,6 +41,8 @@ class Collector(BaseCollector):
     def __init__(self, namespaces: Namespaces) -> None:
         self._counters = namespaces.counters
         self._namespaces = namespaces
+        for dedup in namespaces.dedups():
+            self._counters.expect(dedup.settings.namespace)
         undo = namespaces.root._namespace.connection.undo_counts
         self._gate = WatchedGate(
             namespaces.counters, namespaces.root, lambda: journal_lines(namespaces), undo
