@@ -9,6 +9,7 @@ VENV  := .venv/.stamp-venv
 CLI   := .venv/.stamp-cli
 WEB   := .venv/.stamp-web
 DEV   := .venv/.stamp-dev
+READ  := .venv/.stamp-read
 BENCH := .venv/.stamp-bench
 DOCS  := .venv/.stamp-docs
 RELEASE := .venv/.stamp-release
@@ -36,7 +37,7 @@ demo-web: $(WEB) redis-server ## open the sale as a shop for your browser; ARGS=
 # together, so each worker starts fewer of the servers that a file shares. With PYTEST_ARGS only some tests run; then the coverage
 # is below the required one.
 test: ## lint, type check and test, with at least 95 % branch coverage
-	@$(MAKE) --no-print-directory --jobs 3 servers lint $(TESTED)/.stamp
+	@$(MAKE) --no-print-directory --jobs 3 servers lint $(TESTED)/.stamp $(READ)
 	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
 	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" COMPILED_FOLDER=$(TESTED) \
 	  $(BIN)/pytest -n $(WORKERS) --dist worksteal --cov --cov-fail-under=95 $(PYTEST_ARGS)
@@ -179,6 +180,12 @@ $(DEV): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[dev] ..."
 	@$(PIP) --editable '.[dev]'
 	@touch $(CLI) $(WEB) $@
+
+# Python compiles the packages and the tests while the C compiler takes the other core: else each of pytest's workers would, at
+# the same time. What fails here, pytest says in its own run.
+$(READ): $(DEV)
+	@$(BIN)/pytest --collect-only -qq >/dev/null 2>&1 || true
+	@touch $@
 
 $(BENCH): $(VENV) pyproject.toml
 	@echo "Installing fastdedup[bench] ..."
