@@ -101,7 +101,7 @@ def test_a_timeout_then_a_conflict_then_the_first_result(call: Caller, stripe: S
             until(lambda: not state.running, "the first attempt is done")
 
     rules = RetryRules(on_retry=lambda retry: told.append(retry.status))
-    answer = call(url, timeout=0.2, rules=rules, sleep=Waits(then))
+    answer = call(url, timeout=1.0, rules=rules, sleep=Waits(then))
     assert (answer.status, answer.headers["idempotent-replayed"]) == (200, "true")
     assert told == [None, 409]
     assert len(set(state.keys)) == 1
