@@ -19,6 +19,7 @@ from ..web.fingerprints import json_fingerprint
 from ..web.forms import FIELD, HEADER, FormRefused, Refusal
 from ..web.header import NAME, parse
 from ..web.policy import docs_at, rule_facts
+from ..web.problems import UNAVAILABLE, respond
 from ..web.request import EVERYONE, RequestTooLarge, Shared, name_of_caller
 from ..web.request import everyone as everybody
 from ..web.response import Response
@@ -60,8 +61,10 @@ async def everyone() -> Literal[Shared.EVERYONE]:  # async, as FastAPI calls oth
 class Idempotency:
     """Gives an application's `Claimed` and `OneTimeToken` their `Dedup`. Make one for each application.
 
-    It opens `dedup` with the application and closes it, unless it was open before. Add middleware that compresses
-    after it: the middleware that is added last is outermost, so the stored response suits every client.
+    It opens `dedup` with the application and closes it, unless it was open before; also where handlers claim by
+    hand. An UnavailableError that leaves a handler is answered 503 with Retry-After, unless the application has a
+    handler for it, or the work is done and only not recorded (`unrecorded`). Add middleware that compresses after it:
+    the middleware that is added last is outermost, so the stored response suits every client.
 
     Args:
         app: the application.
@@ -93,6 +96,7 @@ class Idempotency:
         app.add_middleware(_Capture, idempotency=self)
         app.add_exception_handler(_Answered, _answered)
         app.exception_handlers.setdefault(FormRefused, _form_refused)
+        app.exception_handlers.setdefault(UnavailableError, _unavailable)
         describe(app, dedup.settings, max_request)
 
     def docs_at(self, request: Request) -> str | None:
@@ -353,6 +357,15 @@ async def _answered(request: Request, answered: Exception) -> FastAPIResponse:
 async def _form_refused(request: Request, refused: Exception) -> FastAPIResponse:
     assert isinstance(refused, FormRefused)
     return _plain(refused.response(request_of(request.scope, b"")))
+
+
+async def _unavailable(request: Request, error: Exception) -> FastAPIResponse:
+    """Answer 503 where a handler's own claim finds no store. Work that is done and not recorded stays an error."""
+    assert isinstance(error, UnavailableError)
+    if error.unrecorded:
+        raise error
+    docs = _slot(request)[0].docs_at(request)
+    return _plain(respond(UNAVAILABLE, docs=docs, retry_after=error.retry_after))
 
 
 def _plain(response: Response) -> FastAPIResponse:

@@ -23,7 +23,7 @@ from fastapi import (
 from fastapi.responses import HTMLResponse, RedirectResponse
 from pydantic import BaseModel
 
-from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome
+from fastdedup import Claim, ConfigError, Dedup, LocalLRU, Outcome, UnavailableError
 from fastdedup.integrations.asgi import IdempotencyMiddleware
 from fastdedup.integrations.asgi import everyone as anybody
 from fastdedup.integrations.fastapi import (
@@ -653,6 +653,30 @@ async def test_the_field_may_have_another_name_and_the_subject_comes_first() -> 
         assert (await http.post("/buy", data={"nonce": token})).status_code == 401
         answer = await http.post("/buy", data={"nonce": token}, headers={"x-account": "ann"})
         assert answer.json() == {"done": True}
+
+
+@pytest.mark.parametrize("unrecorded", [False, True])
+async def test_a_claim_by_hand_without_a_store_is_answered_503(unrecorded: bool) -> None:
+    """Where the work is done and only not recorded, 503 would ask for it again: that stays an error."""
+    app, server = FastAPI(), RedisServer()  # which does not run
+    dedup = Dedup(server.url, timeout=0.1)
+    Idempotency(app, dedup)
+
+    @app.post("/by-hand")
+    async def by_hand() -> None:
+        try:
+            await dedup.claim("k")
+        except UnavailableError as error:
+            error.unrecorded = unrecorded
+            raise
+
+    async with dedup, client(app) as http:
+        answer = await http.post("/by-hand")
+    if unrecorded:
+        assert answer.status_code == 500
+        return
+    problem(answer, "unavailable", 503)
+    assert int(answer.headers["retry-after"]) >= 1
 
 
 CLAIMED = Claimed(principal=everyone)
