@@ -125,7 +125,8 @@ class Listing:
     Attributes:
         records: the records, without their results.
         cursor: pass it to the next call to go on; None where all keys were looked at.
-        looked_at: about how many keys the store has looked at, those of others included.
+        looked_at: about how many keys the store has looked at, those of others included, in whole steps of SCAN: 512
+            for a store of four keys.
     """
 
     records: list[Record]

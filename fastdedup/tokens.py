@@ -45,7 +45,7 @@ class Tokens:
         Raises:
             UnavailableError: neither the store nor the policy answered.
         """
-        token = secrets.token_urlsafe(_BYTES)
+        token = draw_token()
         ttl_ms = milliseconds(self._namespace.settings.token_ttl if ttl is None else ttl, "ttl")
         op = IssueOp(
             self._keyspace.wire_digest(token.encode()),
@@ -137,6 +137,14 @@ def subject_mark(subject: Any) -> bytes:
     "No subject" has a fingerprint of its own, so that a token that was issued for a subject answers MISMATCH.
     """
     return _NOBODY if subject is None else fingerprint(subject)
+
+
+def draw_token() -> str:
+    """Return the text of a new token. It begins with no dash, which a command line would take for an option's."""
+    while True:
+        token = secrets.token_urlsafe(_BYTES)
+        if token[0] != "-":
+            return token
 
 
 def token_bytes(token: str) -> bytes:

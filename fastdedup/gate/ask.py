@@ -268,6 +268,8 @@ class Ask:
                 refusal.owner = owner_text(op.owner)
             raise
         self._report_degraded(op, error, answered=True)
+        if connection.policy_listener is not None:
+            connection.policy_listener.policy_answered(op, reply)
         if isinstance(op, ClaimOp) and type(reply) is Verdict and reply.outcome == "acquired":
             connection.undo.keep(op)
         if self._journal is not None:

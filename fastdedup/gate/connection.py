@@ -27,6 +27,7 @@ from ..stores.base import (
     ClockComparingStore,
     Credentials,
     DegradingStore,
+    ListeningStore,
     OpeningStore,
     ReportingStore,
     ShardedStore,
@@ -115,6 +116,8 @@ class Connection:
         """As `on_batch`."""
         self.watchers = Watchers()
         """Who counts and who traces."""
+        self.name = namespace
+        """The gate's name in the log: its namespace."""
         self._probe_wire = f"{namespace}:~probe".encode()
         self.replicas = check_count(replicas, "replicas", least=0)
         if on_shortfall not in ("report", "raise"):
@@ -126,6 +129,7 @@ class Connection:
         self._make_store = (lambda: self._store_of(store)) if isinstance(store, str) else None
         self.store = self._store_of(store)
         self.behind_a_policy = isinstance(self.store, DegradingStore)
+        self.policy_listener = self.store if isinstance(self.store, ListeningStore) else None
         off = known_duplicates is False
         self.recent = RecentSuccesses(
             0.0 if off else check_seconds(known_duplicates, "known_duplicates", least=0.0)

@@ -112,6 +112,15 @@ class ProbedStore(Protocol):
 
 
 @runtime_checkable
+class ListeningStore(Protocol):
+    """An optional ability of a store: to hear what the policy has answered in its place. Stores for tests have it."""
+
+    def policy_answered(self, op: Op, reply: Reply) -> None:
+        """The store did not answer this operation, and the policy gave this reply."""
+        ...
+
+
+@runtime_checkable
 class TimedStore(Protocol):
     """An optional ability of a store: to know the latest time that any of its servers has reported."""
 

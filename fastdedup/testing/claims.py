@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import UsageError
+from ..gate.namespace import Namespace
 from ..gateway import Dedup
-from ..model import Outcome
+from ..inspection import wire_of
+from ..model import Outcome, RecordKind
 from ..protocol.keyspace import names_of
 from ..protocol.operations import ClaimOp, Code, Mode, Op, ReleaseOp, Reply, SettleOp, Verdict
-from ..protocol.owners import owner_text
+from ..protocol.owners import is_drawn, owner_text
 from ..sync.gateway import Dedup as SyncDedup
-from ..web.inspection import place_of_request
+from ..web.inspection import Caller, place_of_request
 from ..web.record_keys import SCOPE
 
 End = Literal["at work", "completed", "failed", "released", "taken over", "consumed"]
@@ -38,7 +40,7 @@ class Acquisition:
 
 @dataclass(slots=True)
 class ClaimsOfKey:
-    """What the store has answered about one key.
+    """What the store has answered about one key, and in an outage the policy that answers, as `LocalLRU` does.
 
     Attributes:
         key: the key, as it was claimed.
@@ -88,9 +90,9 @@ class ClaimLog:
         """Return what is known of a key."""
         return self._keys.get(wire) or ClaimsOfKey(key)
 
-    def keys(self, namespace: str) -> list[str]:
-        """Return the keys of a namespace that were claimed."""
-        return [seen.key for wire, seen in self._keys.items() if names_of(wire)[0] == namespace]
+    def keys(self, namespace: Namespace) -> list[str]:
+        """Return the keys of a namespace that were acquired by claims."""
+        return [seen.key for wire, seen in self._keys.items() if seen.times and namespace.claims.has(wire)]
 
     def _claimed(self, op: ClaimOp, verdict: Verdict) -> None:
         wire = _wire_of(op)
@@ -102,6 +104,8 @@ class ClaimLog:
         elif verdict.fresh:
             end: End = "consumed" if op.terms.mode is Mode.CONSUME else "at work"
             owner = owner_text(op.owner)
+            if is_drawn(op.owner) and any(each.owner == owner for each in seen.acquisitions):
+                return  # the policy has answered this claim, and a frozen store takes it up later
             if verdict.attempt > 1 and seen.times and seen.acquisitions[-1].end == "at work":
                 seen.acquisitions[-1].end = "taken over"
             seen.acquisitions.append(Acquisition(owner, verdict.attempt, verdict.fence, self._clock(), end))
@@ -140,21 +144,24 @@ def claims_of(
     dedup: Dedup | SyncDedup,
     key: str,
     *,
+    kind: RecordKind = "claim",
     http: tuple[str, str] | None = None,
-    principal: str | None = None,
+    principal: Caller = None,
 ) -> ClaimsOfKey:
     """Return what was claimed under a key, in this gate's namespace.
 
     Arguments as for `assert_claimed_once`.
 
     Raises:
-        UsageError: the gate is on no `FakeStore`; `principal` is given without `http`.
+        UsageError: the gate is on no `FakeStore`; `principal` is given without `http`, or `kind` with it.
     """
     if http is None:
         if principal is not None:
             raise UsageError('principal= is of a web request: give http=("POST", "/orders") with it')
         namespace, log = _namespace_and_log(dedup)
-        return log.of(namespace.claims.wire(key), key)
+        return log.of(wire_of(namespace, key, kind), key)
+    if kind != "claim":
+        raise UsageError(f"http= is of a web request, which is a claim: leave out kind={kind!r}")
     place = place_of_request(*http, principal, key)
     namespace, log = _namespace_and_log(dedup.scoped(place.scope_in(dedup.settings.namespace)))
     return log.of(namespace.claims.wire(place.key), place.key)
@@ -164,28 +171,33 @@ def assert_claimed_once(
     dedup: Dedup | SyncDedup,
     key: str,
     *,
+    kind: RecordKind = "claim",
     http: tuple[str, str] | None = None,
-    principal: str | None = None,
+    principal: Caller = None,
     end: End | None = None,
 ) -> ClaimsOfKey:
     """Assert that a key was acquired once, however often it was claimed; return what was claimed.
+
+    What `LocalLRU` answered in an outage counts as what the store answers.
 
     It awaits nothing, so any thread may call it, with an event loop or without.
 
     Args:
         dedup: a gate on a `FakeStore`, or one that is swapped; a scope has its own keys.
-        key: as it was claimed; with `http` the request's Idempotency-Key.
-        http: the method and the path of a web request's route, as `("POST", "/orders/{id}")`.
+        key: as it was claimed; with `http` the request's Idempotency-Key; of a token its text.
+        kind: "claim", "lock", or "token" where it was redeemed or consumed.
+        http: the method and the path of a web request's route, as `("POST", "/orders/{id}")`, with the prefixes of
+            its routers and the mount.
         principal: with `http`, what the principal function returns for the caller; None where the route is open to
             everyone.
-        end: how the acquisition has to have ended: "completed", "failed", "released"; or "at work".
+        end: how the acquisition has to have ended: "completed", "failed", "released", "consumed"; or "at work".
 
     Raises:
         AssertionError: the message tells who acquired it, and how each of them ended.
         UsageError: the gate is on no `FakeStore`.
     """
     __tracebackhide__ = True  # pytest then shows the test's own line
-    seen = claims_of(dedup, key, http=http, principal=principal)
+    seen = claims_of(dedup, key, kind=kind, http=http, principal=principal)
     if seen.times == 1:
         if end is None or seen.acquisitions[0].end == end:
             return seen
@@ -194,41 +206,50 @@ def assert_claimed_once(
         )
     if seen.times:
         raise AssertionError(f"{key!r} was claimed {seen.times} times, not once:\n{seen}")
-    raise AssertionError(f"{key!r} was never claimed{_near(dedup)}")
+    raise AssertionError(f"{key!r} was never claimed{_near(dedup, key)}")
 
 
 def assert_not_claimed(
     dedup: Dedup | SyncDedup,
     key: str,
     *,
+    kind: RecordKind = "claim",
     http: tuple[str, str] | None = None,
-    principal: str | None = None,
+    principal: Caller = None,
 ) -> None:
     """Assert that nobody has acquired a key. Arguments and errors as for `assert_claimed_once`."""
     __tracebackhide__ = True
-    seen = claims_of(dedup, key, http=http, principal=principal)
+    seen = claims_of(dedup, key, kind=kind, http=http, principal=principal)
     if seen.times:
         raise AssertionError(f"{key!r} was claimed {seen.times} times, not never:\n{seen}")
 
 
-def _near(dedup: Dedup | SyncDedup) -> str:
+def _near(dedup: Dedup | SyncDedup, key: str) -> str:
+    """Return what else was acquired, for a message."""
+    for kind in ("lock", "token"):
+        if claims_of(dedup, key, kind=kind).times:
+            return f', but a {kind} of this name was: give kind="{kind}"'
     namespace, log = _namespace_and_log(dedup)
-    name = namespace.settings.namespace
-    near = _shown_keys(log, name) or f"; no key of the namespace {name!r} was"
-    web = "" if name.endswith(f":{SCOPE}") else _shown_keys(log, f"{name}:{SCOPE}")
+    near = _shown_keys(log, namespace) or f"; no key of the namespace {namespace.settings.namespace!r} was"
+    web = "" if namespace.settings.namespace.endswith(f":{SCOPE}") else _shown_web_keys(dedup)
     hint = '. A web request is named by http=("POST", "/orders"), principal= and its key' if web else ""
     return near + web + hint
 
 
-def _shown_keys(log: ClaimLog, namespace: str) -> str:
+def _shown_web_keys(dedup: Dedup | SyncDedup) -> str:
+    namespace, log = _namespace_and_log(dedup.scoped(SCOPE))
+    return _shown_keys(log, namespace)
+
+
+def _shown_keys(log: ClaimLog, namespace: Namespace) -> str:
     """Return the keys of a namespace that were claimed, for a message; "" where there is not one."""
-    keys = log.keys(namespace)
+    keys, name = log.keys(namespace), namespace.settings.namespace
     more = f", and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
     shown = ", ".join(map(repr, keys[:_SHOWN]))
-    return f"; of the namespace {namespace!r} these keys were: {shown}{more}" if keys else ""
+    return f"; of the namespace {name!r} these keys were: {shown}{more}" if keys else ""
 
 
-def _namespace_and_log(dedup: Dedup | SyncDedup) -> tuple[Any, ClaimLog]:
+def _namespace_and_log(dedup: Dedup | SyncDedup) -> tuple[Namespace, ClaimLog]:
     inner = dedup._dedup.get()[1] if isinstance(dedup, SyncDedup) else dedup
     log = getattr(inner._namespace.connection.store, "seen", None)
     if not isinstance(log, ClaimLog):

@@ -102,6 +102,11 @@ class FakeStore:
                 replies.append(reply)
         return replies
 
+    def policy_answered(self, op: Op, reply: Reply) -> None:
+        """Note what a gate's policy has answered in an outage."""
+        with self._lock:
+            self.seen.note(op, reply)
+
     def extend_lease(self, op: Op) -> None:
         """Renew a lease as its owner would do meanwhile; that is no call of the store."""
         with self._lock:

@@ -130,7 +130,14 @@ def _check_closed(dedup: Dedup, connection: Connection) -> None:
 
 def _put_in(connection: Any, store: FakeStore) -> EachLoop:
     """Turn a connection, in place, into one that each event loop has of its own."""
-    make = partial(_connection_on, store, connection.timeout, connection.max_pending, connection.on_event)
+    make = partial(
+        _connection_on,
+        store,
+        connection.timeout,
+        connection.max_pending,
+        connection.on_event,
+        connection.name,
+    )
     ours = EachLoop(make, store)
     connection.__dict__ = ours.__dict__
     connection.__class__ = EachLoop
@@ -138,7 +145,7 @@ def _put_in(connection: Any, store: FakeStore) -> EachLoop:
 
 
 def _connection_on(
-    store: FakeStore, timeout: float, max_pending: int, on_event: OnEvent | None
+    store: FakeStore, timeout: float, max_pending: int, on_event: OnEvent | None, name: str
 ) -> Connection:
     return Connection(
         store,
@@ -149,14 +156,16 @@ def _connection_on(
         known_duplicates=0.0,  # it lasts for real time, which a test's clock does not move
         lease=1.0,
         on_event=on_event,
-        namespace="test",
+        namespace=name,
     )
 
 
 def _gate_like(gate: Dedup, store: FakeStore) -> Dedup:
     """Return a gate on a store for tests, with the settings of another."""
     of: Any = gate._namespace.connection
-    fake = Dedup(store, timeout=of.timeout, max_pending=of.max_pending, on_event=of.on_event)
+    fake = Dedup(
+        store, timeout=of.timeout, max_pending=of.max_pending, on_event=of.on_event, namespace=of.name
+    )
     _put_in(fake._namespace.connection, store)
     return fake._with(gate.settings)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Coroutine
 from typing import Any, Final, NamedTuple, Protocol, overload
+from uuid import UUID
 
 import orjson
 
@@ -15,12 +16,14 @@ from ..gateway import Dedup
 from ..model import Record
 from . import header
 from .record_keys import SCOPE, scope_key, shortened
-from .request import EVERYONE
+from .request import EVERYONE, name_of_caller
 from .response import ResponseCodec
 from .rules import Rule
 
 GATE: Final = "GATE"
 """Stands for the method of requests that a proxy asks the sidecar's gate about; the path is then the route."""
+Caller = str | int | UUID | None
+"""What a principal function returns: text, a number or a UUID; None stands for a route that is open to everyone."""
 
 
 class RequestPlace(NamedTuple):
@@ -61,7 +64,7 @@ class SyncGate(Protocol):
         """Remove a record."""
 
 
-def place_of_request(method: str, path: str, principal: str | None, key: str) -> RequestPlace:
+def place_of_request(method: str, path: str, principal: Caller, key: str) -> RequestPlace:
     """Return where the record of a request is, by the rule of the middlewares, or of the sidecar's gate (GATE).
 
     Arguments and errors as for `get_request`.
@@ -70,7 +73,7 @@ def place_of_request(method: str, path: str, principal: str | None, key: str) ->
         name = header.parse([key.encode()]) or ""
     except (header.BadKey, UnicodeEncodeError) as error:
         raise InvalidKeyError(f"the key is no Idempotency-Key: {error}") from None
-    caller = EVERYONE if principal is None else principal
+    caller = EVERYONE if principal is None else name_of_caller(principal, "principal")
     if method.upper() == GATE:
         return RequestPlace(scope_key(f"{GATE} {shortened(path)}", caller, name), of_sidecar=True)
     rule = Rule(path, principal=lambda request: None)
@@ -79,18 +82,18 @@ def place_of_request(method: str, path: str, principal: str | None, key: str) ->
 
 @overload
 def get_request(
-    dedup: Dedup, method: str, path: str, *, key: str, principal: str | None = None
+    dedup: Dedup, method: str, path: str, *, key: str, principal: Caller = None
 ) -> Coroutine[Any, Any, Record | None]: ...
 
 
 @overload
 def get_request(
-    dedup: SyncGate, method: str, path: str, *, key: str, principal: str | None = None
+    dedup: SyncGate, method: str, path: str, *, key: str, principal: Caller = None
 ) -> Record | None: ...
 
 
 def get_request(
-    dedup: Dedup | SyncGate, method: str, path: str, *, key: str, principal: str | None = None
+    dedup: Dedup | SyncGate, method: str, path: str, *, key: str, principal: Caller = None
 ) -> Any:
     """Return the record of a web request, or None where there is none.
 
@@ -102,13 +105,14 @@ def get_request(
         dedup: the gate that the application's middleware has, or its scope "http".
         method: the request's method; "GATE" for a proxy's requests through the sidecar, with `dedup` a gate in the
             namespace that they name.
-        path: the route's path as it is declared; where its rule has `key_scope="path"`, the request's own path.
+        path: the route's path as it is declared, with the prefixes of its routers and the mount of its application:
+            `/shop/api/orders/{id}`. Where its rule has `key_scope="path"`, the request's own path.
         key: the request's Idempotency-Key.
         principal: what the principal function returns for the caller; None where the route is open to everyone.
 
     Raises:
         InvalidKeyError: no request can have this key.
-        ConfigError: the path is not one.
+        ConfigError: the path is not one, or the principal is of another type.
         UnavailableError: the store does not answer.
     """
     place = place_of_request(method, path, principal, key)
@@ -117,7 +121,7 @@ def get_request(
 
 @overload
 def forget_request(
-    dedup: Dedup, method: str, path: str, *, key: str, principal: str | None = None, reason: str | None = None
+    dedup: Dedup, method: str, path: str, *, key: str, principal: Caller = None, reason: str | None = None
 ) -> Coroutine[Any, Any, bool]: ...
 
 
@@ -128,7 +132,7 @@ def forget_request(
     path: str,
     *,
     key: str,
-    principal: str | None = None,
+    principal: Caller = None,
     reason: str | None = None,
 ) -> bool: ...
 
@@ -139,7 +143,7 @@ def forget_request(
     path: str,
     *,
     key: str,
-    principal: str | None = None,
+    principal: Caller = None,
     reason: str | None = None,
 ) -> Any:
     """Remove the record of a web request, whoever holds it, so that its next repeat runs; False where there was none.

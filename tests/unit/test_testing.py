@@ -43,6 +43,7 @@ from fastdedup.testing import (
     inbox_database,
     swapped,
 )
+from fastdedup.tokens import draw_token
 
 NOWHERE = "redis://localhost:1/0"
 """No server listens there: a gate that is not swapped shows itself by an UnavailableError."""
@@ -483,6 +484,8 @@ def test_a_web_request_is_named_by_its_route_and_key(store: FakeStore, make: Cal
     seen = assert_claimed_once(asked, "k-1", http=("POST", "/orders/{id}"), principal="ann", end="completed")
     assert seen.key.startswith("POST /orders/{id}|=")
     assert_not_claimed(asked, "k-1", http=("POST", "/orders/{id}"), principal="bob")
+    by_text, by_number = (claims_of(asked, "k", http=("POST", "/"), principal=who).key for who in ("7", 7))
+    assert by_text == by_number
     with pytest.raises(AssertionError) as told:
         assert_claimed_once(asked, "k-1")
     assert str(told.value) == (
@@ -543,6 +546,63 @@ async def test_the_same_owner_again_is_one_acquisition(store: FakeStore) -> None
 
 
 # The inbox
+
+
+@pytest.mark.parametrize("kind", ["refused", "frozen"])
+async def test_what_the_policy_answers_counts_as_claimed(
+    store: FakeStore, kind: Kind, wait_until: Callable[..., Any]
+) -> None:
+    """Else `assert_not_claimed` passes where the work was done."""
+    dedup = fake_dedup(store, timeout=0.05, on_unavailable=LocalLRU())
+    async with dedup:
+        with store.outage(kind):
+            async with dedup.claim("mail:7") as claim:
+                assert claim.degraded
+            assert not (await dedup.claim("mail:7")).acquired
+            assert_claimed_once(dedup, "mail:7", end="completed")
+            with pytest.raises(AssertionError, match="1 times, not never"):
+                assert_not_claimed(dedup, "mail:7")
+
+        async def is_home() -> bool:
+            return await dedup.get("mail:7") is not None
+
+        await wait_until(is_home, description="the record is in the store")
+        assert_claimed_once(dedup, "mail:7")
+
+
+async def test_locks_and_tokens_are_named_by_their_kind(store: FakeStore) -> None:
+    dedup = fake_dedup(store)
+    async with dedup.lock("nightly"):
+        pass
+    used, unused = await dedup.tokens.issue(), await dedup.tokens.issue()
+    await dedup.tokens.consume(used)
+    assert_claimed_once(dedup, "nightly", kind="lock", end="released")
+    assert_claimed_once(dedup, used, kind="token", end="consumed")
+    assert_not_claimed(dedup, unused, kind="token")
+    assert_not_claimed(dedup, "nightly")
+    with pytest.raises(AssertionError, match='but a lock of this name was: give kind="lock"'):
+        assert_claimed_once(dedup, "nightly")
+    with pytest.raises(AssertionError, match=r"no key of the namespace 'test' was$"):
+        assert_claimed_once(dedup, "another")
+    with pytest.raises(UsageError, match="leave out kind='lock'"):
+        claims_of(dedup, "k", kind="lock", http=("POST", "/orders"))
+
+
+def test_a_token_begins_with_no_dash(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = iter(["-" * 32, "a" * 32])
+    monkeypatch.setattr("secrets.token_urlsafe", lambda size: next(drawn))
+    assert draw_token() == "a" * 32
+
+
+async def test_a_gate_s_log_lines_have_its_own_name(
+    store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    for gate in (fake_dedup(store, namespace="one"), fake_dedup(store, namespace="two")):
+        async with gate:
+            with store.outage("refused"), pytest.raises(UnavailableError):
+                await gate.claim("k")
+    told = [record.getMessage() for record in caplog.records if "does not answer" in record.getMessage()]
+    assert [line.split(":")[0] for line in told] == ["gate 'one'", "gate 'two'"]
 
 
 def test_an_inbox_is_tried_out_on_sqlite(tmp_path: Path) -> None:
