@@ -135,13 +135,10 @@ class IdLine(JournalLine):
         """Lie elsewhere, with the records: the store's form puts the id there."""
         records = tuple(bucket + wire[len(self.bucket) :] for wire in self.records)
         for wire, to in zip(self.records, records, strict=True):
-            line, entry = self._journal.get(wire), self._store.entry(wire)
+            line = self._journal.get(wire)
             if line is not None:
                 self._journal.move(line, to)
-            if entry is not None:
-                self._store.drop(wire)
-                expires, entry.expires = entry.expires, 0
-                self._store.put(to, entry, expires)
+            self._store.move(wire, to)
         self._journal.move(self, bucket + digest)
         self.records, self.bucket, self.digest = records, bucket, digest
 

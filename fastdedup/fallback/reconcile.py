@@ -146,8 +146,12 @@ class Reconciler:
             for op, answer in zip(asked, replies, strict=True):
                 reply = Code.FOREIGN if isinstance(answer, ForeignRecordError) else answer
                 if isinstance(reply, Adopted | Stored | StoredForm | Code):
-                    answered.add(op)
-                    self._answered(op, reply)
+                    try:
+                        self._answered(op, reply)
+                    except Exception as error:  # noqa: BLE001 -- one line's fault must not end the lane of all others
+                        self._puzzled(error)
+                    else:
+                        answered.add(op)
                 elif not isinstance(reply, DedupError):
                     self._puzzled(reply)
         finally:

@@ -222,6 +222,17 @@ class MemoryStore:
             self._fence = max(self._fence, entry.fence)
         self._keep(wire, entry, expires)
 
+    def move(self, wire: bytes, to: bytes) -> None:
+        """Let a record, if there is one, stand under another key. It takes no more room, so it is never refused."""
+        entry = self._entries.pop(wire, None)
+        if entry is None:
+            return
+        if to in self._entries:
+            self._drop(to)
+        self._entries[to] = entry
+        expires, entry.expires = entry.expires, 0
+        self._keep(to, entry, expires)
+
     def reserve(self, size: int) -> None:
         """Count this many bytes as taken. Raises UnavailableError where there is no room."""
         self._make_room(size)
@@ -321,11 +332,11 @@ class MemoryStore:
             return Code.OK
         if entry.state not in LIVE:
             return Code.LOST
-        while self._bytes + len(op.payload) > self._max_bytes:
+        while (taken := self._taken()) + len(op.payload) > self._max_bytes:
             if self._evict():
                 continue
             raise NoRoomError(
-                f"the local store is full: it holds {self._bytes} of {self._max_bytes} bytes, "
+                f"the local store is full: it holds {taken} of {self._max_bytes} bytes, "
                 f"no room for a result of {len(op.payload)} (raise max_bytes or lower ttl)"
             )
         self._bytes += len(op.payload)
@@ -493,10 +504,14 @@ class MemoryStore:
     def _drop(self, wire: bytes) -> None:
         self._bytes -= _OVERHEAD + len(self._entries.pop(wire).payload)
 
+    def _taken(self) -> int:
+        """Return the bytes that records, ids, and whoever has reserved some take."""
+        return self._bytes + self.reserved + len(self.ledgers) * ID_BYTES
+
     def _make_room(self, size: int = 0) -> None:
         while True:
             records = len(self._entries) + len(self.ledgers)
-            taken = self._bytes + self.reserved + len(self.ledgers) * ID_BYTES
+            taken = self._taken()
             if records < self._maxsize and taken + _OVERHEAD + size <= self._max_bytes:
                 return
             if self._evict():

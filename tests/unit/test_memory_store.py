@@ -24,6 +24,7 @@ from fastdedup.protocol.operations import (
     terms,
 )
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.stores.memory_ledgers import MemoryLedgers
 
 ENTRY = 400
 """Bytes that the store counts for a record without payload."""
@@ -132,6 +133,43 @@ def test_results_count_against_max_bytes(clock: Clock) -> None:
     with pytest.raises(UnavailableError, match="no room for a result"):
         settle(store, b"b", payload=b"x")
     assert claim(store, b"b", by=2).outcome is Outcome.IN_PROGRESS
+
+
+async def test_results_and_ids_share_max_bytes() -> None:
+    """A result was let in that had room beside the records alone: twice the bytes were held."""
+    async with Dedup("memory://?max_bytes=100000", namespace="t", lease=0.2) as dedup:
+        ledger = dedup.ledger("ids", window=60, capacity=1000)
+        await ledger.first_many(range(200))  # 60,000 bytes
+        claim = await dedup.claim("k")
+        with pytest.raises(UnavailableError, match="no room for a result of 50002"):
+            await claim.complete("x" * 50_000)
+        store = dedup._namespace.connection.store
+        assert isinstance(store, MemoryStore)
+        assert store._taken() <= 100_000
+
+
+def test_a_record_moves_into_a_full_store(clock: Clock) -> None:
+    store = MemoryStore(maxsize=2, max_bytes=2 * ENTRY + 10, clock=clock)
+    for key in (b"t:=a", b"t:=b"):
+        store.apply(ClaimOp(key, terms(Mode.CLAIM, 1000, 2000, False), b"o", None))
+    store.apply(SettleOp(b"t:=a", b"o", 0, succeeded=True, keep_ms=3000, payload=b"0123456789"))
+    store.move(b"t:=a", b"t:=c")
+    store.move(b"t:=nobody", b"t:=d")
+    moved = store.entry(b"t:=c")
+    assert moved is not None
+    assert (moved.payload, store.entry(b"t:=a"), len(store)) == (b"0123456789", None, 2)
+    clock.now += 3.1
+    assert store.now()
+    assert len(store) == 0
+
+
+def test_an_id_forgotten_again_and_again_takes_no_more_memory() -> None:
+    """By a clock that stands, as tests have it, all its times end at once."""
+    ledgers = MemoryLedgers(lambda: None)
+    for _ in range(20_000):
+        ledgers.put(b"bucket", b"digest", b"nonce", 1, 1000)
+        ledgers.drop(b"bucket", b"digest")
+    assert len(ledgers._order[1000]) < 2_000
 
 
 @pytest.mark.parametrize("ends", ["forgotten", "expired", "closed"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,30 @@ async def test_a_record_that_the_store_refuses_alone_keeps_none_of_the_others_ou
         await asyncio.sleep(1.0)
         assert gate.policy.lines == 0
         assert (await gate.dedup.claim("k7")).degraded is False
+
+
+@virtual
+async def test_an_error_about_one_record_keeps_none_of_the_others_out(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended the task of them all, and what was completed in the outage was acquired again."""
+    async with Gate() as gate:
+        await gate.outage(600)
+        adopted, faults = gate.policy.adopted, ["k7"] * 3
+
+        def faulty(op: Any, reply: Any) -> Any:
+            if faults and op.wire == b"t:=k7":
+                faults.pop()
+                raise RuntimeError("a fault of ours")
+            return adopted(op, reply)
+
+        monkeypatch.setattr(gate.policy, "adopted", faulty)
+        gate.way.down = False
+        await asyncio.sleep(5.0)
+        assert faults == []
+        assert gate.policy.lines == 0
+        assert gate.of(Replayed) == [Replayed(600, 0)]
+        assert ["adopt" in record.message for record in caplog.records if record.exc_info] == [True]
 
 
 @virtual
