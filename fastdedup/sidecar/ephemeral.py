@@ -6,6 +6,7 @@ clients live: a client that connects again within the lease gets its claims back
 
 from __future__ import annotations
 
+from math import inf
 from time import monotonic
 
 from ..errors import ConfigError
@@ -31,8 +32,11 @@ class EphemeralClaims:
         self.releases: ReleaseQueue = ReleaseQueue() if beside is None else beside.releases
         # Mutable: how many clients hold, or ask for; whose each claim of a chosen owner is, as such an owner may come
         # back over another connection.
+        # The clients that hold claims, and when the first of these may have ended, are kept for all sockets together.
         self.count = 0
         self.holders: dict[Holding, Holdings] = {} if beside is None else beside.holders
+        self.clients: set[Holdings] = set() if beside is None else beside.clients
+        self._ends = inf
 
     @property
     def full(self) -> Limits | None:
@@ -47,6 +51,22 @@ class EphemeralClaims:
         if self.beside is not None:
             self.beside.grow(more)
 
+    def ends_at(self, ends: float) -> None:
+        """Take note of when a claim's lease ends, by `time.monotonic()`."""
+        if self.beside is not None:
+            self.beside.ends_at(ends)
+        else:
+            self._ends = min(self._ends, ends)
+
+    def forget_ended(self) -> None:
+        """Forget the claims of all clients whose leases have ended; they are free."""
+        if self.beside is not None:
+            self.beside.forget_ended()
+        elif monotonic() >= self._ends:
+            for client in list(self.clients):
+                client.forget_ended()
+            self._ends = min((client.ends for client in self.clients), default=inf)
+
     def claimed_again(self, holding: Holding) -> None:
         """Leave alone a claim whose client had gone: its owner asks for it again."""
         self.releases.keep(holding)
@@ -55,15 +75,21 @@ class EphemeralClaims:
 class Holdings:
     """The EPHEMERAL claims of one client."""
 
-    __slots__ = ("_all", "_asked", "_ends", "claims")
+    __slots__ = ("_all", "_asked", "claims", "ends")
 
     def __init__(self, everybody: EphemeralClaims) -> None:
         self._all = everybody
-        # Mutable: the claims, each with the end of its lease by `time.monotonic()`; when the first of them may have
-        # ended; how many the client asks for.
+        # Mutable: the claims, each with the end of its lease by `time.monotonic()`; how many the client asks for.
         self.claims: dict[Holding, float] = {}
-        self._ends = 0.0
+        self.ends = inf
+        """When the first lease may have ended."""
         self._asked = 0
+
+    @property
+    def any_held(self) -> bool:
+        """True while the client has a claim whose lease has not ended."""
+        self.forget_ended()
+        return bool(self.claims)
 
     def ask(self) -> None:
         """Count a claim that the client asks for; `answered` ends that.
@@ -74,14 +100,14 @@ class Holdings:
         """
         limits = self._all.limits
         if len(self.claims) + self._asked >= limits.ephemeral:
-            self._forget_ended()
+            self.forget_ended()
             if len(self.claims) + self._asked >= limits.ephemeral:
                 raise ConfigError(
                     f"this connection has {limits.ephemeral} EPHEMERAL claims, the most that it may have "
                     "(limits.ephemeral): settle or release some, or claim without EPHEMERAL"
                 )
         if self._all.full is not None:
-            self._forget_ended()
+            self._all.forget_ended()
             reached = self._all.full
             if reached is not None:
                 raise LimitError(
@@ -106,18 +132,25 @@ class Holdings:
             self._all.holders[holding] = self
         if holding not in self.claims:
             self._all.grow(1)
-        ends = self.claims[holding] = monotonic() + left_ms / 1000
-        self._ends = min(self._ends, ends) if len(self.claims) > 1 else ends
+            self._all.clients.add(self)
+        self._hold(holding, left_ms)
 
     def renew(self, holding: Holding, lease_ms: int) -> None:
         """Take note of a lease that starts anew."""
         if holding in self.claims:
-            self.claims[holding] = monotonic() + lease_ms / 1000
+            self._hold(holding, lease_ms)
+
+    def _hold(self, holding: Holding, left_ms: int) -> None:
+        ends = self.claims[holding] = monotonic() + left_ms / 1000
+        self.ends = min(self.ends, ends)
+        self._all.ends_at(ends)
 
     def remove(self, holding: Holding) -> None:
         """Forget a claim that is settled, or that another connection holds now."""
         if self.claims.pop(holding, None) is not None:
             self._all.grow(-1)
+            if not self.claims:
+                self._all.clients.discard(self)
             if self._all.holders.get(holding) is self:
                 del self._all.holders[holding]
 
@@ -133,12 +166,12 @@ class Holdings:
         self._all.grow(-self._asked)
         self._asked = 0
 
-    def _forget_ended(self) -> None:
+    def forget_ended(self) -> None:
         """Forget the claims whose leases have ended; they are free."""
         now = monotonic()
-        if now < self._ends:
+        if now < self.ends:
             return
         for holding, ends in list(self.claims.items()):
             if ends <= now:
                 self.remove(holding)
-        self._ends = min(self.claims.values(), default=0.0)
+        self.ends = min(self.claims.values(), default=inf)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import redis
 
 from ..servers import RedisServer
@@ -78,6 +79,38 @@ def test_a_connection_holds_no_more_than_its_limit(redis_url: str) -> None:
             ask.execute_command("FD.CLAIM", "h", "EPHEMERAL", "LEASE", "20")
             until_free(ask, "h")
             assert ask.execute_command("FD.CLAIM", "i", "EPHEMERAL")[0] == b"acquired"
+
+
+def test_claims_whose_leases_are_over_keep_nobody_out(redis_url: str) -> None:
+    """Of a client that stays connected, and does nothing."""
+    config = "[limits]\nephemeral_in_all = 3\n"
+    with (
+        Sidecar("--url", redis_url, "--ttl", "60", config=config) as sidecar,
+        sidecar.client() as ask,
+        connect(sidecar.path) as idle,
+    ):
+        hold_for_a_moment(idle, [b"a", b"b", b"c"])
+        with pytest.raises(redis.ResponseError, match="all connections have 3 EPHEMERAL claims"):
+            ask.execute_command("FD.CLAIM", "d", "EPHEMERAL")
+        for key in "abc":
+            until_free(ask, key)
+        assert ask.execute_command("FD.CLAIM", "d", "EPHEMERAL")[0] == b"acquired"
+
+
+def test_a_client_whose_leases_are_over_is_idle(redis_url: str) -> None:
+    config = "[limits]\nidle_timeout = 0.5\n"
+    with (
+        Sidecar("--url", redis_url, "--ttl", "60", config=config) as sidecar,
+        connect(sidecar.path) as idle,
+    ):
+        idle.settimeout(20)
+        hold_for_a_moment(idle, [b"a"])
+        assert idle.recv(1000) == b"", "it is hung up on"
+
+
+def hold_for_a_moment(raw: Any, keys: list[bytes]) -> None:
+    raw.sendall(b"".join(pack(b"FD.CLAIM", key, b"EPHEMERAL", b"LEASE", b"1000") for key in keys))
+    assert answered(raw, len(keys)).count(b"acquired") == len(keys)
 
 
 def until_free(ask: redis.Redis, key: str) -> None:

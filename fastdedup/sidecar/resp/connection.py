@@ -498,7 +498,7 @@ class RespConnection(asyncio.Protocol):
             return
         if self._writing and not self._reading:
             self._watch()  # the rest of a command has not arrived, because we do not read it yet
-        elif not self._hurried and (self._used or self._slots or self.holdings.claims):
+        elif not self._hurried and (self._used or self._slots or self.holdings.any_held):
             self._watch()
         else:
             self._transport.abort()
