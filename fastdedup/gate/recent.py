@@ -12,7 +12,7 @@ import asyncio
 from heapq import heappop, heappush
 from itertools import count
 from time import monotonic
-from weakref import WeakSet
+from weakref import ref
 
 from ..compiled import mypyc_attr
 
@@ -61,7 +61,7 @@ class RecentSuccesses:
         self._number = count()
         self.bytes = 0
         self._sweep: asyncio.TimerHandle | None = None
-        _ALL.add(self)
+        _ALL.add(ref(self, _ALL.discard))
 
     def __len__(self) -> int:
         return len(self._learned)
@@ -122,14 +122,19 @@ class RecentSuccesses:
             del table[success.key]
 
 
-_ALL: WeakSet[RecentSuccesses] = WeakSet()
+_ALL: set[ref[RecentSuccesses]] = set()
+"""Not a WeakSet: that is read step by step, while another thread may make a gate."""
 
 
 def entries_held() -> int:
     """Return how many successes the gates of this process hold."""
-    return sum(len(each) for each in _ALL)
+    return sum([len(each) for each in _living()])
 
 
 def bytes_held() -> int:
     """Return how many bytes of results the gates of this process hold."""
-    return sum(each.bytes for each in _ALL)
+    return sum([each.bytes for each in _living()])
+
+
+def _living() -> list[RecentSuccesses]:
+    return [each for found in _ALL.copy() if (each := found()) is not None]
