@@ -198,13 +198,15 @@ class OperationQueue:
         answers of another. A claim that was cancelled before it was sent is dropped.
         """
         queue = self.claims
-        waiting = len(queue)
-        size = min(waiting, self._share(waiting, free))
-        taken = [queue.popleft() for _ in range(size)]
-        batch = [op for op in taken if not op.future.done()]
-        if len(batch) != size:
-            for op in taken:
-                if op.future.done():
-                    self._retire(cast(ClaimOp, op))
-            return batch or (self.take_claims(free) if queue else [])
-        return batch
+        while True:
+            waiting = len(queue)
+            size = min(waiting, self._share(waiting, free))
+            taken = [queue.popleft() for _ in range(size)]
+            batch = [op for op in taken if not op.future.done()]
+            if len(batch) != size:
+                for op in taken:
+                    if op.future.done():
+                        self._retire(cast(ClaimOp, op))
+                if not batch and queue:
+                    continue
+            return batch

@@ -116,6 +116,23 @@ async def test_batches_grow_while_others_are_in_flight() -> None:
     await asyncio.gather(*futures)
 
 
+async def test_behind_many_cancelled_claims_the_next_is_sent() -> None:
+    """More batches of them than Python calls may stand within each other."""
+    store = HeldStore()
+    engine = Engine(store, timeout=5, max_in_flight=1, max_batch=1)
+    first = engine.claim(claim("first"))
+    await turns()
+    cancelled = [engine.claim(claim(f"k{n}")) for n in range(2_000)]
+    last = engine.claim(claim("last"))
+    for future in cancelled:
+        future.cancel()
+    store.held = False
+    store.let_go(0)
+    await asyncio.gather(first, last)
+    assert store.sizes == [1, 1]
+    assert engine.pending == 0
+
+
 async def test_settling_goes_before_claims() -> None:
     store = HeldStore()
     engine = Engine(store, timeout=5, max_in_flight=1, max_batch=2)
