@@ -120,10 +120,11 @@ class Journal:
     """The lines of all keys; of each lane the oldest is taken first."""
 
     def __init__(self) -> None:
-        # Mutable: all lines; the lanes that have lines, by name.
+        # Mutable: all lines; the lanes that have lines, by name; with how many lines to sweep again.
         self.lines: dict[bytes, JournalLine] = {}
         """Lines by the store's key; to be read, not written."""
         self._lanes: dict[bytes, Lane] = {}
+        self._sweep_at = 0
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -173,10 +174,14 @@ class Journal:
             stands: tells whether a key still has its record.
         """
         if len(self.lines) <= 2 * records + _SLACK:
+            self._sweep_at = 0
             return
+        if len(self.lines) < self._sweep_at:
+            return  # most lines are of what was forgotten, which stay
         for wire, line in self.all():
             if not line.forgotten and not stands(wire):
                 self.strike(wire)
+        self._sweep_at = 2 * len(self.lines)
 
     def sort(self, lane_of: Callable[[bytes], bytes]) -> None:
         """Move each new line that waits to the end of its lane. `lane_of` names the lane of a key."""
