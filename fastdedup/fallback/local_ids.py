@@ -11,6 +11,8 @@ after a duplicate of it was told.
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from ..errors import UnavailableError
 from ..events import Conflict, Unreplayed
 from ..protocol.keyspace import names_of
@@ -51,7 +53,7 @@ class LocalIds:
         # Mutable: the ledgers by their store keys, the longest unasked first; the ids that may be dropped, the
         # longest unused first.
         self._ledgers: dict[bytes, LocalLedger] = {}
-        self._spare: dict[bytes, tuple[bytes, bytes]] = {}
+        self._spare: OrderedDict[bytes, tuple[bytes, bytes]] = OrderedDict()
 
     # In place of the store
 
@@ -245,7 +247,8 @@ class LocalIds:
         self._spare.pop(place, None)
         self._spare[place] = (op.wire, place[len(op.wire) :])
         if len(self._spare) > 2 * len(self._ids) + _SLACK:
-            self._spare = {each: at for each, at in self._spare.items() if self._ids.held(*at) is not None}
+            kept = [(each, at) for each, at in self._spare.items() if self._ids.held(*at) is not None]
+            self._spare = OrderedDict(kept)
 
     def _used(self, place: bytes) -> None:
         at = self._spare.pop(place, None)
@@ -259,8 +262,7 @@ class LocalIds:
     def drop_oldest(self) -> bool:
         """Drop the longest unused id that the store has, too; False where there is none."""
         while self._spare:
-            place = next(iter(self._spare))
-            at = self._spare.pop(place)
+            _, at = self._spare.popitem(last=False)
             if self._ids.held(*at) is not None:
                 self._ids.drop(*at)
                 return True

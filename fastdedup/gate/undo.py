@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -89,7 +90,7 @@ class UndoList:
         # Mutable: what was given up, by store key and owner, the oldest first; the same of owners that look on; the
         # entries of ids by place, some of which are over; the places that the store is asked about now, and when
         # that ends; the pause before the next try, the timer that ends it, and the try itself.
-        self._given_up: dict[Holding, GivenUp] = {}
+        self._given_up: OrderedDict[Holding, GivenUp] = OrderedDict()
         self._waiting: dict[Holding, GivenUp | None] = {}
         self._places: dict[bytes, list[bytes]] = {}
         self._under_way: set[bytes] = set()
@@ -206,8 +207,7 @@ class UndoList:
     def _put(self, holding: Holding, given_up: GivenUp) -> None:
         self._given_up[holding] = given_up
         if len(self._given_up) > self._most:
-            wire, _ = oldest = next(iter(self._given_up))
-            del self._given_up[oldest]
+            (wire, _), _ = self._given_up.popitem(last=False)
             self._report(UndoOverflow(*names_of(wire)))
         self._try_later()
 
@@ -299,7 +299,7 @@ class UndoList:
                 held.append((holding, ReleaseOp(wire, owner, record.fence, consumed=given_up.consumed)))
             elif is_unanswered(record):
                 # To the end: where a store is made of parts, the others' turn must come.
-                self._given_up[holding] = self._given_up.pop(holding)
+                self._given_up.move_to_end(holding)
             elif record is Code.OK:  # an id, which was removed just now
                 del self._given_up[holding]
                 self.undone += 1
