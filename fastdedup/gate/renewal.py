@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections import OrderedDict
+from typing import Final
 
 from .renewing import Renewable, Waiting, keep_renewed
+
+_AT_ONCE: Final = 256
+"""Renewals that start in one turn of the event loop."""
 
 
 class Renewal:
@@ -55,8 +60,9 @@ class RenewalQueue:
     def __init__(self, loop: asyncio.AbstractEventLoop, lease: float) -> None:
         self.loop = loop
         self._third = lease / 3
-        # Mutable: those that wait for their first third to be over (a dict: in order, and left at once).
-        self._waiting: dict[Waiting, None] = {}
+        # Mutable: those that wait for their first third to be over: in order, and left at once. Not a plain dict,
+        # whose first key is found behind all that were removed before it.
+        self._waiting: OrderedDict[Waiting, None] = OrderedDict()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -83,10 +89,13 @@ class RenewalQueue:
     def _start_due(self) -> None:
         self._timer = None
         now = self.loop.time()
-        while self._waiting:
+        for _ in range(_AT_ONCE):
+            if not self._waiting:
+                return
             renewal = next(iter(self._waiting))
             if renewal.began + self._third > now:
                 self._timer = self.loop.call_at(renewal.began + self._third, self._start_due)
                 return
             del self._waiting[renewal]
             renewal.start()
+        self._timer = self.loop.call_at(now, self._start_due)  # others have their turn between

@@ -16,6 +16,7 @@ class Renewable(Protocol):
     """A claim, as far as its renewal concerns it."""
 
     _settling: bool
+    _settled: str | None
 
     async def renew(self) -> None:
         """Start the lease anew."""
@@ -53,8 +54,9 @@ async def keep_renewed(
                 return claim._lose(outage=True)
             pause = lease / 10
         except DedupError:
-            # Lost, or the store holds something else by now. Settled or being settled: no concern of ours.
-            return None if claim._settling else claim._lose(outage=False)
+            # Lost, or the store holds something else by now. Settled, released, or on the way: no concern of ours.
+            over = claim._settling or claim._settled is not None
+            return None if over else claim._lose(outage=False)
         else:
             pause = lease / 3
             ends = started + lease

@@ -26,10 +26,10 @@ class Clock:
 
     def move_to(self, now: float) -> None:
         self.now = now
-        due = [timer for timer in self.timers if timer[0] <= now]
-        self.timers = [timer for timer in self.timers if timer[0] > now]
-        for _, callback in due:
-            callback()
+        while due := [timer for timer in self.timers if timer[0] <= now]:
+            self.timers = [timer for timer in self.timers if timer[0] > now]
+            for _, callback in due:
+                callback()
 
 
 class Started:
@@ -41,6 +41,25 @@ class Started:
 
     def start(self) -> None:
         self.started = True
+
+
+def test_renewals_that_are_due_together_let_others_run_between() -> None:
+    clock = Clock()
+    queue = RenewalQueue(clock, 30.0)  # type: ignore[arg-type]
+    renewals = [Started(queue) for _ in range(1000)]
+    for renewal in renewals:
+        queue.add(renewal)  # type: ignore[arg-type]
+    clock.now = 10.0
+    turns = 0
+    while clock.timers:
+        before = sum(renewal.started for renewal in renewals)
+        ((_, callback),) = clock.timers
+        clock.timers.clear()
+        callback()
+        assert sum(renewal.started for renewal in renewals) - before <= 256
+        turns += 1
+    assert turns >= 4
+    assert all(renewal.started for renewal in renewals)
 
 
 def test_a_thousand_renewals_take_one_timer_and_each_starts_at_its_own_third() -> None:
