@@ -304,6 +304,11 @@ def log_failure(event: Event, error: Exception) -> None:
     )
 
 
+def log_batch_failure(error: Exception) -> None:
+    """Log that the user's callback for batches has raised an error."""
+    log.error("the on_batch callback failed: %s at %s", type(error).__name__, _place_of(error))
+
+
 def _place_of(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     return " > ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)

@@ -138,7 +138,7 @@ class Dedup(Inspected):
             credentials=credentials,
         )
         self._namespace = Namespace(connection, settings)
-        connection.name_journal(policy, namespace)
+        connection.own_policy = policy
         self._tokens = Tokens(self._namespace)
 
     def __repr__(self) -> str:
@@ -213,8 +213,11 @@ class Dedup(Inspected):
         return 0 if self._namespace.connection.engine is None else self._namespace.connection.engine.in_flight
 
     def on_batch(self, callback: OnBatch) -> None:
-        """Call `callback` with the size of each batch that starts; say so before opening. For metrics."""
-        self._namespace.connection.on_batch = callback
+        """Call `callback` with the size of each batch that starts; say so before opening. For metrics.
+
+        An error of the callback is logged, and stops no batch.
+        """
+        self._namespace.connection.hear_batches(callback)
 
     @property
     def breaker(self) -> BreakerState:

@@ -14,7 +14,7 @@ from ..engine.engine import Engine, OnBatch, OnStoreCall
 from ..engine.queue import MIN_BATCH
 from ..engine.shards import ShardedEngine
 from ..errors import ConfigError, UnavailableError, UsageError
-from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, log_failure
+from ..events import BreakerClosed, BreakerOpened, Event, OnEvent, log_batch_failure, log_failure
 from ..fallback.base import JournalledPolicy
 from ..fallback.reconcile import Reconciler
 from ..forking import InChild
@@ -118,6 +118,8 @@ class Connection:
         """Who counts and who traces."""
         self.name = namespace
         """The gate's name in the log: its namespace."""
+        self.own_policy: object = None
+        """The gate's policy, which most scopes share: its journal is shown under the gate's name."""
         self._probe_wire = f"{namespace}:~probe".encode()
         self.replicas = check_count(replicas, "replicas", least=0)
         if on_shortfall not in ("report", "raise"):
@@ -160,6 +162,7 @@ class Connection:
         self._reconcilers: dict[int, Reconciler] = {}
         self._journals: dict[int, str] = {}
         self._renewals: dict[float, RenewalQueue] = {}
+        self._tidy_at = _LEASES
 
     def keep_records_of(self, max_result: int) -> None:
         """Let the store return records with results of this many bytes; a larger one is refused for its key alone."""
@@ -278,8 +281,12 @@ class Connection:
             return
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
-        await asyncio.shield(self._closing)
-        self._closing = None
+        closing = self._closing
+        try:
+            await asyncio.shield(closing)
+        finally:
+            if closing.done():  # also where it has failed: the next call tries again
+                self._closing = None
 
     async def _close(self) -> None:
         await self._finish_work()
@@ -301,8 +308,12 @@ class Connection:
         if self._kept:
             await asyncio.wait(self._kept, timeout=self.timeout)
         await self.undo.finish(self.timeout)
-        for reconciler in self._reconcilers.values():
-            await reconciler.finish(self.timeout)
+        finished: set[Reconciler] = set()
+        while left := [each for each in self._reconcilers.values() if each not in finished]:
+            # A request that is still under way may let the policy of another scope give its first answer meanwhile.
+            for reconciler in left:
+                await reconciler.finish(self.timeout)
+            finished.update(left)
 
     async def _stop(self) -> None:
         engine, self.engine = self.engine, None
@@ -422,10 +433,23 @@ class Connection:
                 ):
                     log_failure(event, error)
 
+    def hear_batches(self, callback: OnBatch) -> None:
+        """Call a user's function with the size of each batch. An error of that is logged, and stops no batch."""
+
+        def heard(size: int) -> None:
+            try:
+                callback(size)
+            except Exception as error:  # noqa: BLE001 -- the batch was not sent yet, and must be
+                if self.incidents is None or self.incidents.may_tell("failed on_batch", 1):
+                    log_batch_failure(error)
+
+        self.on_batch = heard
+
     def reconcile(self, policy: JournalledPolicy, namespace: str = "") -> None:
         """A policy has answered: what it made is brought into the store as soon as that takes it."""
-        if namespace:
-            self._journals.setdefault(id(policy), namespace)
+        name = self.name if policy is self.own_policy else namespace
+        if name:
+            self._journals.setdefault(id(policy), name)
         reconciler = self._reconcilers.get(id(policy))
         if reconciler is None:
             reconciler = Reconciler(
@@ -439,10 +463,6 @@ class Connection:
             self._reconcilers[id(policy)] = reconciler
         if self._closing is None:
             reconciler.wake()
-
-    def name_journal(self, policy: object, namespace: str) -> None:
-        """Show a policy's journal under a namespace: the gate's, as its scopes share the policy."""
-        self._journals[id(policy)] = namespace
 
     def journals(self) -> dict[str, int]:
         """Return how many records each journal has for the store, by the namespace of its policy's gate."""
@@ -511,10 +531,10 @@ class Connection:
         """Return the queue of renewals of that lease, in seconds."""
         queue = self._renewals.get(lease)
         if queue is None:
-            if (
-                len(self._renewals) >= _LEASES
-            ):  # most programs have one or two; some make one up for each claim
+            if len(self._renewals) >= self._tidy_at:
+                # Most programs have one lease or two; some make one up for each claim.
                 self._renewals = {each: queue for each, queue in self._renewals.items() if queue.waits}
+                self._tidy_at = max(_LEASES, 2 * len(self._renewals))
             queue = self._renewals[lease] = RenewalQueue(asyncio.get_running_loop(), lease)
         return queue
 

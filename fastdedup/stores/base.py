@@ -54,7 +54,11 @@ class Store(Protocol):
         ...
 
     async def aclose(self) -> None:
-        """Close all connections. May also be called on a store that was never opened."""
+        """Close all connections. May also be called on a store that was never opened.
+
+        A store object that fastdedup has made, such as a `RedisStore`, is not opened again after that: give `Dedup` a
+        URL, of which it makes a new store each time that it is opened.
+        """
         ...
 
     async def execute(self, verb: Verb, ops: Sequence[Op]) -> Sequence[Reply]:
