@@ -14,12 +14,11 @@ from ..claim import Claim
 from ..errors import ConfigError, UnavailableError
 from ..gateway import Dedup
 from ..web import forms
-from ..web.answers import REFUSALS, answer, refusal
+from ..web.answers import REFUSALS, answer, refusal, unavailable
 from ..web.fingerprints import json_fingerprint
 from ..web.forms import FIELD, HEADER, FormRefused, Refusal
 from ..web.header import NAME, parse
 from ..web.policy import docs_at, rule_facts
-from ..web.problems import UNAVAILABLE, respond
 from ..web.request import EVERYONE, RequestTooLarge, Shared, name_of_caller
 from ..web.request import everyone as everybody
 from ..web.response import Response
@@ -364,8 +363,7 @@ async def _unavailable(request: Request, error: Exception) -> FastAPIResponse:
     assert isinstance(error, UnavailableError)
     if error.unrecorded:
         raise error
-    docs = _slot(request)[0].docs_at(request)
-    return _plain(respond(UNAVAILABLE, docs=docs, retry_after=error.retry_after))
+    return _plain(unavailable(error, _slot(request)[0].docs_at(request)))
 
 
 def _plain(response: Response) -> FastAPIResponse:

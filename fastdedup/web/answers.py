@@ -157,5 +157,10 @@ def refusal(error: Exception, rule: Rule, docs: str | None) -> Response:
             detail = f"this operation takes bodies of at most {rule.max_request} bytes"
             return respond(TOO_LARGE, detail, docs=docs)
         case UnavailableError():
-            return respond(UNAVAILABLE, docs=docs, retry_after=error.retry_after)
+            return unavailable(error, docs)
     raise error
+
+
+def unavailable(error: UnavailableError, docs: str | None) -> Response:
+    """Return the answer where neither the store nor the policy answers."""
+    return respond(UNAVAILABLE, docs=docs, retry_after=error.retry_after)
