@@ -25,6 +25,7 @@ from ..stores.base import (
     RECORD_HEAD,
     BoundedStore,
     ClockComparingStore,
+    ClockedStore,
     Credentials,
     DegradingStore,
     ListeningStore,
@@ -33,7 +34,6 @@ from ..stores.base import (
     ShardedStore,
     SlottedStore,
     Store,
-    TimedStore,
 )
 from ..stores.memory import MemoryStore
 from .counters import GateCounters
@@ -143,7 +143,7 @@ class Connection:
 
     def _set_up(self) -> None:
         """Begin as new: what belongs to an event loop is made when that opens the connection."""
-        self._timed = self.store if isinstance(self.store, TimedStore) else None
+        self._clocked = self.store if isinstance(self.store, ClockedStore) else None
         self._sharded = self.store if isinstance(self.store, ShardedStore) else None
         # Mutable: the engine, None before open() and after aclose(); also while closing, as what was answered
         # too late for its caller is released by it.
@@ -515,7 +515,7 @@ class Connection:
     @property
     def store_time_us(self) -> int:
         """The store's time, in microseconds since 1970; 0 where it has told none."""
-        return 0 if self._timed is None else self._timed.time_us
+        return 0 if self._clocked is None else self._clocked.time_us
 
     def not_open(self) -> UsageError:
         """The error for a call before opening or after closing."""

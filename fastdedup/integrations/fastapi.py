@@ -143,8 +143,9 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     a running request, other payloads and outages are answered before it runs. A request without a key has the claim
     None, unless a key is `required`.
 
-    Nothing is kept of a request that does not reach the handler: where FastAPI finds parameters or body invalid, or
+    No answer is kept of a request that does not reach the handler: where FastAPI finds parameters or body invalid, or
     a dependency raises, the key is free, and the corrected request runs (`keep_unreached=True` keeps such an answer).
+    The released key counts that attempt, as any released one does.
 
     A dependency with `yield` ends after the response is stored and sent. A commit that fails there comes too late,
     because the response has reported success: give such a dependency `Depends(..., scope="function")`.

@@ -125,17 +125,22 @@ class ListeningStore(Protocol):
 
 
 @runtime_checkable
-class TimedStore(Protocol):
+class ClockedStore(Protocol):
+    """An optional ability of a store: to know what time it is by the clock that leases end by."""
+
+    @property
+    def time_us(self) -> int:
+        """Microseconds since 1970: the time that a server has told and what has passed since; 0 where none did."""
+        ...
+
+
+@runtime_checkable
+class TimedStore(ClockedStore, Protocol):
     """An optional ability of a store: to know the latest time that any of its servers has reported."""
 
     @property
     def latest_us(self) -> int:
         """Microseconds since 1970 by a server's clock, or the latest fresh fence if that is later. Never falls."""
-        ...
-
-    @property
-    def time_us(self) -> int:
-        """Microseconds since 1970: the time that a server has told and what has passed since; 0 where none did."""
         ...
 
 

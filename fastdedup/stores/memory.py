@@ -195,6 +195,11 @@ class MemoryStore:
         self._expire(now)
         return now
 
+    @property
+    def time_us(self) -> int:
+        """The store's time, in microseconds since 1970."""
+        return self._fence_time()
+
     def hear_time(self, time_us: int) -> None:
         """Give fences by the clock of the store whose records are kept here, which shows `time_us` now."""
         self._lead_us = time_us - round(self._clock() * 1_000_000)

@@ -54,6 +54,11 @@ class FakeStore:
             self._memory.now()
             return len(self._memory)
 
+    @property
+    def time_us(self) -> int:
+        """The clock's time, in microseconds since 1970."""
+        return self._memory.time_us
+
     # As a store
 
     async def open(self) -> None:

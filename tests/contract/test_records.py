@@ -62,6 +62,17 @@ async def test_a_list_is_narrowed_by_prefix_state_kind_and_age(backend: Backend)
         assert all(0 <= (record.age or 0) < 30 for record in held.records)
 
 
+async def test_a_record_tells_its_age(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        await dedup.claim("order:2")
+        record = await dedup.get("order:2")
+        (listed,) = (await all_of(dedup, kind="claim")).records
+    assert record is not None
+    assert record.age is not None
+    assert listed.age is not None
+    assert 0 <= record.age <= listed.age < 30
+
+
 async def test_a_cursor_of_another_store_is_refused(backend: Backend) -> None:
     async with backend.make() as dedup:
         with pytest.raises(ConfigError, match="cursor"):

@@ -11,6 +11,8 @@ from fastdedup import Dedup, LocalLRU
 from fastdedup.events import Unreplayed
 
 from ..outage.test_reconciliation import WaitUntil, site_of
+from ..servers import RedisServer
+from ..sidecars import Sidecar
 from ..stepping import clock_us
 
 HOUR = 3600.0
@@ -67,6 +69,23 @@ async def test_the_time_since_the_store_was_heard_counts(wait_until: WaitUntil) 
         site.strike()
         claim = await ours.dedup.claim("k", lease=60)
         assert (claim.degraded, claim.fence > fence) == (True, True)
+
+
+async def test_local_fences_before_a_sidecar_follow_its_stores_clock() -> None:
+    server = RedisServer().start()
+    sidecar = Sidecar(server.url).start()
+    try:
+        before = clock_us(server)
+        policy = LocalLRU(clock=lambda: time.time() + HOUR)
+        async with Dedup(sidecar.url, namespace="t", on_unavailable=policy) as dedup:
+            first = await dedup.claim("first")
+            sidecar.kill()
+            claim = await dedup.claim("k")
+            assert (first.degraded, claim.degraded) == (False, True)
+            assert before < first.fence < claim.fence < clock_us(server)
+    finally:
+        sidecar.stop()
+        server.stop()
 
 
 async def test_a_process_that_never_heard_the_store_uses_its_own_clock(wait_until: WaitUntil) -> None:

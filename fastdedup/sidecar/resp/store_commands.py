@@ -327,12 +327,19 @@ def marks_of(verb: Verb) -> bytes:
 
 
 def store(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`FD.STORE protocol`, a store's first command; the reply: the protocol, and a command's limit in bytes."""
+    """`FD.STORE protocol`, a store's first command.
+
+    The reply: the protocol, a command's limit in bytes, and the time of the sidecar's store in microseconds since
+    1970; 0 where that has told none.
+    """
     if command[1:] != [b"%d" % PROTOCOL]:
         raise ConfigError(
             f"this sidecar speaks protocol {PROTOCOL} with stores: use the same fastdedup on both sides"
         )
-    return encode_value([PROTOCOL, connection.namespaces.limits.frame])
+    namespaces = connection.namespaces
+    return encode_value(
+        [PROTOCOL, namespaces.limits.frame, namespaces.root._namespace.connection.store_time_us]
+    )
 
 
 def eviction(connection: RespConnection, command: list[bytes]) -> Slot:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from time import monotonic_ns
 from types import SimpleNamespace
 from typing import Any, Literal, cast
 from urllib.parse import unquote, urlsplit
@@ -60,6 +61,13 @@ class SidecarStore:
         self._listener = SidecarListener(self._dial, timeout)
         # Mutable: how many bytes a command may have; the sidecar's last word.
         self._frame = _DEFAULT_FRAME
+        # Mutable: how far the clock of the sidecar's store is ahead of this process's monotonic one; 0 is unknown.
+        self._ahead_us = 0
+
+    @property
+    def time_us(self) -> int:
+        """The time of the sidecar's store: see `ClockedStore`."""
+        return monotonic_ns() // 1000 + self._ahead_us if self._ahead_us else 0
 
     async def open(self) -> None:
         """Connect once, to find mistakes early. A sidecar that does not answer is an outage, not a mistake."""
@@ -231,6 +239,8 @@ class SidecarStore:
             if isinstance(hello, Exception):
                 raise hello
             self._frame = int(hello[1])
+            if len(hello) > 2 and hello[2]:  # version 0.1.0 tells no time
+                self._ahead_us = int(hello[2]) - monotonic_ns() // 1000
         except BaseException:
             connection.abort("not usable")
             raise
