@@ -37,7 +37,10 @@ class Waiting(Protocol):
 async def keep_renewed(
     held: Callable[[], Renewable | None], loop: asyncio.AbstractEventLoop, began: float, lease: float
 ) -> None:
-    """Renew at each third of the lease. The claim is lost when the store says so, or when the lease passed."""
+    """Renew at each third of the lease. The claim is lost when the store says so, or when the lease passed.
+
+    An error that is not fastdedup's comes from the user's policy in an outage: it is no answer either.
+    """
     pause = 0.0
     ends = began + lease
     while True:
@@ -49,15 +52,13 @@ async def keep_renewed(
         try:
             async with asyncio.timeout_at(ends):
                 await claim.renew()
-        except (UnavailableError, TimeoutError):
+            pause, ends = lease / 3, started + lease
+        except Exception as error:  # noqa: BLE001 -- a policy of the user's may raise any
+            if isinstance(error, DedupError) and not isinstance(error, UnavailableError):
+                # Lost, or the store holds something else by now. Settled or on the way: no concern of ours.
+                over = claim._settling or claim._settled is not None
+                return None if over else claim._lose(outage=False)
             if loop.time() >= ends:
                 return claim._lose(outage=True)
             pause = lease / 10
-        except DedupError:
-            # Lost, or the store holds something else by now. Settled, released, or on the way: no concern of ours.
-            over = claim._settling or claim._settled is not None
-            return None if over else claim._lose(outage=False)
-        else:
-            pause = lease / 3
-            ends = started + lease
         del claim  # only weakly held while asleep

@@ -349,6 +349,27 @@ async def test_a_listener_goes_on_after_a_restart(sidecar: Sidecar, wait_until: 
         assert (await waiting).result == "late"
 
 
+async def test_who_listens_twice_is_told_once(sidecar: Sidecar, wait_until: WaitUntil) -> None:
+    """Each FD.LISTEN added a listener, without bound, and each of them sent the news."""
+    reader, writer = await asyncio.open_unix_connection(sidecar.socket)
+    writer.write(b"*1\r\n$9\r\nFD.LISTEN\r\n" * 3)
+    assert [await reader.readline() for _ in range(3)] == [b"+OK\r\n"] * 3
+    async with Dedup(sidecar.url, timeout=5) as one, Dedup(sidecar.url, timeout=5) as other:
+        for key in ("first", "last"):
+            held = await one.claim(key)
+            waiting = asyncio.create_task(other.claim(key, wait=60))
+            await wait_until(lambda: other._namespace.connection.wakeups._freed, description="it waits")
+            await held.release()
+            await (await waiting).complete()
+    told = b""
+    async with asyncio.timeout(30):
+        while b"last" not in told:
+            told += await reader.readline()
+    assert told.count(b"first") == 1
+    writer.close()
+    await writer.wait_closed()
+
+
 async def test_what_no_store_sends_is_refused(sidecar: Sidecar) -> None:
     reader, writer = await asyncio.open_unix_connection(sidecar.socket)
     for words in (

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from fastdedup import Dedup
+from fastdedup import Dedup, UnavailableError
 from fastdedup.gate.renewal import RenewalQueue
+from fastdedup.gate.renewing import keep_renewed
 
 
 class Clock:
@@ -107,3 +108,43 @@ async def test_closing_leaves_no_renewal_behind() -> None:
     assert not queue.waits
     assert claim.acquired
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "fastdedup-renewal"]
+
+
+class HeldClaim:
+    """A claim whose renewals end as told, and then well."""
+
+    _settling = False
+    _settled = None
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = list(errors)
+        self.renewed = asyncio.Event()
+        self.lost = asyncio.Event()
+
+    async def renew(self) -> None:
+        if self.errors:
+            raise self.errors.pop(0)
+        self.renewed.set()
+
+    def _lose(self, *, outage: bool) -> None:
+        assert outage
+        self.lost.set()
+
+
+async def test_an_error_of_the_policy_is_no_answer_and_the_renewal_tries_again() -> None:
+    """The task ended without a word, and with it the lease."""
+    loop = asyncio.get_running_loop()
+    claim = HeldClaim(ZeroDivisionError(), UnavailableError("away"))
+    work = loop.create_task(keep_renewed(lambda: claim, loop, loop.time(), 3.0))
+    async with asyncio.timeout(10):
+        await claim.renewed.wait()
+    assert not work.done()
+    work.cancel()
+
+
+async def test_a_claim_is_lost_where_the_policy_fails_until_the_lease_is_over() -> None:
+    loop = asyncio.get_running_loop()
+    claim = HeldClaim(*[ZeroDivisionError() for _ in range(100)])
+    await keep_renewed(lambda: claim, loop, loop.time(), 0.1)
+    assert claim.lost.is_set()
+    assert not claim.renewed.is_set()

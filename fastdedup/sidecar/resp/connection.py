@@ -82,8 +82,10 @@ class RespConnection(asyncio.Protocol):
         self._waiting = self.large.waiting
         # Mutable: the bytes of commands that have come in part, or wait for their replies.
         self._share = RequestShare(namespaces.memory.requests, self._shed)
-        # Mutable: operations under way beyond one for each command (FD.RUN has many); callbacks for the client's end.
+        # Mutable: operations under way beyond one for each command (FD.RUN has many); does it hear of freed keys;
+        # callbacks for the client's end.
         self.extra = 0
+        self.listens = False
         self.on_gone: list[Callable[[], None]] = []
         # Mutable: what of the socket's pending operations is this connection's, where the socket has that quota.
         self._access = namespaces.access

@@ -384,7 +384,12 @@ def listen(connection: RespConnection, command: list[bytes]) -> Slot:
 
     async def work() -> bytes:
         ear = Ear(connection, connection.namespaces.access.namespaces)
-        connection.on_gone.append(await connection.namespaces.root._namespace.connection.overhear(ear.hear))
+        end = await connection.namespaces.root._namespace.connection.overhear(ear.hear)
+        if connection.listens or connection.gone:
+            end()
+        else:
+            connection.listens = True
+            connection.on_gone.append(end)
         return OK
 
     return connection.spawn(work, connection.namespaces.root, "listen")
