@@ -25,9 +25,8 @@ from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.listener import bound
 from fastdedup.sidecar.service.server import SidecarServer
 
+from . import warm
 from .servers import DEADLINE, unmeasured
-
-ROOT = Path(__file__).parents[1]
 
 
 class Sidecar:
@@ -44,16 +43,8 @@ class Sidecar:
         self.socket = self.folder / "fastdedup.sock"
         self.url = f"sidecar://{self.socket}"
         named = [f"{name}={policy}" for name, policy in (policies or {}).items()]
-        self._command = [
-            sys.executable,
-            "-m",
-            "tests.sidecars",
-            str(self.socket),
-            store,
-            str(timeout),
-            *named,
-        ]
-        self._process: subprocess.Popen[bytes] | None = None
+        self._command = ["tests.sidecars", str(self.socket), store, str(timeout), *named]
+        self._process: subprocess.Popen[bytes] | warm.Program | None = None
 
     @property
     def pid(self) -> int:
@@ -63,9 +54,7 @@ class Sidecar:
     def start(self) -> Sidecar:
         """Return once it accepts connections."""
         with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command, cwd=ROOT, env=unmeasured(), stdout=log, stderr=log
-            )
+            self._process = warm.start(self._command, environment=unmeasured(), out=log, err=log)
         ends = time.monotonic() + DEADLINE
         while time.monotonic() < ends:
             assert self._process.poll() is None, (self.folder / "log").read_text()

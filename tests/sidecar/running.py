@@ -8,7 +8,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from contextlib import closing
@@ -23,6 +22,8 @@ from redis.retry import Retry
 
 from fastdedup import UnavailableError
 from fastdedup.sidecar.client import UnixConnection, fetch
+
+from .. import warm
 
 DEADLINE = 20.0
 
@@ -52,16 +53,16 @@ class Sidecar:
             (self.folder / "fastdedup.toml").write_text(config)
             self.options += ["--config", str(self.folder / "fastdedup.toml")]
         self._more = more
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | warm.Program | None = None
 
     def start(self, **options: Any) -> Self:
         """Start; return at once."""
         with (self.folder / "out").open("ab") as out, (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "fastdedup", "serve", *self.options],
-                env=environment(**self._more),
-                stdout=out,
-                stderr=log,
+            self.process = warm.start(
+                ["fastdedup", "serve", *self.options],
+                environment=environment(**self._more),
+                out=out,
+                err=log,
                 **options,
             )
         return self
