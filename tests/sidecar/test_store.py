@@ -16,6 +16,7 @@ import pytest
 
 from fastdedup import (
     BreakerState,
+    Claim,
     ConfigError,
     Dedup,
     Ledger,
@@ -234,7 +235,12 @@ async def test_ids_that_the_sidecar_remembered_in_an_outage_get_into_the_store(
 
             await wait_until(adopted, description="the sidecar has put them there")
             await claim.complete()
-            assert (await direct.claim(claim.key, remember=there)).outcome is Outcome.SUCCEEDED
+
+            async def told(there: Ledger = there, claim: Claim = claim) -> bool:
+                return (await direct.claim(claim.key, remember=there)).outcome is Outcome.SUCCEEDED
+
+            # Where its record was on its way at that moment, the success follows it.
+            await wait_until(told, description="the sidecar has told of the success")
             assert await there.first_many([*ids, claim.key]) == [False] * 3
 
 
