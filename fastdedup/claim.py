@@ -478,7 +478,7 @@ class Claim:
     def _lose(self, *, outage: bool) -> None:
         """Stop the body before another owner starts, as the lease could not be renewed; see `_outage`."""
         self._lost, self._outage = True, outage
-        self._namespace.lease_lost(self.key, self.owner, self.fence)
+        self._namespace.lease_lost(self.key, self.owner, self.fence, outage=outage)
         body = getattr(self, "_body", None)
         if body is not None:
             self._stopped_body = True

@@ -35,6 +35,8 @@ class LeaseLost:
     owner: str = field(repr=False)
     """The owner's text. Anyone who knows it can settle the claim, so repr() does not show it."""
     fence: int
+    outage: bool = False
+    """True where the store did not answer until the lease was over: no other owner is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,15 +302,16 @@ def log_failure(event: Event, error: Exception) -> None:
         type(event).__name__,
         getattr(event, "namespace", ""),
         type(error).__name__,
-        _place_of(error),
+        place_of(error),
     )
 
 
 def log_batch_failure(error: Exception) -> None:
     """Log that the user's callback for batches has raised an error."""
-    log.error("the on_batch callback failed: %s at %s", type(error).__name__, _place_of(error))
+    log.error("the on_batch callback failed: %s at %s", type(error).__name__, place_of(error))
 
 
-def _place_of(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
+    """Return where an error was raised: its last three calls, for a log line."""
     frames = traceback.extract_tb(error.__traceback__)[-3:]
     return " > ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)

@@ -79,7 +79,8 @@ class Dedup(Inspected):
             `redis.credentials.CredentialProvider`. It must not block. Open connections stay as they are. The
             URL then has no password; its user counts where the user name is None.
         holder: let each record of a claim or lock say who holds it, for `inspect` and `list`: host and process, and
-            where it is text also this label of 1 to 20 characters. Such a record takes some 20 to 50 bytes more.
+            where it is text also this label of 1 to 20 of A-Z a-z 0-9 _ . : -. Such a record takes some 20 to 50
+            bytes more.
             A claim with `owner=` says its owner instead.
 
     Raises:

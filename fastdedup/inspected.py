@@ -33,6 +33,8 @@ class Inspected:
     ) -> bool:
         """Remove the record of `key`, whoever owns it; False where there was none. The key is new again.
 
+        A token that is forgotten is unknown for ever.
+
         It leaves a `KeyForgotten` event with who and why. Arguments as for `get`; `reason`: up to 256 characters.
         """
         why = check_reason(reason)

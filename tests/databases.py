@@ -123,7 +123,9 @@ class PostgresServer(DatabaseServer):
         """End every process of the server as a crash would, and take its shared memory away, which would stay."""
         super().kill()
         _, segment = (self.data / "postmaster.pid").read_text().splitlines()[6].split()
-        subprocess.run(["ipcrm", "-m", segment], check=True)
+        subprocess.run(
+            ["ipcrm", "-m", segment], stderr=subprocess.DEVNULL, check=False
+        )  # it may be gone already
 
     def _create_command(self, data: Path) -> list[str]:
         options = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]

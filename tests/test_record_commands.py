@@ -69,6 +69,8 @@ def test_list_shows_what_is_held_and_by_whom(
     none = run("list", "--older", "60s")
     told = f"No record fits. Web keys are in '{namespace}:http': add --http.\n"
     assert (none.exit_code, none.stdout, none.stderr) == (0, "", told)
+    long = run("list", "--prefix", "POST /orders")
+    assert "more than 40 bytes have no prefix" in long.stderr
 
 
 def test_a_web_key_that_is_listed_is_inspected_by_its_digest(
@@ -224,8 +226,9 @@ def test_locks_tokens_machines_and_ids_are_reached(
     assert json.loads(run("inspect", "--ledger", "seen", "id-1", "--json").stdout)["remembered"] is True
     open_one = json.loads(run("inspect", "--ledger", "seen", "open", "--json").stdout)
     assert (open_one["remembered"], open_one["record"]["state"]) == (False, "processing")
+    ended = run("forget", "--kind", "token", token[0])
+    assert ended.stdout == "Forgot this token: it can no longer be redeemed.\n"
     for named in (
-        ["--kind", "token", token[0]],
         ["--kind", "machine", "order/1"],
         ["--ledger", "seen", "id-1"],
         ["--ledger", "seen", "open"],

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from ..integrations.rabbitmq.dead_letters import DeadLetter, DeadLetters, Replay
 
 Command = Callable[..., Any]
+_WHOLE_KEY = 36
+"""Characters of a key that a table of `_WIDE` columns does not break: those of a UUID."""
+_WIDE = 80
 _HEADINGS = ("key", "attempts", "reason", "error", "consumer", "when", "bytes")
 
 
@@ -54,7 +57,10 @@ def dead_letters() -> None:
 @click.option(
     "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show so many, the oldest."
 )
-@broker_options(json="an object for each dead letter, one a line")
+@broker_options(
+    json="an object for each dead letter, one a line: key, attempts, reason, error, consumer, queue (that it came "
+    "from), at (ISO 8601), size (bytes)"
+)
 def list_(queue: str, limit: int, url: str, as_json: bool) -> None:
     """Show the dead letters that lie in QUEUE, and leave them there.
 
@@ -67,7 +73,8 @@ def list_(queue: str, limit: int, url: str, as_json: bool) -> None:
             click.echo(orjson.dumps(asdict(letter)).decode())
         return
     if found.letters:
-        Console().print(_table(queue, found))
+        console = Console()
+        console.print(_table(queue, found, console.width))
     if len(found.letters) < found.total:
         click.echo(f"{len(found.letters):,} of {found.total:,} are shown: see --limit.", err=True)
     if not found.letters:
@@ -80,11 +87,16 @@ async def _listed(channel: AbstractChannel, queue: str, limit: int) -> DeadLette
     return await list_dead_letters(channel, queue, limit)
 
 
-def _table(queue: str, found: DeadLetters) -> Table:
+def _table(queue: str, found: DeadLetters, width: int) -> Table:
+    """Return the table for a terminal of so many columns. `replay` wants the key: a UUID stays on one line."""
     table = Table(title=f"Dead letters in {queue}", box=ROUNDED)
+    longest = max(len(letter.key or "") for letter in found.letters)
     for heading in _HEADINGS:
         table.add_column(
-            heading, justify="right" if heading in {"attempts", "bytes"} else "left", overflow="fold"
+            heading,
+            justify="right" if heading in {"attempts", "bytes"} else "left",
+            overflow="fold",
+            min_width=min(longest, _WHOLE_KEY) if heading == "key" and width >= _WIDE else None,
         )
     for letter in found.letters:
         table.add_row(*map(Text, _cells(letter)))  # as Text, because rich would take [brackets] for markup
@@ -112,7 +124,10 @@ def _when(at: str | None) -> str | None:
 @click.option("--limit", type=click.IntRange(min=1), help="Send back so many at most, the oldest.")
 @click.option("--to", help="The queue to send them to. [default: the one that each came from]")
 @click.option("--dry-run", is_flag=True, help="Send nothing back, and say what would be.")
-@broker_options(json="an object")
+@broker_options(
+    json="an object: seen, replayed, keys (of those), kept (how many stay, by the reason), missing (keys that were "
+    "not sent back)"
+)
 def replay(
     queue: str, keys: tuple[str, ...], every: bool, limit: int | None, url: str, as_json: bool, **how: Any
 ) -> None:
@@ -126,8 +141,9 @@ def replay(
         raise click.UsageError("say which: --key KEY, also repeatedly, or --all")
     console = Console(stderr=True)  # because stdout is for the figures
     wanted = {"keys": keys or None, "limit": limit, **how}
+    quiet = as_json or not console.is_terminal
     report = at_broker(
-        url, partial(_replayed, queue=queue, console=None if as_json else console, wanted=wanted)
+        url, partial(_replayed, queue=queue, console=None if quiet else console, wanted=wanted)
     )
     missing = [] if report.replayed == limit else sorted(set(keys) - report.keys)
     if as_json:
@@ -146,7 +162,7 @@ async def _replayed(
 ) -> Replay:
     from ..integrations.rabbitmq.dead_letters import replay
 
-    columns = TextColumn("Replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = TextColumn("Looking through"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console or bar_console(quiet=True), disable=console is None) as progress:
         task = progress.add_task("", total=None)
         return await replay(
@@ -155,8 +171,8 @@ async def _replayed(
 
 
 def _say(queue: str, report: Replay, *, dry_run: bool) -> None:
-    done = "would be sent back" if dry_run else "were sent back"
-    click.echo(f"{report.replayed:,} of the {report.seen:,} dead letters of {queue} that were seen {done}.")
+    done = "Would send back" if dry_run else "Sent back"
+    click.echo(f"{done} {report.replayed:,} of the {report.seen:,} dead letters that were seen in {queue}.")
     for reason, count in report.kept.items():
         click.echo(f"{count:,} stay: {reason}", err=True)
 

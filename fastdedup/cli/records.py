@@ -24,7 +24,7 @@ from ..protocol.owners import is_drawn, owner_field
 from ..sidecar import client
 from ..web.inspection import GATE, AnyCodec, RequestPlace, place_of_request, web_namespace
 from .gate import gate_options, run
-from .inbox import Duration
+from .inbox import Duration, shown
 from .ledger import of_form
 from .terminal import as_json, print_json, printable
 
@@ -170,7 +170,10 @@ def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **name
 def forget(
     socket: Path | None, url: str, namespace: str, as_json: bool, reason: str | None, **named: Any
 ) -> None:
-    """Delete the record of KEY, so that its next claim is the first; exits with 1 if there is no record."""
+    """Delete the record of KEY, so that its next claim is the first; exits with 1 if there is no record.
+
+    A token that is forgotten is unknown from then on: that ends a one-time link.
+    """
     place = place_of(**named)
     namespace = place.within(namespace)
     if socket is None:
@@ -186,7 +189,8 @@ def forget(
     if as_json:
         print_json({"key": place.key, "forgotten": forgotten})
     elif forgotten:
-        click.echo(f"Forgot {_shown_key(place)}: its next claim will be the first.")
+        now = "it can no longer be redeemed" if place.kind == "token" else "its next claim will be the first"
+        click.echo(f"Forgot {_shown_key(place)}: {now}.")
     else:
         _say_nothing(place, namespace)
     if not forgotten:
@@ -201,7 +205,11 @@ def forget(
 )
 @click.option("--older", type=Duration(), default=timedelta(0), help="Acquired so long ago at least, as 60s.")
 @click.option("--http", is_flag=True, help="The web keys, which are in the namespace <namespace>:http.")
-@click.option("--prefix", default="", help="How the keys begin.")
+@click.option(
+    "--prefix",
+    default="",
+    help="How the keys begin. It finds no key of more than 40 bytes, as most web keys are: those are digests.",
+)
 @click.option("--kind", type=click.Choice(LISTED), help="Of this kind only.")
 @click.option(
     "--limit",
@@ -262,7 +270,10 @@ def list_records(
     if found.records:
         _print_list(found)
     else:
-        click.echo(f"No record fits.{_where_web_keys_are(namespace, 'add --http')}", err=True)
+        digests = (
+            " Keys of more than 40 bytes have no prefix: list without --prefix." if wanted["prefix"] else ""
+        )
+        click.echo(f"No record fits.{_where_web_keys_are(namespace, 'add --http')}{digests}", err=True)
     if found.cursor is not None:
         click.echo(
             f"Stopped after {len(found.records):,} records and about {found.looked_at:,} keys: "
@@ -376,14 +387,14 @@ def _record_table(record: Record, digest: str | None) -> Table:
     if digest not in (None, record.key):
         facts = {"key": record.key, "digest": digest} | facts
     facts["lease"] = None if record.lease is None else _lease(record.lease)
-    facts["ttl"] = f"{record.ttl:.1f} s left"
-    facts["age"] = None if record.age is None else f"{record.age:.1f} s"
+    facts["ttl"] = f"{record.ttl:.1f} s left{_in_words(record.ttl)}"
+    facts["age"] = None if record.age is None else f"{record.age:.1f} s{_in_words(record.age)}"
     table = Table(box=ROUNDED, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, fact in facts.items():
-        shown = "-" if fact is None else fact if isinstance(fact, str) else as_json(fact)
-        table.add_row(name, Text(printable(shown)))  # as Text, because rich would take [brackets] for markup
+        text = "-" if fact is None else fact if isinstance(fact, str) else as_json(fact)
+        table.add_row(name, Text(printable(text)))  # as Text, because rich would take [brackets] for markup
     return table
 
 
@@ -392,12 +403,12 @@ def _print_list(found: Listing) -> None:
     console = Console()
     boundless = console.options.update(width=100_000)
     # Measured with short keys: rich would take the longest word as the least, and keys can be folded.
-    needed = console.measure(_list_table(found, shown=_LEAST_KEY), options=boundless).minimum
+    needed = console.measure(_list_table(found, most=_LEAST_KEY), options=boundless).minimum
     Console(width=max(needed, console.width)).print(_list_table(found))
 
 
-def _list_table(found: Listing, shown: int | None = None) -> Table:
-    """Return a table of records; `shown`: how many characters of a key."""
+def _list_table(found: Listing, most: int | None = None) -> Table:
+    """Return a table of records; `most`: how many characters of a key it shows."""
     table = Table(box=ROUNDED)
     for heading in ("key", "kind", "state"):
         table.add_column(heading, overflow="fold")
@@ -406,7 +417,7 @@ def _list_table(found: Listing, shown: int | None = None) -> Table:
     table.add_column("holder", no_wrap=True)  # its pid is what one looks for, or greps
     for record in sorted(found.records, key=lambda record: -(record.age or 0.0)):
         facts = (
-            record.key[:shown],
+            record.key[:most],
             record.kind,
             record.state.value,
             "-" if record.age is None else f"{record.age:,.0f} s",
@@ -416,6 +427,11 @@ def _list_table(found: Listing, shown: int | None = None) -> Table:
         )
         table.add_row(*(Text(printable(fact)) for fact in facts))
     return table
+
+
+def _in_words(seconds: float) -> str:
+    """Return a time of minutes or more as people say it, in brackets; "" for a shorter one."""
+    return f" ({shown(round(seconds))})" if seconds >= 120 else ""
 
 
 def _lease(lease: float) -> str:

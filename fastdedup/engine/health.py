@@ -62,7 +62,7 @@ class StoreHealth:
     def error(self) -> UnavailableError:
         """Return the error for an operation that is refused because the breaker is open."""
         lasted = self._loop.time() - self._opened_at
-        return UnavailableError(f"{self._breaker.reason} (breaker open: not asked for {lasted:.1f} s)")
+        return UnavailableError(f"{self._breaker.reason} (breaker open for {lasted:.1f} s)")
 
     async def aclose(self) -> None:
         """Stop probing."""

@@ -47,8 +47,7 @@ Line = tuple[logging.Logger, str]
 _LINES: dict[type, Line] = {
     LeaseLost: (
         claims_log,
-        "the lease of %(key)r in namespace %(namespace)r could not be renewed (fence %(fence)d): it ended, or the "
-        "key was forgotten or settled elsewhere; another owner may have the key by now",
+        "the lease of %(key)r in namespace %(namespace)r could not be renewed (fence %(fence)d): %(why)s",
     ),
     Conflict: (
         claims_log,
@@ -90,6 +89,11 @@ _LINES: dict[type, Line] = {
         "%(store)s refuses scripts with undeclared keys, so each slot of a batch costs it a call: %(reason)s",
     ),
 }
+_WHY_LOST = {
+    False: "it ended, or the key was forgotten or settled elsewhere; another owner may have the key by now",
+    True: "the store did not answer until it was over; another owner may get the key",
+}
+"""By whether the lease was lost in an outage."""
 _ONCE = (GateBypassed,)
 """Events that come with each operation: one line, then counts."""
 
@@ -230,7 +234,10 @@ class Incidents:
         kind = type(event)
         if self.may_tell(name_of(kind), 1 if kind in _ONCE else AT_ONCE):
             to, text = _LINES[kind]
-            to.warning(f"gate %(gate)r: {text}", {"gate": self._gate, **_fields(event)})
+            fields = {"gate": self._gate, **_fields(event)}
+            if isinstance(event, LeaseLost):
+                fields["why"] = _WHY_LOST[event.outage]
+            to.warning(f"gate %(gate)r: {text}", fields)
 
     # What is counted
 

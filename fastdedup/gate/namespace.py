@@ -154,8 +154,9 @@ class Namespace:
             result=value if state is State.SUCCEEDED else None,
             error=value if state is State.FAILED else None,
             kind=kind,
-            # A fence is the store's time at the acquisition, or was raised above an earlier fence.
-            age=max((now - stored.fence) / 1_000_000, 0.0) if now else None,
+            # A fence is the store's time at the acquisition, or was raised above an earlier fence: by a microsecond
+            # for each that the same one has had, so milliseconds are as exact as this can be.
+            age=max(round((now - stored.fence) / 1000) / 1000, 0.0) if now else None,
             holder=notes_of(owner).get("holder"),
             trace=trace_of(stored.owner)[:16].hex() or None,
         )
@@ -181,9 +182,9 @@ class Namespace:
             return mode.value
         return "lock" if self.locks.has(op.wire) else mode.value
 
-    def lease_lost(self, key: str, owner: str, fence: int) -> None:
-        """Report a lease that could not be renewed."""
-        self.connection.report(LeaseLost(self.settings.namespace, key, owner, fence))
+    def lease_lost(self, key: str, owner: str, fence: int, *, outage: bool) -> None:
+        """Report a lease that could not be renewed; `outage`: the store did not answer until it was over."""
+        self.connection.report(LeaseLost(self.settings.namespace, key, owner, fence, outage))
 
 
 def machine_record(key: str, stored: Stored) -> Record:

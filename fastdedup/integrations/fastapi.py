@@ -8,7 +8,7 @@ OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Asgi
 
 from collections.abc import Callable
 from inspect import isasyncgenfunction, iscoroutinefunction, isfunction
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Final, Literal, Unpack
 
 from ..claim import Claim
 from ..errors import ConfigError, UnavailableError
@@ -48,6 +48,11 @@ __all__ = [
 ]
 
 _SLOT = "fastdedup.slot"
+_IN_HANDLER: Final = (
+    "The store of idempotency keys did not answer while the request was handled. Repeat the request, as it is, after "
+    "Retry-After seconds."
+)
+"""For claims that a handler makes itself: what it did before them is not known, nor whether the request has a key."""
 Chooser = Callable[[Request], Dedup]
 """A function that chooses a `Dedup` for a request, for applications with several."""
 
@@ -142,6 +147,10 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
     The handler's response settles the claim, and is replayed to duplicates. Missing and malformed keys, duplicates of
     a running request, other payloads and outages are answered before it runs. A request without a key has the claim
     None, unless a key is `required`.
+
+    The settings most used: `required=True` refuses a request without a key, `wait` is for how many seconds a
+    duplicate waits for the first response, `ttl` for how many a response is kept, and `fingerprint=json_fingerprint`
+    lets a retry encode its JSON anew. `docs/http-rules.md` has all.
 
     No answer is kept of a request that does not reach the handler: where FastAPI finds parameters or body invalid, or
     a dependency raises, the key is free, and the corrected request runs (`keep_unreached=True` keeps such an answer).
@@ -364,7 +373,7 @@ async def _unavailable(request: Request, error: Exception) -> FastAPIResponse:
     assert isinstance(error, UnavailableError)
     if error.unrecorded:
         raise error
-    return _plain(unavailable(error, _slot(request)[0].docs_at(request)))
+    return _plain(unavailable(error, _slot(request)[0].docs_at(request), _IN_HANDLER))
 
 
 def _plain(response: Response) -> FastAPIResponse:

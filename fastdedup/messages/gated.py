@@ -22,6 +22,7 @@ from ..model import Outcome, Resolved
 from ..protocol.operations import ForgetOp, ReadOp, Stored
 from .decisions import Action, Decision
 from .delivery import Delivery
+from .failed_attempts import FailedAttempts
 from .holding import HeldMessage, Pauses
 from .rules import AbandonedError, MessageRules
 
@@ -44,6 +45,7 @@ class GatedWay:
         self._rules = rules
         self._dedup = dedup
         self._pauses = pauses
+        self._failed_attempts = FailedAttempts(rules)
         self._remember = remember
         self._resolve = resolve
 
@@ -85,6 +87,7 @@ class GatedWay:
             try:
                 result = await self._result_of(delivery, claim)
             except Exception as error:  # noqa: BLE001 -- the rules decide, whatever it is
+                self._failed_attempts.tell(key, attempt, error)
                 decision = rules.of_error(key, attempt, error)
             else:
                 delivery.done = done = rules.of_success(key, attempt, result)

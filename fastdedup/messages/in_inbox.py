@@ -28,6 +28,7 @@ from ..sql.once import (
 )
 from .decisions import Action, Decision, Reason
 from .delivery import Delivery
+from .failed_attempts import FailedAttempts
 from .gated import reopen, settle
 from .holding import HeldMessage, Pauses
 from .rules import MessageRules
@@ -51,6 +52,7 @@ class InboxWay:
         self._inbox = inbox
         self._begin = begin
         self._pauses = pauses
+        self._failed_attempts = FailedAttempts(rules)
         self._once = OnceRules(inbox._rules, rules.key_of, None, 0.0, "wait", ATTEMPTS)
 
     async def decide(self, delivery: Delivery) -> Decision:
@@ -131,6 +133,7 @@ class InboxWay:
                     return exhausted
                 except Exception as fault:
                     if begun:
+                        self._failed_attempts.tell(delivery.key, attempt, fault)
                         return self._rules.of_error(delivery.key, attempt, fault)
                     if isinstance(fault, (*_MISTAKES, InvalidKeyError)):
                         raise

@@ -180,7 +180,7 @@ class MemoryStore:
             for wire in wires
             if found_in(wire, query.namespace, query.kinds, query.prefix) is not None
         ]
-        return Page(found, wires[-1].hex() if len(wires) == count else "", len(wires), self._fence_time())
+        return Page(found, wires[-1].hex() if len(wires) == count else "", len(wires), self.time_us)
 
     def holds(self, wire: bytes) -> bool:
         """True while the store holds a record of this key."""
@@ -197,8 +197,8 @@ class MemoryStore:
 
     @property
     def time_us(self) -> int:
-        """The store's time, in microseconds since 1970."""
-        return self._fence_time()
+        """The store's time, in microseconds since 1970: what a fence that is given now begins with."""
+        return self._fence_time() // 1000 * 1000 + self._offset
 
     def hear_time(self, time_us: int) -> None:
         """Give fences by the clock of the store whose records are kept here, which shows `time_us` now."""

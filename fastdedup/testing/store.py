@@ -25,6 +25,13 @@ class FakeStore:
 
     Args:
         clock: the clock by which leases end; a new one by default.
+
+    Attributes:
+        clock: moves time: `store.clock.advance(31)`.
+        outage: takes the store away: `with store.outage("refused"):`, also "frozen" and "lost_reply".
+        seen: what was claimed and settled; `assert_claimed_once` reads it.
+
+    The methods are those of a `Store`, for the gate.
     """
 
     name = "fake"

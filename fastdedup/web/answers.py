@@ -161,6 +161,6 @@ def refusal(error: Exception, rule: Rule, docs: str | None) -> Response:
     raise error
 
 
-def unavailable(error: UnavailableError, docs: str | None) -> Response:
-    """Return the answer where neither the store nor the policy answers."""
-    return respond(UNAVAILABLE, docs=docs, retry_after=error.retry_after)
+def unavailable(error: UnavailableError, docs: str | None, detail: str | None = None) -> Response:
+    """Return the answer where neither the store nor the policy answers. `detail`: in place of the problem's own."""
+    return respond(UNAVAILABLE, detail, docs=docs, retry_after=error.retry_after)

@@ -121,6 +121,7 @@ async def test_many_events_of_a_kind_are_counted(
         told(LeaseLost("shop", f"order:{number}", "worker-1", 7))
     assert len(lines()) == AT_ONCE
     assert "the lease of 'order:0' in namespace 'shop' could not be renewed (fence 7)" in lines()[0]
+    assert lines()[0].endswith("another owner may have the key by now")
     more = f"gate 'shop': {100 - AT_ONCE} more of this within 0.05 s: lease lost"
     await wait_until(lambda: lines()[AT_ONCE:] == [more], description="the rest is one line")
     await asyncio.sleep(0)
@@ -162,13 +163,25 @@ async def test_an_operation_is_no_incident_of_its_own(lines: Callable[[], list[s
     assert lines()[1:] == ["gate 'shop': 49 more of this within 60 s: gate bypassed"]
 
 
+async def test_a_lease_that_is_lost_in_an_outage_has_no_other_owner_yet(
+    lines: Callable[[], list[str]],
+) -> None:
+    told = incidents(window=60)
+    told(LeaseLost("shop", "order:7", "worker-1", 7, outage=True))
+    told.close()
+    (line,) = lines()
+    assert line.endswith(
+        "(fence 7): the store did not answer until it was over; another owner may get the key"
+    )
+
+
 async def test_a_broken_callback_is_logged_once(server: RedisServer, lines: Callable[[], list[str]]) -> None:
     def broken(event: Event) -> None:
         raise ValueError("my own bug")
 
     async with Dedup("memory://", namespace="shop", on_event=broken) as dedup:
         for _ in range(10):
-            dedup._namespace.lease_lost("order:7", "worker-1", 7)
+            dedup._namespace.lease_lost("order:7", "worker-1", 7, outage=False)
         assert len([line for line in lines() if "the on_event callback failed on LeaseLost" in line]) == 1
 
 

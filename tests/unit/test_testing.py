@@ -22,6 +22,7 @@ from fastdedup import (
     LocalLRU,
     Outcome,
     Resolution,
+    State,
     Takeover,
     UnavailableError,
 )
@@ -107,6 +108,18 @@ async def test_time_stands_still_until_it_is_moved(store: FakeStore) -> None:
     assert (await dedup.claim("k")).attempt == 2
     with pytest.raises(ClaimLostError):
         await claim.complete()
+
+
+async def test_a_records_age_is_the_time_by_which_the_clock_was_moved(store: FakeStore) -> None:
+    dedup = fake_dedup(store)
+    for number in range(10):
+        await dedup.claim(f"order:{number}")
+    store.clock.advance(60)
+    stuck = (await dedup.records(state=State.PROCESSING, older=60.0)).records
+    assert [record.age for record in stuck] == [60.0] * 10
+    record = await dedup.get("order:9")
+    assert record is not None
+    assert record.age == 60.0
 
 
 async def test_tokens_ledgers_and_results_end_by_the_same_clock(store: FakeStore) -> None:

@@ -1,0 +1,88 @@
+"""What the log tells of a handler that raises: each attempt, without the error's text, and no flood."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fastdedup.messages import failed_attempts
+from fastdedup.messages.failed_attempts import AT_ONCE, WINDOW, FailedAttempts
+from fastdedup.messages.rules import MessageRules
+
+from ..servers import RedisServer
+from .test_redis_streams import Waiter, Work, fault, opened, shop_of
+from .test_rules import Shop as Database
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.WARNING, logger="fastdedup.messages")
+    return caplog
+
+
+@pytest.fixture(scope="module")
+def streams() -> Iterator[RedisServer]:
+    server = RedisServer().start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("by_inbox", [False, True])
+async def test_each_attempt_of_a_consumer_has_a_line(
+    streams: RedisServer,
+    redis_url: str,
+    wait_until: Waiter,
+    told: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    by_inbox: bool,
+) -> None:
+    options: dict[str, Any] = {"inbox": Database(tmp_path / "db").inbox} if by_inbox else {}
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        shop.add("a")
+        async with shop.consumer(dedup, Work(fault), attempts=2, dead_letter=shop.dead, **options):
+            await wait_until(shop.dead_letters, description="a dead letter")
+    first, last, dead = [record for record in told.records if record.name == "fastdedup.messages"]
+    begins, _, where = first.getMessage().partition(" at ")
+    assert begins == "attempt 1 of 2 failed: consumer='billing' key='a' error=ValueError"
+    assert where.endswith(")")
+    assert "fault (" in where
+    assert last.getMessage().startswith("attempt 2 of 2 failed")
+    assert dead.getMessage().startswith("dead letter")
+    assert first.exc_info is None
+    assert "no such customer" not in told.text
+
+
+def failed() -> ValueError:
+    try:
+        raise ValueError("no such customer")
+    except ValueError as error:
+        return error
+
+
+def test_a_handler_that_always_raises_floods_no_log(
+    told: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(failed_attempts, "monotonic", lambda: now)
+    attempts, error = FailedAttempts(MessageRules("orders", lambda message: "k")), failed()
+    for _ in range(AT_ONCE + 7):
+        attempts.tell("k", 1, error)
+    assert len(told.messages) == AT_ONCE
+    now += WINDOW
+    attempts.tell("k", 1, error)
+    count, line = told.messages[AT_ONCE:]
+    assert count == "consumer 'orders': 7 more attempts failed after those that were logged"
+    assert line.startswith("attempt 1 of 5 failed")
+
+
+def test_at_level_debug_each_attempt_has_its_traceback(told: pytest.LogCaptureFixture) -> None:
+    told.set_level(logging.DEBUG, logger="fastdedup.messages")
+    attempts = FailedAttempts(MessageRules("orders", lambda message: "k"))
+    for _ in range(AT_ONCE + 1):
+        attempts.tell("k", 1, failed())
+    assert len(told.messages) == AT_ONCE + 1
+    assert told.text.count("ValueError: no such customer") == AT_ONCE + 1
