@@ -98,7 +98,9 @@ class Forker:
     def start(self, command: list[str], environment: dict[str, str], out: int, err: int) -> Program:
         """Run `python -m` and the command's words, in this working folder."""
         request = json.dumps([command, str(Path.cwd()), environment]).encode()
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(
+            type=socket.SOCK_SEQPACKET
+        )  # the pid and the exit code: two messages
         with theirs, self._lock:
             if self._process is None:
                 self._begin()
