@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Dedup, Outcome, UnavailableError
+from fastdedup import Dedup, Outcome, State, UnavailableError
 from fastdedup import sync as synchronous
 
 from ..proxy import proxied
@@ -26,6 +26,7 @@ class Desk:
 
     def __init__(self, dedup: Dedup, other: Dedup, token: str, wait_until: WaitUntil) -> None:
         self.tokens = dedup.tokens
+        self.gate = other
         self.other = other.tokens
         self.token = token
         self.undo = dedup._namespace.connection.undo
@@ -39,6 +40,13 @@ class Desk:
 
         await self._wait_until(acquired, description="the token is acquired", deadline=SOON)
         assert await self.other.consume(self.token, SUBJECT) is Outcome.SUCCEEDED
+
+    async def is_used(self) -> None:
+        async def used() -> bool:
+            record = await self.gate.get(self.token, "token")
+            return record is not None and record.state is not State.ISSUED
+
+        await self._wait_until(used, description="Redis has used the token")
 
     async def settled_down(self) -> None:
         await self._wait_until(lambda: not len(self.undo), description="nothing is left to be undone")
@@ -96,6 +104,7 @@ async def test_the_same_name_consumes_again(
             await at.tokens.consume(at.token, SUBJECT, owner="request-1")
         assert info.value.owner == "request-1"
         await at.settled_down()
+        await at.is_used()  # by what Redis had not read yet when it stopped
         assert await at.other.consume(at.token, SUBJECT) is Outcome.SUCCEEDED
         for _ in range(2):
             assert await at.tokens.consume(at.token, SUBJECT, owner="request-1") is Outcome.ACQUIRED
@@ -109,6 +118,7 @@ async def test_the_same_name_redeems_again(
         with redis_server.frozen(), pytest.raises(UnavailableError):
             await at.tokens.redeem(at.token, SUBJECT, owner="request-1")
         await at.settled_down()
+        await at.is_used()
         assert (await at.other.redeem(at.token, SUBJECT)).outcome is Outcome.IN_PROGRESS
         claim = await at.tokens.redeem(at.token, SUBJECT, owner="request-1")
         assert (claim.acquired, claim.attempt) == (True, 1)
