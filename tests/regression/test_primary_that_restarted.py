@@ -41,7 +41,7 @@ class Gate:
 
     def __init__(self, url: str, **options: Any) -> None:
         self.restarts: list[PrimaryRestarted] = []
-        self.dedup = Dedup(url, namespace="t", timeout=TIMEOUT, on_event=self._on_event, **options)
+        self.dedup = Dedup(url, namespace="t", on_event=self._on_event, **{"timeout": TIMEOUT, **options})
 
     async def __aenter__(self) -> Gate:
         await self.dedup.open()
@@ -71,7 +71,7 @@ def restart_empty(member: Member) -> None:
 
 async def test_a_primary_that_restarted_empty_is_reported(pair: Pair, wait_until: WaitUntil) -> None:
     """Each claim was confirmed by the replica, which then copied the empty primary: all are lost, none is marked."""
-    async with Gate(pair.url, replicas=1) as gate:
+    async with Gate(pair.url, replicas=1, timeout=5.0) as gate:  # two seconds of it for the replica
         claims = [await gate.dedup.claim(f"key-{number}") for number in range(20)]
         assert all(claim.confirmed for claim in claims)
         restart_empty(pair.primary)
