@@ -6,8 +6,10 @@ import logging
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import TracebackType
 
 log = logging.getLogger("fastdedup")
+_PACKAGE = __name__.partition(".")[0]
 
 KEPT_LOCALLY = "this key was used while the store was unavailable, and the store does not know of it yet"
 """The reason of a `Degraded` event about a key that the policy still keeps: the store may be back by then."""
@@ -312,6 +314,16 @@ def log_batch_failure(error: Exception) -> None:
 
 
 def place_of(error: BaseException) -> str:
-    """Return where an error was raised: its last three calls, for a log line."""
-    frames = traceback.extract_tb(error.__traceback__)[-3:]
+    """Return where an error was raised: its last three calls, for a log line.
+
+    Calls by which this package came to its user's code are left out.
+    """
+    called = error.__traceback__
+    while called is not None and _is_ours(called):
+        called = called.tb_next
+    frames = traceback.extract_tb(called or error.__traceback__)[-3:]
     return " > ".join(f"{frame.name} ({frame.filename}:{frame.lineno})" for frame in frames)
+
+
+def _is_ours(call: TracebackType) -> bool:
+    return str(call.tb_frame.f_globals.get("__name__")).partition(".")[0] == _PACKAGE

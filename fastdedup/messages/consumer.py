@@ -98,7 +98,7 @@ class ConsumerLife(ABC):
 
     @property
     def counts(self) -> Counts:
-        """What came of the deliveries so far."""
+        """What came of the deliveries so far: a `fastdedup.messages.Counts`, as `consumer.counts.dead_lettered`."""
         return self._deliveries.counts
 
     @property
@@ -167,10 +167,13 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             an error of the broker's client that no repeating mends.
         """
         self._handler = self._checked(handler)
-        async with anyio.create_task_group() as self._tasks:
-            # In a task of the group, which is told of a cancellation again and again. The caller's own task is told
-            # once, and a broker's client may lose that: see `lost_cancel`.
-            self._tasks.start_soon(self._live)
+        try:
+            async with anyio.create_task_group() as self._tasks:
+                # In a task of the group, which is told of a cancellation again and again. The caller's own task is
+                # told once, and a broker's client may lose that: see `lost_cancel`.
+                self._tasks.start_soon(self._live)
+        finally:
+            self._deliveries.tell_end()
         if self._fault is not None:
             raise self._fault
 

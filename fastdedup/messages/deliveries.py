@@ -22,6 +22,7 @@ from ..sql.inbox import Inbox
 from ..sql.once import Begin
 from .decisions import Action, Counts, Decision
 from .delivery import Delivery, Handler, Lay
+from .failed_attempts import FailedAttempts
 from .gated import GatedWay
 from .holding import Pauses
 from .in_inbox import InboxWay
@@ -70,11 +71,14 @@ class Deliveries:
         self._inbox = inbox
         self._on_event = None if dedup is None else dedup._namespace.connection.report
         self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
+        self._failed_attempts = FailedAttempts(rules)
         self._way: GatedWay | InboxWay
         if inbox is not None:
-            self._way = InboxWay(rules, dedup, inbox, inbox._beginning(begin), self._pauses)
+            self._way = InboxWay(
+                rules, dedup, inbox, inbox._beginning(begin), self._pauses, self._failed_attempts
+            )
         elif dedup is not None:
-            self._way = GatedWay(rules, dedup, self._pauses, remember, resolve)
+            self._way = GatedWay(rules, dedup, self._pauses, self._failed_attempts, remember, resolve)
         else:
             raise ConfigError("a consumer needs a gate, an inbox, or both: dedup= and inbox= are None")
 
@@ -99,6 +103,10 @@ class Deliveries:
     def is_paused(self) -> bool:
         """True while a message waits for a store that does not answer."""
         return self._pauses.is_paused
+
+    def tell_end(self) -> None:
+        """Log, as the consumer ends, how many attempts failed without a line of their own."""
+        self._failed_attempts.tell_count()
 
     async def handle(
         self, message: Any, handler: Handler, lay: Lay, *, failed: int = 0, again: bool = False

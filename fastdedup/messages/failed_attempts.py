@@ -23,27 +23,39 @@ class FailedAttempts:
 
     def __init__(self, rules: MessageRules) -> None:
         self._rules = rules
-        # Mutable: when the minute began, and how many attempts have failed since.
+        # Mutable: when the minute began, the lines since, and the attempts that failed without one.
         self._began = 0.0
-        self._count = 0
+        self._lines = 0
+        self._unlogged = 0
 
     def tell(self, key: str, attempt: int, error: BaseException) -> None:
         """Log that an attempt at a message has failed, or count it."""
-        now, name = monotonic(), self._rules.consumer
+        now = monotonic()
         if now - self._began >= WINDOW:
-            more, self._began, self._count = self._count - AT_ONCE, now, 0
-            if more > 0:
-                log.warning("consumer %r: %d more attempts failed after those that were logged", name, more)
-        self._count += 1
+            self.tell_count()
+            self._began, self._lines = now, 0
         shows_all = log.isEnabledFor(logging.DEBUG)
-        if self._count <= AT_ONCE or shows_all:
+        if self._lines >= AT_ONCE and not shows_all:
+            self._unlogged += 1
+            return
+        self._lines += 1
+        log.warning(
+            "attempt %d of %d failed: consumer=%r key=%r error=%s at %s",
+            attempt,
+            self._rules.attempts,
+            self._rules.consumer,
+            key,
+            type(error).__name__,
+            place_of(error),
+            exc_info=error if shows_all else None,
+        )
+
+    def tell_count(self) -> None:
+        """Log how many attempts have failed without a line of their own, if any has."""
+        count, self._unlogged = self._unlogged, 0
+        if count:
             log.warning(
-                "attempt %d of %d failed: consumer=%r key=%r error=%s at %s",
-                attempt,
-                self._rules.attempts,
-                name,
-                key,
-                type(error).__name__,
-                place_of(error),
-                exc_info=error if shows_all else None,
+                "consumer %r: attempts that failed without a line of their own: %d",
+                self._rules.consumer,
+                count,
             )

@@ -39,13 +39,14 @@ class GatedWay:
         rules: MessageRules,
         dedup: Dedup,
         pauses: Pauses,
+        failed_attempts: FailedAttempts,
         remember: Ledger | None = None,
         resolve: Check | None = None,
     ) -> None:
         self._rules = rules
         self._dedup = dedup
         self._pauses = pauses
-        self._failed_attempts = FailedAttempts(rules)
+        self._failed_attempts = failed_attempts
         self._remember = remember
         self._resolve = resolve
 

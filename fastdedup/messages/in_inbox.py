@@ -45,14 +45,20 @@ class InboxWay:
     """Does the work in a transaction that the inbox's row belongs to."""
 
     def __init__(
-        self, rules: MessageRules, dedup: Dedup | None, inbox: Inbox, begin: Begin, pauses: Pauses
+        self,
+        rules: MessageRules,
+        dedup: Dedup | None,
+        inbox: Inbox,
+        begin: Begin,
+        pauses: Pauses,
+        failed_attempts: FailedAttempts,
     ) -> None:
         self._rules = rules
         self._dedup = dedup
         self._inbox = inbox
         self._begin = begin
         self._pauses = pauses
-        self._failed_attempts = FailedAttempts(rules)
+        self._failed_attempts = failed_attempts
         self._once = OnceRules(inbox._rules, rules.key_of, None, 0.0, "wait", ATTEMPTS)
 
     async def decide(self, delivery: Delivery) -> Decision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ from fastdedup.messages import failed_attempts
 from fastdedup.messages.failed_attempts import AT_ONCE, WINDOW, FailedAttempts
 from fastdedup.messages.rules import MessageRules
 
+from ..brokers import RabbitServer
 from ..servers import RedisServer
+from .test_rabbitmq import shop as shop_of_rabbitmq
 from .test_redis_streams import Waiter, Work, fault, opened, shop_of
 from .test_rules import Shop as Database
 
@@ -48,12 +51,40 @@ async def test_each_attempt_of_a_consumer_has_a_line(
     first, last, dead = [record for record in told.records if record.name == "fastdedup.messages"]
     begins, _, where = first.getMessage().partition(" at ")
     assert begins == "attempt 1 of 2 failed: consumer='billing' key='a' error=ValueError"
-    assert where.endswith(")")
-    assert "fault (" in where
+    assert where.startswith("__call__ (")
+    assert "> fault (" in where
+    assert "/fastdedup/" not in where
     assert last.getMessage().startswith("attempt 2 of 2 failed")
     assert dead.getMessage().startswith("dead letter")
     assert first.exc_info is None
     assert "no such customer" not in told.text
+
+
+async def test_a_consumer_that_ends_tells_how_many_had_no_line(
+    streams: RedisServer, redis_url: str, wait_until: Waiter, told: pytest.LogCaptureFixture
+) -> None:
+    async with shop_of(streams) as shop, opened(redis_url) as dedup:
+        for number in range(AT_ONCE + 2):
+            shop.add(f"n{number}")
+        work = Work(fault)
+        async with shop.consumer(dedup, work, attempts=2, retry_delay=1000.0):
+            await wait_until(lambda: len(work.begun) == AT_ONCE + 2, description="attempts that fail")
+    assert told.messages[-1] == "consumer 'billing': attempts that failed without a line of their own: 2"
+
+
+async def test_a_consumer_of_rabbitmq_that_is_cancelled_tells_it_too(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: Waiter, told: pytest.LogCaptureFixture
+) -> None:
+    async with shop_of_rabbitmq(rabbitmq, redis_url) as shop:
+        shop.then = fault
+        await shop.publish(*(str(number) for number in range(AT_ONCE + 2)))
+        async with shop.consumer(attempts=2, retry_delay=1000.0) as consumer:
+            running = asyncio.create_task(consumer.run(shop.handler))
+            await wait_until(lambda: consumer.counts.retried == AT_ONCE + 2, description="attempts that fail")
+            running.cancel()
+            await asyncio.wait([running])
+    (count,) = [line for line in told.messages if "without a line" in line]
+    assert count.endswith(": 2")
 
 
 def failed() -> ValueError:
@@ -75,8 +106,21 @@ def test_a_handler_that_always_raises_floods_no_log(
     now += WINDOW
     attempts.tell("k", 1, error)
     count, line = told.messages[AT_ONCE:]
-    assert count == "consumer 'orders': 7 more attempts failed after those that were logged"
+    assert count == "consumer 'orders': attempts that failed without a line of their own: 7"
     assert line.startswith("attempt 1 of 5 failed")
+
+
+def test_the_count_is_told_once(told: pytest.LogCaptureFixture) -> None:
+    attempts, error = FailedAttempts(MessageRules("orders", lambda message: "k")), failed()
+    attempts.tell_count()
+    assert told.messages == []
+    for _ in range(AT_ONCE + 1):
+        attempts.tell("k", 1, error)
+    attempts.tell_count()
+    attempts.tell_count()
+    assert told.messages[AT_ONCE:] == [
+        "consumer 'orders': attempts that failed without a line of their own: 1"
+    ]
 
 
 def test_at_level_debug_each_attempt_has_its_traceback(told: pytest.LogCaptureFixture) -> None:
@@ -86,3 +130,5 @@ def test_at_level_debug_each_attempt_has_its_traceback(told: pytest.LogCaptureFi
         attempts.tell("k", 1, failed())
     assert len(told.messages) == AT_ONCE + 1
     assert told.text.count("ValueError: no such customer") == AT_ONCE + 1
+    attempts.tell_count()
+    assert len(told.messages) == AT_ONCE + 1

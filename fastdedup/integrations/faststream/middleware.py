@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -103,11 +103,12 @@ class DedupMiddleware:
             for broker in brokers:
                 self.check(broker)
             dedup = self._settings.dedup
-            if dedup is None or dedup.is_open:
-                yield
-                return
-            async with dedup:
-                yield
+            try:
+                async with nullcontext() if dedup is None or dedup.is_open else dedup:
+                    yield
+            finally:
+                for each in self._guarded.values():
+                    each.deliveries.tell_end()
 
         return opened
 
