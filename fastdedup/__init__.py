@@ -1,6 +1,7 @@
 """fastdedup: are you the first? Answered atomically, replayed to duplicates, honest when Redis is down."""
 
 from .claim import Claim
+from .claims.takeover import Resolution, Takeover
 from .codec import Codec
 from .errors import (
     ClaimLostError,
@@ -33,9 +34,7 @@ from .model import (
     Listing,
     Outcome,
     Record,
-    Resolution,
     State,
-    Takeover,
     Transition,
     TransitionOutcome,
 )

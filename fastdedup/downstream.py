@@ -99,3 +99,17 @@ def claimed_work(wire: bytes) -> Iterator[None]:
         yield
     finally:
         leave(token)
+
+
+@contextmanager
+def beside_work() -> Iterator[None]:
+    """Make no work the present one in a `with` block: requests are counted as none of the work's, and get new keys.
+
+    A check of `resolve=` runs so. It runs at some attempts only: were its requests counted, one to the address that
+    the work asks as well (GraphQL, JSON-RPC) would get the key of an earlier attempt's charge.
+    """
+    token = present_work.set(None)
+    try:
+        yield
+    finally:
+        leave(token)

@@ -135,65 +135,6 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class Takeover:
-    """A key that was held before, by an owner that may have done the work and died. What `resolve=` is asked about.
-
-    Attributes:
-        key: the key; a token's digest.
-        attempt: how often the key was acquired, this time included.
-        fence: the present owner's fence.
-        last_owner: the owner before; None where that is not known, because the first reply to this claim was lost.
-        last_fence: the fence of the owner before, or None.
-        last_holder: who that was, as `Dedup(holder=…)` wrote it, or None.
-    """
-
-    key: str
-    attempt: int
-    fence: int
-    last_owner: str | None = field(default=None, repr=False)
-    last_fence: int | None = None
-    last_holder: str | None = None
-
-
-class Resolved(StrEnum):
-    """The kinds of answers to a takeover."""
-
-    DONE = "done"
-    NOT_DONE = "not_done"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """The answer to a takeover, made by `done`, `not_done` or `unknown`.
-
-    Attributes:
-        kind: which of these.
-        value: the result, or the error.
-    """
-
-    kind: Resolved
-    value: Any = None
-
-    @classmethod
-    def done(cls, result: Any = None) -> Resolution:
-        """Return "the work was done, with this result": the claim succeeds with it, and everybody gets it."""
-        return cls(Resolved.DONE, result)
-
-    @classmethod
-    def not_done(cls) -> Resolution:
-        """Return "the work was not done": the new owner does it."""
-        return cls(Resolved.NOT_DONE)
-
-    @classmethod
-    def unknown(cls, error: Any = "unknown whether the work was done") -> Resolution:
-        """Return "nobody can know": the claim fails for good with this error, and somebody must look into it."""
-        if isinstance(error, BaseException):
-            error = {"type": type(error).__name__, "message": str(error)}
-        return cls(Resolved.UNKNOWN, error)
-
-
-@dataclass(frozen=True, slots=True)
 class Transition:
     """The answer to one requested transition.
 

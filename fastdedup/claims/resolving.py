@@ -13,10 +13,12 @@ from typing import Any
 from .. import codec
 from ..checks import named
 from ..claim import Claim
+from ..downstream import beside_work
 from ..errors import ConfigError
-from ..model import Outcome, Resolution, Resolved, Takeover
+from ..model import Outcome
 from ..protocol.operations import Verdict
 from ..protocol.owners import notes_of, owner_text
+from .takeover import Resolution, Resolved, Takeover
 
 Check = Callable[[Takeover], Awaitable[Resolution]]
 
@@ -51,6 +53,7 @@ def takeover_of(claim: Claim) -> Takeover | None:
         last_owner=owner,
         last_fence=int.from_bytes(former[:7], "big") if former else None,
         last_holder=None if owner is None else notes_of(owner).get("holder"),
+        wire=claim._base_wire,
     )
 
 
@@ -93,12 +96,13 @@ async def answer_of(check: Check, takeover: Takeover) -> Resolution:
         ConfigError: it is not async, or its answer is no Resolution.
         Exception: what the check raises.
     """
-    answer = check(takeover)
-    if not inspect.isawaitable(answer):
-        raise ConfigError(
-            f"resolve must be an async function here, got one that returned {named(answer)}: write async def"
-        )
-    return check_answer(await answer)
+    with beside_work():
+        answer = check(takeover)
+        if not inspect.isawaitable(answer):
+            raise ConfigError(
+                f"resolve must be an async function here, got one that returned {named(answer)}: write async def"
+            )
+        return check_answer(await answer)
 
 
 def check_answer(answer: Any) -> Resolution:

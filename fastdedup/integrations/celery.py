@@ -19,6 +19,7 @@ except ImportError as error:
     raise ImportError("Celery is missing: pip install 'fastdedup[celery]'") from error
 
 from ..checks import Seconds
+from ..claims.takeover import Resolution, Takeover
 from ..downstream import claimed_work
 from ..errors import ConfigError, FailedError, InProgressError
 from ..messages.arguments import ArgumentsRule
@@ -62,6 +63,10 @@ class DedupTask(Task):
         keep_result: keep the result for duplicates.
         remember: the ledger in which the gate remembers what is done; without it each message's record stays. A
             duplicate that comes more than a minute later then returns None.
+        resolve: a function that is not async, given a `Takeover` before the body runs again, as after a crash or a
+            retry: it says whether an earlier attempt has done the work; see `fastdedup.sync.Dedup.claim`. What was
+            done gives the task its result, and what nobody can know fails for good. An error of the function is an
+            attempt that failed: the message comes again later, and spends no retry of Celery's.
     """
 
     abstract = True
@@ -72,6 +77,7 @@ class DedupTask(Task):
     fingerprint: Callable[..., Any] | None = None
     keep_result: bool = True
     remember: Ledger | None = None
+    resolve: Callable[[Takeover], Resolution] | None = None
     _gate: TaskGate | None = None
 
     @classmethod
@@ -148,7 +154,13 @@ class TaskGate:
             fingerprint=None if mark is None else lambda call: self._mark(call[1], call[2]),  # type: ignore[misc]
             keep_result=task.keep_result,
         )
-        self._way = BlockingWay(rules, dedup, lambda error: _recorded(task._app, error), task.remember)
+        self._way = BlockingWay(
+            rules,
+            dedup,
+            lambda error: _recorded(task._app, error),
+            task.remember,
+            _plain(task, "resolve"),
+        )
         _check_ttl(dedup.settings.ttl if task.remember is None else task.remember.window, task._app)
 
     def key_of(self, args: Any, kwargs: Any) -> str:
@@ -204,7 +216,7 @@ class TaskGate:
             log.warning("task %r: a message is held, as the broker does not take it: %r", task.name, error)
             time.sleep(_PAUSE)
             return
-        log.info("task %r: a message comes again in %.1f s: %s", task.name, countdown, reason)
+        log.info("task %r: a message comes again in %.1f s: %s", task.name, countdown, decision.reason)
         raise Retry(None, None, countdown, sig=again)
 
 
@@ -212,7 +224,7 @@ def _work(task: DedupTask, attempt: Attempt, args: Any, kwargs: Any) -> Any:
     """Run the body under its claim, and settle."""
     try:
         with claimed_work(attempt.claim.asynchronous._base_wire):
-            result = task.run(*args, **kwargs)
+            result = task.run(*args, **kwargs) if attempt.done is None else attempt.done[0]
     except (Retry, Ignore, Reject):
         attempt.free()
         raise

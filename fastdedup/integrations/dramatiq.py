@@ -63,6 +63,10 @@ class DedupMiddleware(Middleware):
         dedup_fingerprint: a function of its arguments; another message with the same key and another fingerprint
             is dead-lettered.
         dedup_attempts: how often it is begun for a key, crashes included; then the message is dead-lettered.
+        dedup_resolve: a function that is not async, given a `Takeover` before the actor runs again, as after a crash
+            or a retry: it says whether an earlier attempt has done the work; see `fastdedup.sync.Dedup.claim`. What
+            was done gives the message its result, and what nobody can know is dead-lettered. An error of the function
+            is an attempt that failed: the message comes again later, and spends no retry of Dramatiq's.
 
     Args:
         dedup: the gate.
@@ -94,7 +98,7 @@ class DedupMiddleware(Middleware):
     @property
     def actor_options(self) -> set[str]:
         """The options that an actor may have."""
-        return {"dedup_key", "dedup_fingerprint", "dedup_attempts"}
+        return {"dedup_key", "dedup_fingerprint", "dedup_attempts", "dedup_resolve"}
 
     def before_declare_actor(self, broker: Any, actor: Any) -> None:
         """Check the options of an actor, and let a duplicate's result stand for its own.
@@ -109,9 +113,11 @@ class DedupMiddleware(Middleware):
             rules = self._rules(actor)
             seconds = self._dedup.settings.ttl if self._remember is None else self._remember.window
             check_broker(seconds, broker, "dramatiq.brokers.redis", "heartbeat_timeout")
+            resolve = actor.options.get("dedup_resolve")
+            way = BlockingWay(rules, self._dedup, remember=self._remember, resolve=resolve)
         except ConfigError as error:
             raise ActorOptionError(f"actor {actor.actor_name!r}: {error}") from None
-        self._ways[actor.actor_name] = BlockingWay(rules, self._dedup, remember=self._remember)
+        self._ways[actor.actor_name] = way
         actor.fn = self._or_replayed(actor.fn)
 
     def before_process_message(self, broker: Any, message: Any) -> None:
@@ -132,6 +138,8 @@ class DedupMiddleware(Middleware):
             self._replay_or_skip(message, found)
             return
         self._here.attempt = found
+        if found.done is not None:
+            self._here.replay = found.done
         self._here.work = enter(found.claim.asynchronous._base_wire)
 
     def after_process_message(

@@ -19,6 +19,7 @@ except ImportError as error:
     raise ImportError("taskiq is missing: pip install 'fastdedup[taskiq]'") from error
 
 from ..checks import Seconds, check_seconds, named
+from ..claims.resolving import Check
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..ledger import Ledger
@@ -85,6 +86,7 @@ class DedupMiddleware(TaskiqMiddleware):
         attempts: int = ATTEMPTS,
         fingerprint: Callable[..., Any] | None = None,
         keep_result: bool = True,
+        resolve: Check | None = None,
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Awaitable[T]]]:
         """Decorate a task's async function, below `broker.task`. A direct call of it is a plain call.
 
@@ -95,6 +97,9 @@ class DedupMiddleware(TaskiqMiddleware):
             fingerprint: a function of the task's arguments; another message with the same key and another
                 fingerprint ends in a MismatchError.
             keep_result: keep the result for duplicates.
+            resolve: an async function, given a `Takeover` before the task's function runs again, after a crash or a
+                retry: it says whether an earlier attempt has done the work; see `Dedup.claim`. What was done gives
+                the task its result, and what nobody can know fails for good.
 
         Raises:
             ConfigError: a setting is wrong.
@@ -114,7 +119,9 @@ class DedupMiddleware(TaskiqMiddleware):
                 fingerprint=None if mark is None else _of_arguments(mark),
                 keep_result=keep_result,
             )
-            deliveries = Deliveries(rules, self._dedup, remember=self._remember)
+            deliveries = Deliveries(
+                rules, self._dedup, remember=self._remember, resolve=resolve, logs_attempts=False
+            )  # taskiq logs what a task raises
 
             @functools.wraps(function)
             async def run(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -7,13 +7,15 @@ integration carries out. No broker is known here.
 from .decisions import Action, Counts, Decision, Reason
 from .ids import new_id, republished_id
 from .keys import body_digest
-from .rules import DeadLetterError, MessageRules
+from .rules import AbandonedError, DeadLetterError, ExhaustedError, MessageRules
 
 __all__ = [
+    "AbandonedError",
     "Action",
     "Counts",
     "DeadLetterError",
     "Decision",
+    "ExhaustedError",
     "MessageRules",
     "Reason",
     "body_digest",

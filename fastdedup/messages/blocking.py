@@ -14,6 +14,8 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..checks import named
+from ..claims.resolving import check_resolve
+from ..claims.takeover import Resolved
 from ..errors import (
     ConfigError,
     DedupError,
@@ -21,11 +23,13 @@ from ..errors import (
     ResultTooLargeError,
     UnavailableError,
 )
+from ..events import place_of
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
+from ..sync.resolving import SyncCheck, asked
 from .decisions import Action, Decision, Reason
-from .rules import MessageRules
+from .rules import MessageRules, abandoned
 
 WAIT: Final = 1.0
 """Seconds to wait in a worker's slot for a twin at work, by default. Asyncio's consumers have no slots."""
@@ -70,9 +74,10 @@ class Attempt:
     Attributes:
         claim: the key's claim, renewed in the background.
         number: how often the work was begun, this time included.
+        done: the result of an earlier attempt that had done the work, in a tuple; None where the work is to run.
     """
 
-    __slots__ = ("_record", "_rules", "claim", "key", "number")
+    __slots__ = ("_record", "_rules", "claim", "done", "key", "number")
 
     def __init__(self, rules: MessageRules, record: Record, key: str, claim: Claim, number: int) -> None:
         self._rules = rules
@@ -80,6 +85,7 @@ class Attempt:
         self.key = key
         self.claim = claim
         self.number = number
+        self.done: tuple[Any] | None = None
 
     @property
     def is_last(self) -> bool:
@@ -106,6 +112,34 @@ class Attempt:
         decision = self._rules.exhausted(self.key, self.number)
         return None if decision is None else self._undone(decision)
 
+    def resolve(self, check: SyncCheck) -> Decision | None:
+        """Ask whether an earlier attempt has done the work; return what shall come of a message that cannot go on."""
+        try:
+            answer = asked(self.claim, check)
+        except Exception as error:  # noqa: BLE001 -- an attempt that failed, whatever it is
+            log.warning(
+                "task %r: resolve= failed at attempt %d of %d: key=%r error=%s at %s",
+                self._rules.consumer,
+                self.number,
+                self._rules.attempts,
+                self.key,
+                type(error).__name__,
+                place_of(error),
+            )
+            return self.fail(error)
+        except BaseException:
+            self.free()
+            raise
+        if answer is None:
+            return None
+        if answer.kind is Resolved.UNKNOWN:
+            return self.fail(abandoned(answer))
+        if answer.kind is Resolved.DONE:
+            self.done = (answer.value,)
+        elif self.claim.lost:
+            return self._rules.of_lost_lease(self.key, self.number)
+        return None
+
     def free(self) -> None:
         """Free the key. Where the store does not answer, the lease ends by itself."""
         with suppress(DedupError):
@@ -131,18 +165,25 @@ class BlockingWay:
         dedup: the gate.
         record: makes of an error what duplicates are given, once a message has failed for good.
         remember: the ledger in which the gate remembers the messages that are done.
+        resolve: asked before the work runs again, whether it was done; see `fastdedup.sync.Dedup.claim`.
 
     Raises:
-        ConfigError: `remember` is no ledger of the gate's.
+        ConfigError: `remember` is no ledger of the gate's; `resolve` is no function, or async.
     """
 
     def __init__(
-        self, rules: MessageRules, dedup: Dedup, record: Record = repr, remember: Ledger | None = None
+        self,
+        rules: MessageRules,
+        dedup: Dedup,
+        record: Record = repr,
+        remember: Ledger | None = None,
+        resolve: SyncCheck | None = None,
     ) -> None:
         self.rules = rules
         self._dedup = dedup
         self._record = record
         self._remember = check_ledger(remember, dedup)
+        self._resolve = None if resolve is None else check_resolve(resolve, asynchronous=False)
 
     def begin(self, key: str, mark: Any = None, *, failed: int = 0) -> Attempt | Decision:
         """Return an attempt at a message, or what shall come of it instead.
@@ -161,7 +202,10 @@ class BlockingWay:
         if not claim.acquired:
             return self.rules.of_duplicate(key, claim)
         attempt = Attempt(self.rules, self._record, key, claim, max(failed + 1, claim.attempt))
-        return attempt.exhaust() or attempt
+        stopped = attempt.exhaust()
+        if stopped is None and self._resolve is not None:
+            stopped = attempt.resolve(self._resolve)
+        return stopped or attempt
 
     def delay(self, decision: Decision, delayed: int) -> float:
         """Return the seconds until a message that is to be retried shall come again.

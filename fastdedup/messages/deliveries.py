@@ -40,6 +40,7 @@ class Deliveries:
         begin: begins a transaction; by default the inbox's.
         remember: the ledger in which the gate remembers the messages that are done.
         resolve: asked before the handler runs again, whether the work was done; see `Dedup.claim`.
+        logs_attempts: log each attempt that fails; False where the caller does.
 
     Raises:
         ConfigError: there is neither gate nor inbox, one is of another kind, or nothing begins a transaction.
@@ -53,6 +54,8 @@ class Deliveries:
         begin: Begin | None = None,
         remember: Ledger | None = None,
         resolve: Check | None = None,
+        *,
+        logs_attempts: bool = True,
     ) -> None:
         if dedup is not None and not isinstance(dedup, Dedup):
             raise ConfigError(f"dedup must be a fastdedup.Dedup, got {type(dedup).__name__}")
@@ -71,7 +74,7 @@ class Deliveries:
         self._inbox = inbox
         self._on_event = None if dedup is None else dedup._namespace.connection.report
         self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
-        self._failed_attempts = FailedAttempts(rules)
+        self._failed_attempts = FailedAttempts(rules, is_silent=not logs_attempts)
         self._way: GatedWay | InboxWay
         if inbox is not None:
             self._way = InboxWay(

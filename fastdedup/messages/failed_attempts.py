@@ -19,10 +19,15 @@ class FailedAttempts:
 
     The error's text is the user's data: it stands in a dead letter's header, and with the traceback in the log at
     level DEBUG, where each attempt has its line.
+
+    Args:
+        rules: the consumer's settings.
+        is_silent: tell nothing, as the consumer's own framework logs what a handler raises.
     """
 
-    def __init__(self, rules: MessageRules) -> None:
+    def __init__(self, rules: MessageRules, *, is_silent: bool = False) -> None:
         self._rules = rules
+        self._is_silent = is_silent
         # Mutable: when the minute began, the lines since, and the attempts that failed without one.
         self._began = 0.0
         self._lines = 0
@@ -30,6 +35,8 @@ class FailedAttempts:
 
     def tell(self, key: str, attempt: int, error: BaseException) -> None:
         """Log that an attempt at a message has failed, or count it."""
+        if self._is_silent:
+            return
         now = monotonic()
         if now - self._began >= WINDOW:
             self.tell_count()

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ..claim import Claim
 from ..claims.resolving import Check, answer_of, takeover_of
+from ..claims.takeover import Resolved
 from ..errors import (
     ClaimLostError,
     DedupError,
@@ -18,13 +19,13 @@ from ..errors import (
 )
 from ..gateway import Dedup
 from ..ledger import Ledger
-from ..model import Outcome, Resolved
+from ..model import Outcome
 from ..protocol.operations import ForgetOp, ReadOp, Stored
 from .decisions import Action, Decision
 from .delivery import Delivery
 from .failed_attempts import FailedAttempts
 from .holding import HeldMessage, Pauses
-from .rules import AbandonedError, MessageRules
+from .rules import MessageRules, abandoned
 
 _SHORTEST_LEASE: Final = 0.001
 """Seconds: stores count milliseconds."""
@@ -114,7 +115,7 @@ class GatedWay:
             if answer.kind is Resolved.DONE:
                 return answer.value
             if answer.kind is Resolved.UNKNOWN:
-                raise AbandonedError(f"nobody knows whether an earlier attempt did the work: {answer.value}")
+                raise abandoned(answer)
         return await delivery.handler(delivery.message)
 
     async def _complete(self, claim: Claim, result: Any) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..checks import Seconds, check_count, check_seconds
+from ..claims.takeover import Resolution
 from ..errors import ConfigError, DedupError, FailedError, InvalidKeyError, MismatchError
 from ..keys import fingerprint as digest_of
 from ..model import Outcome
@@ -24,6 +25,11 @@ class DeadLetterError(Exception):
 
 class AbandonedError(DeadLetterError):
     """An earlier attempt may have done the work, and `resolve=` cannot know."""
+
+
+def abandoned(answer: Resolution) -> AbandonedError:
+    """Return the error of a message of which `resolve=` cannot know whether its work was done."""
+    return AbandonedError(f"nobody knows whether an earlier attempt did the work: {answer.value}")
 
 
 class ExhaustedError(DedupError):

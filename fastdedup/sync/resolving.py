@@ -6,8 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from ..claims.resolving import check_answer, renew_no_more, settled, takeover_of
+from ..claims.takeover import Resolution, Takeover
+from ..downstream import beside_work
 from ..errors import DedupError
-from ..model import Resolution, Takeover
 from .claim import Claim
 
 SyncCheck = Callable[[Takeover], Resolution]
@@ -15,17 +16,30 @@ SyncCheck = Callable[[Takeover], Resolution]
 
 def resolved(claim: Claim, check: SyncCheck, *, renews: bool) -> Claim:
     """Do what `claims/resolving.py` does. The lease is renewed in the background meanwhile; errors as there."""
-    takeover = takeover_of(claim.asynchronous)
-    if takeover is None:
-        return _renewed(claim, renews)
     try:
-        answer = check_answer(check(takeover))
+        answer = asked(claim, check)
     except BaseException:
         with suppress(DedupError):
             claim.release()
         raise
+    if answer is None:
+        return _renewed(claim, renews)
     found = claim.settled_by(lambda mine: settled(mine, answer))
     return _renewed(claim, renews) if found is claim.asynchronous else claim.with_answer(found)
+
+
+def asked(claim: Claim, check: SyncCheck) -> Resolution | None:
+    """Return what the check answers; None where nobody can have begun the work before.
+
+    Raises:
+        ConfigError: its answer is no Resolution.
+        BaseException: what the check raises.
+    """
+    takeover = takeover_of(claim.asynchronous)
+    if takeover is None:
+        return None
+    with beside_work():
+        return check_answer(check(takeover))
 
 
 def _renewed(claim: Claim, renews: bool) -> Claim:

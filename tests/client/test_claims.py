@@ -12,7 +12,7 @@ import pytest
 import requests
 from fastapi import FastAPI
 
-from fastdedup import Dedup, sync
+from fastdedup import Dedup, Resolution, Takeover, sync
 from fastdedup.client import RetryRules
 from fastdedup.client.httpx import AsyncIdempotentTransport, IdempotentTransport
 from fastdedup.client.requests import IdempotentAdapter
@@ -20,6 +20,8 @@ from fastdedup.downstream import present_work
 from fastdedup.integrations import wsgi
 from fastdedup.integrations.asgi import IdempotencyMiddleware
 from fastdedup.integrations.fastapi import Claimed, Idempotency
+from fastdedup.messages import MessageRules
+from fastdedup.messages.deliveries import Deliveries
 
 from .stripe import Server
 
@@ -127,6 +129,86 @@ def test_a_gated_endpoint_sends_the_same_keys_too() -> None:
     assert len(keys) == 6
     assert keys[4] == keys[5]
     assert present_work.get() is None
+
+
+class Bank:
+    """A provider with one address for charges and lookups, as GraphQL and JSON-RPC have it."""
+
+    def __init__(self) -> None:
+        self.charges: list[str] = []
+        self.lookups: list[str] = []
+        self._transport = httpx.MockTransport(self._answer)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        (self.lookups if b"find" in request.content else self.charges).append(request.headers[HEADER])
+        return httpx.Response(200)
+
+    async def asked(self, query: str) -> None:
+        async with httpx.AsyncClient(transport=AsyncIdempotentTransport(self._transport)) as client:
+            await client.post("http://bank/graphql", content=query)
+
+    def asked_by_a_thread(self, query: str) -> None:
+        with httpx.Client(transport=IdempotentTransport(self._transport)) as client:
+            client.post("http://bank/graphql", content=query)
+
+    def check(self) -> None:
+        """See that each attempt charged under one key, and that no lookup had it."""
+        assert len(set(self.charges)) == 1
+        assert len(self.charges) == 3
+        assert len({*self.lookups, *self.charges}) == 3
+
+
+async def test_a_check_of_a_consumer_leaves_the_keys_of_its_work() -> None:
+    bank = Bank()
+
+    async def look_up(takeover: Takeover) -> Resolution:
+        await bank.asked("find charge")
+        return Resolution.not_done()
+
+    async def work(message: str) -> None:
+        await bank.asked("charge")
+        raise Broken
+
+    async def lay(decision: Any) -> None:
+        pass
+
+    async with Dedup() as dedup:
+        deliveries = Deliveries(MessageRules("billing", str), dedup, resolve=look_up)
+        for _ in range(3):
+            await deliveries.handle("order:1", work, lay)
+    bank.check()
+
+
+async def test_a_check_within_other_work_leaves_the_keys_of_that() -> None:
+    bank = Bank()
+
+    async def look_up(takeover: Takeover) -> Resolution:
+        await bank.asked("find charge")
+        return Resolution.not_done()
+
+    async with Dedup() as dedup:
+        for _ in range(3):
+            with contextlib.suppress(Broken):
+                async with dedup.claim("outer"):
+                    await (await dedup.claim("inner", resolve=look_up)).release()
+                    await bank.asked("charge")
+                    raise Broken
+    bank.check()
+
+
+def test_a_check_in_a_thread_leaves_the_keys_too(dedup: sync.Dedup) -> None:
+    bank = Bank()
+
+    def look_up(takeover: Takeover) -> Resolution:
+        bank.asked_by_a_thread("find charge")
+        return Resolution.not_done()
+
+    for _ in range(3):
+        with contextlib.suppress(Broken), dedup.claim("outer"):
+            dedup.claim("inner", resolve=look_up).release()
+            bank.asked_by_a_thread("charge")
+            raise Broken
+    bank.check()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import redis
 from celery import Celery, chord
 from celery.exceptions import Ignore, Reject
 
+from fastdedup import Resolution, Takeover
 from fastdedup.integrations.celery import DedupTask
 from fastdedup.messages import DeadLetterError, blocking
 from fastdedup.sync import Dedup
@@ -139,6 +140,19 @@ def crashing(name: str, until: int) -> int:
     if run < until:
         os.kill(os.getpid(), signal.SIGKILL)
     return run
+
+
+def look_up(takeover: Takeover) -> Resolution:
+    name = takeover.key.partition("|")[2]
+    if tell(f"{name}-asked") == 1:
+        raise OSError("the provider is away")
+    return Resolution.done({"run": takeover.attempt, "at": datetime.now(UTC)})
+
+
+@once(key=lambda name: name, resolve=look_up)
+def abandoned(name: str) -> None:
+    tell(name)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 @once(key=lambda name: name, fingerprint=lambda total: total)

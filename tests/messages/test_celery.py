@@ -146,6 +146,17 @@ def test_attempts_end_in_a_failure_that_duplicates_share(
 
 
 @prefork
+def test_abandoned_work_is_resolved_before_the_body_runs_again(
+    worker: WorkerProcess, celery: Celery, name: str
+) -> None:
+    """Its worker is killed; the first lookup fails, so it comes again; what was done is everybody's result."""
+    first, duplicate = celery.get(*(celery.tasks.abandoned.delay(name) for _ in range(2)))
+    assert isinstance(first["at"], datetime)
+    assert (first["run"], duplicate) == (3, first)
+    assert (celery.runs(name), celery.runs(f"{name}-asked")) == (1, 2)
+
+
+@prefork
 def test_a_failure_before_the_last_attempt_frees_the_key(
     worker: WorkerProcess, celery: Celery, name: str
 ) -> None:

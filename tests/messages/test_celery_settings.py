@@ -20,9 +20,17 @@ from celery.exceptions import Ignore, MaxRetriesExceededError, Reject, Retry
 from taskiq import InMemoryBroker
 
 import fastdedup
-from fastdedup import ConfigError, InProgressError, InvalidKeyError, UnavailableError
+from fastdedup import (
+    ClaimLostError,
+    ConfigError,
+    InProgressError,
+    InvalidKeyError,
+    Resolution,
+    Takeover,
+    UnavailableError,
+)
 from fastdedup.integrations.celery import DedupTask, TaskGate
-from fastdedup.messages.blocking import BlockingWay
+from fastdedup.messages.blocking import Attempt, BlockingWay
 from fastdedup.sync import Dedup
 
 from ..servers import RedisServer
@@ -78,6 +86,8 @@ def begun(options: dict[str, Any], **settings: Any) -> Any:
         ({"attempts": 3, "max_retries": 3}, "attempts=3 ends the task before its max_retries=3 does"),
         ({"max_retries": None}, "max_retries=None retries without end: set attempts="),
         ({"wait": -1}, "wait must be between 0 s"),
+        ({"resolve": "done"}, "resolve must be a function that takes a Takeover, got str"),
+        ({"resolve": awaited}, "resolve is an async function: in synchronous code give one that is not"),
         ({"remember": "done"}, "remember must be a ledger of the gate's, made by its ledger(), got 'done'"),
     ],
 )
@@ -232,6 +242,103 @@ def test_an_eager_failure_is_the_duplicates_failure(dedup: Dedup) -> None:
         assert [type(each) for each in errors] == [error] * 2
         assert str(errors[0]) == str(errors[1])
         assert runs.count(kind) == 2
+
+
+def test_abandoned_work_is_asked_about_before_the_body_runs_again(
+    dedup: Dedup, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[Any] = [
+        OSError("the provider is away"),
+        Resolution.not_done(),
+        Resolution.done({7}),
+        Resolution.unknown("ask the bank"),
+        SystemExit(),
+        "yes",
+    ]
+    heard: list[tuple[int, str]] = []
+    runs: list[str] = []
+
+    def look_up(takeover: Takeover) -> Any:
+        heard.append((takeover.attempt, takeover.downstream("bank")))
+        answer = answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    app = app_of(
+        result_serializer="pickle", accept_content=["pickle", "json"], result_accept_content=["pickle"]
+    )
+
+    @app.task(base=DedupTask, dedup=dedup, key=lambda order: order, resolve=look_up)
+    def pay(order: str) -> None:
+        runs.append(order)
+        raise ValueError("declined")
+
+    # A first attempt asks nobody. An error of the check is an attempt that failed, and its text is not logged.
+    assert [type(pay.delay("7").result) for _ in range(3)] == [ValueError, OSError, ValueError]
+    assert pay.delay("7").get() == pay.delay("7").get() == {7}
+    assert [attempt for attempt, _ in heard] == [2, 3, 4]
+    assert len({key for _, key in heard}) == 1
+    assert runs == ["7"] * 2
+    own = "".join(each.getMessage() for each in caplog.records if each.name == "fastdedup.messages")
+    assert "resolve= failed at attempt 2 of 5: key='7' error=OSError at look_up (" in own
+    assert "provider is away" not in own
+    # What nobody can know has failed for good, for duplicates as well.
+    errors = [pay.delay("8").result for _ in range(3)]
+    assert [type(each).__name__ for each in errors] == ["ValueError", "AbandonedError", "AbandonedError"]
+    assert "ask the bank" in str(errors[1])
+    # A way out that is no answer frees the key.
+    pay.delay("9")
+    with suppress(SystemExit):
+        pay.delay("9")
+    assert isinstance(pay.delay("9").result, ConfigError)
+    assert heard[-1][0] == 3
+
+
+def test_an_abandoned_tasks_last_attempt_is_its_last(dedup: Dedup) -> None:
+    """A check that never answers spends attempts as the body does."""
+
+    def look_up(takeover: Takeover) -> Resolution:
+        raise OSError(f"away at {takeover.attempt}")
+
+    @app_of().task(base=DedupTask, dedup=dedup, key=lambda: "7", resolve=look_up, attempts=2)
+    def pay() -> None:
+        raise ValueError("declined")
+
+    assert [str(pay.delay().result) for _ in range(3)] == ["declined", "away at 2", "away at 2"]
+
+
+def test_a_lease_that_is_lost_while_the_check_runs_lets_the_message_come_again(dedup: Dedup) -> None:
+    runs: list[int] = []
+
+    def look_up(takeover: Takeover) -> Resolution:
+        dedup.forget("pay|7")
+        (record,) = [attempt for attempt in began if not attempt.claim.lost]
+        while not record.claim.lost:
+            with suppress(ClaimLostError):
+                record.claim.renew()
+        return Resolution.not_done()
+
+    began: list[Attempt] = []
+    begin = Attempt.resolve
+
+    def noted(attempt: Attempt, check: Any) -> Any:
+        began.append(attempt)
+        return begin(attempt, check)
+
+    @app_of().task(base=DedupTask, dedup=dedup, key=lambda: "7", resolve=look_up, name="pay")
+    def pay() -> int:
+        runs.append(1)
+        if len(runs) == 1:
+            raise ValueError("declined")
+        return len(runs)
+
+    pay.delay()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Attempt, "resolve", noted)
+        assert isinstance(pay.delay().result, InProgressError)
+    assert len(runs) == 1
+    assert pay.delay().get() == 2
 
 
 @pytest.mark.parametrize("way_out", [Ignore, Reject, SystemExit])

@@ -19,7 +19,7 @@ from dramatiq.results import ResultFailure, Results
 from dramatiq.results.backends import RedisBackend
 
 import fastdedup
-from fastdedup import ConfigError
+from fastdedup import ConfigError, Resolution, Takeover
 from fastdedup.integrations.dramatiq import ActorOptionError, DedupMiddleware, message_id
 from fastdedup.messages import DeadLetterError, blocking
 from fastdedup.sync import Dedup
@@ -135,6 +135,31 @@ def test_a_ledger_remembers_what_is_done(
     assert ledger.stats().ids == 1
     with pytest.raises(ConfigError, match="remember must be a ledger of the gate's"):
         DedupMiddleware(gate, remember="done")  # type: ignore[arg-type]
+
+
+def test_abandoned_work_is_resolved_before_the_actor_runs_again(queue: Queue, name: str) -> None:
+    answers: list[Any] = [OSError("away"), Resolution.not_done(), Resolution.done(7), Resolution.unknown("?")]
+    attempts: list[int] = []
+
+    def look_up(takeover: Takeover) -> Any:
+        attempts.append(takeover.attempt)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def fail(name: str) -> None:
+        raise ValueError("declined")
+
+    actor = queue.actor(fail, dedup_key=lambda *args: by_name(args[0]), dedup_resolve=look_up)
+    assert queue.get(actor.send(name), actor.send(name)) == [7, 7]
+    assert (queue.runs[name], attempts) == (2, [2, 3, 4])
+    dead = queue.dead()
+    actor.send(f"{name}-unknown")
+    until(lambda: queue.dead() == dead + 1, "a dead letter")
+    assert queue.runs[f"{name}-unknown"] == 1
+    with pytest.raises(ActorOptionError, match="resolve must be a function"):
+        queue.actor(fail, dedup_resolve="done")
 
 
 def test_a_failure_frees_the_key_for_dramatiqs_retries(queue: Queue, name: str) -> None:

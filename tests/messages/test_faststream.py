@@ -22,7 +22,7 @@ from faststream.redis import RedisBroker, StreamSub
 from nats.js.api import ConsumerConfig
 from pydantic import BaseModel
 
-from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup import ConfigError, Dedup, Resolution, Takeover, UsageError
 from fastdedup.integrations.faststream import (
     DISCARD,
     DeadLetterError,
@@ -112,6 +112,29 @@ async def test_a_message_published_twice_is_worked_on_once(redis_url: str) -> No
             await shop.publish(8, message_id="order-8")
         assert shop.runs == [7, 8]
         assert shop.guard.counts["orders"].duplicate == 1
+
+
+async def test_abandoned_work_is_resolved_before_the_handler_runs_again(
+    redis_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each attempt that fails has one line, without the error's text and its traceback."""
+    answers = [Resolution.not_done(), Resolution.done(None), Resolution.unknown("ask the bank")]
+
+    async def look_up(takeover: Takeover) -> Resolution:
+        return answers.pop(0)
+
+    async with opened(redis_url, resolve=look_up) as shop:
+        shop.handle()
+        shop.then = fault
+        async with shop.open():
+            await shop.publish()
+            assert (len(shop.runs), shop.guard.counts["orders"].first) == (2, 1)
+            await shop.publish(8, message_id="order-8")
+        assert shop.runs == [7, 7, 8]
+        assert "ask the bank" in shop.dead[0][0]["x-fastdedup-error"]
+    lines = [each for each in caplog.records if each.getMessage().startswith("attempt ")]
+    assert [(line.name, line.exc_info) for line in lines] == [("fastdedup.messages", None)] * 4
+    assert "no such customer" not in "".join(line.getMessage() for line in lines)
 
 
 async def test_two_subscribers_of_one_message_both_work(redis_url: str) -> None:

@@ -17,7 +17,7 @@ from taskiq.receiver import Receiver
 from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 import fastdedup.sync
-from fastdedup import ConfigError, Dedup
+from fastdedup import ConfigError, Dedup, Resolution, Takeover
 from fastdedup.integrations.taskiq import DedupMiddleware
 
 from ..servers import RedisServer
@@ -98,6 +98,35 @@ async def test_a_ledger_remembers_what_is_done(server: RedisServer, name: str) -
         assert (await ledger.stats()).ids == 1
         with pytest.raises(ConfigError, match="remember must be a ledger of the gate's"):
             DedupMiddleware(queue.gate._dedup, remember="done")  # type: ignore[arg-type]
+
+
+async def test_abandoned_work_is_resolved_before_the_task_runs_again(
+    server: RedisServer, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: list[Any] = [OSError("away"), Resolution.not_done(), Resolution.done(7), Resolution.unknown("?")]
+    attempts: list[int] = []
+
+    async def look_up(takeover: Takeover) -> Any:
+        attempts.append(takeover.attempt)
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async def fail(name: str) -> None:
+        await count(name)
+        raise ValueError("declined")
+
+    async with receiving(server) as queue:
+        task = queue.task(fail, retry=True, key=lambda name: name, resolve=look_up)
+        assert await queue.results(await task.kiq(name), await task.kiq(name)) == [7, 7]
+        assert (runs[name], attempts) == (2, [2, 3, 4])
+        (result,) = await queue.get(await task.kiq(f"{name}-unknown"))
+        assert result.is_err
+        assert runs[f"{name}-unknown"] == 1
+        with pytest.raises(ConfigError, match="resolve must be a function"):
+            queue.task(count, resolve="done")
+    assert not [line for line in caplog.messages if line.startswith("attempt ")]  # taskiq logs each error
 
 
 async def test_a_twin_at_work_is_sent_again_and_never_at_once(

@@ -6,9 +6,8 @@ import pytest
 
 import fastdedup
 from fastdedup.errors import DedupError, RetryTransaction
-from fastdedup.messages import DeadLetterError
+from fastdedup.messages import AbandonedError, DeadLetterError, ExhaustedError
 from fastdedup.messages.keys import NoKeyError
-from fastdedup.messages.rules import ExhaustedError
 from fastdedup.web.problems import PROBLEMS
 
 from ..sql_pages.pages import Page
@@ -16,7 +15,7 @@ from ..sql_pages.pages import Page
 PAGE = Page("errors.md")
 OF_THE_PACKAGE = [each for each in map(vars(fastdedup).get, fastdedup.__all__) if isinstance(each, type)]
 ERRORS = [each for each in OF_THE_PACKAGE if issubclass(each, DedupError)]
-ERRORS += [RetryTransaction, DeadLetterError, NoKeyError, ExhaustedError]
+ERRORS += [RetryTransaction, DeadLetterError, NoKeyError, ExhaustedError, AbandonedError]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from .brokers import broker_of
 from .settings import GuardSettings
 
 Handler = Callable[..., Awaitable[Any]]
-log = logging.getLogger("fastdedup.messages")
 
 
 class Guarded:
@@ -45,17 +43,7 @@ class Guarded:
         async def lay(decision: Decision) -> None:
             await self._bury(message, subscriber, publisher, decision)
 
-        decision = await self.deliveries.handle(message, handler, lay, failed=failed, again=again)
-        if decision.error is not None and decision.action is Action.RETRY:
-            log.warning(
-                "consumer %r: attempt %d of %d at %r failed",
-                self.deliveries.rules.consumer,
-                decision.attempts,
-                self.settings.attempts,
-                decision.key,
-                exc_info=decision.error,
-            )
-        return decision
+        return await self.deliveries.handle(message, handler, lay, failed=failed, again=again)
 
     async def settle(self, message: Any, subscriber: Any, decision: Decision) -> None:
         """Tell the broker. A dead letter that was published, or is discarded, is acknowledged; else it is refused."""
@@ -74,4 +62,6 @@ class Guarded:
 
 def _deliveries(settings: GuardSettings, consumer: str) -> Deliveries:
     rules = settings.rules(consumer)
-    return Deliveries(rules, settings.dedup, settings.inbox, settings.begin, settings.remember)
+    return Deliveries(
+        rules, settings.dedup, settings.inbox, settings.begin, settings.remember, settings.resolve
+    )

@@ -8,6 +8,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...checks import Seconds, check_seconds
+from ...claims.resolving import Check
 from ...errors import ConfigError
 from ...gateway import Dedup
 from ...ledger import Ledger
@@ -47,6 +48,8 @@ class DedupMiddleware:
         keep_result: keep what the handler returns, and publish it again for a duplicate.
         remember: the ledger in which the gate remembers what is done; without it each message's record stays. A
             result is then kept for a minute.
+        resolve: an async function that is asked before the handler runs again, whether an earlier attempt did the
+            work; see `Dedup.claim`. With a gate alone.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -67,6 +70,7 @@ class DedupMiddleware:
         fingerprint: Callable[[Any], Any] | None = None,
         keep_result: bool = False,
         remember: Ledger | None = None,
+        resolve: Check | None = None,
     ) -> None:
         if dead_letter is not None and (not isinstance(dead_letter, str) or not dead_letter):
             raise ConfigError(f"dead_letter= must be the name of a place to publish to, got {dead_letter!r}")
@@ -83,6 +87,7 @@ class DedupMiddleware:
             fingerprint,
             keep_result,
             remember,
+            resolve,
         )
         Guarded.check_settings(self._settings)
         # Mutable: the subscribers met so far. Weak, as an application may make and end some while it runs.

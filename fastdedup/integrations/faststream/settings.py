@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from ...checks import check_seconds
+from ...claims.resolving import Check
 from ...gateway import Dedup
 from ...ledger import Ledger
 from ...messages.keys import KeyRule
@@ -36,6 +37,7 @@ class GuardSettings:
     fingerprint: Any
     keep_result: bool
     remember: Ledger | None
+    resolve: Check | None
 
     @property
     def destination(self) -> str | None:
