@@ -221,7 +221,10 @@ class LedgerFilling:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPaused:
-    """A consumer of messages waits for a store that does not answer: it holds what it has, and spends no attempt."""
+    """A consumer of messages waits for a store, or for its broker: it holds what it has, and spends no attempt.
+
+    NATS and Redis Streams tell of their brokers; the clients of RabbitMQ and Kafka connect again by themselves.
+    """
 
     consumer: str
     """The consumer's name."""
@@ -230,7 +233,7 @@ class ConsumerPaused:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerResumed:
-    """The store answers a paused consumer again. It follows each `ConsumerPaused`."""
+    """What a paused consumer waited for answers again. It follows each `ConsumerPaused`."""
 
     consumer: str
     """The consumer's name."""

@@ -27,6 +27,7 @@ from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
 from ..messages.headers import KEY
 from ..messages.memory import check_memory
+from ..messages.rare_line import RareLine
 from ..messages.rules import ATTEMPTS, MessageRules
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
@@ -141,6 +142,7 @@ class TaskGate:
 
     def __init__(self, task: type[DedupTask]) -> None:
         dedup = check_gate(task.dedup)
+        self._refusals = RareLine()
         signature = _signature_of(task)
         key, mark = _plain(task, "key"), _plain(task, "fingerprint")
         self.has_rule = key is not None
@@ -213,7 +215,10 @@ class TaskGate:
         try:
             again.apply_async()
         except Exception as error:  # noqa: BLE001 -- whatever the transport raises, the message must not be lost
-            log.warning("task %r: a message is held, as the broker does not take it: %r", task.name, error)
+            if self._refusals.is_due():
+                log.warning(
+                    "task %r: a message is held, as the broker does not take it: %r", task.name, error
+                )
             time.sleep(_PAUSE)
             return
         log.info("task %r: a message comes again in %.1f s: %s", task.name, countdown, decision.reason)

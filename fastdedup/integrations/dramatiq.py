@@ -27,6 +27,7 @@ from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate, check_ledger
 from ..messages.decisions import Action, Decision
 from ..messages.memory import check_broker
+from ..messages.rare_line import RareLine
 from ..messages.rules import MessageRules
 from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
@@ -91,6 +92,7 @@ class DedupMiddleware(Middleware):
         self._remember = check_ledger(remember, self._dedup)
         self._wait = wait
         self._attempts = attempts
+        self._refusals = RareLine()
         self._ways: dict[str, BlockingWay] = {}
         # Mutable, in each worker's thread: the attempt at its message, or the result that stands for the actor's.
         self._here = threading.local()
@@ -190,9 +192,12 @@ class DedupMiddleware(Middleware):
         try:
             broker.enqueue(message.copy(options={_HELD: held + 1}), delay=delay)
         except Exception as error:  # noqa: BLE001 -- whatever the broker raises, the message must not be lost
-            log.warning(
-                "actor %r: a message is held, as the broker does not take it: %r", message.actor_name, error
-            )
+            if self._refusals.is_due():
+                log.warning(
+                    "actor %r: a message is held, as the broker does not take it: %r",
+                    message.actor_name,
+                    error,
+                )
             time.sleep(_PAUSE)
             return False
         log.info("actor %r: a message comes again in %d ms: %s", message.actor_name, delay, decision.reason)

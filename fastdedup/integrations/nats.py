@@ -187,14 +187,17 @@ class Consumer(PullingConsumer[Msg]):
 
     async def _take(self, room: int) -> Sequence[Msg]:
         try:
-            return await self._subscription.fetch(room, timeout=_FETCH)
+            found = await self._subscription.fetch(room, timeout=_FETCH)
+            self._deliveries.broker_is_back()
+            return found
         except TimeoutError:
             await anyio.sleep(_EMPTY_PAUSE)  # the server may say at once that it has nothing
         except (ServiceUnavailableError, NoRespondersError) as error:
-            log.warning("consumer %r: JetStream does not answer: %s", self._name, error)
+            self._deliveries.broker_is_away(f"JetStream does not answer: {error}")
             await anyio.sleep(_FETCH)
             with suppress(TimeoutError, ServiceUnavailableError, NoRespondersError):
                 await self._subscription.consumer_info()  # raises NotFoundError where it was deleted
+                self._deliveries.broker_is_back()
         return ()
 
     async def _beside(self) -> None:

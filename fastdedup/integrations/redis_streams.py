@@ -200,17 +200,19 @@ class Consumer(PullingConsumer[StreamEntry]):
 
     async def _take(self, room: int) -> Sequence[StreamEntry]:
         try:
-            if monotonic() >= self._next_look and (found := await self._take_over(room)):
-                return found
-            reply = await self._redis.xreadgroup(
-                self._group, self._member, {self._stream: ">"}, count=room, block=round(_BLOCK * 1000)
-            )
+            found = await self._take_over(room) if monotonic() >= self._next_look else []
+            if not found:
+                reply = await self._redis.xreadgroup(
+                    self._group, self._member, {self._stream: ">"}, count=room, block=round(_BLOCK * 1000)
+                )
+                found = [StreamEntry(self._stream, entry, fields) for entry, fields in _entries(reply)]
         except _AWAY as error:
-            log.warning("consumer %r: its Redis does not answer: %s", self._name, error)
+            self._deliveries.broker_is_away(f"its Redis does not answer: {error}")
             with anyio.move_on_after(_AWAY_PAUSE):
                 await self._stop.wait()
             return []
-        return [StreamEntry(self._stream, entry, fields) for entry, fields in _entries(reply)]
+        self._deliveries.broker_is_back()
+        return found
 
     async def _take_over(self, room: int) -> list[StreamEntry]:
         """Take entries over from members that died."""

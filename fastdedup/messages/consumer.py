@@ -20,6 +20,7 @@ from .decisions import Action, Counts, Decision
 from .deliveries import Deliveries
 from .delivery import Handler
 from .lost_cancel import heeding_cancel
+from .rare_line import RareLine
 
 GRACE: Final = 30.0
 """Seconds that handlers get to end after `stop`, by default."""
@@ -103,7 +104,7 @@ class ConsumerLife(ABC):
 
     @property
     def is_paused(self) -> bool:
-        """True while messages are held for a store that does not answer."""
+        """True while messages are held for a store that does not answer, or its broker is known not to answer."""
         return self._deliveries.is_paused
 
     def stop(self) -> None:
@@ -145,6 +146,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
     def __init__(self, deliveries: Deliveries, *, grace: Seconds) -> None:
         super().__init__(deliveries, grace=grace)
         self._retry_delay = deliveries.rules.retry_delay
+        self._unlaid = RareLine()
         # Mutable: the messages in hand, and what says that one of them has ended.
         self._jobs: set[JobT] = set()
         self._one_ended = anyio.Event()
@@ -173,7 +175,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
                 # told once, and a broker's client may lose that: see `lost_cancel`.
                 self._tasks.start_soon(self._live)
         finally:
-            self._deliveries.tell_end()
+            self._deliveries.end()
         if self._fault is not None:
             raise self._fault
 
@@ -246,7 +248,8 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             try:
                 return await self._lay(job.message, decision)
             except Exception as error:  # noqa: BLE001 -- whatever it is, the message must not be lost
-                log.error("consumer %r cannot lay a dead letter down: %r", self._name, error)
+                if self._unlaid.is_due():
+                    log.error("consumer %r cannot lay a dead letter down: %r", self._name, error)
             await self._pause(job, max(self._retry_delay, _REFUSED_PAUSE))
 
     async def _pause(self, job: JobT, seconds: float) -> None:

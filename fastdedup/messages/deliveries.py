@@ -75,6 +75,8 @@ class Deliveries:
         self._on_event = None if dedup is None else dedup._namespace.connection.report
         self._pauses = Pauses(rules.consumer, self.counts, self._on_event)
         self._failed_attempts = FailedAttempts(rules, is_silent=not logs_attempts)
+        # Mutable: is the consumer paused because of its broker.
+        self._broker_away = False
         self._way: GatedWay | InboxWay
         if inbox is not None:
             self._way = InboxWay(
@@ -104,12 +106,25 @@ class Deliveries:
 
     @property
     def is_paused(self) -> bool:
-        """True while a message waits for a store that does not answer."""
+        """True while a message waits for a store that does not answer, or the broker does not."""
         return self._pauses.is_paused
 
-    def tell_end(self) -> None:
-        """Log, as the consumer ends, how many attempts failed without a line of their own."""
+    def broker_is_away(self, reason: str) -> None:
+        """Pause the consumer, as its broker does not answer; once is enough."""
+        if not self._broker_away:
+            self._broker_away = True
+            self._pauses.add(reason)
+
+    def broker_is_back(self) -> None:
+        """End what `broker_is_away` began, if it did."""
+        if self._broker_away:
+            self._broker_away = False
+            self._pauses.remove()
+
+    def end(self) -> None:
+        """Log, as the consumer ends, how many attempts failed without a line of their own; it is paused no more."""
         self._failed_attempts.tell_count()
+        self.broker_is_back()
 
     async def handle(
         self, message: Any, handler: Handler, lay: Lay, *, failed: int = 0, again: bool = False

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import nats as nats_client
 import pytest
+from nats.errors import NoRespondersError
 from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
 from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup.events import ConsumerPaused, ConsumerResumed, Event
 from fastdedup.integrations.nats import MESSAGE_ID, ORIGIN, Consumer, body, header, message_id, sequence
 from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, REASON
 
@@ -263,6 +266,39 @@ async def test_a_restart_of_the_broker_is_survived(redis_url: str, wait_until: W
                 await wait_until(lambda: is_published(shop, "b"), description="it is connected again")
                 await wait_until(lambda: work.done == ["a", "b"], description="the next one is done")
         await connection.close()
+
+
+async def test_a_consumer_without_jetstream_is_paused(
+    nats: NatsServer, redis_url: str, wait_until: Waiter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line as it begins, one as it ends; the events are what Prometheus' figure is made of."""
+    events: list[Event] = []
+    away = True
+    async with (
+        shop_of(nats) as shop,
+        Dedup(redis_url, namespace="m", timeout=5.0, on_event=events.append) as dedup,
+    ):
+        subscription = await shop.subscription()
+        fetch, info, refused = subscription.fetch, subscription.consumer_info, 0
+
+        async def answered(call: Callable[..., Any], *given: Any, **options: Any) -> Any:
+            nonlocal refused
+            if away:
+                refused += 1
+                raise NoRespondersError
+            return await call(*given, **options)
+
+        work = Work()
+        async with shop.consumer(dedup, work, subscription) as consumer:
+            monkeypatch.setattr(subscription, "fetch", partial(answered, fetch))
+            monkeypatch.setattr(subscription, "consumer_info", partial(answered, info))
+            await shop.publish("a")
+            await wait_until(lambda: refused >= 3, description="it was refused more than once")
+            assert consumer.is_paused
+            away = False
+            await wait_until(lambda: "a" in work.done, description="it is done")
+            assert not consumer.is_paused
+    assert [type(event) for event in events] == [ConsumerPaused, ConsumerResumed]
 
 
 async def is_published(shop: Shop, order: str) -> bool:

@@ -310,11 +310,16 @@ async def test_an_outage_of_its_own_redis_is_survived(
                 server.kill()
                 end.set()
                 await wait_until(lambda: "XACK failed" in caplog.text, description="it is done")
+                await wait_until(lambda: consumer.is_paused, description="it tells that it is cut off")
                 server.start()
                 shop.add("b")
                 await wait_until(lambda: not shop.pending(), description="both are acknowledged")
+                assert not consumer.is_paused
             assert work.done == ["a", "b"]
             assert consumer.counts.duplicate >= 1
+        paused, resumed = [line for line in caplog.messages if "pause" in line or "resume" in line]
+        assert paused.startswith("consumer 'billing' is paused: its Redis does not answer: ")
+        assert resumed.startswith("consumer 'billing' resumes after ")
     finally:
         server.stop()
 

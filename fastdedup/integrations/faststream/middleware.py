@@ -113,7 +113,7 @@ class DedupMiddleware:
                     yield
             finally:
                 for each in self._guarded.values():
-                    each.deliveries.tell_end()
+                    each.deliveries.end()
 
         return opened
 

@@ -157,7 +157,7 @@ class Consumer(ConsumerLife):
                 await self._leave(tag)
                 await self._finish(group)
         finally:
-            self._deliveries.tell_end()
+            self._deliveries.end()
             with anyio.CancelScope(shield=True):
                 await self._give_back(tag)
         if self._fault is not None:

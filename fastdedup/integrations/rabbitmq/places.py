@@ -19,6 +19,7 @@ from ...checks import Seconds, check_count, milliseconds
 from ...errors import ConfigError, DedupError
 from ...messages.decisions import Decision
 from ...messages.headers import QUEUE, dead_letter_headers, retry_headers
+from ...messages.rare_line import RareLine
 from .replies import reply
 
 _EXCHANGE: Final = "x-fastdedup-exchange"
@@ -92,6 +93,7 @@ class Places:
         self.exchange = dead_letter or ""
         self.dead_letters = f"{queue.name}.dead" if dead_letter is None else queue.name
         self._declare = declare
+        self._refusals = RareLine()
 
     async def open(self, queue: AbstractQueue) -> None:
         """Make the places, or see that they are there.
@@ -117,14 +119,14 @@ class Places:
         headers = retry_headers(headers, decision)
         headers.setdefault(_EXCHANGE, message.exchange or "")
         headers.setdefault(_ROUTING_KEY, message.routing_key or "")
-        await _publish(message, "", self.retries, headers, message.expiration)
+        await _publish(message, "", self.retries, headers, message.expiration, self._refusals)
 
     async def bury(self, message: AbstractIncomingMessage, decision: Decision, consumer: str) -> None:
         """Put a copy of a message where dead letters lie. Returns and raises as `retry`."""
         headers = dead_letter_headers(message.headers, decision, consumer) | {QUEUE: self.queue}
         headers.setdefault(_EXCHANGE, message.exchange or "")
         headers.setdefault(_ROUTING_KEY, message.routing_key or "")
-        await _publish(message, self.exchange, self.dead_letters, headers, None)
+        await _publish(message, self.exchange, self.dead_letters, headers, None, self._refusals)
 
     def _kind(self) -> dict[str, Any]:
         return {_TYPE: self._arguments[_TYPE]} if _TYPE in self._arguments else {}
@@ -232,13 +234,15 @@ async def _publish(
     routing_key: str,
     headers: dict[str, Any],
     expiration: Any,
+    refusals: RareLine,
 ) -> None:
     """Publish a copy, as often as its place refuses it."""
     while True:
         try:
             return await publish_copy(message, exchange, routing_key, headers, expiration)
         except RefusedError as refused:
-            log.warning("%s, and is asked again", refused)
+            if refusals.is_due():
+                log.warning("%s, and is asked again", refused)
             await anyio.sleep(_REFUSED_PAUSE)
 
 
