@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from random import sample
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, Final, Self, TypeVar
 
 from .checks import Seconds, check_count, check_seconds, milliseconds, shown
-from .errors import ConfigError, LedgerFullError, UnavailableError, UsageError, foreign
+from .errors import ConfigError, DedupError, LedgerFullError, UnavailableError, UsageError, foreign
 from .events import LedgerFilling
 from .gate import former_ids
 from .gate.audit import check_reason, tell_forgotten
 from .gate.connection import Connection
+from .gate.counters import outcome_of
 from .gate.listed_ids import ListedId
 from .gate.namespace import Namespace
 from .gate.together import Together
@@ -43,7 +44,7 @@ from .protocol.ledger_views import (
     over_ms,
 )
 from .protocol.ledgers import FOREVER_MS, FirstOp, ForgetIdOp, IdPlace, LedgerOp, LedgerTerms, SeenOp, WeighOp
-from .protocol.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Weight
+from .protocol.operations import Code, ForgetOp, ReadOp, Reply, StoredForm, Verb, Weight
 from .protocol.owners import draw_owner, owner_field, owner_text
 from .stores.base import NO_EVICTION, EvictingStore
 
@@ -94,6 +95,7 @@ class Ledger:
         if write not in ("set", "append"):
             raise ConfigError(f"write must be 'set' or 'append', got {shown(write)}")
         self._namespace = namespace
+        namespace.connection.expect_ids(namespace.settings.namespace)
         self.name = name
         """The ledger's name."""
         self._window_ms = milliseconds(window, "window")
@@ -153,41 +155,47 @@ class Ledger:
         name = draw_owner() if owner is None else owner_field(owner)
         nonce, named = nonce_of(name), owner is not None
         namespace = self._namespace
-        for tries in range(_TRIES):
-            view = self._view
-            if view is None or view.until <= monotonic():
-                view = await self._look_again()
-            if view.former is not None:
-                known = await self._in_former(view.former, [data], nonce)
-                if known is None:
-                    continue
-                if data in known:
-                    return known[data]
-            wire, entry = view.addresses.entry(data, nonce)
-            op = FirstOp(wire, entry, view.terms, data)
-            undo = namespace.connection.undo
-            if undo:
-                await undo.until_free([op])
-                undo.keep_id(op, named=named)
-            # Awaited here and not in a coroutine of its own: that costs 15 % of a call.
-            try:
-                reply: Any = await namespace.ask.begin(op)
-            except (UnavailableError, asyncio.CancelledError) as error:
-                reply = self._without_reply(op, error, named=named)
-            if reply is not _OK:
-                reply = self._verdict(op, entry, reply, name, named=named)
-            if reply is _OK:
-                if view.terms.seen_fill > view.form.filling_from:
-                    self._is_filling(view)
-                if namespace.watchers.counters is not None:
-                    self._count([True])
-                return True
-            if reply is not _ALREADY:
-                self._judge(reply)
-            elif not await self._may_be_first([op], tries, named=named):
-                self._count([False])
-                return False
-        raise self._changes_all_the_time()
+        since = namespace.ask.now
+        try:
+            for tries in range(_TRIES):
+                view = self._view
+                if view is None or view.until <= monotonic():
+                    view = await self._look_again()
+                if view.former is not None:
+                    known = await self._in_former(view.former, [data], nonce)
+                    if known is None:
+                        continue
+                    if data in known:
+                        self._count([known[data]], since)
+                        return known[data]
+                wire, entry = view.addresses.entry(data, nonce)
+                op = FirstOp(wire, entry, view.terms, data)
+                undo = namespace.connection.undo
+                if undo:
+                    await undo.until_free([op])
+                    undo.keep_id(op, named=named)
+                # Awaited here and not in a coroutine of its own: that costs 15 % of a call.
+                try:
+                    reply: Any = await namespace.ask.begin(op)
+                except (UnavailableError, asyncio.CancelledError) as error:
+                    reply = self._without_reply(op, error, named=named)
+                if reply is not _OK:
+                    reply = self._verdict(op, entry, reply, name, named=named)
+                if reply is _OK:
+                    if view.terms.seen_fill > view.form.filling_from:
+                        self._is_filling(view)
+                    if namespace.watchers.counters is not None:
+                        self._count([True], since)
+                    return True
+                if reply is not _ALREADY:
+                    self._judge(reply)
+                elif not await self._may_be_first([op], tries, named=named):
+                    self._count([False], since)
+                    return False
+            raise self._changes_all_the_time()
+        except DedupError as error:
+            self._count_error(error, since)
+            raise
 
     async def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
         """Remember ids, as `first` does each; of one that stands in the list twice the first is True.
@@ -205,6 +213,7 @@ class Ledger:
             )
         name = draw_owner() if owner is None else owner_field(owner)
         asked: list[ListedId] = []
+        since = self._namespace.ask.now
         try:
             answers = await self._answers(dict.fromkeys(data), nonce_of(name), asked, named=owner is not None)
         except BaseException as error:
@@ -212,16 +221,26 @@ class Ledger:
                 error.owner = owner_text(name)
             if owner is None:
                 self._take_back(asked)
+            if isinstance(error, DedupError):
+                self._count_error(error, since)
             raise
         # The first of equal ids takes the answer away, so the others are duplicates.
         answered = [answers.pop(each, False) for each in data]
-        self._count(answered)
+        self._count(answered, since)
         return answered
 
-    def _count(self, answers: list[bool]) -> None:
+    def _count(self, answers: list[bool], since: float) -> None:
         counters = self._namespace.watchers.counters
         if counters is not None:
-            counters.asked_ledger(self._namespace.settings.namespace, self.name, answers)
+            namespace = self._namespace.settings.namespace
+            counters.asked_ledger(namespace, self.name, answers)
+            counters.observe(namespace, Verb.FIRST.value, "ok", perf_counter() - since)
+
+    def _count_error(self, error: DedupError, since: float) -> None:
+        counters = self._namespace.watchers.counters
+        if counters is not None:
+            namespace = self._namespace.settings.namespace
+            counters.observe(namespace, Verb.FIRST.value, outcome_of(error), perf_counter() - since)
 
     async def seen(self, id: Any) -> bool:
         """Return whether an id is remembered. Nothing is changed, so the answer may be outdated when it arrives.

@@ -15,7 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("metrics need prometheus_client: pip install 'fastdedup[prometheus]'") from error
 
-from .gate.counters import BOUNDS, SIZES, Cells, GateCounters, empty_cells, verb_at_policy
+from .gate.counters import BOUNDS, SIZES, Cells, GateCounters, by_one, empty_cells, verb_at_policy
 from .model import BreakerState
 
 
@@ -61,11 +61,20 @@ class WatchedGate:
         self.undone = undone
 
 
-class GateFamilies:
-    """Turns the figures of gates into metric families; the figures of several gates are added up."""
+DEAD_LETTER_REASONS = ("failed", "exhausted", "mismatch", "no_key")
 
-    def __init__(self, gates: Sequence[WatchedGate]) -> None:
+
+class GateFamilies:
+    """Turns the figures of gates into metric families; the figures of several gates are added up.
+
+    Args:
+        gates: the gates.
+        consumers: the names of consumers whose troubles stand at 0 before there is one.
+    """
+
+    def __init__(self, gates: Sequence[WatchedGate], consumers: Iterable[str] = ()) -> None:
         self._gates = gates
+        self._consumers = [*consumers]
         self._all = [gate.counters for gate in gates]
 
     def __iter__(self) -> Iterator[Metric]:
@@ -153,11 +162,16 @@ class GateFamilies:
         text = "Calls of an inbox whose gate did not answer."
         yield family(CounterMetricFamily, "gate_bypassed", text, ["namespace", "inbox"], bypassed)
         letters = total(counters.dead_letters for counters in self._all)
+        for consumer in self._consumers:
+            for reason in DEAD_LETTER_REASONS:
+                letters[consumer, reason] += 0
         text = "Messages laid where dead letters lie."
         yield family(CounterMetricFamily, "dead_letters", text, ["consumer", "reason"], letters)
-        paused = by_one(total(counters.paused for counters in self._all))
-        text = "1 while a consumer waits for a store."
-        yield family(GaugeMetricFamily, "consumer_paused", text, ["consumer"], paused)
+        paused = total(counters.paused for counters in self._all)
+        for consumer in self._consumers:
+            paused[consumer] += 0
+        text = "1 while a consumer waits for a store, or for its broker."
+        yield family(GaugeMetricFamily, "consumer_paused", text, ["consumer"], by_one(paused))
 
     def _seen(self) -> set[tuple[str, str]]:
         """Return namespaces and their verbs, whose troubles stand at 0: see `GateCounters.expect`."""
@@ -191,11 +205,6 @@ def total(several: Iterable[Mapping[Any, int]]) -> Counter[Any]:
         for labels, count in list(counts.items()):
             sums[labels] += count
     return sums
-
-
-def by_one(counts: Mapping[str, int]) -> dict[tuple[str, ...], int]:
-    """Return counts by a single label."""
-    return {(label,): count for label, count in counts.items()}
 
 
 # Families

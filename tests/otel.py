@@ -24,8 +24,8 @@ class Otel:
         self.meters = MeterProvider(metric_readers=[self.reader])
         self.tracer = self.provider.get_tracer("test")
 
-    def instrument(self, dedup: Any, **options: Any) -> Any:
-        instrument(dedup, tracer_provider=self.provider, meter_provider=self.meters, **options)
+    def instrument(self, dedup: Any, *messages: Any, **options: Any) -> Any:
+        instrument(dedup, *messages, tracer_provider=self.provider, meter_provider=self.meters, **options)
         return dedup
 
     def spans(self) -> dict[str, ReadableSpan]:
@@ -49,6 +49,15 @@ class Otel:
             if metric.name == name
             for point in metric.data.data_points
         ]
+
+
+def values(points: list[Any], *labels: str) -> dict[Any, Any]:
+    """The values of points that are not 0, by their attributes."""
+    return {
+        tuple(point.attributes[f"fastdedup.{label}"] for label in labels): point.value
+        for point in points
+        if point.value
+    }
 
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:

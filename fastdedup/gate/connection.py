@@ -36,7 +36,7 @@ from ..stores.base import (
     Store,
 )
 from ..stores.memory import MemoryStore
-from .counters import GateCounters
+from .counters import MAX_NAMESPACES, GateCounters
 from .incidents import Incidents
 from .loop_end import LoopEnd
 from .recent import RecentSuccesses
@@ -116,6 +116,8 @@ class Connection:
         """As `on_batch`."""
         self.watchers = Watchers()
         """Who counts and who traces."""
+        # Mutable: the first namespaces with a ledger.
+        self._with_ledgers: set[str] = set()
         self.name = namespace
         """The gate's name in the log: its namespace."""
         self.own_policy: object = None
@@ -418,7 +420,16 @@ class Connection:
             counters = GateCounters()
             self.count_for(counters)
             self.watchers.counters = counters
+            for namespace in self._with_ledgers:
+                counters.expect(namespace, "first")
         return self.watchers.counters
+
+    def expect_ids(self, namespace: str) -> None:
+        """Take note that a namespace has a ledger, for the figures of its ids."""
+        if len(self._with_ledgers) < MAX_NAMESPACES:
+            self._with_ledgers.add(namespace)
+        if self.watchers.counters is not None:
+            self.watchers.counters.expect(namespace, "first")
 
     def report(self, event: Event) -> None:
         """Log an event, and hand it to the user's callback. An error of that is logged, and changes no answer."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import perf_counter, sleep
 from typing import Any, Final, Protocol
 
@@ -143,12 +143,12 @@ class GateCounters:
         """Return the cells of a namespace's operations by their outcome."""
         return self.operations[self.label(namespace), verb]
 
-    def expect(self, namespace: str) -> None:
-        """Let what may befall a namespace's claims stand at 0 before there is one.
+    def expect(self, namespace: str, *verbs: str) -> None:
+        """Let what may befall a namespace's operations, by default its claims, stand at 0 before there is one.
 
         The rate of a series that is born with its first event does not show that event.
         """
-        for verb in ("claim", "complete"):
+        for verb in verbs or ("claim", "complete"):
             self.outcomes(namespace, verb)
 
     def label(self, namespace: str) -> str:
@@ -306,6 +306,11 @@ class GateCounters:
                 self.paused[event.consumer] = 1
             case ConsumerResumed():
                 self.paused[event.consumer] = 0
+
+
+def by_one(counts: Mapping[str, int]) -> dict[tuple[str, ...], int]:
+    """Return counts by a single label."""
+    return {(label,): count for label, count in list(counts.items())}
 
 
 def verb_at_policy(verb: str) -> str:

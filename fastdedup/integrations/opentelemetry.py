@@ -44,7 +44,8 @@ from ..model import Outcome
 from ..protocol.operations import former_trace
 from ..protocol.owners import TRACE_BYTES
 from ..sync.gateway import Dedup as SyncDedup
-from .otel_metrics import SCOPE, GateObservations, Histograms, server_of
+from .otel_metrics import SCOPE, GateObservations, Histograms, observe_messages, server_of
+from .watched import WatchedMessages
 
 _SETTLINGS = {"completed": "complete", "failed": "fail", "released": "release"}
 _RUNS = {
@@ -211,7 +212,7 @@ class Spans:
 
 def instrument(
     dedup: Dedup | SyncDedup,
-    *,
+    *messages: Any,
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
     keys: bool = False,
@@ -223,6 +224,7 @@ def instrument(
 
     Args:
         dedup: a gate that is not open yet.
+        messages: consumers of messages and inboxes, whose counts are shown as well; name each once.
         tracer_provider: the global one by default.
         meter_provider: the global one by default.
         keys: show keys in the spans, as the attribute `fastdedup.key`. A token's is a digest.
@@ -234,8 +236,12 @@ def instrument(
 
     Raises:
         UsageError: the gate is open already.
-        ConfigError: it is no gate.
+        ConfigError: it is no gate; one of `messages` is neither a consumer nor an inbox.
     """
+    watched = WatchedMessages()
+    for each in messages:
+        if not watched.add(each):
+            raise ConfigError(f"instrument() takes a Dedup, then inboxes and consumers, got {named(each)}")
     spans = Spans(tracer_provider, keys=keys, roots=roots, links=links)
 
     def attach(connection: Connection) -> None:
@@ -247,16 +253,18 @@ def instrument(
         processes = dedup._per_process
         processes.on_made(lambda made: attach(made._namespace.connection))
         GateObservations(lambda: processes.present._namespace.connection, meter_provider)
-        return
-    if not isinstance(dedup, Dedup):
+    elif isinstance(dedup, Dedup):
+        connection = dedup._namespace.connection
+        attach(connection)
+        GateObservations(lambda: connection, meter_provider)
+    else:
         raise ConfigError(f"instrument() takes a Dedup, got {named(dedup)}")
-    connection = dedup._namespace.connection
-    attach(connection)
-    GateObservations(lambda: connection, meter_provider)
+    if messages:
+        observe_messages(watched, meter_provider)
 
 
 def _attach(connection: Connection, spans: Spans) -> None:
-    connection.count()
+    connection.count().expect(connection.name)
     connection.watchers.tracing = spans
     connection.watchers.context, connection.watchers.span_key = spans.quick_look
 

@@ -9,8 +9,7 @@ cost a claim a counter only.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,10 +26,10 @@ except ImportError as error:
 from ..checks import named
 from ..errors import ConfigError
 from ..gateway import Dedup
-from ..metrics import GateFamilies, WatchedGate, by_one, family
+from ..metrics import GateFamilies, WatchedGate, family
 from ..sync.gateway import Dedup as SyncDedup
+from .watched import WatchedMessages
 
-_RESULTS = ("first", "duplicate", "retried", "dead_lettered")
 _lock = Lock()
 _collectors: WeakKeyDictionary[CollectorRegistry, FastdedupCollector] = WeakKeyDictionary()
 
@@ -41,8 +40,7 @@ class FastdedupCollector(BaseCollector):
     def __init__(self) -> None:
         # Mutable: what is watched. A gate of synchronous code is another one in each process.
         self._gates: dict[int, Callable[[], Dedup]] = {}
-        self._consumers: list[Callable[[], Mapping[str, Any]]] = []
-        self._inboxes: list[Any] = []
+        self._messages = WatchedMessages()
 
     def add(self, watched: Any) -> None:
         """Show the figures of a gate, a consumer or an inbox as well; errors as for `watch`."""
@@ -54,11 +52,7 @@ class FastdedupCollector(BaseCollector):
             processes = watched._per_process
             processes.on_made(count)
             self._gates[id(processes)] = lambda: processes.present
-        elif hasattr(getattr(watched, "_rules", None), "received"):
-            self._inboxes.append(watched._rules)
-        elif hasattr(watched, "counts"):
-            self._consumers.append(lambda: counts_of(watched))
-        else:
+        elif not self._messages.add(watched):
             raise ConfigError(f"watch() takes a Dedup, an Inbox or a consumer, got {named(watched)}")
 
     def describe(self) -> list[Metric]:
@@ -69,33 +63,9 @@ class FastdedupCollector(BaseCollector):
         """Yield every family (prometheus_client calls this)."""
         gates = [watched_gate(find()) for find in self._gates.values()]
         if gates:
-            yield from GateFamilies(gates)
-        if self._consumers:
-            yield from self._messages()
-        if self._inboxes:
-            received: Counter[tuple[str, str]] = Counter()
-            for rules in self._inboxes:
-                for outcome, count in list(rules.received.items()):
-                    received[rules.name, str(outcome)] += count
-            text = "Keys that an inbox received, by their outcome."
-            yield family(CounterMetricFamily, "inbox_received", text, ["inbox", "outcome"], received)
-
-    def _messages(self) -> Iterator[Metric]:
-        results: Counter[tuple[str, str]] = Counter()
-        delivered: Counter[str] = Counter()
-        held: Counter[str] = Counter()
-        for find in self._consumers:
-            for name, counts in find().items():
-                delivered[name] += counts.delivered
-                held[name] += counts.held
-                for result in _RESULTS:
-                    results[name, result] += getattr(counts, result)
-        text = "Deliveries by what came of them."
-        yield family(CounterMetricFamily, "messages", text, ["consumer", "result"], results)
-        text = "Messages that the broker delivered."
-        yield family(CounterMetricFamily, "messages_delivered", text, ["consumer"], by_one(delivered))
-        text = "Messages that waited unacknowledged."
-        yield family(CounterMetricFamily, "messages_held", text, ["consumer"], by_one(held))
+            yield from GateFamilies(gates, self._messages.names())
+        for figure in self._messages.figures():
+            yield family(CounterMetricFamily, figure.name, figure.text, figure.labels, figure.present())
 
 
 def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCollector:
@@ -130,9 +100,3 @@ def watched_gate(dedup: Dedup) -> WatchedGate:
     """Return a gate's figures, of this moment."""
     connection = dedup._namespace.connection
     return WatchedGate(connection.count(), dedup, connection.journals, connection.undo_counts)
-
-
-def counts_of(consumer: Any) -> Mapping[str, Any]:
-    """Return a consumer's counts by its name; a middleware of several queues has several."""
-    counts = consumer.counts
-    return counts if isinstance(counts, Mapping) else {consumer._name: counts}

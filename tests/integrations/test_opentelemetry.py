@@ -19,6 +19,8 @@ from fastdedup import (
     ClaimLostError,
     ConfigError,
     Dedup,
+    LocalLRU,
+    Reject,
     Resolution,
     Takeover,
     UnavailableError,
@@ -27,11 +29,16 @@ from fastdedup import (
 from fastdedup.gate.holder import holder_name
 from fastdedup.integrations import opentelemetry as integration
 from fastdedup.integrations.opentelemetry import current_context, server_of
+from fastdedup.messages import Counts, MessageRules
+from fastdedup.messages.deliveries import Deliveries
+from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
 
-from ..otel import Otel, attributes, links, origin
+from ..otel import Otel, attributes, links, origin, values
 from ..proxy import proxied
 from ..servers import RedisServer, free_port
+
+WaitUntil = Callable[..., Any]
 
 
 @pytest.fixture
@@ -189,10 +196,7 @@ async def test_the_metrics_are_what_was_done(redis_url: str, otel: Otel) -> None
         for number in range(3):
             async with dedup.claim(f"k{number}"):
                 pass
-        found = {
-            (point.attributes["fastdedup.verb"], point.attributes["fastdedup.outcome"]): point.value
-            for point in otel.points("fastdedup.operations")
-        }
+        found = values(otel.points("fastdedup.operations"), "verb", "outcome")
         assert found == {("claim", "acquired"): 3, ("complete", "ok"): 3}
         assert [point.value for point in otel.points("fastdedup.pending")] == [0]
         assert [point.value for point in otel.points("fastdedup.breaker.open")] == [0]
@@ -204,12 +208,83 @@ async def test_the_metrics_are_what_was_done(redis_url: str, otel: Otel) -> None
         assert all(0 < point.value < 10 for point in otel.points("fastdedup.store.time"))
 
 
+async def test_an_outage_shows_in_the_metrics(otel: Otel, wait_until: WaitUntil) -> None:
+    """Its figures stand at 0 before it, as in Prometheus."""
+    server = RedisServer().start()
+    try:
+        dedup = Dedup(server.url, namespace="shop", timeout=0.1, on_unavailable=LocalLRU())
+        ledger = dedup.scoped("strict", on_unavailable=Reject()).ledger("clicks", window=60, capacity=100)
+        otel.instrument(dedup)
+        before = {
+            (point.attributes["fastdedup.namespace"], point.attributes["fastdedup.verb"]): point.value
+            for point in otel.points("fastdedup.operations")
+        }
+        assert before == {("shop", "claim"): 0, ("shop", "complete"): 0, ("shop:strict", "first"): 0}
+        async with dedup:
+            await ledger.first("i")
+            server.kill()
+            for number in range(6):
+                await dedup.claim(f"k{number}")
+                with pytest.raises(UnavailableError):
+                    await ledger.first(f"i{number}")
+            operations = values(otel.points("fastdedup.operations"), "namespace", "verb", "outcome")
+            assert operations["shop:strict", "first", "unavailable"] == 6
+            degraded = values(otel.points("fastdedup.degraded"), "namespace", "verb", "answered")
+            assert degraded["shop", "claim", "yes"] == 6
+            assert values(otel.points("fastdedup.journal.records"), "namespace") == {("shop",): 6}
+            assert [point.value for point in otel.points("fastdedup.breaker.opened")] == [1]
+            server.start()
+            await wait_until(
+                lambda: otel.points("fastdedup.reconciled")[0].value == 6, description="it is in the store"
+            )
+    finally:
+        server.stop()
+
+
+async def test_what_happens_to_messages_shows_in_the_metrics(redis_url: str, otel: Otel) -> None:
+    dedup = Dedup(redis_url, namespace="shop", timeout=5.0)
+
+    class Consumer:
+        _name = "billing"
+        deliveries = Deliveries(MessageRules("billing", str, attempts=2), dedup)
+
+        @property
+        def counts(self) -> Counts:
+            return self.deliveries.counts
+
+    async def fail(message: str) -> None:
+        raise ValueError("declined")
+
+    async def lay(decision: Any) -> None:
+        pass
+
+    inbox = Inbox("billing", keep=60.0)
+    otel.instrument(dedup, Consumer(), inbox)
+    async with dedup:
+        for _ in range(3):
+            await Consumer.deliveries.handle("7", fail, lay)
+    inbox._rules.received["first"] += 1
+    results = values(otel.points("fastdedup.messages"), "consumer", "result")
+    assert results == {
+        ("billing", "retried"): 1,
+        ("billing", "dead_lettered"): 1,
+        ("billing", "duplicate"): 1,
+    }
+    assert values(otel.points("fastdedup.messages.delivered"), "consumer") == {("billing",): 3}
+    letters = values(otel.points("fastdedup.dead_letters"), "consumer", "reason")
+    assert letters == {("billing", "failed"): 1}
+    received = values(otel.points("fastdedup.inbox.received"), "inbox", "outcome")
+    assert received == {("billing", "first"): 1}
+
+
 async def test_what_is_no_closed_gate_is_refused(otel: Otel) -> None:
     async with Dedup("memory://") as dedup:
         with pytest.raises(UsageError, match="before you open it"):
             otel.instrument(dedup)
     with pytest.raises(ConfigError, match="got str"):
         otel.instrument("dedup")
+    with pytest.raises(ConfigError, match="then inboxes and consumers, got str"):
+        otel.instrument(Dedup("memory://"), "consumer")
 
 
 def test_the_current_span_is_found_the_short_and_the_long_way(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, LocalLRU, Unava
 from fastdedup.events import Conflict, ConsumerPaused, DeadLettered, GateBypassed, UndoOverflow
 from fastdedup.gate.counters import MAX_NAMESPACES, OTHERS
 from fastdedup.integrations.prometheus import watch
-from fastdedup.messages.decisions import Counts
+from fastdedup.messages.decisions import Counts, Reason
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.metrics import Exposition
 from fastdedup.sql import Inbox
@@ -97,6 +98,7 @@ async def test_each_operation_is_counted_by_what_came_of_it(redis_url: str, show
         ("shop", "get", "ok"): 1,
         ("shop", "ledger", "absent"): 1,  # looked for before it is founded
         ("shop", "ledger", "ok"): 1,
+        ("shop", "first", "ok"): 2,
         ("shop:sms", "claim", "acquired"): 2,
         ("shop:sms", "claim", "mismatch"): 1,
         ("shop:sms", "forget", "ok"): 1,
@@ -168,9 +170,15 @@ async def test_an_outage_shows_in_the_figures(shown: Shown, wait_until: WaitUnti
     try:
         dedup = Dedup(server.url, namespace="shop", timeout=0.1, on_unavailable=LocalLRU())
         strict = Dedup(server.url, namespace="strict", timeout=0.1)
+        ledger = strict.ledger("clicks", window=60, capacity=100)
         watch(dedup, strict, registry=shown.registry)
         async with dedup, strict:
+            await ledger.first("i")
             server.kill()
+            with pytest.raises(UnavailableError):
+                await ledger.first("i")
+            with pytest.raises(UnavailableError):
+                await ledger.first_many(["i", "j"])
             for number in range(6):
                 await dedup.claim(f"k{number}")
                 with pytest.raises(UnavailableError):
@@ -179,8 +187,9 @@ async def test_an_outage_shows_in_the_figures(shown: Shown, wait_until: WaitUnti
             assert shown("fastdedup_breaker_opened_total") == 2
             assert shown("fastdedup_journal_records", namespace="shop") == 6
             assert shown("fastdedup_degraded_total", namespace="shop", answered="yes") == 6
-            assert shown("fastdedup_degraded_total", namespace="strict", answered="no") == 6
-            assert shown(TOTAL, namespace="strict", outcome="unavailable") == 6
+            assert shown("fastdedup_degraded_total", namespace="strict", answered="no", verb="claim") == 6
+            assert shown(TOTAL, namespace="strict", outcome="unavailable", verb="claim") == 6
+            assert shown(TOTAL, namespace="strict", outcome="unavailable", verb="first") == 2
             assert shown(TOTAL, namespace="shop", outcome="acquired") == 6
             server.start()
             await wait_until(
@@ -197,8 +206,10 @@ async def test_an_outage_shows_in_the_figures(shown: Shown, wait_until: WaitUnti
 async def test_the_figures_of_an_outage_stand_at_0_before_it(shown: Shown) -> None:
     """Else its first events make no rate: a series that is born at 9 has grown by nothing, by Prometheus' rules."""
     dedup = Dedup("memory://", namespace="shop")
+    dedup.scoped("mail").ledger("early", window=60, capacity=100)
     watch(dedup, registry=shown.registry)
     sms = dedup.scoped("sms")
+    sms.ledger("late", window=60, capacity=100)
 
     def zeros() -> set[str]:
         return {line[:-4] for line in shown.text.splitlines() if line.endswith("} 0.0")}
@@ -208,6 +219,8 @@ async def test_the_figures_of_an_outage_stand_at_0_before_it(shown: Shown) -> No
     before = zeros()
     assert {refused.format("shop", verb) for verb in ("claim", "complete")} <= before
     assert {degraded.format(said, "shop", "claim") for said in ("yes", "no")} <= before
+    assert {refused.format(f"shop:{name}", "first") for name in ("mail", "sms")} <= before
+    assert {degraded.format("no", f"shop:{name}", "first") for name in ("mail", "sms")} <= before
     assert 'fastdedup_shortfalls_total{namespace="shop"}' in before
     async with dedup, sms.lock("door"):
         pass
@@ -261,7 +274,17 @@ def test_consumers_and_inboxes_are_watched(shown: Shown) -> None:
         counts = Counts(delivered=5, first=2, duplicate=1, held=1, retried=1, dead_lettered=1)
 
     inbox = Inbox("billing", keep=60.0)
-    watch(Consumer(), inbox, registry=shown.registry)
+    watch(Dedup("memory://"), Consumer(), inbox, registry=shown.registry)
+    letters = re.compile(
+        r'^fastdedup_dead_letters_total{consumer="orders",reason="(\w+)"} 0.0$', re.MULTILINE
+    )
+    assert {*letters.findall(shown.text)} == {
+        Reason.FAILED,
+        Reason.EXHAUSTED,
+        Reason.MISMATCH,
+        Reason.NO_KEY,
+    }
+    assert 'fastdedup_consumer_paused{consumer="orders"} 0.0' in shown.text
     inbox._rules.received["acquired"] += 3
     assert shown("fastdedup_messages_total", consumer="orders", result="first") == 2
     assert shown("fastdedup_messages_total", consumer="orders", result="dead_lettered") == 1

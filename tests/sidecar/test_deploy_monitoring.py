@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard ask for figures and labels that the sidecar has, so that each can fire."""
+"""The alert rules and the dashboard ask for figures and labels that a sidecar or a program has, so that each can fire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdedup import Dedup, LocalLRU
-from fastdedup.events import Degraded, Shortfall
+from fastdedup.events import ConsumerPaused, DeadLettered, Degraded, Shortfall
 from fastdedup.sidecar.counters import Counters
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.deploy import printed
@@ -33,6 +33,8 @@ def shown() -> dict[str, set[str]]:
     counters.observe("fastdedup", "claim", "acquired", 0.1)
     counters.on_event(Degraded("fastdedup", "claim", True, "down"))
     counters.on_event(Shortfall("fastdedup", "claim", "k", 1))
+    counters.on_event(DeadLettered("orders", "k", "failed", 5, "ValueError"))  # of a program's consumers
+    counters.on_event(ConsumerPaused("orders", "down"))
     labels: dict[str, set[str]] = {}
     for family in text_string_to_metric_families(Exposition(namespaces).render().decode()):
         for sample in family.samples:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 import yaml
 from opentelemetry import trace
+from opentelemetry.metrics import NoOpMeter, NoOpMeterProvider
 from opentelemetry.sdk.trace import TracerProvider
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fastdedup import Dedup, UnavailableError
 from fastdedup.gate.counters import MAX_NAMESPACES, OTHERS
 from fastdedup.gate.incidents import AT_ONCE, WINDOW
+from fastdedup.integrations.opentelemetry import instrument
 from fastdedup.integrations.prometheus import watch
 from fastdedup.messages.decisions import Counts
 from fastdedup.sidecar.service.deploy import printed
@@ -69,6 +72,28 @@ def test_the_page_names_each_metric_and_its_labels() -> None:
     assert told == shown
 
 
+def test_the_page_names_each_metric_of_opentelemetry() -> None:
+    made: set[str] = set()
+
+    class Meters(NoOpMeterProvider):
+        def get_meter(self, *given: Any, **options: Any) -> Any:
+            return Meter("test")
+
+    class Meter(NoOpMeter):
+        def create_observable_counter(self, name: str, *given: Any, **options: Any) -> Any:
+            made.add(name)
+
+        def create_observable_gauge(self, name: str, *given: Any, **options: Any) -> Any:
+            made.add(name)
+
+    class Consumer:
+        counts = Counts()
+
+    instrument(Dedup("memory://"), Consumer(), Inbox("billing", keep=60.0), meter_provider=Meters())
+    (table,) = re.findall(r"^\| metric \| attributes .*?\n\n", PAGE.text, re.MULTILINE | re.DOTALL)
+    assert {*re.findall(r"`(fastdedup\.[a-z_.]+)`", table)} == made
+
+
 def test_the_figures_on_the_page_are_the_codes() -> None:
     text = PAGE.text
     assert (AT_ONCE, WINDOW) == (5, 60.0)
@@ -80,7 +105,12 @@ def test_the_figures_on_the_page_are_the_codes() -> None:
 async def figures_of_a_refused_claim() -> str:
     store, registry = FakeStore(), CollectorRegistry()
     dedup = Dedup(store, namespace="shop")
-    watch(dedup, registry=registry)
+
+    class Consumer:
+        _name = "orders"
+        counts = Counts()
+
+    watch(dedup, Consumer(), registry=registry)
     async with dedup:
         with store.outage("refused"), pytest.raises(UnavailableError):
             await dedup.claim("order:42")
@@ -90,12 +120,20 @@ async def figures_of_a_refused_claim() -> str:
 
 async def test_its_alert_counts_a_refused_claim() -> None:
     ((block,), figures) = PAGE.blocks("Prometheus", "yaml"), await figures_of_a_refused_claim()
-    (rule,) = yaml.safe_load(block)
+    rule, *others = yaml.safe_load(block)
+    printed_rules = {
+        each.get("alert") for each in yaml.safe_load(printed("prometheus"))["groups"][0]["rules"]
+    }
+    for each in (rule, *others):
+        assert each["alert"] in printed_rules
+    for each in others:  # their figures are there before anything has happened
+        assert re.search(rf"^{METRIC.findall(each['expr'])[0]}\b.* 0.0$", figures, re.MULTILINE), each
     ((metric, inner),) = re.findall(r"rate\((\w+)\{(.*)\}\[5m\]\)", rule["expr"])
     asked = dict(re.findall(r'(\w+)="(\w+)"', inner))
     samples = [each for family in text_string_to_metric_families(figures) for each in family.samples]
     fitting = [each for each in samples if each.name == metric and asked.items() <= each.labels.items()]
-    assert [(each.labels["namespace"], each.value) for each in fitting] == [("shop", 1.0)]
+    told = {(each.labels["namespace"], each.labels["verb"]): each.value for each in fitting}
+    assert told == {("shop", "claim"): 1.0, ("shop", "complete"): 0.0}
 
 
 async def test_a_program_leaves_those_panels_empty_that_the_page_names() -> None:
