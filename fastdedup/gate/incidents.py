@@ -1,8 +1,9 @@
 """The log lines of a gate: one line for each incident, never one line for each request.
 
 An outage begins with one line and ends with one line, which says how many operations the policy answered and refused
-meanwhile. Events about single keys get `AT_ONCE` lines in a minute; then they are counted, and one line a minute says
-how many there were. No line shows an owner, a token, a result or a password.
+meanwhile. A store that comes and goes, as a full one does, has `AT_ONCE` such pairs in a minute. Events about single
+keys get `AT_ONCE` lines in a minute; then they are counted, and one line a minute says how many there were. No line
+shows an owner, a token, a result or a password.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ _WHY_LOST = {
     True: "the store did not answer until it was over; another owner may get the key",
 }
 """By whether the lease was lost in an outage."""
+_AWAY = "the store does not answer"
 _ONCE = (GateBypassed,)
 """Events that come with each operation: one line, then counts."""
 
@@ -102,15 +104,18 @@ class StoreAway:
     """A time in which the store does not answer, from its first unanswered operation.
 
     Attributes:
-        open: the parts of the store whose breakers are open.
+        reason: of its first unanswered operation.
         told: True once a line says that it began.
+        open: the parts of the store whose breakers are open, and whether a line says so of each.
         answered: operations that the policy answered.
         refused: operations that the policy refused.
         fresh: True where an operation went unanswered since the last look.
     """
 
-    def __init__(self) -> None:
-        self.open: set[str] = set()
+    def __init__(self, reason: str, told: bool) -> None:
+        self.reason = reason
+        self.told = told
+        self.open: dict[str, bool] = {}
         self.began = monotonic()
         self.answered = self.refused = 0
         self.fresh = True
@@ -127,8 +132,10 @@ class Incidents:
     def __init__(self, gate: str, window: float = WINDOW) -> None:
         self._gate = gate
         self._window = window
-        # Mutable: the outage; how often each kind came beyond the lines that it may have; the end of the window.
+        # Mutable: the outage, and one before it that no line tells of; how often each kind came beyond the lines that
+        # it may have; the end of the window.
         self._outage: StoreAway | None = None
+        self._untold: StoreAway | None = None
         self._counts: dict[str, int] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -179,14 +186,22 @@ class Incidents:
             )
         else:
             self._tell_unsteady(outage)
+        self._untold = None
 
     # Outages
 
     def _begin(self, reason: str) -> StoreAway:
-        log.warning("gate %r: the store does not answer: %s", self._gate, reason)
-        outage = self._outage = StoreAway()
-        self._look_later()
+        outage = self._outage = StoreAway(reason, self.may_tell(_AWAY))
+        untold, self._untold = self._untold, None
+        if untold is not None:
+            outage.answered, outage.refused = untold.answered, untold.refused
+        if outage.told:
+            self._tell_begin(outage)
         return outage
+
+    def _tell_begin(self, outage: StoreAway) -> None:
+        outage.told = True
+        log.warning("gate %r: the store does not answer: %s", self._gate, outage.reason)
 
     def _degraded(self, event: Degraded) -> None:
         outage = self._outage
@@ -204,20 +219,26 @@ class Incidents:
         outage = self._outage
         if outage is None:
             outage = self._begin(event.reason)
-        elif outage.open:
+        is_first = not outage.open
+        told = outage.told and (is_first or self.may_tell(f"{event.store} does not answer"))
+        if told and not is_first:
             log.warning("gate %r: %s does not answer either: %s", self._gate, event.store, event.reason)
-        outage.open.add(event.store)
+        outage.open[event.store] = told
 
     def _closed(self, event: BreakerClosed) -> None:
         outage = self._outage
         if outage is None:
             return
-        outage.open.discard(event.store)
+        told = outage.open.pop(event.store, False)
         if outage.open:
-            log.warning("gate %r: %s answers again after %.1f s", self._gate, event.store, event.lasted)
+            if told:
+                log.warning("gate %r: %s answers again after %.1f s", self._gate, event.store, event.lasted)
             return
         self._outage = None
-        log.warning("gate %r: the store answers again after %s", self._gate, _sums(outage))
+        if outage.told:
+            log.warning("gate %r: the store answers again after %s", self._gate, _sums(outage))
+        else:
+            self._untold = outage
 
     def _replayed(self, event: Replayed) -> None:
         log.log(
@@ -268,7 +289,11 @@ class Incidents:
     def _end_quiet_outage(self) -> None:
         """End an outage in which no breaker opened: a few operations got no answer, and others did."""
         outage = self._outage
-        if outage is None or outage.open:
+        if outage is None:
+            return
+        if outage.open:
+            if not outage.told:  # it lasts, whatever was before
+                self._tell_begin(outage)
             return
         if outage.fresh:
             outage.fresh = False
@@ -278,7 +303,9 @@ class Incidents:
 
     def _tell_unsteady(self, outage: StoreAway) -> None:
         """Say of an outage in which no breaker opened that it was one, unless a single operation met it."""
-        if outage.answered + outage.refused > 1:
+        if not outage.told:
+            self._untold = outage
+        elif outage.answered + outage.refused > 1:
             log.warning("gate %r: the store was unsteady for %s", self._gate, _sums(outage))
 
 

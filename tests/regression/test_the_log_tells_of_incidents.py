@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 
 from fastdedup import ConfigError, Dedup, LocalLRU, UnavailableError
-from fastdedup.events import Conflict, Degraded, Event, GateBypassed, LeaseLost
+from fastdedup.events import (
+    BreakerClosed,
+    BreakerOpened,
+    Conflict,
+    Degraded,
+    Event,
+    GateBypassed,
+    LeaseLost,
+)
 from fastdedup.gate.incidents import AT_ONCE, Incidents
 
 from ..servers import RedisServer, free_port
@@ -152,6 +160,40 @@ async def test_few_unanswered_operations_end_by_themselves(
     told(Degraded("shop", "claim", answered=False, reason="too slow again"))
     assert lines()[2:] == ["gate 'shop': the store does not answer: too slow again"]
     told.close()
+
+
+async def test_a_store_that_comes_and_goes_fills_no_log(
+    lines: Callable[[], list[str]], wait_until: WaitUntil
+) -> None:
+    """A full one refuses, takes the next write, and refuses again: several outages a second."""
+    told = incidents(window=0.2)
+    for _ in range(100):
+        told(Degraded("shop", "claim", answered=False, reason="out of memory"))
+        told(BreakerOpened("Redis", "out of memory"))
+        told(BreakerClosed("Redis", 0.1))
+    assert len(lines()) == 2 * AT_ONCE
+    more = f"gate 'shop': {100 - AT_ONCE} more of this within 0.2 s: the store does not answer"
+    await wait_until(lambda: lines()[2 * AT_ONCE :] == [more], description="the rest is one line")
+    # One that lasts has its lines all the same, and what nobody was told of is counted there.
+    told(BreakerOpened("Redis", "connection refused"))
+    begin = "gate 'shop': the store does not answer: connection refused"
+    await wait_until(lambda: begin in lines(), description="it lasts")
+    told(BreakerClosed("Redis", 0.3))
+    assert lines()[-1].endswith(f"answered 0 operations and refused {100 - AT_ONCE}")
+    told.close()
+
+
+async def test_a_node_that_comes_and_goes_beside_another_fills_no_log(lines: Callable[[], list[str]]) -> None:
+    told = incidents()
+    told(BreakerOpened("a", "down"))
+    for _ in range(50):
+        told(BreakerOpened("b", "down"))
+        told(BreakerClosed("b", 0.1))
+    assert len(lines()) == 1 + 2 * AT_ONCE
+    told(BreakerClosed("a", 9.0))
+    assert "the store answers again after" in lines()[-1]
+    told.close()
+    assert lines()[-1] == f"gate 'shop': {50 - AT_ONCE} more of this within 60 s: b does not answer"
 
 
 async def test_an_operation_is_no_incident_of_its_own(lines: Callable[[], list[str]]) -> None:

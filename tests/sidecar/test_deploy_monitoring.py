@@ -1,4 +1,4 @@
-"""The alert rules and the dashboard ask for figures and labels that a sidecar or a program has, so that each can fire."""
+"""The alert rules and the dashboard ask for figures and labels that there are, so that each can fire."""
 
 from __future__ import annotations
 
