@@ -66,7 +66,7 @@ AnyFirst = TypeVar("AnyFirst", bound=FirstOp)
 class Ledger:
     """Remembers ids for a window, as `dedup.ledger` makes it. Use it where only "seen before?" is asked.
 
-    An id costs some 12 bytes of Redis memory, a record 120 to 185. There is no owner, no lease and no result: the id
+    An id costs some 12 bytes of Redis memory, a record 145 to 190. There is no owner, no lease and no result: the id
     is remembered before the work is done. Where the work may fail half-way, claim instead.
 
     Every process that uses the ledger names the same capacity, window and width. The first one founds it.
@@ -151,7 +151,7 @@ class Ledger:
             ForeignRecordError: its bucket holds a value that fastdedup did not write.
             UsageError: not open, closed, or another event loop.
         """
-        data = self.bytes_of(id)
+        data = self._bytes_of(id)
         name = draw_owner() if owner is None else owner_field(owner)
         nonce, named = nonce_of(name), owner is not None
         namespace = self._namespace
@@ -247,7 +247,7 @@ class Ledger:
 
         Errors as for `first`.
         """
-        data = self.bytes_of(id)
+        data = self._bytes_of(id)
         for _ in range(_TRIES):
             view = await self._present_view()
             reply: Reply = Code.ABSENT
@@ -266,7 +266,7 @@ class Ledger:
         Of a claim that was completed a moment ago (`remember=`) the record goes on answering, for a minute. It leaves
         a `KeyForgotten` event with who and why; `reason`: up to 256 characters.
         """
-        why, data = check_reason(reason), self.bytes_of(id)
+        why, data = check_reason(reason), self._bytes_of(id)
         shown_id = f"{self.name}/{data.decode(errors='backslashreplace')}"
         try:
             found = await self._forget(data)
@@ -298,7 +298,7 @@ class Ledger:
         return await self._namespace.ask.run(ForgetOp(await self._record_wire(key))) == Code.OK
 
     async def _record_wire(self, key: str) -> bytes:
-        namespace, (bucket, _, _) = self._namespace, await self.place_of(key)
+        namespace, (bucket, _, _) = self._namespace, await self._place_of(key)
         return record_wire(bucket, namespace.claims.wire(key), namespace.settings.namespace)
 
     async def stats(self) -> LedgerStats:
@@ -371,7 +371,7 @@ class Ledger:
             await self._replace_form(view.text, wanted.text(), view.now_ms + PACE.skew_ms)
         raise self._changes_all_the_time()
 
-    def bytes_of(self, id: Any) -> bytes:
+    def _bytes_of(self, id: Any) -> bytes:
         """Return an id as the operations have it. Raises InvalidKeyError where the ledger cannot have it."""
         return number_bytes(id) if self._dense else id_bytes(id)
 
@@ -380,16 +380,16 @@ class Ledger:
         """True where the ids are integers, of which it keeps a bit each."""
         return self._dense
 
-    def is_of(self, connection: Connection) -> bool:
+    def _is_of(self, connection: Connection) -> bool:
         """True where its ids are in the store of this connection."""
         return self._namespace.connection is connection
 
-    async def place_of(self, id: Any, found: Code | None = None) -> IdPlace:
+    async def _place_of(self, id: Any, found: Code | None = None) -> IdPlace:
         """Return where an id's entry lies; for the claims whose success this ledger remembers.
 
         `found`: the store's answer to the place that was returned last. Errors as for `first`.
         """
-        data = self.bytes_of(id)
+        data = self._bytes_of(id)
         if found is not None:
             self._judge(found)
         view = await self._present_view()
@@ -403,7 +403,7 @@ class Ledger:
         bucket, digest = view.addresses.find(data)
         return bucket, digest, view.terms
 
-    def distrust(self) -> None:
+    def _distrust(self) -> None:
         """Read the form again before the next call: the store may have come back without its data."""
         if self._view is not None:
             self._view.distrust()
@@ -413,7 +413,7 @@ class Ledger:
     def _without_reply(self, op: FirstOp, error: BaseException, *, named: bool) -> UnavailableError:
         """Return the error for the policy to judge; a call that was cancelled is taken back, and raises."""
         if isinstance(error, UnavailableError):
-            self.distrust()
+            self._distrust()
             return error
         if not named:
             self._namespace.ask.take_back(op)

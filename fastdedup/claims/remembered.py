@@ -62,17 +62,17 @@ class RememberedCall(ClaimCall):
                 verdict = await claim_once(namespace, op, op.terms)
         except Exception as fault:
             if isinstance(fault, UnavailableError):
-                self._ledger.distrust()
+                self._ledger._distrust()
             count_claim(namespace, op, fault, self)
             raise
         if verdict.degraded:
-            self._ledger.distrust()
+            self._ledger._distrust()
         count_claim(namespace, op, verdict, self)
         return claim_of(namespace, op, verdict, self._renews)
 
     async def _operation(self) -> RememberedClaimOp:
         try:
-            place = await self._ledger.place_of(self.key)
+            place = await self._ledger._place_of(self.key)
         except UnavailableError as error:
             error.owner = owner_text(self.owner)
             raise
@@ -94,7 +94,7 @@ def remembered_call(
     renew: bool,
 ) -> RememberedCall:
     """Return a claim to be awaited. Arguments and errors as for `Dedup.claim`; `mark`: the fingerprint's digest."""
-    if not isinstance(ledger, Ledger) or not ledger.is_of(namespace.connection):
+    if not isinstance(ledger, Ledger) or not ledger._is_of(namespace.connection):
         raise ConfigError(f"remember must be a ledger of this gate, made by its ledger(), got {ledger!r}")
     if ledger.dense:
         raise ConfigError(

@@ -167,6 +167,6 @@ def check_remember(remember: Any, dedup: Dedup | None, inbox: Inbox | None) -> N
     if inbox is not None:
         raise ConfigError("with an inbox, its table remembers the messages: leave remember= out")
     if dedup is not None and not (
-        isinstance(remember, Ledger) and remember.is_of(dedup._namespace.connection)
+        isinstance(remember, Ledger) and remember._is_of(dedup._namespace.connection)
     ):
         raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")

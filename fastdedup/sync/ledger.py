@@ -48,7 +48,7 @@ class Ledger:
 
         Without `owner=`, a call that ends in an error or is interrupted takes back what it remembered.
         """
-        data = [self._ledger.latest.bytes_of(id)]
+        data = [self._ledger.latest._bytes_of(id)]
         return self._remember(data, owner, lambda ledger, name: ledger.first(id, owner=name))
 
     def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
@@ -76,7 +76,7 @@ class Ledger:
         """Give the ledger another capacity, and keep all ids. Call it again to learn how far that is."""
         return self._run(lambda ledger: ledger.resize(capacity=capacity))
 
-    def is_of(self, per_process: PerProcess) -> bool:
+    def _is_of(self, per_process: PerProcess) -> bool:
         """True where its ids are in the store of the gate that has this."""
         return self._ledger.per_process is per_process
 
