@@ -23,12 +23,12 @@ from ..errors import (
     ResultTooLargeError,
     UnavailableError,
 )
-from ..events import place_of
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
 from ..sync.ledger import Ledger
 from ..sync.resolving import SyncCheck, asked
 from .decisions import Action, Decision, Reason
+from .failed_attempts import FailedAttempts
 from .rules import MessageRules, abandoned
 
 WAIT: Final = 1.0
@@ -112,20 +112,15 @@ class Attempt:
         decision = self._rules.exhausted(self.key, self.number)
         return None if decision is None else self._undone(decision)
 
-    def resolve(self, check: SyncCheck) -> Decision | None:
-        """Ask whether an earlier attempt has done the work; return what shall come of a message that cannot go on."""
+    def resolve(self, check: SyncCheck, failed_attempts: FailedAttempts) -> Decision | None:
+        """Ask whether an earlier attempt has done the work; return what shall come of a message that cannot go on.
+
+        `failed_attempts`: told of an error of the check.
+        """
         try:
             answer = asked(self.claim, check)
         except Exception as error:  # noqa: BLE001 -- an attempt that failed, whatever it is
-            log.warning(
-                "task %r: resolve= failed at attempt %d of %d: key=%r error=%s at %s",
-                self._rules.consumer,
-                self.number,
-                self._rules.attempts,
-                self.key,
-                type(error).__name__,
-                place_of(error),
-            )
+            failed_attempts.tell(self.key, self.number, error)
             return self.fail(error)
         except BaseException:
             self.free()
@@ -184,6 +179,7 @@ class BlockingWay:
         self._record = record
         self._remember = check_ledger(remember, dedup)
         self._resolve = None if resolve is None else check_resolve(resolve, asynchronous=False)
+        self._failed_attempts = FailedAttempts(rules)  # errors of the work itself are logged by its framework
 
     def begin(self, key: str, mark: Any = None, *, failed: int = 0) -> Attempt | Decision:
         """Return an attempt at a message, or what shall come of it instead.
@@ -204,7 +200,7 @@ class BlockingWay:
         attempt = Attempt(self.rules, self._record, key, claim, max(failed + 1, claim.attempt))
         stopped = attempt.exhaust()
         if stopped is None and self._resolve is not None:
-            stopped = attempt.resolve(self._resolve)
+            stopped = attempt.resolve(self._resolve, self._failed_attempts)
         return stopped or attempt
 
     def delay(self, decision: Decision, delayed: int) -> float:

@@ -281,7 +281,8 @@ def test_abandoned_work_is_asked_about_before_the_body_runs_again(
     assert len({key for _, key in heard}) == 1
     assert runs == ["7"] * 2
     own = "".join(each.getMessage() for each in caplog.records if each.name == "fastdedup.messages")
-    assert "resolve= failed at attempt 2 of 5: key='7' error=OSError at look_up (" in own
+    assert "attempt 2 of 5 failed: consumer='" in own
+    assert "key='7' error=OSError at look_up (" in own
     assert "provider is away" not in own
     # What nobody can know has failed for good, for duplicates as well.
     errors = [pay.delay("8").result for _ in range(3)]
@@ -322,9 +323,9 @@ def test_a_lease_that_is_lost_while_the_check_runs_lets_the_message_come_again(d
     began: list[Attempt] = []
     begin = Attempt.resolve
 
-    def noted(attempt: Attempt, check: Any) -> Any:
+    def noted(attempt: Attempt, *given: Any) -> Any:
         began.append(attempt)
-        return begin(attempt, check)
+        return begin(attempt, *given)
 
     @app_of().task(base=DedupTask, dedup=dedup, key=lambda: "7", resolve=look_up, name="pay")
     def pay() -> int:
