@@ -91,7 +91,7 @@ class Record:
         attempt: how often the key was acquired; 0 for a token that was not redeemed yet.
         lease: seconds until the lease ends (0 or less: it has ended); None unless the state is PROCESSING.
         ttl: seconds until the record expires.
-        fingerprint: 16 bytes, or None.
+        fingerprint: a `Fingerprint`, 16 bytes, or None; a claim takes it as the fingerprint that it was made with.
         result: the recorded result of a success; of a machine the name of its state.
         error: the recorded error of a failure.
         kind: "claim", "lock", "token" or "machine".

@@ -10,6 +10,7 @@ from .. import codec
 from ..checks import milliseconds
 from ..errors import ClaimLostError, foreign
 from ..events import LeaseLost
+from ..keys import Fingerprint
 from ..model import Record, RecordKind, State
 from ..protocol.keyspace import Keyspace, Kind, names_of
 from ..protocol.operations import (
@@ -150,7 +151,7 @@ class Namespace:
             attempt=stored.attempt,
             lease=stored.left_ms / 1000 if state is State.PROCESSING else None,
             ttl=stored.ttl_ms / 1000,
-            fingerprint=stored.fingerprint,
+            fingerprint=None if stored.fingerprint is None else Fingerprint(stored.fingerprint),
             result=value if state is State.SUCCEEDED else None,
             error=value if state is State.FAILED else None,
             kind=kind,

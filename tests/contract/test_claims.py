@@ -165,6 +165,16 @@ async def test_the_same_fingerprint_is_no_mismatch(backend: Backend) -> None:
         assert same.outcome is Outcome.IN_PROGRESS
 
 
+async def test_a_records_fingerprint_is_the_claims(backend: Backend) -> None:
+    """As bytes it would be digested again: a claim with it would be a mismatch."""
+    async with backend.make() as dedup:
+        await dedup.claim("key", fingerprint={"a": 1})
+        record = await dedup.get("key")
+        assert record is not None
+        assert repr(record.fingerprint).startswith("Fingerprint.fromhex(")
+        assert (await dedup.claim("key", fingerprint=record.fingerprint)).outcome is Outcome.IN_PROGRESS
+
+
 async def test_concurrent_claims_with_different_fingerprints_mismatch(backend: Backend) -> None:
     async with backend.make() as dedup:
         claims = await asyncio.gather(*(dedup.claim("key", fingerprint=f"body {n % 2}") for n in range(10)))
