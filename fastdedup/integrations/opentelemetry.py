@@ -44,8 +44,8 @@ from ..model import Outcome
 from ..protocol.operations import former_trace
 from ..protocol.owners import TRACE_BYTES
 from ..sync.gateway import Dedup as SyncDedup
-from .otel_metrics import SCOPE, GateObservations, Histograms, observe_messages, server_of
-from .watched import WatchedMessages
+from .otel_metrics import SCOPE, Histograms, observations_of, server_of
+from .watched import is_watchable
 
 _SETTLINGS = {"completed": "complete", "failed": "fail", "released": "release"}
 _RUNS = {
@@ -224,7 +224,7 @@ def instrument(
 
     Args:
         dedup: a gate that is not open yet.
-        messages: consumers of messages and inboxes, whose counts are shown as well; name each once.
+        messages: consumers of messages and inboxes, whose counts are shown as well.
         tracer_provider: the global one by default.
         meter_provider: the global one by default.
         keys: show keys in the spans, as the attribute `fastdedup.key`. A token's is a digest.
@@ -238,9 +238,8 @@ def instrument(
         UsageError: the gate is open already.
         ConfigError: it is no gate; one of `messages` is neither a consumer nor an inbox.
     """
-    watched = WatchedMessages()
     for each in messages:
-        if not watched.add(each):
+        if not is_watchable(each):
             raise ConfigError(f"instrument() takes a Dedup, then inboxes and consumers, got {named(each)}")
     spans = Spans(tracer_provider, keys=keys, roots=roots, links=links)
 
@@ -252,15 +251,15 @@ def instrument(
     if isinstance(dedup, SyncDedup):
         processes = dedup._per_process
         processes.on_made(lambda made: attach(made._namespace.connection))
-        GateObservations(lambda: processes.present._namespace.connection, meter_provider)
+        observations_of(meter_provider).add(processes, lambda: processes.present._namespace.connection)
     elif isinstance(dedup, Dedup):
         connection = dedup._namespace.connection
         attach(connection)
-        GateObservations(lambda: connection, meter_provider)
+        observations_of(meter_provider).add(connection, lambda: connection)
     else:
         raise ConfigError(f"instrument() takes a Dedup, got {named(dedup)}")
-    if messages:
-        observe_messages(watched, meter_provider)
+    for each in messages:
+        observations_of(meter_provider).messages.add(each)
 
 
 def _attach(connection: Connection, spans: Spans) -> None:

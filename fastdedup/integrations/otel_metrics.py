@@ -1,18 +1,20 @@
 """The metrics of a gate for OpenTelemetry; `integrations/opentelemetry.py` makes them.
 
-To add a figure: count it in `GateCounters`, and name it in `GateObservations`. `watched.py` has those of messages.
+To add a figure: count it in `GateCounters`, and name it in `_COUNTERS` or `_GAUGES`. Those of messages: `watched.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from threading import Lock
+from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
 from opentelemetry import metrics
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation
 
 from ..gate.connection import Connection
-from ..gate.counters import BOUNDS, GateCounters, by_one, verb_at_policy
+from ..gate.counters import BOUNDS, by_one, verb_at_policy
 from ..model import BreakerState
 from ..stores.base import ShardedStore
 from .watched import WatchedMessages
@@ -27,141 +29,232 @@ _MOST_CALLS: Final = 1000
 """Attributes of batches that are kept: those of some 60 addresses that a Sentinel names."""
 Attributes = dict[str, str | int]
 Observe = Callable[[CallbackOptions], Iterable[Observation]]
+Labels = tuple[str, ...]
+Values = Mapping[Any, float]
+_SPACE: Final = ("namespace",)
+_PROCEDURE: Final = "db.stored_procedure.name"
 
 
-class GateObservations:
-    """A gate's figures as OpenTelemetry's metrics, read when these are exported: to record each costs a span's time.
+class Figure(NamedTuple):
+    """A metric of gates, which is read when it is exported: to record each value costs a span's time.
+
+    Attributes:
+        name: without "fastdedup.".
+        unit: of its values.
+        text: says what it is.
+        labels: the names of its attributes.
+        read: returns one gate's values, by those of the attributes.
+    """
+
+    name: str
+    unit: str
+    text: str
+    labels: tuple[str, ...]
+    read: Callable[[Connection], Values]
+
+
+def _operations(connection: Connection) -> Values:
+    counters = connection.count()
+    counts: dict[Labels, float] = {(*where, "unavailable"): 0 for where in counters.seen()}
+    for *names, cells in counters.answers():
+        counts[tuple(names)] = int(sum(cells[:-1]))
+    return counts
+
+
+def _degraded(connection: Connection) -> Values:
+    counters = connection.count()
+    counts: dict[Labels, float] = {
+        (namespace, verb_at_policy(verb), answered): 0
+        for namespace, verb in counters.seen()
+        for answered in ("yes", "no")
+    }
+    return counts | counters.degraded
+
+
+def _shortfalls(connection: Connection) -> Values:
+    counters = connection.count()
+    counts: dict[Labels, float] = {(namespace,): 0 for namespace, _ in counters.seen()}
+    return counts | by_one(counters.shortfalls)
+
+
+def _calls(connection: Connection) -> Values:
+    return {(verb,): int(sum(cells[:-1])) for verb, cells in list(connection.count().store_calls.items())}
+
+
+def _seconds(connection: Connection) -> Values:
+    return {(verb,): cells[-1] for verb, cells in list(connection.count().store_calls.items())}
+
+
+def _pending(connection: Connection) -> Values:
+    return {(): 0 if connection.engine is None else connection.engine.pending}
+
+
+def _counted(name: str) -> Callable[[Connection], Values]:
+    """Return what finds a count of `GateCounters` that has no attributes."""
+    return lambda connection: {(): getattr(connection.count(), name)}
+
+
+_COUNTERS: Final = (
+    Figure("operations", "{operation}", "Operations answered.", (*_SPACE, "verb", "outcome"), _operations),
+    Figure("degraded", "{operation}", "Asked the policy instead.", (*_SPACE, "verb", "answered"), _degraded),
+    Figure(
+        "conflicts",
+        "{key}",
+        "Keys with two owners after an outage.",
+        ("kept",),
+        lambda connection: by_one(connection.count().conflicts),
+    ),
+    Figure("reconciled", "{key}", "Records put into the store after an outage.", (), _counted("adopted")),
+    Figure("unreplayed", "{key}", "Records that never got into the store.", (), _counted("unreplayed")),
+    Figure("leases_lost", "{lease}", "Leases that could not be renewed.", (), _counted("leases_lost")),
+    Figure(
+        "undone",
+        "{key}",
+        "Given-up claims and ids that were taken back.",
+        (),
+        lambda connection: {(): connection.undo_counts()[0]},
+    ),
+    Figure("undo.overflows", "{key}", "Given-up claims nobody takes back.", (), _counted("undo_overflows")),
+    Figure("shortfalls", "{operation}", "Too few replicas confirmed.", _SPACE, _shortfalls),
+    Figure("breaker.opened", "{time}", "How often the breaker opened.", (), _counted("opened")),
+    Figure("primary_restarts", "{time}", "Primaries that came back as another.", (), _counted("restarted")),
+    Figure("clock_skews", "{time}", "How often a node's clock was off.", (), _counted("clock_skews")),
+    Figure("store.calls", "{call}", "Batches to the store.", (_PROCEDURE,), _calls),
+    Figure("store.time", "s", "Seconds of the batches to the store, added up.", (_PROCEDURE,), _seconds),
+    Figure("store.operations", "{operation}", "Operations in these batches.", (), _counted("batched")),
+    Figure(
+        "ledger.ids",
+        "{id}",
+        "Ids of ledgers by their answer.",
+        (*_SPACE, "ledger", "answer"),
+        lambda connection: connection.count().ledger_ids,
+    ),
+    Figure(
+        "gate_bypassed",
+        "{call}",
+        "Calls of an inbox whose gate did not answer.",
+        (*_SPACE, "inbox"),
+        lambda connection: connection.count().bypassed,
+    ),
+    Figure(
+        "dead_letters",
+        "{message}",
+        "Messages laid where dead letters lie.",
+        ("consumer", "reason"),
+        lambda connection: connection.count().dead_letters,
+    ),
+)
+_GAUGES: Final = (
+    Figure("pending", "{operation}", "Operations waiting or under way.", (), _pending),
+    Figure(
+        "breaker.open",
+        "{gate}",
+        "Gates whose store, or a part of it, is not asked.",
+        (),
+        lambda connection: {(): int(connection.breaker is not BreakerState.CLOSED)},
+    ),
+    Figure(
+        "journal.records",
+        "{record}",
+        "To be put into the store.",
+        _SPACE,
+        lambda connection: by_one(connection.journals()),
+    ),
+    Figure(
+        "undo.pending",
+        "{key}",
+        "Given-up claims and ids to be taken back.",
+        (),
+        lambda connection: {(): connection.undo_counts()[1]},
+    ),
+    Figure(
+        "consumer.paused",
+        "1",
+        "1 while a consumer waits for a store or its broker.",
+        ("consumer",),
+        lambda connection: by_one(connection.count().paused),
+    ),
+)
+
+
+class Observations:
+    """The figures of all that a program instruments with one provider of meters, added up.
+
+    One for each provider: of two metrics with one name the SDK would show the first alone.
 
     Args:
-        find: returns the gate's connection.
         provider: of meters; the global one by default.
     """
 
-    def __init__(self, find: Callable[[], Connection], provider: MeterProvider | None) -> None:
-        self._find = find
+    def __init__(self, provider: MeterProvider | None) -> None:
+        # Mutable: what finds the connection of each gate; the consumers and inboxes.
+        self._gates: dict[int, Callable[[], Connection]] = {}
+        self.messages = WatchedMessages()
         meter = metrics.get_meter(SCOPE, meter_provider=provider)
-        for name, unit, text, observe in (
-            ("operations", "{operation}", "Operations answered.", self._operations),
-            ("degraded", "{operation}", "Asked the policy instead.", self._degraded),
-            ("conflicts", "{key}", "Keys with two owners after an outage.", self._conflicts),
-            ("reconciled", "{key}", "Records put into the store after an outage.", self._one("adopted")),
-            ("unreplayed", "{key}", "Records that never got into the store.", self._one("unreplayed")),
-            ("leases_lost", "{lease}", "Leases that could not be renewed.", self._one("leases_lost")),
-            ("undone", "{key}", "Given-up claims and ids that were taken back.", self._undone),
-            ("undo.overflows", "{key}", "Given-up claims nobody takes back.", self._one("undo_overflows")),
-            ("shortfalls", "{operation}", "Too few replicas confirmed.", self._shortfalls),
-            ("breaker.opened", "{time}", "How often the breaker opened.", self._one("opened")),
-            ("primary_restarts", "{time}", "Primaries that came back as another.", self._one("restarted")),
-            ("clock_skews", "{time}", "How often a node's clock was off.", self._one("clock_skews")),
-            ("store.calls", "{call}", "Batches to the store.", self._calls),
-            ("store.time", "s", "Seconds of the batches to the store, added up.", self._time),
-            ("store.operations", "{operation}", "Operations in these batches.", self._one("batched")),
-            ("ledger.ids", "{id}", "Ids of ledgers by their answer.", self._ids),
-            ("gate_bypassed", "{call}", "Calls of an inbox whose gate did not answer.", self._bypassed),
-            ("dead_letters", "{message}", "Messages laid where dead letters lie.", self._dead_letters),
-        ):
-            meter.create_observable_counter(f"fastdedup.{name}", [observe], unit=unit, description=text)
-        for name, unit, text, observe in (
-            ("pending", "{operation}", "Operations waiting or under way.", self._pending),
-            ("breaker.open", "1", "1 while the store, or a part of it, is not asked.", self._breaker),
-            ("journal.records", "{record}", "To be put into the store.", self._journals),
-            ("undo.pending", "{key}", "Given-up claims and ids to be taken back.", self._undo_pending),
-            ("consumer.paused", "1", "1 while a consumer waits for a store or its broker.", self._paused),
-        ):
-            meter.create_observable_gauge(f"fastdedup.{name}", [observe], unit=unit, description=text)
+        for figure in _COUNTERS:
+            meter.create_observable_counter(
+                f"fastdedup.{figure.name}",
+                [self._observing(figure)],
+                unit=figure.unit,
+                description=figure.text,
+            )
+        for figure in _GAUGES:
+            meter.create_observable_gauge(
+                f"fastdedup.{figure.name}",
+                [self._observing(figure)],
+                unit=figure.unit,
+                description=figure.text,
+            )
+        for each in self.messages.figures():
+            meter.create_observable_counter(
+                f"fastdedup.{each.name.replace('_', '.')}",
+                [observing(each.present, *each.labels)],
+                unit=f"{{{each.unit}}}",
+                description=each.text,
+            )
 
-    @property
-    def _counters(self) -> GateCounters:
-        return self._find().count()
+    def add(self, gate: object, find: Callable[[], Connection]) -> None:
+        """Show a gate's figures as well. `find` returns its connection, and keeps it alive."""
+        self._gates[id(gate)] = find
 
-    def _one(self, name: str) -> Observe:
-        """Return what observes a count that has no attributes."""
-        return lambda options: [Observation(getattr(self._counters, name))]
+    def _observing(self, figure: Figure) -> Observe:
+        def summed() -> Values:
+            sums: dict[Labels, float] = {}
+            for find in list(self._gates.values()):
+                for labels, value in list(figure.read(find()).items()):
+                    sums[labels] = sums.get(labels, 0) + value
+            return sums
 
-    def _operations(self, options: CallbackOptions) -> Iterator[Observation]:
-        counters = self._counters
-        counts = {(namespace, verb, "unavailable"): 0 for namespace, verb in counters.seen()}
-        for namespace, verb, outcome, cells in counters.answers():
-            counts[namespace, verb, outcome] = int(sum(cells[:-1]))
-        return observed(counts, "namespace", "verb", "outcome")
-
-    def _degraded(self, options: CallbackOptions) -> Iterator[Observation]:
-        counters = self._counters
-        counts = {
-            (namespace, verb_at_policy(verb), answered): 0
-            for namespace, verb in counters.seen()
-            for answered in ("yes", "no")
-        }
-        return observed(counts | counters.degraded, "namespace", "verb", "answered")
-
-    def _conflicts(self, options: CallbackOptions) -> Iterator[Observation]:
-        return observed(by_one(self._counters.conflicts), "kept")
-
-    def _shortfalls(self, options: CallbackOptions) -> Iterator[Observation]:
-        counters = self._counters
-        counts = {(namespace,): 0 for namespace, _ in counters.seen()}
-        return observed(counts | by_one(counters.shortfalls), "namespace")
-
-    def _undone(self, options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(self._find().undo_counts()[0])]
-
-    def _undo_pending(self, options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(self._find().undo_counts()[1])]
-
-    def _journals(self, options: CallbackOptions) -> Iterator[Observation]:
-        return observed(by_one(self._find().journals()), "namespace")
-
-    def _ids(self, options: CallbackOptions) -> Iterator[Observation]:
-        return observed(self._counters.ledger_ids, "namespace", "ledger", "answer")
-
-    def _bypassed(self, options: CallbackOptions) -> Iterator[Observation]:
-        return observed(self._counters.bypassed, "namespace", "inbox")
-
-    def _dead_letters(self, options: CallbackOptions) -> Iterator[Observation]:
-        return observed(self._counters.dead_letters, "consumer", "reason")
-
-    def _paused(self, options: CallbackOptions) -> Iterator[Observation]:
-        return observed(by_one(self._counters.paused), "consumer")
-
-    def _calls(self, options: CallbackOptions) -> Iterator[Observation]:
-        for verb, cells in list(self._counters.store_calls.items()):
-            yield Observation(int(sum(cells[:-1])), {"db.stored_procedure.name": verb})
-
-    def _time(self, options: CallbackOptions) -> Iterator[Observation]:
-        for verb, cells in list(self._counters.store_calls.items()):
-            yield Observation(cells[-1], {"db.stored_procedure.name": verb})
-
-    def _pending(self, options: CallbackOptions) -> Iterable[Observation]:
-        engine = self._find().engine
-        return [Observation(0 if engine is None else engine.pending)]
-
-    def _breaker(self, options: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(int(self._find().breaker is not BreakerState.CLOSED))]
+        return observing(summed, *figure.labels)
 
 
-def observe_messages(messages: WatchedMessages, provider: MeterProvider | None) -> None:
-    """Show the counts of consumers and inboxes as metrics, read when these are exported; `provider` as above."""
-    meter = metrics.get_meter(SCOPE, meter_provider=provider)
-    for figure in messages.figures():
-        meter.create_observable_counter(
-            f"fastdedup.{figure.name.replace('_', '.')}",
-            [observing(figure.present, *figure.labels)],
-            unit=f"{{{figure.unit}}}",
-            description=figure.text,
-        )
+_observations: WeakKeyDictionary[MeterProvider, Observations] = WeakKeyDictionary()
+_of_the_global_provider: list[Observations] = []
+_lock = Lock()
 
 
-def observing(count: Callable[[], Mapping[Any, int]], *labels: str) -> Observe:
-    """Return what observes counts by their labels."""
-    return lambda options: observed(count(), *labels)
+def observations_of(provider: MeterProvider | None) -> Observations:
+    """Return what a provider's metrics show; made once."""
+    with _lock:
+        if provider is None:
+            if not _of_the_global_provider:
+                _of_the_global_provider.append(Observations(None))
+            return _of_the_global_provider[0]
+        found = _observations.get(provider)
+        if found is None:
+            found = _observations[provider] = Observations(provider)
+        return found
 
 
-def observed(counts: Mapping[Any, int], *labels: str) -> Iterator[Observation]:
-    """Yield counts by their labels; another thread may change them meanwhile."""
-    for values, count in list(counts.items()):
-        yield Observation(
-            count, {f"fastdedup.{label}": str(value) for label, value in zip(labels, values, strict=True)}
-        )
+def observing(count: Callable[[], Mapping[Any, float]], *labels: str) -> Observe:
+    """Return what observes values by those of their attributes."""
+    names = [label if "." in label else f"fastdedup.{label}" for label in labels]
+
+    def observe(options: CallbackOptions) -> Iterator[Observation]:
+        for values, value in list(count().items()):
+            yield Observation(value, {name: str(each) for name, each in zip(names, values, strict=True)})
+
+    return observe
 
 
 class Histograms:

@@ -28,7 +28,7 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..metrics import GateFamilies, WatchedGate, family
 from ..sync.gateway import Dedup as SyncDedup
-from .watched import WatchedMessages
+from .watched import WatchedMessages, is_watchable
 
 _lock = Lock()
 _collectors: WeakKeyDictionary[CollectorRegistry, FastdedupCollector] = WeakKeyDictionary()
@@ -52,7 +52,9 @@ class FastdedupCollector(BaseCollector):
             processes = watched._per_process
             processes.on_made(count)
             self._gates[id(processes)] = lambda: processes.present
-        elif not self._messages.add(watched):
+        elif is_watchable(watched):
+            self._messages.add(watched)
+        else:
             raise ConfigError(f"watch() takes a Dedup, an Inbox or a consumer, got {named(watched)}")
 
     def describe(self) -> list[Metric]:
@@ -65,7 +67,8 @@ class FastdedupCollector(BaseCollector):
         if gates:
             yield from GateFamilies(gates, self._messages.names())
         for figure in self._messages.figures():
-            yield family(CounterMetricFamily, figure.name, figure.text, figure.labels, figure.present())
+            if figure.is_watched:
+                yield family(CounterMetricFamily, figure.name, figure.text, figure.labels, figure.present())
 
 
 def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCollector:

@@ -20,6 +20,7 @@ class MessageFigure(NamedTuple):
         text: says what it is.
         labels: the names of the labels.
         present: returns the counts of this moment, by the labels' values.
+        is_watched: True where what it counts is watched.
     """
 
     name: str
@@ -27,42 +28,39 @@ class MessageFigure(NamedTuple):
     text: str
     labels: list[str]
     present: Callable[[], Counted]
+    is_watched: bool
 
 
 class WatchedMessages:
     """Consumers and inboxes whose counts are shown, added up by their names."""
 
     def __init__(self) -> None:
-        # Mutable: what is watched.
-        self._consumers: list[Callable[[], Mapping[str, Any]]] = []
-        self._inboxes: list[Any] = []
+        # Mutable: what is watched, each once.
+        self._consumers: dict[int, Any] = {}
+        self._inboxes: dict[int, Any] = {}
 
-    def add(self, watched: Any) -> bool:
-        """Show the counts of a consumer or an inbox as well; False where it is neither."""
-        if hasattr(getattr(watched, "_rules", None), "received"):
-            self._inboxes.append(watched._rules)
-        elif hasattr(watched, "counts"):
-            self._consumers.append(lambda: counts_of(watched))
+    def add(self, watched: Any) -> None:
+        """Show the counts of a consumer or an inbox as well; `is_watchable` says whether it is one."""
+        if _is_inbox(watched):
+            self._inboxes[id(watched._rules)] = watched._rules
         else:
-            return False
-        return True
+            self._consumers[id(watched)] = watched
 
     def names(self) -> set[str]:
         """Return the names of the consumers."""
-        return {name for find in self._consumers for name in find()}
+        return {name for consumer in list(self._consumers.values()) for name in counts_of(consumer)}
 
     def figures(self) -> Iterator[MessageFigure]:
-        """Yield each figure of what is watched."""
-        if self._consumers:
-            text = "Deliveries by what came of them."
-            yield MessageFigure("messages", "message", text, ["consumer", "result"], self._results)
-            text = "Messages that the broker delivered."
-            yield MessageFigure("messages_delivered", "message", text, ["consumer"], self._delivered)
-            text = "Messages that waited unacknowledged."
-            yield MessageFigure("messages_held", "message", text, ["consumer"], self._held)
-        if self._inboxes:
-            text = "Keys that an inbox received, by their outcome."
-            yield MessageFigure("inbox_received", "key", text, ["inbox", "outcome"], self._received)
+        """Yield each figure; one of which nothing is watched has no values."""
+        consumers, inboxes = bool(self._consumers), bool(self._inboxes)
+        text = "Deliveries by what came of them."
+        yield MessageFigure("messages", "message", text, ["consumer", "result"], self._results, consumers)
+        text = "Messages that the broker delivered."
+        yield MessageFigure("messages_delivered", "message", text, ["consumer"], self._delivered, consumers)
+        text = "Messages that waited unacknowledged."
+        yield MessageFigure("messages_held", "message", text, ["consumer"], self._held, consumers)
+        text = "Keys that an inbox received, by their outcome."
+        yield MessageFigure("inbox_received", "key", text, ["inbox", "outcome"], self._received, inboxes)
 
     def _results(self) -> Counted:
         return Counter(
@@ -77,17 +75,26 @@ class WatchedMessages:
 
     def _received(self) -> Counted:
         sums: Counted = Counter()
-        for rules in self._inboxes:
+        for rules in list(self._inboxes.values()):
             for outcome, count in list(rules.received.items()):
                 sums[rules.name, str(outcome)] += count
         return sums
 
     def _summed(self, attribute: str) -> Counted:
         sums: Counted = Counter()
-        for find in self._consumers:
-            for name, counts in find().items():
+        for consumer in list(self._consumers.values()):
+            for name, counts in counts_of(consumer).items():
                 sums[name,] += getattr(counts, attribute)
         return sums
+
+
+def is_watchable(watched: Any) -> bool:
+    """True for a consumer or an inbox."""
+    return _is_inbox(watched) or hasattr(watched, "counts")
+
+
+def _is_inbox(watched: Any) -> bool:
+    return hasattr(getattr(watched, "_rules", None), "received")
 
 
 def counts_of(consumer: Any) -> Mapping[str, Any]:

@@ -208,6 +208,26 @@ async def test_the_metrics_are_what_was_done(redis_url: str, otel: Otel) -> None
         assert all(0 < point.value < 10 for point in otel.points("fastdedup.store.time"))
 
 
+async def test_the_metrics_of_several_gates_are_added_up(otel: Otel) -> None:
+    """Of two metrics with one name the SDK shows the first alone. A gate that is named twice counts once."""
+    one, two = (Dedup("memory://", namespace="shop") for _ in range(2))
+    for dedup in (one, two, one):
+        otel.instrument(dedup)
+    other = otel.instrument(SyncDedup("memory://", namespace="mail"))
+    async with one, two:
+        await one.claim("a")
+        await two.claim("a")
+        await two.claim("b")
+    other.claim("a")
+    found = values(otel.points("fastdedup.operations"), "namespace", "outcome")
+    assert found == {("shop", "acquired"): 3, ("mail", "acquired"): 1}
+    calls = {
+        point.attributes["db.stored_procedure.name"]: point.value
+        for point in otel.points("fastdedup.store.calls")
+    }
+    assert calls == {"claim": 4}
+
+
 async def test_an_outage_shows_in_the_metrics(otel: Otel, wait_until: WaitUntil) -> None:
     """Its figures stand at 0 before it, as in Prometheus."""
     server = RedisServer().start()
