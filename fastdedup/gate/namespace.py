@@ -31,7 +31,7 @@ from ..protocol.owners import Noted, draw_owner, draw_traced, notes_of, owner_te
 from .ask import Ask
 from .connection import Connection
 from .holder import HolderName
-from .recent import Table
+from .recent import SharedTable
 from .settings import Settings
 from .watchers import Watchers
 
@@ -48,11 +48,16 @@ _STATES: Final = {
 class Namespace:
     """What a `Dedup` holds, and all that it makes: claims, tokens, locks and machines.
 
+    Args:
+        connection: the gate's.
+        settings: its settings.
+        passing: it shares no recent successes with other gates of its name.
+
     Raises:
         ConfigError: `on_unavailable` is not a policy.
     """
 
-    def __init__(self, connection: Connection, settings: Settings, recent: Table | None = None) -> None:
+    def __init__(self, connection: Connection, settings: Settings, *, passing: bool = False) -> None:
         self.settings = settings
         self.connection = connection
         self.watchers: Watchers = connection.watchers
@@ -67,7 +72,8 @@ class Namespace:
             noted = Noted(HolderName(settings.holder))
             self.draw_owner, self.draw_traced = noted.draw, noted.draw_traced
         self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
-        self.recent = connection.recent.table(settings.namespace) if recent is None else recent
+        self._shared = SharedTable() if passing else connection.recent.shared(settings.namespace)
+        self.recent = self._shared.table
         """Recent successes by key; empty but in a storm."""
 
     def keyspace(self, kind: Kind) -> Keyspace:
@@ -79,7 +85,7 @@ class Namespace:
 
         One that is made in passing, for an operation or two, leaves nothing behind when it goes.
         """
-        return Namespace(self.connection, settings, {} if passing else None)
+        return Namespace(self.connection, settings, passing=passing)
 
     # Terms, in milliseconds
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 from heapq import heappop, heappush
 from itertools import count
+from threading import Lock
 from time import monotonic
-from weakref import ref
+from weakref import WeakValueDictionary, ref
 
 from ..compiled import mypyc_attr
 
@@ -47,6 +48,17 @@ Table = dict[str, RecentSuccess]
 
 
 @mypyc_attr(native_class=False)  # a native object cannot be referred to weakly
+class SharedTable:
+    """The table that the gates of one namespace share, and that goes with the last of them.
+
+    A program may make a scope for each of its tenants, of which it has many.
+    """
+
+    def __init__(self) -> None:
+        self.table: Table = {}
+
+
+@mypyc_attr(native_class=False)
 class RecentSuccesses:
     """Successes learned in the last `age` seconds; bounded, those that expire next go first.
 
@@ -56,7 +68,8 @@ class RecentSuccesses:
     def __init__(self, age: float) -> None:
         self._age = age
         # Mutable: one table a namespace; what was learned, a heap by expiry; how many bytes; the next sweep.
-        self._tables: dict[str, Table] = {}
+        self._tables: WeakValueDictionary[str, SharedTable] = WeakValueDictionary()
+        self._lock = Lock()
         self._learned: list[tuple[float, int, Table, RecentSuccess]] = []
         self._number = count()
         self.bytes = 0
@@ -66,9 +79,15 @@ class RecentSuccesses:
     def __len__(self) -> int:
         return len(self._learned)
 
-    def table(self, namespace: str) -> Table:
-        """Return the successes of a namespace, whichever gate learned them."""
-        return self._tables.setdefault(namespace, {})
+    def shared(self, namespace: str) -> SharedTable:
+        """Return the table of a namespace, whichever gate learns what stands in it. Keep it as long as the gate."""
+        with self._lock:  # threads may make scopes of one gate
+            return self._tables.setdefault(namespace, SharedTable())
+
+    def forget_all(self) -> None:
+        """Forget every success, of all gates."""
+        for shared in list(self._tables.values()):
+            shared.table.clear()
 
     def age_for(self, table: Table, key: str, size: int, left: float) -> float:
         """Return for how many seconds to keep a success; 0 where it is not kept, or known already.

@@ -93,8 +93,7 @@ def _swapped(dedup: Dedup, store: FakeStore) -> Iterator[None]:
         return
     if not isinstance(connection, EachLoop):
         _check_closed(dedup, connection)
-        for table in connection.recent._tables.values():
-            table.clear()  # what the real store has told
+        connection.recent.forget_all()  # what the real store has told
     former, kept = connection.__class__, connection.__dict__
     ours = _put_in(connection, store)
     try:

@@ -3,6 +3,7 @@
 Shown by a store that is down meanwhile: whoever is answered then was answered from memory.
 """
 
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -160,6 +161,22 @@ async def test_namespaces_do_not_answer_for_each_other(clock: Clock) -> None:
         scope = dedup.scoped("sms")
         assert (await scope.claim("k")).acquired
         assert not await told_from_memory(store, scope)
+
+
+async def test_a_scope_that_is_made_again_knows_them_and_one_that_is_gone_leaves_nothing(
+    clock: Clock,
+) -> None:
+    """A program may make a scope for each request, of as many tenants as it has."""
+    async with gate() as (dedup, store):
+        await succeed(dedup.scoped("tenant-7"))
+        assert await told_from_memory(store, dedup.scoped("tenant-7"))
+        clock.now += 1.5
+        for number in range(100):
+            await succeed(dedup.scoped(f"other-{number}"))
+        clock.now += 1.5
+        await succeed(dedup.scoped("last"))
+        gc.collect()
+        assert len(dedup._namespace.connection.recent._tables) <= 3
 
 
 async def test_forgetting_takes_effect_at_once(clock: Clock) -> None:
