@@ -141,7 +141,7 @@ class ServerURL:
             await hang_up(connection)
             if not isinstance(error, Exception):
                 raise
-            fault = error
+            fault = ConnectionResetError("cut off while connecting") if _was_closed(error) else error
         else:
             self._protocol_settled = True
             return connection
@@ -163,6 +163,11 @@ class ServerURL:
         if not await has_other_protocol(self.address, tls=tls, timeout=timeout):
             return None
         return WrongPortError(f"{self.name}: {NO_TLS if tls else ONLY_TLS}")
+
+
+def _was_closed(error: Exception) -> bool:
+    """True for uvloop's own error of a transport that the other side has closed before redis-py wrote to it."""
+    return isinstance(error, RuntimeError) and "handler is closed" in str(error)
 
 
 async def hang_up(connection: AbstractConnection) -> None:
