@@ -40,8 +40,10 @@ async def keep_renewed(
     """Renew at each third of the lease. The claim is lost when the store says so, or when the lease passed.
 
     An error that is not fastdedup's comes from the user's policy in an outage: it is no answer either.
+    Where nothing was asked before the lease passed, this process stood still, and that is no outage: another owner
+    may have the key.
     """
-    pause = 0.0
+    pause, unanswered = 0.0, False
     ends = began + lease
     while True:
         await asyncio.sleep(min(pause, max(ends - loop.time(), 0.0)))
@@ -52,13 +54,14 @@ async def keep_renewed(
         try:
             async with asyncio.timeout_at(ends):
                 await claim.renew()
-            pause, ends = lease / 3, started + lease
+            pause, unanswered, ends = lease / 3, False, started + lease
         except Exception as error:  # noqa: BLE001 -- a policy of the user's may raise any
             if isinstance(error, DedupError) and not isinstance(error, UnavailableError):
                 # Lost, or the store holds something else by now. Settled or on the way: no concern of ours.
                 over = claim._settling or claim._settled is not None
                 return None if over else claim._lose(outage=False)
+            unanswered = unanswered or started < ends
             if loop.time() >= ends:
-                return claim._lose(outage=True)
+                return claim._lose(outage=unanswered)
             pause = lease / 10
         del claim  # only weakly held while asleep

@@ -1,4 +1,4 @@
-"""fastdedup for synchronous code (Django, Flask, Celery): the same names, outcomes and errors as in `fastdedup`.
+"""fastdedup for synchronous code (Django, Flask, Celery). Errors, outcomes and keys: import them from `fastdedup`.
 
 Make a `fastdedup.sync.Dedup` at module level. It opens when first used, in each process that uses it, so a server may
 fork its workers. All threads may share it, and all greenlets of gevent. Each process has one background thread with

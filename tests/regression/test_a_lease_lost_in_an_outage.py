@@ -93,3 +93,15 @@ async def test_the_error_says_whether_the_store_told(server: RedisServer, outage
             await work(dedup)
         server.thaw()
     assert lost.value.outage is outage
+
+
+async def test_a_loop_that_was_blocked_beyond_the_lease_met_no_outage(server: RedisServer) -> None:
+    async def work(dedup: Dedup) -> None:
+        async with dedup.claim("k", renew=True):
+            time.sleep(LEASE * 1.1)  # noqa: ASYNC251 -- a body that blocks its loop is what is tested
+            await asyncio.Event().wait()
+
+    async with Dedup(server.url, timeout=0.3, lease=LEASE) as dedup:
+        with pytest.raises(ClaimLostError) as lost:
+            await work(dedup)
+    assert not lost.value.outage

@@ -127,7 +127,7 @@ class HeldClaim:
         self.renewed.set()
 
     def _lose(self, *, outage: bool) -> None:
-        assert outage
+        self.outage = outage
         self.lost.set()
 
 
@@ -147,4 +147,5 @@ async def test_a_claim_is_lost_where_the_policy_fails_until_the_lease_is_over() 
     claim = HeldClaim(*[ZeroDivisionError() for _ in range(100)])
     await keep_renewed(lambda: claim, loop, loop.time(), 0.1)
     assert claim.lost.is_set()
+    assert claim.outage
     assert not claim.renewed.is_set()
