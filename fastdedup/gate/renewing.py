@@ -51,17 +51,23 @@ async def keep_renewed(
         claim = held()
         if claim is None:
             return None
+        if started >= ends:  # a renewal that is sent now would hold the key for nobody
+            return None if is_over(claim) else claim._lose(outage=unanswered)
         try:
             async with asyncio.timeout_at(ends):
                 await claim.renew()
             pause, unanswered, ends = lease / 3, False, started + lease
         except Exception as error:  # noqa: BLE001 -- a policy of the user's may raise any
             if isinstance(error, DedupError) and not isinstance(error, UnavailableError):
-                # Lost, or the store holds something else by now. Settled or on the way: no concern of ours.
-                over = claim._settling or claim._settled is not None
-                return None if over else claim._lose(outage=False)
-            unanswered = unanswered or started < ends
+                # Lost, or the store holds something else by now.
+                return None if is_over(claim) else claim._lose(outage=False)
+            unanswered = True
             if loop.time() >= ends:
-                return claim._lose(outage=unanswered)
+                return claim._lose(outage=True)
             pause = lease / 10
         del claim  # only weakly held while asleep
+
+
+def is_over(claim: Renewable) -> bool:
+    """True for a claim that is settled, or about to be."""
+    return claim._settling or claim._settled is not None

@@ -149,3 +149,21 @@ async def test_a_claim_is_lost_where_the_policy_fails_until_the_lease_is_over() 
     assert claim.lost.is_set()
     assert claim.outage
     assert not claim.renewed.is_set()
+
+
+async def test_a_process_that_stood_still_beyond_its_lease_sends_no_renewal_and_calls_it_no_outage() -> None:
+    """It renewed a lease whose body it stopped, and a retry waited for that; the log blamed the store."""
+    loop = asyncio.get_running_loop()
+    claim = HeldClaim()
+    await keep_renewed(lambda: claim, loop, loop.time() - 3.1, 3.0)
+    assert claim.lost.is_set()
+    assert not claim.outage
+    assert not claim.renewed.is_set()
+
+
+async def test_a_claim_that_is_settled_as_its_lease_ends_is_not_lost() -> None:
+    loop = asyncio.get_running_loop()
+    claim = HeldClaim()
+    claim._settling = True
+    await keep_renewed(lambda: claim, loop, loop.time() - 3.1, 3.0)
+    assert not claim.lost.is_set()
