@@ -105,7 +105,7 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
 
     Args:
         kafka: an AIOKafkaConsumer with a group, enable_auto_commit=False and no deserializers.
-        dedup: the gate, open by the time it runs; None where an inbox decides alone.
+        dedup: the gate, open before the consumer runs; None where an inbox decides alone.
         key: a function of the record: `header("message-id")`, `offset`, or your own.
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the record.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.

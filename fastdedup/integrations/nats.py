@@ -95,7 +95,7 @@ class Consumer(PullingConsumer[Msg]):
 
     Args:
         subscription: of `js.pull_subscribe`.
-        dedup: the gate, open by the time it runs; None where an inbox decides alone.
+        dedup: the gate, open before the consumer runs; None where an inbox decides alone.
         key: a function of the message: `message_id`, `header("order-id")`, `sequence`, or your own.
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.

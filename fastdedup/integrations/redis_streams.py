@@ -101,7 +101,7 @@ class Consumer(PullingConsumer[StreamEntry]):
     Args:
         redis: a redis.asyncio client; the consumer takes up to five connections of its pool at once, a long read
             one of them.
-        dedup: the gate, open by the time it runs; None where an inbox decides alone.
+        dedup: the gate, open before the consumer runs; None where an inbox decides alone.
         stream: the stream's name.
         group: the group's name; the group exists.
         key: a function of the entry: `field("id")`, `entry_id`, or your own.

@@ -269,6 +269,20 @@ async def test_attempts_of_consumers_that_died_count(redis_url: str, events: lis
         assert consumer.runs == []
 
 
+async def test_a_release_of_the_same_record_elsewhere_spends_an_attempt(
+    redis_url: str, events: list[Event]
+) -> None:
+    """As of an endpoint that claims the consumer's record; `docs/recipes/migration.md`."""
+    async with opened(redis_url, events) as dedup:
+        consumer = Consumer(dedup, attempts=2)
+        for _ in range(2):
+            await (await dedup.claim(gate_key("orders", "order-7"))).release()
+        decision = await consumer.get()
+        assert told(decision) == (Action.DEAD_LETTER, Reason.EXHAUSTED)
+        assert "somebody else has claimed and released its key" in str(decision.error)
+        assert not consumer.runs
+
+
 async def test_another_message_with_the_same_key_is_dead_lettered(
     redis_url: str, events: list[Event]
 ) -> None:

@@ -31,7 +31,7 @@ class DedupMiddleware:
     application, so that a wrong setup is found before the first message.
 
     Args:
-        dedup: the gate, open by the time it runs; None where an inbox decides alone.
+        dedup: the gate, opened by `lifespan` unless it is open; None where an inbox decides alone.
         key: a function of FastStream's message: `message_id`, `offset`, `header("order-id")`, `body`, or your own.
         inbox: decides in the handler's own transaction, which a parameter `session: Transaction` gets. An inbox is
             one consumer, so the middleware then guards one subscriber: put others on routers with their own.

@@ -51,7 +51,7 @@ class Consumer(ConsumerLife):
 
     Args:
         queue: an aio-pika queue; on a robust connection the consumer goes on after the connection was lost.
-        dedup: the gate, open by the time it runs; None where an inbox decides alone.
+        dedup: the gate, open before the consumer runs; None where an inbox decides alone.
         key: a function of the message: `message_id`, `header("order-id")`, or your own.
         inbox: decides in the handler's own transaction; the handler is called with the transaction and the message.
         begin: begins a transaction, such as `Session.begin`; by default the inbox's.
