@@ -7,6 +7,7 @@ for the reader. To add a folder, give it a floor in `FLOORS`.
 from __future__ import annotations
 
 import ast
+import subprocess
 import tomllib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -261,6 +262,13 @@ def test_the_checks_see_what_they_shall_see() -> None:
         floor_of("utils")
     risky = "async def f():\n try:\n  await a\n except E:\n  await b\n finally:\n  await c\n"
     assert [*awaits_while_an_error_is_handled(ast.parse(risky))] == [5, 7]
+
+
+def test_the_top_level_holds_what_belongs_there() -> None:
+    """A server that is started by hand in the checkout writes its files here, and `git add` takes them along."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    folders = {path.split("/")[0] for path in listed.splitlines() if "/" in path}
+    assert folders == {".ci", ".github", "bench", "docs", "fastdedup", "lua", "tests"}
 
 
 def test_the_tests_that_measure_no_coverage_are_there() -> None:
