@@ -420,9 +420,16 @@ class Connection:
             counters = GateCounters()
             self.count_for(counters)
             self.watchers.counters = counters
+            for namespace in self.recent.namespaces():
+                counters.expect(namespace)
             for namespace in self._with_ledgers:
                 counters.expect(namespace, "first")
         return self.watchers.counters
+
+    def expect(self, namespace: str) -> None:
+        """Take note that a namespace may be used, for its figures; `recent` knows it as long as it lives."""
+        if self.watchers.counters is not None:
+            self.watchers.counters.expect(namespace)
 
     def expect_ids(self, namespace: str) -> None:
         """Take note that a namespace has a ledger, for the figures of its ids."""

@@ -59,6 +59,8 @@ _FAULTS: Final[dict[type[BaseException], str]] = {
 }
 _VERBS: Final = {Verb.READ: "get", Verb.SETTLE_REMEMBERED: "complete", Verb.CLAIM_REMEMBERED: "claim"}
 """Verbs whose operations have another name for users."""
+_EXPECTED: Final = ("claim", "complete", "lock", "redeem", "consume")
+"""Verbs by which users meet an outage first."""
 _CLAIMS: Final = frozenset({"lock", "redeem", "consume"})
 """Verbs of which the policy is asked as of claims."""
 OTHERS: Final = "(others)"
@@ -144,11 +146,11 @@ class GateCounters:
         return self.operations[self.label(namespace), verb]
 
     def expect(self, namespace: str, *verbs: str) -> None:
-        """Let what may befall a namespace's operations, by default its claims, stand at 0 before there is one.
+        """Let what may befall a namespace's operations stand at 0 before there is one.
 
         The rate of a series that is born with its first event does not show that event.
         """
-        for verb in verbs or ("claim", "complete"):
+        for verb in verbs or _EXPECTED:
             self.outcomes(namespace, verb)
 
     def label(self, namespace: str) -> str:

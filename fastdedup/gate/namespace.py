@@ -73,6 +73,8 @@ class Namespace:
             self.draw_owner, self.draw_traced = noted.draw, noted.draw_traced
         self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
         self._shared = SharedTable() if passing else connection.recent.shared(settings.namespace)
+        if not passing:
+            connection.expect(settings.namespace)
         self.recent = self._shared.table
         """Recent successes by key; empty but in a storm."""
 

@@ -84,6 +84,11 @@ class RecentSuccesses:
         with self._lock:  # threads may make scopes of one gate
             return self._tables.setdefault(namespace, SharedTable())
 
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have a gate."""
+        with self._lock:
+            return [*self._tables]
+
     def forget_all(self) -> None:
         """Forget every success, of all gates."""
         for shared in list(self._tables.values()):

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..gateway import Dedup
 from ..web.policy import PublishedPolicy, docs_at
+from ..web.record_keys import SCOPE
 from ..web.rules import declared, make_rules
 from .guard import Guard
 from .guarded import GuardedApp, claim_of
@@ -35,6 +36,7 @@ class EndpointGate:
         self._settings = settings
         rules = make_rules([_ANY], settings)  # so that mistakes show where they are made
         GuardedApp(_nothing, dedup)
+        self._web_keys = dedup.scoped(SCOPE)  # kept: its figures then stand at 0 before the first request
         self._docs = PublishedPolicy(rules, dedup.settings, docs).docs
         # Mutable: the guards by route; an application has a fixed number of routes.
         self._guards: dict[str, Guard] = {}

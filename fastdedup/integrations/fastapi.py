@@ -19,6 +19,7 @@ from ..web.fingerprints import json_fingerprint
 from ..web.forms import FIELD, HEADER, FormRefused, Refusal
 from ..web.header import NAME, parse
 from ..web.policy import docs_at, rule_facts
+from ..web.record_keys import SCOPE
 from ..web.request import EVERYONE, RequestTooLarge, Shared, name_of_caller
 from ..web.request import everyone as everybody
 from ..web.response import Response
@@ -94,6 +95,8 @@ class Idempotency:
             raise ConfigError(f"Idempotency(app, dedup) takes a fastdedup.Dedup, got {dedup!r}")
         self.app = app
         self.dedup = dedup
+        self.web_keys = dedup.scoped(SCOPE)
+        """Made at once, and kept: its figures then stand at 0 before the first request."""
         self.docs = docs or app.docs_url
         self.max_request = max_request
         self.lifespan = Lifespan(dedup)

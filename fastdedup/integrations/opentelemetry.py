@@ -263,7 +263,7 @@ def instrument(
 
 
 def _attach(connection: Connection, spans: Spans) -> None:
-    connection.count().expect(connection.name)
+    connection.count()
     connection.watchers.tracing = spans
     connection.watchers.context, connection.watchers.span_key = spans.quick_look
 

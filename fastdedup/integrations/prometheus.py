@@ -95,8 +95,7 @@ def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCol
 
 def count(dedup: Dedup) -> None:
     """Count what a gate does from now on."""
-    namespace = dedup._namespace
-    namespace.connection.count().expect(namespace.settings.namespace)
+    dedup._namespace.connection.count()
 
 
 def watched_gate(dedup: Dedup) -> WatchedGate:

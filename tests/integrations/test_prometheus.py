@@ -9,13 +9,20 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from flask import Flask
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, LocalLRU, UnavailableError, UsageError
 from fastdedup.events import Conflict, ConsumerPaused, DeadLettered, GateBypassed, UndoOverflow
 from fastdedup.gate.counters import MAX_NAMESPACES, OTHERS
+from fastdedup.integrations import starlette
+from fastdedup.integrations.asgi import IdempotencyMiddleware, everyone
+from fastdedup.integrations.fastapi import Idempotency
+from fastdedup.integrations.flask import FastDedup
 from fastdedup.integrations.prometheus import watch
+from fastdedup.integrations.wsgi import IdempotencyMiddleware as WsgiMiddleware
 from fastdedup.messages.decisions import Counts, Reason
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.metrics import Exposition
@@ -206,7 +213,8 @@ async def test_an_outage_shows_in_the_figures(shown: Shown, wait_until: WaitUnti
 async def test_the_figures_of_an_outage_stand_at_0_before_it(shown: Shown) -> None:
     """Else its first events make no rate: a series that is born at 9 has grown by nothing, by Prometheus' rules."""
     dedup = Dedup("memory://", namespace="shop")
-    dedup.scoped("mail").ledger("early", window=60, capacity=100)
+    mail = dedup.scoped("mail")
+    mail.ledger("early", window=60, capacity=100)
     watch(dedup, registry=shown.registry)
     sms = dedup.scoped("sms")
     sms.ledger("late", window=60, capacity=100)
@@ -217,15 +225,50 @@ async def test_the_figures_of_an_outage_stand_at_0_before_it(shown: Shown) -> No
     refused = TOTAL + '{{namespace="{}",outcome="unavailable",verb="{}"}}'
     degraded = 'fastdedup_degraded_total{{answered="{}",namespace="{}",verb="{}"}}'
     before = zeros()
-    assert {refused.format("shop", verb) for verb in ("claim", "complete")} <= before
+    verbs = ("claim", "complete", "lock", "redeem", "consume")
+    assert {
+        refused.format(name, verb) for name in ("shop", "shop:mail", "shop:sms") for verb in verbs
+    } <= before
     assert {degraded.format(said, "shop", "claim") for said in ("yes", "no")} <= before
     assert {refused.format(f"shop:{name}", "first") for name in ("mail", "sms")} <= before
     assert {degraded.format("no", f"shop:{name}", "first") for name in ("mail", "sms")} <= before
     assert 'fastdedup_shortfalls_total{namespace="shop"}' in before
-    async with dedup, sms.lock("door"):
-        pass
-    assert refused.format("shop:sms", "lock") in zeros()
-    assert degraded.format("no", "shop:sms", "claim") in zeros(), "as the policy is asked for a lock"
+    assert degraded.format("no", "shop:sms", "claim") in before, "as the policy is asked for a lock"
+    async with dedup:
+        await sms.get("k")
+    assert refused.format("shop:sms", "get") in zeros(), (
+        "a verb that nobody expected stands at 0 once it is used"
+    )
+
+
+async def _nothing(*args: Any) -> None:
+    """An application that answers nothing, and an endpoint that is not called."""
+
+
+@pytest.mark.parametrize("watched", ["before", "after"])
+@pytest.mark.parametrize(
+    "integrate",
+    [
+        lambda dedup: IdempotencyMiddleware(_nothing, dedup, principal=everyone),
+        lambda dedup: Idempotency(FastAPI(), dedup),
+        lambda dedup: starlette.idempotent(dedup, principal=everyone)(_nothing),
+        lambda dedup: WsgiMiddleware(lambda environ, start_response: [], dedup, principal=everyone),
+        lambda dedup: [app := Flask("shop"), FastDedup(app, dedup)],
+    ],
+    ids=["asgi", "fastapi", "starlette", "wsgi", "flask"],
+)
+def test_the_first_refused_web_request_is_seen(
+    integrate: Callable[[Any], object], watched: str, shown: Shown, request: pytest.FixtureRequest
+) -> None:
+    """Of a service that starts in an outage, too: the figures of its web keys are there before a request."""
+    kind = SyncDedup if request.node.callspec.id.partition("-")[0] in ("wsgi", "flask") else Dedup
+    dedup = kind("memory://", namespace="shop")
+    if watched == "before":
+        watch(dedup, registry=shown.registry)
+    integration = integrate(dedup)
+    watch(dedup, registry=shown.registry)
+    assert f'{TOTAL}{{namespace="shop:http",outcome="unavailable",verb="claim"}} 0.0' in shown.text
+    del integration
 
 
 async def test_a_journal_is_shown_under_the_gate_whose_policy_keeps_it(shown: Shown) -> None:

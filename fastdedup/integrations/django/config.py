@@ -19,6 +19,7 @@ from django.utils.module_loading import import_string
 from ...errors import ConfigError, DedupError
 from ...sync import Dedup
 from ...web.forms import FIELD
+from ...web.record_keys import SCOPE
 from ...web.rules import Rule, make_rules
 
 _EXAMPLE = 'FASTDEDUP = {"url": "redis://localhost:6379/0", "namespace": "shop"}'
@@ -47,9 +48,11 @@ class Http:
 
 
 _lock = threading.Lock()
-# Mutable: the `Dedup`, and whether it was made here, from keyword arguments.
+# Mutable: the `Dedup`, whether it was made here, from keyword arguments, and its scope of web keys: the figures of
+# that stand at 0 before the first request.
 _dedup: Dedup | None = None
 _ours = False
+_web_keys: Dedup | None = None
 
 
 def gate() -> Dedup:
@@ -99,11 +102,13 @@ def within_limits(rule: Rule) -> Rule:
 
 
 def _make_once() -> Dedup:
-    global _dedup, _ours
+    global _dedup, _ours, _web_keys
     with _lock:
         if _dedup is None:
             given = function(getattr(settings, "FASTDEDUP", None), "settings.FASTDEDUP")
-            _dedup, _ours = _made_of(given), isinstance(given, dict)
+            made = _made_of(given)
+            _web_keys = made.scoped(SCOPE)
+            _dedup, _ours = made, isinstance(given, dict)
         return _dedup
 
 

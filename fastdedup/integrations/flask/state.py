@@ -11,6 +11,7 @@ import flask
 from ...errors import ConfigError
 from ...sync import Dedup
 from ...web.policy import PublishedPolicy, docs_at
+from ...web.record_keys import SCOPE
 from ...web.rules import Rule
 from ..wsgi import WsgiGuard
 from ..wsgi_request import mount_of
@@ -45,6 +46,11 @@ class AppState:
     """Mutable: the guards by view and route, each made at its first request."""
     policy: PublishedPolicy | None = None
     """Mutable: the policy of all views, made when it is first asked for."""
+    web_keys: Dedup = dataclasses.field(init=False)
+    """Made at once, and kept: its figures then stand at 0 before the first request."""
+
+    def __post_init__(self) -> None:
+        self.web_keys = self.dedup.scoped(SCOPE)
 
     def docs_at(self, environ: WSGIEnvironment) -> str | None:
         """Return the policy's address: a path of this application's is below its mount."""
