@@ -11,6 +11,8 @@ from .errors import ConfigError
 Seconds = float | timedelta
 """A length of time: a number of seconds, or a timedelta."""
 MAX_SECONDS = 10 * 365 * 86_400.0
+MOST_REASON = 256
+"""The characters that the reason of an operator may have, who forgets a record or lists some."""
 _NOISE = 1e-6
 """Milliseconds by which a float may be above its decimal value: 16.1 s must not become 16,101 ms."""
 

@@ -39,7 +39,7 @@ class Inspected:
         """
         why = check_reason(reason)
         heard = partial(self._tell_forgotten, kind, why)
-        return await inspection.forget(self._namespace, key, kind, digest=digest, heard=heard)
+        return await inspection.forget(self._namespace, key, kind, digest=digest, reason=why, heard=heard)
 
     def _tell_forgotten(self, kind: RecordKind, reason: str, key: str, found: bool | None) -> None:
         tell_forgotten(self._namespace, kind, key, found, reason)
@@ -87,6 +87,7 @@ class Inspected:
             limit=limit,
             within=within,
             cursor=cursor,
+            reason=why,
         )
         tell_listed(self._namespace, prefix, len(found.records), why)
         return found

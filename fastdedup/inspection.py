@@ -75,6 +75,7 @@ async def forget(
     kind: RecordKind,
     *,
     digest: bool,
+    reason: str,
     heard: Callable[[str, bool | None], None],
 ) -> bool:
     """Remove a record, and report the key and what became of it to `heard`. Errors as of `Dedup.forget`."""
@@ -82,7 +83,7 @@ async def forget(
     name = _shown(wire, key, kind)
     found: bool | None = None
     try:
-        found = await namespace.ask.run(ForgetOp(wire)) == Code.OK
+        found = await namespace.ask.run(ForgetOp(wire, reason)) == Code.OK
     finally:
         # Also where the answer is lost: it may have taken effect.
         if digest:
@@ -103,9 +104,10 @@ async def listing(
     limit: int,
     within: Seconds,
     cursor: str | None,
+    reason: str,
 ) -> Listing:
     """Return some of the records, within a budget. See `Dedup.records`."""
-    query = _query(namespace, kind, prefix)
+    query = _query(namespace, kind, prefix, reason)
     least, ends = check_seconds(older, "older", least=0.0), monotonic() + check_seconds(within, "within")
     check_count(limit, "limit")
     namespace.connection.running_engine()  # raises where it is not open
@@ -147,7 +149,7 @@ def state_of(name: Any) -> State:
         ) from None
 
 
-def _query(namespace: Namespace, kind: RecordKind | None, prefix: str) -> Query:
+def _query(namespace: Namespace, kind: RecordKind | None, prefix: str, reason: str) -> Query:
     if kind is not None and kind not in LISTED:
         raise ConfigError(
             f"kind must be one of {', '.join(LISTED)}, or None for all of these, got {shown(kind)}"
@@ -158,13 +160,13 @@ def _query(namespace: Namespace, kind: RecordKind | None, prefix: str) -> Query:
     except UnicodeEncodeError as error:
         raise InvalidKeyError(f"prefix must be text that UTF-8 can encode: {error.reason}") from None
     names = LISTED if kind is None else (kind,)
-    return Query(namespace.settings.namespace, tuple(KINDS[name] for name in names), prefix)
+    return Query(namespace.settings.namespace, tuple(KINDS[name] for name in names), prefix, reason)
 
 
 def _records_of(namespace: Namespace, query: Query, page: Page) -> list[Record]:
     records = []
     for wire, stored in page.found:
-        found = found_in(wire, *query)
+        found = found_in(wire, query.namespace, query.kinds, query.prefix)
         if found is not None and stored.state != "M":
             kind: Any = found.kind.name.lower()
             records.append(namespace.record(found.key, stored, kind, page.now_us))

@@ -269,19 +269,20 @@ class Ledger:
         why, data = check_reason(reason), self._bytes_of(id)
         shown_id = f"{self.name}/{data.decode(errors='backslashreplace')}"
         try:
-            found = await self._forget(data)
+            found = await self._forget(data, why)
         except BaseException:  # it may have taken effect
             tell_forgotten(self._namespace, "id", shown_id, None, why)
             raise
         tell_forgotten(self._namespace, "id", shown_id, found, why)
         return found
 
-    async def _forget(self, data: bytes) -> bool:
+    async def _forget(self, data: bytes, reason: str) -> bool:
         for _ in range(_TRIES):
             view = await self._present_view()
-            reply = await self._namespace.ask.run(ForgetIdOp(*view.addresses.find(data), view.terms, data))
+            op = ForgetIdOp(*view.addresses.find(data), view.terms, data, reason)
+            reply = await self._namespace.ask.run(op)
             if view.former is not None and reply is Code.ABSENT:
-                reply = await former_ids.forget(self._namespace, view.former, data)
+                reply = await former_ids.forget(self._namespace, view.former, data, reason)
             if reply is Code.OK or reply is Code.ABSENT:
                 return reply is Code.OK
             self._judge(reply)

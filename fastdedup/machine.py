@@ -110,7 +110,7 @@ class StateMachine:
         why, wire, namespace = check_reason(reason), self._wire(id), self._namespace
         found: bool | None = None
         try:
-            found = await namespace.ask.run(ForgetOp(wire)) == Code.OK
+            found = await namespace.ask.run(ForgetOp(wire, why)) == Code.OK
         finally:
             tell_forgotten(namespace, "machine", f"{self.name}/{id}", found, why)
         return found

@@ -6,14 +6,13 @@ import getpass
 import os
 import socket
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
+from ..checks import MOST_REASON
 from ..errors import ConfigError
 from ..events import KeyForgotten, RecordsListed
 from .holder import holder_name
 from .namespace import Namespace
-
-MOST_REASON: Final = 256
 
 
 def check_reason(reason: Any) -> str:

@@ -50,9 +50,9 @@ async def seen(namespace: Namespace, former: FormerView, id: bytes) -> Reply:
     return await namespace.ask.run(SeenOp(*former.addresses.find(id), former.terms, id))
 
 
-async def forget(namespace: Namespace, former: FormerView, id: bytes) -> Reply:
+async def forget(namespace: Namespace, former: FormerView, id: bytes, reason: str) -> Reply:
     """Remove an id: OK or ABSENT; or why not."""
-    return await namespace.ask.run(ForgetIdOp(*former.addresses.find(id), former.terms, id))
+    return await namespace.ask.run(ForgetIdOp(*former.addresses.find(id), former.terms, id, reason))
 
 
 async def _ask(namespace: Namespace, ops: Sequence[FirstOp]) -> list[Reply]:

@@ -137,6 +137,12 @@ def names_of(wire: bytes) -> tuple[str, str]:
     return namespace.decode(), key.decode(errors="replace") if mark in _READABLE_MARKS else "#" + key.hex()
 
 
+def ledger_of(wire: bytes) -> tuple[str, str]:
+    """Return the namespace and the ledger's name of a bucket's store key."""
+    namespace, _, bucket = wire.partition(b":~")
+    return namespace.decode(), bucket.partition(b"{")[0].decode()
+
+
 class FoundKey(NamedTuple):
     """A key of one namespace, as its store key tells it; "#" and a digest where that is all that is known."""
 

@@ -132,19 +132,30 @@ class SeenOp(Op):
 
 
 class ForgetIdOp(Op):
-    """Remove an id: OK, ABSENT or STALE. `entry`: the digest; with a nonce only what that call has remembered."""
+    """Remove an id: OK, ABSENT or STALE. `entry`: the digest; with a nonce only what that call has remembered.
+
+    `reason`: see `ForgetOp`.
+    """
 
     verb = Verb.FORGET_ID
-    __slots__ = ("entry", "id", "terms", "until_ms")
+    __slots__ = ("entry", "id", "reason", "terms", "until_ms")
 
-    def __init__(self, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes = b"") -> None:
+    def __init__(
+        self, wire: bytes, entry: bytes, terms: LedgerTerms, id: bytes = b"", reason: str = ""
+    ) -> None:
         self.wire = wire
         self.witness = None
+        self.reason = reason
         self.entry = entry
         self.terms = terms
         self.id = id
         # What a call has remembered is taken back where it lies, whatever became of the ledger since.
-        self.until_ms = terms.until_ms if len(entry) == terms.width else FOREVER_MS
+        self.until_ms = FOREVER_MS if self.takes_back else terms.until_ms
+
+    @property
+    def takes_back(self) -> bool:
+        """True where it removes what one call has remembered, and nobody has asked for that."""
+        return len(self.entry) > self.terms.width
 
     @property
     def place(self) -> bytes:

@@ -310,14 +310,15 @@ class ReadOp(Op):
 
 
 class ForgetOp(Op):
-    """Remove a record, without asking for its owner."""
+    """Remove a record, without asking for its owner. `reason`: of who asks for it, for a sidecar's log."""
 
     verb = Verb.FORGET
-    __slots__ = ()
+    __slots__ = ("reason",)
 
-    def __init__(self, wire: bytes) -> None:
+    def __init__(self, wire: bytes, reason: str = "") -> None:
         self.wire = wire
         self.witness = None
+        self.reason = reason
 
 
 class Holding(NamedTuple):

@@ -84,7 +84,7 @@ class ServedLedger:
             data = self._ledger._bytes_of(id)
             found: bool | None = None
             try:
-                found = await self._ledger._forget(data)
+                found = await self._ledger._forget(data, "")
             finally:
                 heard(f"{self.name}/{data.decode(errors='backslashreplace')}", found)
             return found

@@ -192,7 +192,7 @@ async def forget(
         result = "unknown" if found is None else "forgotten" if found else "absent"
         namespaces.audit(name, listed, result, transport, kind=kind, reason=why)
 
-    return await inspection.forget(dedup._namespace, key, kind, digest=digest, heard=heard)
+    return await inspection.forget(dedup._namespace, key, kind, digest=digest, reason=why, heard=heard)
 
 
 def id_audit(namespaces: Namespaces, name: str, transport: Any) -> Callable[[str, bool | None], None]:
@@ -246,6 +246,7 @@ async def records(
         limit=wanted.limit,
         within=wanted.within / 1000,
         cursor=wanted.cursor,
+        reason=why,
     )
     count = f"{len(found.records)} records"
     namespaces.audit(dedup.settings.namespace, wanted.prefix, count, transport, kind=LISTED, reason=why)

@@ -222,11 +222,12 @@ class ClockComparingStore(Protocol):
 
 
 class Query(NamedTuple):
-    """Which records to list: of a namespace, of some kinds, whose readable keys begin with a prefix."""
+    """Which records to list: of a namespace, of some kinds, whose readable keys begin with a prefix; and why."""
 
     namespace: str
     kinds: tuple[Kind, ...]
     prefix: str
+    reason: str = ""
 
 
 class Page(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
@@ -120,6 +121,34 @@ def test_every_kind_is_shown_and_forgotten(sidecar: Sidecar) -> None:
     ]
     assert ("token", shown["key"], "forgotten", "ticket 8") in told
     assert ("id", "orders/id-1", "forgotten", None) in told
+
+
+async def test_a_store_of_the_sidecar_tells_who_forgot_and_why(sidecar: Sidecar) -> None:
+    """As the other ways to forget do; its take-backs, which nobody asked for, are no lines."""
+    async with Dedup(f"sidecar://{sidecar.path}", namespace="shop", timeout=5.0) as dedup:
+        await dedup.claim("why:1")
+        ledger = dedup.ledger("why", window=60.0, capacity=1000)
+        await ledger.first("id-1")
+        await asyncio.gather(
+            dedup.forget("why:1", reason="ticket 9\nand a line"),
+            dedup.forget("why:2"),
+            dedup.machine("m", initial="new", transitions={"new": ()}).forget("42", reason="ticket 10"),
+        )
+        await ledger.forget("id-1", reason="ticket 11")
+        await dedup.records(prefix="why:", reason="ticket 12")
+    told = {
+        (line.get("kind", "claim"), line["key"], line["result"], line.get("reason"))
+        for line in lines(sidecar, "a key was forgotten")
+    }
+    assert told >= {
+        ("claim", "why:1", "forgotten", "ticket 9\nand a line"),
+        ("claim", "why:2", "absent", None),
+        ("claim", "m/42", "absent", "ticket 10"),
+        ("id", "why/id-1", "forgotten", "ticket 11"),
+    }
+    assert [line["reason"] for line in lines(sidecar, "records were listed") if line["prefix"] == "why:"] == [
+        "ticket 12"
+    ]
 
 
 async def test_a_store_of_the_sidecar_lists_and_shows_machines(sidecar: Sidecar) -> None:

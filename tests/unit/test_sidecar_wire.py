@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import hiredis
 import pytest
 from hypothesis import given
@@ -52,11 +54,13 @@ from fastdedup.stores.sidecar.wire import (
     MAX_OPERATIONS,
     OF_IDS,
     UNSURE,
+    WHY,
     Fill,
     Present,
     encode,
     ids_of,
     read,
+    with_reasons,
 )
 
 OWNER = b"\0" + b"0123456789"
@@ -371,3 +375,20 @@ def test_a_command_that_was_executed_is_marked_before_it_goes_out_again() -> Non
     with pytest.raises(ConnectionError):
         store._answers(parcels, [[1, 2, 0, b"b", 1, 0], hiredis.ReplyError("UNAVAILABLE 1 leaving")])
     assert (executed.unsure, refused.unsure) == (True, False)
+
+
+def test_reasons_stand_before_the_arguments() -> None:
+    removals = BATCHES[[ops[0].verb for ops in BATCHES].index(Verb.FORGET_ID)]
+    for ops in ([ForgetOp(b"t:=a"), ForgetOp(b"t:=b", "ticket ü")], [*removals]):
+        cast(Any, ops[-1]).reason = "ticket ü"
+        args = with_reasons(ops, FACES[ops[0].verb].pack(ops) + ids(ops[0].verb, ops))
+        sent = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in args]
+        found = unpack(ops[0].verb, [op.wire for op in ops], sent)
+        assert [facts(op) for op in found] == [facts(op) for op in ops]
+    assert with_reasons([ForgetOp(b"t:=a")], []) == [], "a sidecar of version 0.1.0 takes no more than this"
+
+
+@pytest.mark.parametrize("reasons", [[b"a"], [b"a", b"\xff"], [b"a", b"x" * 257]])
+def test_reasons_that_cannot_be_used_are_refused(reasons: list[bytes]) -> None:
+    with pytest.raises(ConfigError, match="malformed"):
+        unpack(Verb.FORGET, [b"t:=a", b"t:=b"], [WHY, *reasons])

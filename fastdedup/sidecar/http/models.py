@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from ...checks import MAX_SECONDS
-from ...gate.audit import MOST_REASON
+from ...checks import MAX_SECONDS, MOST_REASON
 from ...model import Outcome, RecordKind, State
 from ...protocol.keyspace import MAX_KEY_BYTES
 from ...protocol.ledger_ids import MAX_ID

@@ -16,15 +16,17 @@ from typing import Any, Final, Protocol, cast
 
 from ...codec import check_size
 from ...errors import ConfigError, ForeignRecordError, ResultTooLargeError, UnavailableError
+from ...gate.audit import check_reason
 from ...gate.counters import BOUNDS, outcome_of
 from ...gateway import Dedup
 from ...inspection import KINDS, LISTED
-from ...protocol.keyspace import check_wire, names_of, start_beside
-from ...protocol.ledgers import LedgerTerms
+from ...protocol.keyspace import check_wire, ledger_of, names_of, start_beside
+from ...protocol.ledgers import ForgetIdOp, LedgerTerms
 from ...protocol.operations import (
     AdoptOp,
     ClaimOp,
     Code,
+    ForgetOp,
     Op,
     RefusedAlone,
     ReleaseOp,
@@ -164,10 +166,15 @@ class Run(Slot):
             cells[cell] += count
             cells[-1] += count * took
 
-    def audit(self, op: Op, reply: Reply) -> None:
-        """Report a key that was forgotten."""
+    def audit(self, op: ForgetOp | ForgetIdOp, reply: Reply) -> None:
+        """Report a key, or an id of a ledger, that was forgotten."""
         result = {Code.OK: "forgotten", Code.ABSENT: "absent"}.get(cast(Code, reply), "unknown")
-        self._connection.namespaces.audit(*names_of(op.wire), result, self._connection.transport)
+        name, key, kind = *names_of(op.wire), "claim"
+        if isinstance(op, ForgetIdOp):
+            name, ledger = ledger_of(op.wire)
+            key, kind = f"{ledger}/{op.id.decode(errors='backslashreplace')}", "id"
+        namespaces, transport = self._connection.namespaces, self._connection.transport
+        namespaces.audit(name, key, result, transport, kind=kind, reason=op.reason)
 
     def fail(self, fault: Exception) -> None:
         """Reply with an error for the whole batch: a fault, unlike an outage, is not one operation's."""
@@ -233,6 +240,8 @@ class Place:
             return
         if op.verb is Verb.FORGET:
             namespace.forgot(op)
+            self._run.audit(cast(ForgetOp, op), reply)
+        elif isinstance(op, ForgetIdOp) and not op.takes_back and reply is not Code.STALE:
             self._run.audit(op, reply)
         if type(reply) is Verdict and hasattr(reply, "present") and trace_of(cast(ClaimOp, op).owner):
             self._run.tell_present(self._place, reply.present)
@@ -355,12 +364,13 @@ def eviction(connection: RespConnection, command: list[bytes]) -> Slot:
 
 
 def page(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.PAGE namespace kinds prefix cursor count`: some records, as `ListedStore.page` returns them.
+    """`FD.PAGE namespace kinds prefix cursor count [reason]`: some records, as `ListedStore.page` returns them.
 
     `kinds`: names, with commas. The reply: cursor, keys looked at, time in µs, store keys, and their records.
     """
     check_count(command, 6)
     name, kinds, prefix, cursor = (text_of("FD.PAGE", part) for part in command[1:5])
+    why = check_reason(text_of("FD.PAGE", command[6]) if len(command) > 6 else None)
     dedup, namespaces = connection.namespaces.passing(name.encode()), connection.namespaces
     namespaces.access.admit("list")
 
@@ -371,7 +381,8 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
         wanted = tuple(KINDS[kind] for kind in kinds.split(",") if kind in LISTED)
         count = min(max(number_of("FD.PAGE", command[5], 1), 1), MOST_PAGE)
         found = await backend.page(Query(name, wanted, prefix), cursor, count)
-        namespaces.audit(name, prefix, f"{len(found.found)} records", connection.transport, kind=LISTS)
+        told = f"{len(found.found)} records"
+        namespaces.audit(name, prefix, told, connection.transport, kind=LISTS, reason=why)
         head = [encode_value(value) for value in (found.cursor, found.seen, found.now_us)]
         wires = encode_value([wire for wire, _ in found.found])
         return b"*5\r\n" + b"".join(head) + wires + encode([stored for _, stored in found.found])

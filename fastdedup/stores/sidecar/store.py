@@ -30,7 +30,7 @@ from ..redis.listener import Listener
 from ..redis.reconnect import OnPush, Reconnector
 from ..redis.scripts import pack
 from ..redis.verbs import FACES
-from .wire import OF_IDS, PROTOCOL, UNSURE, Fill, Present, ids_of, read, terms_of
+from .wire import OF_IDS, PROTOCOL, UNSURE, Fill, Present, ids_of, read, terms_of, with_reasons
 
 _FORM = "sidecar:///run/fastdedup/fastdedup.sock"
 _LONGEST_PATH = 107
@@ -61,6 +61,8 @@ class SidecarStore:
         self._listener = SidecarListener(self._dial, timeout)
         # Mutable: how many bytes a command may have; the sidecar's last word.
         self._frame = _DEFAULT_FRAME
+        # Mutable: whether the sidecar logs why a record is forgotten, or records are listed.
+        self._takes_reasons = False
         # Mutable: how far the clock of the sidecar's store is ahead of this process's monotonic one; 0 is unknown.
         self._ahead_us = 0
 
@@ -152,10 +154,12 @@ class SidecarStore:
     async def page(self, query: Query, cursor: str, count: int) -> Page:
         """List some records of the sidecar's store: see `ListedStore`."""
         kinds = ",".join(kind.name.lower() for kind in query.kinds)
-        command = pack("FD.PAGE", query.namespace, kinds, query.prefix, cursor, count)
         try:
             async with asyncio.timeout(self._timeout * 4):
-                reply = await (await self._reconnector.connected()).send(command)
+                connection = await self._reconnector.connected()
+                why = [query.reason] if query.reason and self._takes_reasons else []
+                page = (query.namespace, kinds, query.prefix, cursor, count)
+                reply = await connection.send(pack("FD.PAGE", *page, *why))
             if isinstance(reply, Exception):
                 raise reply
             following, seen, now_us, wires, records = reply
@@ -197,6 +201,8 @@ class SidecarStore:
         args = FACES[verb].pack(ops)
         if verb in OF_IDS:
             args += ids_of(ops)
+        if self._takes_reasons and verb in UNREPEATED:
+            args = with_reasons(ops, args)
         packed = pack("FD.RUN", verb.value, len(ops), *[op.wire for op in ops], *args)
         if len(packed) <= self._frame:
             return [RunCall(ops, packed)]
@@ -239,7 +245,8 @@ class SidecarStore:
             if isinstance(hello, Exception):
                 raise hello
             self._frame = int(hello[1])
-            if len(hello) > 2 and hello[2]:  # version 0.1.0 tells no time
+            self._takes_reasons = len(hello) > 2  # version 0.1.0 tells no time, and takes none
+            if len(hello) > 2 and hello[2]:
                 self._ahead_us = int(hello[2]) - monotonic_ns() // 1000
         except BaseException:
             connection.abort("not usable")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from ...checks import MAX_SECONDS
+from ...checks import MAX_SECONDS, MOST_REASON
 from ...errors import ConfigError
 from ...protocol.keyspace import start_beside
 from ...protocol.ledger_forms import DENSE_WIDTH, SLOTS, LedgerForm
@@ -28,6 +28,7 @@ from ...protocol.ledgers import (
     WeighOp,
 )
 from ...protocol.operations import (
+    UNREPEATED,
     AdoptOp,
     ClaimOp,
     ForgetOp,
@@ -45,7 +46,7 @@ from ...protocol.operations import (
     terms,
 )
 from ..redis.records import MAX_FENCE, is_state, read_record
-from .wire import OF_IDS
+from .wire import OF_IDS, WHY
 
 Keys = Sequence[bytes]
 Args = Sequence[bytes]
@@ -78,6 +79,11 @@ def unpack(verb: Verb, keys: Keys, args: Args) -> list[Op]:
     """
     try:
         ids: Args = ()
+        reasons: Args = ()
+        if verb in UNREPEATED and args[:1] == [WHY]:
+            reasons, args = args[1 : 1 + len(keys)], args[1 + len(keys) :]
+            if len(reasons) < len(keys):
+                raise ValueError("there must be a reason for each key")
         if verb in OF_IDS:
             if len(args) < len(keys):
                 raise ValueError("there must be an id for each key")
@@ -85,6 +91,8 @@ def unpack(verb: Verb, keys: Keys, args: Args) -> list[Op]:
         ops = list(_UNPACK[verb](keys, args))
         for op, name in zip(ops, ids, strict=False):  # the lengths are compared below
             _take_id(op, name)
+        for op, reason in zip(ops, reasons, strict=False):
+            _take_reason(op, reason)
     except (LookupError, ValueError) as error:
         raise ConfigError(f"FD.RUN {verb}: malformed arguments: {error}") from None
     if len(ops) != len(keys):
@@ -100,6 +108,14 @@ def _take_id(op: Any, id: bytes) -> None:
         op.id = id
     elif id:
         op.key = id.decode()
+
+
+def _take_reason(op: Any, reason: bytes) -> None:
+    """Let an operation know why it is asked for."""
+    text = reason.decode()
+    if len(text) > MOST_REASON:
+        raise ValueError("a reason is too long")
+    op.reason = text
 
 
 def _claims(keys: Keys, args: Args) -> Iterator[Op]:

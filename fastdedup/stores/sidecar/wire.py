@@ -4,7 +4,8 @@
 
 The arguments are those of the verb's script (`lua/<verb>.lua`), packed by the same code; `unpack.py` reads them. The
 key of a bucket is left out where a record's key begins with it. Behind the arguments of a verb of `OF_IDS` stand the
-ids themselves, one for each operation: the sidecar's policy needs them, as another form has other digests.
+ids themselves, one for each operation: the sidecar's policy needs them, as another form has other digests. Where
+somebody said why a record or an id is forgotten, `WHY` and a reason for each operation stand before the arguments.
 
 The reply is an array of runs. A run has the number of operations that it answers, its kind, and its fields: an answer
 to a batch of fresh claims, or of settled ones, is a single run. Unlike a script's reply it also tells what a policy
@@ -37,6 +38,8 @@ PROTOCOL = 2
 """The number that the client sends in `FD.STORE`; a sidecar of another protocol refuses it."""
 MAX_OPERATIONS = 256
 """The operations that one FD.RUN may have."""
+WHY = b"why"
+"""Stands before the reasons of operations; no script has an argument like it. Version 0.1.0 does not know it."""
 MAX_ARGUMENTS = 3 + 14 * MAX_OPERATIONS
 """The arguments that one FD.RUN may have: a key and at most 13 arguments for each operation."""
 OF_IDS = frozenset({Verb.FIRST, Verb.SEEN, Verb.FORGET_ID, Verb.CLAIM_REMEMBERED, Verb.SETTLE_REMEMBERED})
@@ -100,6 +103,12 @@ def terms_of(op: Any) -> LedgerTerms:
     """Return what an operation of `REMEMBERING` knows of its ledger."""
     terms: LedgerTerms = op.terms if op.verb is Verb.FIRST else op.ledger_terms
     return terms
+
+
+def with_reasons(ops: Sequence[Any], args: list[Any]) -> list[Any]:
+    """Return the arguments of operations of `UNREPEATED`, behind their reasons where one has any."""
+    reasons = [op.reason for op in ops]
+    return [WHY, *reasons, *args] if any(reasons) else args
 
 
 # The sidecar's side
