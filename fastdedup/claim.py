@@ -85,6 +85,7 @@ class Claim:
         "_settled",
         "_settling",
         "_stopped_body",
+        "_told_lost",
         "_trace",
         "_unstorable",
         "_unsure",
@@ -96,6 +97,8 @@ class Claim:
     """When the lease ends, in the loop's time, once somebody has asked or renewed."""
     _outage: bool
     """Set where the lease is lost: True where the store has not said so, but did not answer until it ended."""
+    _told_lost: bool
+    """Set once the gate's listeners know that the lease is lost."""
     _trace: object
     """The context of the claim's span; set by whoever traces."""
     _unsure: bool
@@ -302,7 +305,12 @@ class Claim:
         lease_ms = terms.lease_ms if lease is None else milliseconds(lease, "lease")
         keep_ms = terms.keep_ms - terms.lease_ms + lease_ms
         ends = asyncio.get_running_loop().time() + lease_ms / 1000
-        await self._act(RenewOp(self._call.wire, self._call.owner, self.fence, lease_ms, keep_ms))
+        try:
+            await self._act(RenewOp(self._call.wire, self._call.owner, self.fence, lease_ms, keep_ms))
+        except ClaimLostError:
+            if not self._settling and self._settled is None:  # settled meanwhile, it is not lost
+                self._tell_lost()
+            raise
         self._ends = ends
 
     # Settling
@@ -368,7 +376,7 @@ class Claim:
         if tracing is not None and traces and (span := tracing.settling(self, how)) is not None:
             return await traced(tracing, span, self._finish(how, op, until, traces=False))
         self._settled = how
-        pause = _FIRST_PAUSE
+        pause, began = _FIRST_PAUSE, self._namespace.ask.now
         try:
             while True:
                 try:
@@ -378,12 +386,14 @@ class Claim:
                         raise
                     left = self._time_to_settle(until)
                     if left <= 0:
+                        self._namespace.ask.refused(op, error, began)
                         error.unrecorded = not isinstance(error, ShortfallError)
                         raise
                 await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))
                 pause = min(2 * pause, _LONGEST_PAUSE)
         except ClaimLostError:
             self._settled = _LOST
+            self._tell_lost()
             raise
         except asyncio.CancelledError:
             # Of a release no more is asked; a result whose recording was given up may be recorded again.
@@ -416,13 +426,13 @@ class Claim:
                 op = self._remembered_op(op.keep_ms, op.payload)
             op.ledger_terms = call.ledger_terms
         ask = self._namespace.ask
-        since = ask.now
+        since, settles = ask.now, isinstance(op, SettleOp)
         try:  # as in `Ask.run`, which would be a coroutine more
             answer = await ask.begin(op, degraded=self._verdict.degraded)
         except UnavailableError as error:
-            code = ask.counted(op, error, since)
+            code = ask.counted(op, error, since, is_tried_again=settles)
         else:
-            code = ask.counted(op, answer, since)
+            code = ask.counted(op, answer, since, is_tried_again=settles)
         if code == Code.OK:
             return None
         if isinstance(op, RememberedSettleOp) and code != Code.LOST:
@@ -478,11 +488,17 @@ class Claim:
     def _lose(self, *, outage: bool) -> None:
         """Stop the body before another owner starts, as the lease could not be renewed; see `_outage`."""
         self._lost, self._outage = True, outage
-        self._namespace.lease_lost(self.key, self.owner, self.fence, outage=outage)
+        self._tell_lost()
         body = getattr(self, "_body", None)
         if body is not None:
             self._stopped_body = True
             body.cancel()
+
+    def _tell_lost(self) -> None:
+        """Report that the lease is lost, once, whoever found it: a renewal, or what was to settle the claim."""
+        if not getattr(self, "_told_lost", False):
+            self._told_lost = True
+            self._namespace.lease_lost(self.key, self.owner, self.fence, outage=self._lost_in_outage)
 
     def _unbind(self) -> None:
         """The body is over: cancel nobody, and renew no more."""
@@ -549,6 +565,10 @@ class Claim:
     def _hold(self) -> tuple[bytes, bytes]:
         """The store key and the owner field: what settling takes, for whoever keeps no claim object."""
         return self._call.wire, self._call.owner
+
+    def _warn(self, kind: str, text: str, *args: object) -> None:
+        """Log a line of what became of this claim; its key is the first argument. See `Connection.tell`."""
+        self._namespace.connection.tell(kind, text, self.key, *args)
 
     @property
     def _lost_in_outage(self) -> bool:

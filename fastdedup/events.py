@@ -30,7 +30,10 @@ class Degraded:
 
 @dataclass(frozen=True, slots=True)
 class LeaseLost:
-    """A claim's lease could not be renewed: another owner may have the key by now."""
+    """A claim's owner holds its key no longer: a renewal, or what was to settle the claim, has found so.
+
+    It comes once a claim. Another owner may have the key by now, and the work may have been done twice.
+    """
 
     namespace: str
     key: str

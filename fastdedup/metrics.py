@@ -85,14 +85,12 @@ class GateFamilies:
         yield from self._messages()
 
     def _operations(self) -> Iterator[Metric]:
-        counts: Counter[tuple[str, ...]] = Counter()
+        counts: Counter[tuple[str, ...]] = total(counters.zeros() for counters in self._all)
         by_verb: defaultdict[str, Cells] = defaultdict(empty_cells)
         for counters in self._all:
             for namespace, verb, outcome, cells in counters.answers():
                 counts[namespace, verb, outcome] += sum(cells[:-1])  # type: ignore[assignment]
                 by_verb[verb] = added(by_verb[verb], cells)
-        for namespace, verb in self._seen():
-            counts[namespace, verb, "unavailable"] += 0
         labels = ["namespace", "verb", "outcome"]
         yield family(CounterMetricFamily, "operations", "Operations answered.", labels, counts)
         yield histogram("operation_seconds", "From an operation's beginning to its answer.", "verb", by_verb)
@@ -137,7 +135,7 @@ class GateFamilies:
         yield family(CounterMetricFamily, "reconcile_conflicts", "Two owners of one key.", ["kept"], kept)
         yield counter("reconciled", "Records put into the store after an outage.", self._sum("adopted"))
         yield counter("unreplayed", "Records that never got into the store.", self._sum("unreplayed"))
-        yield counter("leases_lost", "Leases that could not be renewed.", self._sum("leases_lost"))
+        yield counter("leases_lost", "Claims whose owner held them no longer.", self._sum("leases_lost"))
         yield counter("clock_skews", "How often a Redis node's clock was off.", self._sum("clock_skews"))
         short = total(counters.shortfalls for counters in self._all)
         for namespace, _ in self._seen():

@@ -120,18 +120,33 @@ class Ask:
         """The time by perf_counter(), where somebody counts."""
         return 0.0 if self._watchers.counters is None else perf_counter()
 
-    def counted(self, op: Op, answer: Reply | BaseException, since: float) -> Reply:
-        """As `verdict`, and count it where somebody wants to know. `since`: `now` when the operation began."""
+    def counted(
+        self, op: Op, answer: Reply | BaseException, since: float, *, is_tried_again: bool = False
+    ) -> Reply:
+        """As `verdict`, and count it where somebody wants to know.
+
+        Args:
+            op: the operation.
+            answer: what came back.
+            since: `now` when the operation began.
+            is_tried_again: where it is refused its caller asks again, and calls `refused` when it gives up.
+        """
         counters = self._watchers.counters
         if counters is None:
             return self.verdict(op, answer)
         try:
             reply = self.verdict(op, answer)
         except Exception as fault:
-            counters.ended(self, op, fault, since)
+            if not (is_tried_again and isinstance(fault, UnavailableError)):
+                counters.ended(self, op, fault, since)
             raise
         counters.ended(self, op, reply, since)
         return reply
+
+    def refused(self, op: Op, error: UnavailableError, since: float) -> None:
+        """Count an operation that was given up, however often it was tried; `since`: `now` when it began."""
+        if self._watchers.counters is not None:
+            self._watchers.counters.ended(self, op, error, since)
 
     async def claim(self, op: ClaimOp) -> Verdict:
         """Make a claim: `begin_claim`, then `claim_verdict`. Where its caller is cancelled it is released."""

@@ -438,6 +438,11 @@ class Connection:
         if self.watchers.counters is not None:
             self.watchers.counters.expect(namespace, "first")
 
+    def tell(self, kind: str, text: str, *args: object) -> None:
+        """Log a line about a single key, where this gate logs by itself: five a minute of a kind, then a count."""
+        if self.incidents is not None:
+            self.incidents.tell(kind, text, *args)
+
     def report(self, event: Event) -> None:
         """Log an event, and hand it to the user's callback. An error of that is logged, and changes no answer."""
         if self.incidents is not None:

@@ -61,6 +61,11 @@ _VERBS: Final = {Verb.READ: "get", Verb.SETTLE_REMEMBERED: "complete", Verb.CLAI
 """Verbs whose operations have another name for users."""
 _EXPECTED: Final = ("claim", "complete", "lock", "redeem", "consume")
 """Verbs by which users meet an outage first."""
+_ANSWERS: Final = {
+    "claim": ("acquired", "succeeded", "failed", "in_progress", "mismatch"),
+    "complete": ("ok", "claim_lost"),
+}
+"""What comes of most operations: these are counted from 0 as well, as `unavailable` is of every verb."""
 _CLAIMS: Final = frozenset({"lock", "redeem", "consume"})
 """Verbs of which the policy is asked as of claims."""
 OTHERS: Final = "(others)"
@@ -224,6 +229,14 @@ class GateCounters:
                 break
             sleep(0)  # another thread was just moving claims, which would be counted twice or not at all
         return found
+
+    def zeros(self) -> dict[tuple[str, ...], int]:
+        """Return 0 for the namespaces, verbs and outcomes that may come of the operations that were seen."""
+        return {
+            (namespace, verb, outcome): 0
+            for namespace, verb in self.seen()
+            for outcome in (*_ANSWERS.get(verb, ()), "unavailable")
+        }
 
     def seen(self) -> set[tuple[str, str]]:
         """Return the namespaces and verbs of all operations so far, and those that are expected."""

@@ -48,7 +48,7 @@ Line = tuple[logging.Logger, str]
 _LINES: dict[type, Line] = {
     LeaseLost: (
         claims_log,
-        "the lease of %(key)r in namespace %(namespace)r could not be renewed (fence %(fence)d): %(why)s",
+        "the lease of %(key)r in namespace %(namespace)r is lost (fence %(fence)d): %(why)s",
     ),
     Conflict: (
         claims_log,
@@ -163,6 +163,11 @@ class Incidents:
         """Take note that the gate cannot be opened as it is set up."""
         if self.may_tell(f"cannot be opened: {reason}", 1):
             log.error("gate %r cannot be opened: %s", self._gate, reason)
+
+    def tell(self, kind: str, text: str, *args: object) -> None:
+        """Log a line about a single key, or count it as one of its kind."""
+        if self.may_tell(kind):
+            claims_log.warning(f"gate %r: {text}", self._gate, *args)
 
     def may_tell(self, kind: str, lines: int = AT_ONCE) -> bool:
         """Count an event of this kind; True where it may have a line of its own."""

@@ -192,7 +192,7 @@ class Namespace:
         return "lock" if self.locks.has(op.wire) else mode.value
 
     def lease_lost(self, key: str, owner: str, fence: int, *, outage: bool) -> None:
-        """Report a lease that could not be renewed; `outage`: the store did not answer until it was over."""
+        """Report a lease that is lost; `outage`: the store did not answer until it was over."""
         self.connection.report(LeaseLost(self.settings.namespace, key, owner, fence, outage))
 
 

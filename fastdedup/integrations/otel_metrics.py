@@ -55,7 +55,7 @@ class Figure(NamedTuple):
 
 def _operations(connection: Connection) -> Values:
     counters = connection.count()
-    counts: dict[Labels, float] = {(*where, "unavailable"): 0 for where in counters.seen()}
+    counts: dict[Labels, float] = {**counters.zeros()}
     for *names, cells in counters.answers():
         counts[tuple(names)] = int(sum(cells[:-1]))
     return counts
@@ -106,7 +106,7 @@ _COUNTERS: Final = (
     ),
     Figure("reconciled", "{key}", "Records put into the store after an outage.", (), _counted("adopted")),
     Figure("unreplayed", "{key}", "Records that never got into the store.", (), _counted("unreplayed")),
-    Figure("leases_lost", "{lease}", "Leases that could not be renewed.", (), _counted("leases_lost")),
+    Figure("leases_lost", "{lease}", "Claims whose owner held them no longer.", (), _counted("leases_lost")),
     Figure(
         "undone",
         "{key}",

@@ -7,7 +7,6 @@ from typing import Final
 
 from ..claim import Claim
 from ..errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError, UsageError
-from ..events import log
 from ..web.answers import Settling
 from ..web.recorder import Marks, Recorder
 from ..web.response import Response
@@ -64,11 +63,8 @@ async def _record_after_all(claim: Claim, how: Settling, response: Response) -> 
     try:
         await record(claim, how, response)
     except DedupError as error:
-        log.warning(
-            "%s: a response was not recorded, so its key may run again once its lease has ended: %s",
-            claim.key,
-            error,
-        )
+        text = "%s: a response was not recorded, so its key may run again once its lease has ended: %s"
+        claim._warn("responses that were not recorded", text, error)
 
 
 async def release(claim: Claim) -> ClaimLostError | None:
@@ -80,5 +76,6 @@ async def release(claim: Claim) -> ClaimLostError | None:
     except ClaimLostError as error:
         return error
     except DedupError as error:
-        log.warning("%s was not released, and is free when its lease ends: %s", claim.key, error)
+        text = "%s was not released, and is free when its lease ends: %s"
+        claim._warn("keys that were not released", text, error)
     return None

@@ -11,7 +11,6 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from ..downstream import enter, leave
 from ..errors import ClaimLostError, DedupError
-from ..events import log
 from ..sync import Claim
 from ..web.answers import Settling
 from ..web.recorder import Marks, Recorder
@@ -111,7 +110,7 @@ class WsgiExchange:
             try:
                 claim._leave(error)
             except DedupError as another:
-                log.warning("%s was not released: %s", claim.key, another)
+                recorder.claim._warn("keys that were not released", "%s was not released: %s", another)
         return isinstance(error, ClaimLostError) and claim.lost
 
     # The response

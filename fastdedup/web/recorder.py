@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from ..claim import Claim
 from ..errors import ClaimLostError, DedupError
-from ..events import log
 from .answers import Settling, lost, settling_of, storable, streams
 from .response import DEGRADED, UNSTORED, Headers, Response
 from .rules import Rule
@@ -120,9 +119,9 @@ class Recorder:
             return False
         if not size and "HEAD" in self.rule.methods:
             return False
-        log.warning(
+        self.claim._warn(
+            "responses that were cut short",
             "%s: a response ended after %d bytes, and its Content-Length is %.20s: it is not kept",
-            self.claim.key,
             size,
             length.decode(),
         )
@@ -152,9 +151,8 @@ class Recorder:
         its handler has run.
         """
         if isinstance(error, ClaimLostError):
-            log.warning("this request's response is dropped: %s", error)
-            return None
-        log.warning("%s was not settled by its response: %s", self.claim.key, error)
+            return None  # the claim has told that it is lost
+        self.claim._warn("responses that did not settle", "%s was not settled by its response: %s", error)
         return self.marks(stored=self.how is _RELEASE)
 
     def refusal(self) -> Response:

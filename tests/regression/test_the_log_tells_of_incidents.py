@@ -128,7 +128,7 @@ async def test_many_events_of_a_kind_are_counted(
     for number in range(100):
         told(LeaseLost("shop", f"order:{number}", "worker-1", 7))
     assert len(lines()) == AT_ONCE
-    assert "the lease of 'order:0' in namespace 'shop' could not be renewed (fence 7)" in lines()[0]
+    assert "the lease of 'order:0' in namespace 'shop' is lost (fence 7)" in lines()[0]
     assert lines()[0].endswith("another owner may have the key by now")
     more = f"gate 'shop': {100 - AT_ONCE} more of this within 0.05 s: lease lost"
     await wait_until(lambda: lines()[AT_ONCE:] == [more], description="the rest is one line")

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from ...claim import Claim
 from ...errors import DedupError
-from ...events import log
 from ...sync import Claim as SyncClaim
 from ...sync.background import BackgroundDedup, Bound
 from ...sync.claim import take_back
@@ -99,7 +98,9 @@ async def settle(bridge: Bridge, hold: Hold) -> Marks | None:
     try:
         return await bridge.run(hold.background, lambda: _settle(hold.recorder), hold.seconds + HOLD)
     except DedupError as error:  # the background thread is stuck or dead; the view has run
-        log.error("%s: this response is not stored: %s", hold.recorder.claim.key, error)
+        hold.recorder.claim._warn(
+            "responses that were not recorded", "%s: its response is not stored: %s", error
+        )
         return hold.recorder.marks(stored=False)
 
 
