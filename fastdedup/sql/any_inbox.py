@@ -56,6 +56,14 @@ class AnyInbox(Generic[B]):
         """
         return self._rules.id_of(key)
 
+    def gate_key(self, key: str) -> str:
+        """Return the key of a message's record in the gate before this inbox: for `get`, `inspect` and `forget`.
+
+        Raises:
+            InvalidKeyError: the key cannot be used.
+        """
+        return self._rules.gate_key(key)
+
     def _beginning(self, begin: B | None) -> B:
         begin = begin or self._begin
         if begin is None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 import shlex
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +11,15 @@ from typing import Any
 import click
 import httpx
 import pytest
+from click.testing import CliRunner
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from fastdedup import FailedError, State
+from fastdedup import Dedup, FailedError, State, business_key
 from fastdedup.cli.main import cli
+from fastdedup.sql import Inbox
 
 from ..sql_pages.pages import Page
 
@@ -121,10 +125,43 @@ async def test_the_next_hop_gets_the_key_of_the_claim(redis_url: str) -> None:
 
 def test_its_commands_can_be_given() -> None:
     lines = [line for block in COMMANDS for line in block.splitlines() if line.startswith("fastdedup ")]
-    assert len(lines) == 9
-    for line in lines:
+    rows = [row for row in PAGE.text.splitlines() if row.startswith("| ")]
+    named = [command for row in rows for command in re.findall(r"`(inspect [^`]+)`", row)]
+    table = [f"fastdedup {command} --namespace shop".replace("\\|", "|") for command in named]
+    assert (len(lines), len(table)) == (5, 9)
+    for line in lines + table:
         _, name, *arguments = shlex.split(line, comments=True)
         command = cli.get_command(click.Context(cli), name)
         assert command is not None
         context = click.Context(command)
         command.make_parser(context).parse_args(arguments)
+
+
+async def test_each_record_is_found_by_its_name_in_the_table(redis_url: str) -> None:
+    def command(verb: str, *name: str) -> str:
+        said = CliRunner().invoke(cli, [verb, *name, "--namespace", "shop", "--url", redis_url])
+        assert said.exit_code == 0, said.output
+        return said.output
+
+    async with Dedup(redis_url, namespace="shop") as dedup:
+        for key in ("order:42", business_key("orders", "7f3c"), Inbox("billing", keep=60).gate_key("7f3c")):
+            await dedup.claim(key)
+        await dedup.claim("order:" + "4" * 40)
+        (digest,) = [each.key for each in (await dedup.records()).records if each.key[0] == "#"]
+        token = await dedup.tokens.issue()
+        orders = dedup.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
+        await orders.transition("42", to="paid")
+        names: list[tuple[str, ...]] = [
+            ("order:42",),
+            ("orders|7f3c",),
+            ("billing=7f3c",),
+            ("--kind", "token", token),
+            ("--kind", "machine", "order/42"),
+            ("--digest", digest),
+        ]
+        for name in names:
+            await asyncio.to_thread(command, "inspect", *name)
+            await asyncio.to_thread(command, "forget", *name)
+        async with dedup.lock("nightly"):
+            await asyncio.to_thread(command, "inspect", "--kind", "lock", "nightly")
+        assert {each.kind for each in (await dedup.records()).records} == {"lock"}, "which was released"
