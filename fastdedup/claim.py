@@ -81,6 +81,7 @@ class Claim:
         "_lost",
         "_namespace",
         "_outage",
+        "_recording",
         "_renewal",
         "_settled",
         "_settling",
@@ -97,6 +98,8 @@ class Claim:
     """When the lease ends, in the loop's time, once somebody has asked or renewed."""
     _outage: bool
     """Set where the lease is lost: True where the store has not said so, but did not answer until it ended."""
+    _recording: asyncio.Task[None]
+    """Goes on recording an outcome whose caller was cancelled."""
     _told_lost: bool
     """Set once the gate's listeners know that the lease is lost."""
     _trace: object
@@ -362,15 +365,25 @@ class Claim:
             raise UsageError(f"this claim is {self.outcome}, not acquired: only its owner settles it")
         if self._settled is _LOST:
             raise self._lost_error()
+        if hasattr(self, "_recording"):  # its caller was cancelled, and says anew how it ends
+            self._recording.cancel()
+            self._settled = None
         if self._settled is not None:
             raise UsageError(f"this claim was {self._settled} already; settle it once")
 
     async def _finish(
-        self, how: str, op: SettleOp | ReleaseOp, until: float | None = None, *, traces: bool = True
+        self,
+        how: str,
+        op: SettleOp | ReleaseOp,
+        until: float | None = None,
+        *,
+        traces: bool = True,
+        alone: bool = False,
     ) -> None:
         """Settle. An outcome is sent again and again until the lease ends, or `until`; see `settle_until`.
 
-        The lease ends by the claim's own clock, which started before the store's. `traces`: make a span.
+        The lease ends by the claim's own clock, which started before the store's. `traces`: make a span. `alone`: its
+        caller was cancelled.
         """
         tracing = self._namespace.watchers.tracing
         if tracing is not None and traces and (span := tracing.settling(self, how)) is not None:
@@ -396,9 +409,11 @@ class Claim:
             self._tell_lost()
             raise
         except asyncio.CancelledError:
-            # Of a release no more is asked; a result whose recording was given up may be recorded again.
+            # Of a release no more is asked. The effect of an outcome has happened: its recording goes on by itself.
             if self._settling:
                 self._settled = None
+                if not alone and isinstance(op, SettleOp):
+                    self._recording = self._namespace.connection.keep(self._record_alone(how, op, until))
             raise
         except BaseException:
             self._settled = None
@@ -406,6 +421,15 @@ class Claim:
         finally:
             if self._settled is not None and self._renewal is not None:
                 self._renewal.stop()
+
+    async def _record_alone(self, how: str, op: SettleOp, until: float | None) -> None:
+        """Go on recording an outcome whose caller was cancelled; where that is in vain, the log tells it."""
+        try:
+            await self._finish(how, op, until, traces=False, alone=True)
+        except DedupError as error:
+            text = "%s: its caller was cancelled, and its result could not be recorded: %s"
+            self._warn("results that were not recorded", text, error)
+            raise
 
     def _time_to_settle(self, until: float | None) -> float:
         left = self._lease_left()
@@ -518,6 +542,9 @@ class Claim:
                 raise ClaimLostError(
                     f"the lease of {self.key!r} was lost while its body ran", outage=self._lost_in_outage
                 ) from None
+            return
+        if error is None and hasattr(self, "_recording"):
+            await asyncio.shield(self._recording)
             return
         if self._settled is not None:
             return

@@ -1,0 +1,150 @@
+"""An outcome whose caller is cancelled while the store does not answer is recorded once the store is back.
+
+It was dropped: the work was done, the key was freed by the end of the lease, and a retry did the work again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from fastdedup import Claim, Dedup, UnavailableError
+from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.testing import FakeStore
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+def gate(store: FakeStore) -> Dedup:
+    return Dedup(store, namespace="shop", lease=30.0)
+
+
+async def cancelled(work: Callable[[], Awaitable[Any]]) -> None:
+    """Do work until it waits for the store, then cancel its caller."""
+    task = asyncio.ensure_future(work())
+    done, _ = await asyncio.wait([task], timeout=0.05)
+    assert not done, "the store does not answer"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def recorded(dedup: Dedup, key: str) -> Claim:
+    """Return what a duplicate is told, once the store is back."""
+    return await dedup.claim(key, wait=10.0)
+
+
+async def test_by_hand(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.complete({"id": 7}))
+        assert (await recorded(dedup, "order:42")).result == {"id": 7}
+        await claim.complete({"id": 7})  # repeating is safe, as ever
+
+
+async def test_a_failure(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.fail("declined"))
+        assert (await recorded(dedup, "order:42")).error == "declined"
+
+
+async def test_in_a_block(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+
+        async def work() -> None:
+            async with dedup.claim("order:42", renew=True) as claim:
+                store.outage.start("refused")
+                await claim.complete({"id": 7})
+
+        await cancelled(work)
+        store.outage.stop()
+        assert (await recorded(dedup, "order:42")).result == {"id": 7}
+
+
+async def test_in_once(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        done = []
+
+        @dedup.once(key=lambda order: order)
+        async def place(order: str) -> str:
+            done.append(order)
+            store.outage.start("refused")
+            return f"placed {order}"
+
+        await cancelled(lambda: place("42"))
+        store.outage.stop()
+        await recorded(dedup, "42")
+        assert await place("42") == "placed 42"
+        assert done == ["42"]
+
+
+async def test_a_body_that_goes_on_leaves_when_it_is_recorded(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        async with dedup.claim("order:42") as claim:
+            with store.outage("refused"), pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await claim.complete({"id": 7})
+        assert (await dedup.claim("order:42")).result == {"id": 7}
+
+
+async def test_its_caller_may_decide_anew(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.complete("first"))
+            await cancelled(lambda: claim.complete("second"))
+        await claim.complete("third")
+        assert (await dedup.claim("order:42")).result == "third"
+
+
+async def test_a_gate_that_closes_waits_for_it(store: FakeStore) -> None:
+    async with Dedup(store, namespace="shop", lease=30.0) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.complete({"id": 7}))
+    async with Dedup(store, namespace="shop") as again:
+        assert (await again.claim("order:42")).result == {"id": 7}
+
+
+async def test_what_was_in_vain_is_a_line(store: FakeStore, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    async with Dedup(store, namespace="shop", lease=0.3) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.complete({"id": 7}, within=0.1))
+            with pytest.raises(UnavailableError):
+                await claim._recording
+    assert "order:42: its caller was cancelled, and its result could not be recorded" in caplog.text
+
+
+class Interrupted(Exception):
+    """What a signal's handler raises, as Celery's soft time limit does."""
+
+
+def test_without_asyncio(store: FakeStore) -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with SyncDedup(store, namespace="shop", lease=30.0) as dedup:
+            claim = dedup.claim("order:42")
+            store.outage.start("refused")
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            with pytest.raises(Interrupted):
+                claim.complete({"id": 7})
+            store.outage.stop()
+            assert dedup.claim("order:42", wait=5.0).result == {"id": 7}
+    finally:
+        signal.signal(signal.SIGALRM, former)
