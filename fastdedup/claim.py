@@ -106,8 +106,8 @@ class Claim:
     """The context of the claim's span; set by whoever traces."""
     _unsure: bool
     """True where a release got no reply: it may have taken effect."""
-    _unstorable: ResultError | ResultTooLargeError | None
-    """Why the last result that was to be recorded cannot be stored; set once one was to be recorded."""
+    _unstorable: str
+    """The type of the error by which the last result cannot be stored, "" where it can; set once one was given."""
 
     def __init__(self, namespace: Namespace, call: ClaimOp, verdict: Verdict) -> None:
         self._namespace = namespace
@@ -330,11 +330,11 @@ class Claim:
                 keep_ms = ECHO_MS
         else:
             keep_ms = milliseconds(ttl, "ttl")
-        self._unstorable = None
+        self._unstorable = ""
         try:
             payload = codec.encode(settings.codec, value, settings.max_result)
         except (ResultError, ResultTooLargeError) as error:
-            self._unstorable = error
+            self._unstorable = type(error).__name__  # not the error, whose traceback leads back to this claim
             raise
         if succeeded and self._call.terms.remembered:
             return self._remembered_op(keep_ms, payload)
@@ -549,7 +549,7 @@ class Claim:
         if self._settled is not None:
             return
         if error is not None and self._settling:
-            if self._unstorable is not None:  # whatever the body has made of that error
+            if self._unstorable:  # whatever the body has made of that error
                 await self._fail_for_its_result(self._unstorable)
             return
         if self._lost:
@@ -573,16 +573,16 @@ class Claim:
         with contextlib.suppress(DedupError):
             await asyncio.shield(settling)
 
-    async def _fail_for_its_result(self, error: BaseException) -> None:
-        settling = self._namespace.connection.keep(self._record_unstorable(error))
+    async def _fail_for_its_result(self, why: str) -> None:
+        settling = self._namespace.connection.keep(self._record_unstorable(why))
         with contextlib.suppress(DedupError):
             await asyncio.shield(settling)
 
-    async def _record_unstorable(self, error: BaseException) -> None:
+    async def _record_unstorable(self, why: str) -> None:
         """Record that the result cannot be stored: the effect has happened, and must not run again for its sake."""
         # Either is raised where `max_result` is that small, or where the codec takes no such thing.
         with contextlib.suppress(ResultError, ResultTooLargeError):
-            await self.fail({"type": type(error).__name__, "message": "the result cannot be stored"})
+            await self.fail({"type": why, "message": "the result cannot be stored"})
             return
         await self.fail()
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 from .. import codec
 from ..checks import named
 from ..claim import Claim
 from ..downstream import beside_work
-from ..errors import ConfigError
+from ..errors import ConfigError, UnavailableError
 from ..model import Outcome
 from ..protocol.operations import Verdict
 from ..protocol.owners import notes_of, owner_text
@@ -76,8 +77,28 @@ async def resolve(claim: Claim, check: Check, *, renews: bool) -> Claim:
         raise
     if claim.lost:
         await claim._leave(None)  # raises ClaimLostError
-    claim._body = None
-    found = await settled(claim, answer)
+    return await settled_as(claim, answer, renews=renews)
+
+
+async def settled_as(claim: Claim, answer: Resolution, *, renews: bool) -> Claim:
+    """Settle a claim as the check has answered; return what the caller gets.
+
+    Work that runs begins with a whole lease, which is known to be its own: the check has used up a part of the one
+    before, or has outlasted it.
+
+    Raises:
+        ClaimLostError: the lease was lost while the check ran.
+        ResultError, ResultTooLargeError: the answer's result cannot be stored. A failure is recorded in its place.
+    """
+    claim._bind_body(None)
+    try:
+        found = await settled(claim, answer)
+        if found is claim:
+            with suppress(UnavailableError):  # what is left of the lease must do
+                await claim.renew()
+    except BaseException as error:
+        await claim._leave(error)
+        raise
     renew_no_more(claim, renews)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..claims.resolving import check_answer, renew_no_more, settled, takeover_of
+from ..claims.resolving import check_answer, renew_no_more, settled_as, takeover_of
 from ..claims.takeover import Resolution, Takeover
 from ..downstream import beside_work
 from ..errors import DedupError
@@ -23,9 +23,12 @@ def resolved(claim: Claim, check: SyncCheck, *, renews: bool) -> Claim:
             claim.release()
         raise
     if answer is None:
-        return _renewed(claim, renews)
-    found = claim.settled_by(lambda mine: settled(mine, answer))
-    return _renewed(claim, renews) if found is claim.asynchronous else claim.with_answer(found)
+        claim.tell(lambda mine: renew_no_more(mine, renews))
+        return claim
+    if claim.lost:  # nobody could stop the check
+        raise claim.asynchronous._lost_error()
+    found = claim.settled_by(lambda mine: settled_as(mine, answer, renews=renews))
+    return claim if found is claim.asynchronous else claim.with_answer(found)
 
 
 def asked(claim: Claim, check: SyncCheck) -> Resolution | None:
@@ -40,8 +43,3 @@ def asked(claim: Claim, check: SyncCheck) -> Resolution | None:
         return None
     with beside_work():
         return check_answer(check(takeover))
-
-
-def _renewed(claim: Claim, renews: bool) -> Claim:
-    claim.tell(lambda mine: renew_no_more(mine, renews))
-    return claim
