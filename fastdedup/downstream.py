@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
+from hashlib import blake2b
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from .errors import InvalidKeyError
 _ROOT: Final = uuid.UUID("6f1b0c52-5c0e-5d3a-9d3f-0f6a6a3a6f0e")
 """The namespace of these UUIDs; another one would give every call another key."""
 _MAX_NAME: Final = 1024
+_LONG_NAME: Final = 900
 
 
 def downstream_key(wire: bytes, name: str) -> str:
@@ -46,10 +48,12 @@ class ClaimedWork:
         wire: the claim's store key.
     """
 
+    __slots__ = ("_asked", "wire")
+
     def __init__(self, wire: bytes) -> None:
         self.wire = wire
-        # Mutable: how often each method and address was asked for.
-        self._asked: Counter[str] = Counter()
+        # Mutable: how often each method and address was asked for; made at the first request.
+        self._asked: Counter[str] | None = None
 
     def key_for(self, method: str, url: str) -> str:
         """Return the key of a request: of its method, its address without the query, and its place among these.
@@ -59,27 +63,31 @@ class ClaimedWork:
         """
         parts = urlsplit(url)
         name = f"{method.upper()} {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        if self._asked is None:
+            self._asked = Counter()
         self._asked[name] += 1
-        return downstream_key(self.wire, f"{name[:900]} {self._asked[name]}")
+        return downstream_key(self.wire, f"{_shortened(name)} {self._asked[name]}")
+
+
+def _shortened(name: str) -> str:
+    """Return a name that leaves room for a number; a long one with a digest of the whole."""
+    if len(name) <= _LONG_NAME:
+        return name
+    digest = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return f"{name[:_LONG_NAME]}#{digest}"
 
 
 present_work: ContextVar[ClaimedWork | None] = ContextVar("fastdedup_claimed_work", default=None)
 """The work under a claim that runs in this context; tasks that it starts inherit it."""
 
 
-class Interest:
-    """Whether any client asks for `present_work`; where not, claims do not set it."""
+def enter(wire: bytes) -> Token[ClaimedWork | None]:
+    """Make a claim's work the present one; pass the answer to `leave`.
 
-    def __init__(self) -> None:
-        self.wanted = False
-
-
-interest: Final = Interest()
-
-
-def enter(wire: bytes) -> Token[ClaimedWork | None] | None:
-    """Make a claim's work the present one; pass the answer to `leave`."""
-    return present_work.set(ClaimedWork(wire)) if interest.wanted else None
+    Also where no client is imported yet: the work may import it, and its first request must have the same key as that
+    of a later attempt, in a process that has it.
+    """
+    return present_work.set(ClaimedWork(wire))
 
 
 def leave(token: Token[ClaimedWork | None] | None) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn
 
 from ..checks import check_seconds
 from ..claim import Claim
-from ..downstream import enter, interest, leave
+from ..downstream import enter, leave
 from ..errors import UnavailableError, UsageError
 from ..gate.counters import outcome_of
 from ..gate.namespace import Namespace
@@ -233,7 +233,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         tracing = self._namespace.watchers.tracing
         if tracing is not None and claim.acquired:
             self._span = tracing.working(claim)
-        if interest.wanted and claim.acquired:
+        if claim.acquired:
             self._work = enter(claim._base_wire)
         return claim
 

@@ -15,10 +15,9 @@ from math import inf
 from typing import Any
 
 from ..checks import Seconds, check_count, check_seconds, named, shown
-from ..downstream import ClaimedWork, interest, present_work
+from ..downstream import ClaimedWork, present_work
 from ..errors import ConfigError, InvalidKeyError
 
-interest.wanted = True  # from now on claims tell these clients of the work under them
 PASSING = frozenset({408, 409, 429, 502, 503, 504})
 """The statuses that may be another one at the next attempt.
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..claim import Claim
-from ..downstream import enter, interest, leave
+from ..downstream import enter, leave
 from ..errors import ClaimLostError
 from ..web.recorder import Marks, Recorder
 from ..web.request import RequestTooLarge
@@ -155,8 +155,7 @@ class AsgiExchange:
         recorder = self.recorder = Recorder(claim, rule, docs, scope["path"], mark)
         scope[CLAIM], scope[RECORDER] = claim, recorder
         claim._bind_body(self)  # the task that it cancels and uncancels
-        if interest.wanted:
-            self._work = enter(claim._base_wire)
+        self._work = enter(claim._base_wire)
         if rule.on_disconnect == "cancel":
             self._watcher = asyncio.ensure_future(self._watch(recorder))
 
