@@ -303,7 +303,7 @@ def emit(on_event: OnEvent | None, event: Event) -> None:
         log_failure(event, error)
 
 
-def log_failure(event: Event, error: Exception) -> None:
+def log_failure(event: Event, error: BaseException) -> None:
     """Log that the user's callback has raised an error on an event; `emit` says what the line shows."""
     log.error(
         "the on_event callback failed on %s in namespace %r: %s at %s",
@@ -314,7 +314,7 @@ def log_failure(event: Event, error: Exception) -> None:
     )
 
 
-def log_batch_failure(error: Exception) -> None:
+def log_batch_failure(error: BaseException) -> None:
     """Log that the user's callback for batches has raised an error."""
     log.error("the on_batch callback failed: %s at %s", type(error).__name__, place_of(error))
 

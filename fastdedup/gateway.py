@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from time import monotonic
 from types import TracebackType
 from typing import Any, Literal, NoReturn, ParamSpec, Self, TypeVar, cast, overload
 
-from .checks import Seconds, check_seconds, named
+from .checks import Seconds, check_seconds, named, shown
 from .claim import Claim
 from .claims.call import ClaimCall, KnownCall
 from .claims.many import ClaimList, ListedClaim
@@ -398,6 +398,8 @@ class Dedup(Inspected):
             raise InvalidKeyError(
                 "claim_many() takes a list of keys, not one text: its characters would be the keys"
             )
+        if not isinstance(keys, Collection):
+            raise ConfigError(f"claim_many() takes a list of keys, got {shown(keys)}")
         marks = [None] * len(keys) if fingerprints is None else fingerprints
         if len(marks) != len(keys):
             raise ConfigError(f"{len(marks)} fingerprints for {len(keys)} keys: give one for each")
@@ -497,10 +499,28 @@ class Dedup(Inspected):
         remember: Ledger | None = None,
         resolve: Check | None = None,
     ) -> Callable[[Callable[P, Awaitable[T]]], Callable[P, Coroutine[Any, Any, T]]]:
-        """Decorate an async function to run once per key; later calls return the first result. See `once.py`.
+        """Decorate an async function to run once per key; later calls return the first result.
 
-        With `remember=`, a call that comes a minute after the first one or later returns None. `resolve=` is asked
-        about work that was abandoned. See `claim` for both.
+        An exception releases the key, so that the next call runs the function again.
+
+        Args:
+            key: returns the key; called with the arguments of the function. Not async.
+            fingerprint: returns what is asked under this key, as `key` does; None: nothing is compared.
+            lease: as for `claim`.
+            ttl: as for `claim`.
+            wait: as for `claim`.
+            renew: as for `claim`; here it is on by default.
+            fail_on: types of exceptions that are recorded: later calls raise FailedError.
+            remember: as for `claim`; a call that comes a minute after the first one or later returns None.
+            resolve: as for `claim`: asked about work that was abandoned.
+
+        Raises, when it is called:
+            InProgressError: another call is at work, and `wait` is over.
+            FailedError: the first call failed for good; `error` is what it recorded.
+            MismatchError: the key is known with another fingerprint.
+            ResultError, ResultTooLargeError: the result cannot be stored. A failure is recorded, as the work is done.
+            UnavailableError: as for `claim`; with `unrecorded` the work is done.
+            ConfigError: as it decorates: the function is not async, or `key` or `fingerprint` is.
         """
         return once(
             self.claim,

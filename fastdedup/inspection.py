@@ -24,6 +24,7 @@ KINDS: Final[dict[str, Kind]] = {
 """The kinds of records; an id of a ledger has no record, and a web key's is a claim's."""
 LISTED: Final = ("claim", "lock", "token")
 """The kinds that a list can show: a machine's record has no owner and no age."""
+_MOST_CURSOR: Final = 8192
 _PAGE: Final = 512
 """Keys that the store looks at in one step, about: 0.3 ms of a server that serves others meanwhile."""
 
@@ -110,6 +111,8 @@ async def listing(
     query = _query(namespace, kind, prefix, reason)
     least, ends = check_seconds(older, "older", least=0.0), monotonic() + check_seconds(within, "within")
     check_count(limit, "limit")
+    if cursor is not None and not (isinstance(cursor, str) and len(cursor) <= _MOST_CURSOR):
+        raise ConfigError(f"cursor must be the text that an earlier list returned, got {shown(cursor)}")
     namespace.connection.running_engine()  # raises where it is not open
     store: Any = namespace.connection.store
     if not isinstance(store, ListedStore):

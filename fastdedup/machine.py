@@ -135,6 +135,7 @@ def read_definition(name: str, initial: str, transitions: Transitions) -> dict[s
         raise ConfigError(
             f"transitions must map each state to the states that may follow it, got {transitions!r}"
         )
+    check_state(initial)
     moves = {state: read_targets(state, targets) for state, targets in transitions.items()}
     states = set(moves)
     if initial not in states:

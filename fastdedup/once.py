@@ -35,13 +35,16 @@ def once(
     also recorded as a failure: the function's effect has happened, and must not happen again.
 
     Raises:
-        ConfigError: the function is not async, or the key function is async.
+        ConfigError: the function is not async, or the function of the key or of the fingerprint is none, or async.
     """
     if not callable(key) or inspect.iscoroutinefunction(key):
         raise ConfigError(
             f"once(key=…) must be a sync function that returns the key's text, got {key!r}: "
             "for example key=lambda order: order.id"
         )
+
+    if fingerprint is not None and (not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)):
+        raise ConfigError(f"once(fingerprint=…) must be a function, not async, got {fingerprint!r}")
 
     def decorate(function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         if not inspect.iscoroutinefunction(function):

@@ -29,6 +29,7 @@ from fastdedup.codec import JSONCodec
 from fastdedup.protocol.keyspace import Keyspace, Kind
 from fastdedup.protocol.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
+from fastdedup.sync import Dedup as SyncDedup
 
 from .resp import resp_server
 from .servers import RedisServer
@@ -296,6 +297,32 @@ async def test_claim_many_wants_one_fingerprint_for_each_key(fingerprints: list[
 
 
 # Results
+
+
+@pytest.mark.parametrize("keys", [None, 7, iter(["a"])])
+async def test_claim_many_wants_a_list_of_keys(keys: Any) -> None:
+    async with Dedup("memory://") as dedup:
+        with pytest.raises(ConfigError, match=r"claim_many\(\) takes a list of keys, got"):
+            await dedup.claim_many(keys)
+
+
+@pytest.mark.parametrize("cursor", [5, ["1"], "9" * 10_000, "9" * 5_001, "x"])
+async def test_a_cursor_that_no_list_has_returned_is_refused(cursor: Any, backend: Backend) -> None:
+    async with backend.make() as dedup:
+        with pytest.raises(ConfigError, match="cursor"):
+            await dedup.records(cursor=cursor)
+
+
+@pytest.mark.parametrize("initial", [[], None, 7])
+def test_an_initial_state_that_is_no_state_is_refused(initial: Any) -> None:
+    with pytest.raises(ConfigError, match="a state must be text"):
+        Dedup("memory://").machine("order", initial=initial, transitions={"new": ()})
+
+
+@pytest.mark.parametrize("kind", [Dedup, SyncDedup])
+def test_once_takes_a_function_of_the_fingerprint(kind: Any) -> None:
+    with pytest.raises(ConfigError, match="fingerprint"):
+        kind("memory://").once(key=str, fingerprint=True)
 
 
 @pytest.mark.parametrize("result", [object(), {1, 2}, b"bytes", {1: 2}, 2**64, "\ud800", math.nan])

@@ -450,7 +450,7 @@ class Connection:
         for listener in self.listeners:
             try:
                 listener(event)
-            except Exception as error:  # noqa: BLE001 -- no error of a callback may stop a claim
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- no callback may stop a claim
                 if self.incidents is None or self.incidents.may_tell(
                     f"failed on_event: {type(event).__name__}", 1
                 ):
@@ -462,7 +462,7 @@ class Connection:
         def heard(size: int) -> None:
             try:
                 callback(size)
-            except Exception as error:  # noqa: BLE001 -- the batch was not sent yet, and must be
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- the batch must still be sent
                 if self.incidents is None or self.incidents.may_tell("failed on_batch", 1):
                     log_batch_failure(error)
 

@@ -327,7 +327,7 @@ class Dedup:
     ) -> Callable[[Callable[P, T]], Callable[P, T]]:
         """Decorate a function to run once per key; later calls return the first result.
 
-        With `remember=`, a call that comes a minute after the first one or later returns None: see `fastdedup.Dedup`.
+        Arguments and errors as for `fastdedup.Dedup.once`; no function is async here.
         """
         options = {
             "lease": lease,

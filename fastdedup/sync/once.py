@@ -25,12 +25,15 @@ def once(
     """Return a decorator that does for functions what `fastdedup.Dedup.once` does for async functions.
 
     Raises:
-        ConfigError: the function or the key function is async.
+        ConfigError: the function is async, or the function of the key or of the fingerprint is none, or async.
     """
     if not callable(key) or inspect.iscoroutinefunction(key):
         raise ConfigError(
             f"once(key=…) must be a function, not async, that returns the key's text, got {key!r}"
         )
+
+    if fingerprint is not None and (not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)):
+        raise ConfigError(f"once(fingerprint=…) must be a function, not async, got {fingerprint!r}")
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         if inspect.iscoroutinefunction(function):

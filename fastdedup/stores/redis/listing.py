@@ -17,6 +17,7 @@ from .scripts import pack
 _HEAD = 18 + 63 + 16
 """Bytes of a record without its payload, at most."""
 _MOST = 2**64 - 1
+_DIGITS = len(str(_MOST))
 
 
 async def read_page(connection: RedisConnection, query: Query, cursor: str, count: int) -> Page:
@@ -26,7 +27,9 @@ async def read_page(connection: RedisConnection, query: Query, cursor: str, coun
         Exception: an error of the connection or of the server, for `translate`.
         ConfigError: the cursor is not a number.
     """
-    if cursor and not (cursor.isascii() and cursor.isdigit() and int(cursor) <= _MOST):
+    if cursor and not (
+        len(cursor) <= _DIGITS and cursor.isascii() and cursor.isdigit() and int(cursor) <= _MOST
+    ):
         raise ConfigError("the cursor is not one of this store: begin without one")
     pattern = pattern_of(query.namespace, query.kinds, query.prefix)
     reply = answered(await connection.send(pack("SCAN", cursor or "0", "MATCH", pattern, "COUNT", count)))
