@@ -81,9 +81,13 @@ def test_a_web_key_that_is_listed_is_inspected_by_its_digest(
 
     at_gate(work, holder="labels-of-this-shop1")
     (record,) = json.loads(run("list", "--http", "--json").stdout)["records"]
-    for columns in ("20", "80", "200"):
+    for columns, is_terminal in (("20", ""), ("20", "1"), ("80", "1"), ("200", "1")):
         monkeypatch.setenv("COLUMNS", columns)
-        assert record["holder"] in run("list", "--http").stdout, "its pid is cut off by no line's end"
+        monkeypatch.setenv("FORCE_COLOR", is_terminal)
+        lines = run("list", "--http").stdout.splitlines()
+        for part in (record["key"], record["holder"]):
+            assert any(part in line for line in lines), "it is cut off by no line's end"
+        assert any(line == record["key"] for line in lines) == (bool(is_terminal) and columns != "200")
     elsewhere = run("inspect", "--digest", record["key"])
     told = f" Web keys are in '{namespace}:http': give --namespace {namespace}:http.\n"
     assert (elsewhere.exit_code, elsewhere.stderr.endswith(told)) == (1, True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -29,8 +29,6 @@ from .ledger import of_form
 from .terminal import as_json, print_json, printable
 
 Command = Callable[..., Any]
-_LEAST_KEY = 12
-"""Characters of a key in a line of a table, where the terminal is too narrow for more."""
 
 
 class RecordPlace:
@@ -399,34 +397,45 @@ def _record_table(record: Record, digest: str | None) -> Table:
 
 
 def _print_list(found: Listing) -> None:
-    """Print the records as a table, wider than the terminal rather than with a holder cut off."""
-    console = Console()
-    boundless = console.options.update(width=100_000)
-    # Measured with short keys: rich would take the longest word as the least, and keys can be folded.
-    needed = console.measure(_list_table(found, most=_LEAST_KEY), options=boundless).minimum
-    Console(width=max(needed, console.width)).print(_list_table(found))
+    """Print a line of a table for each record, or two lines where the terminal is too narrow for that.
+
+    No key and no holder is broken: one copies the key, and greps for the holder's pid.
+    """
+    records = sorted(found.records, key=lambda record: -(record.age or 0.0))
+    console, table = Console(), _list_table(records)
+    needed = console.measure(table, options=console.options.update(width=100_000)).maximum
+    if needed <= console.width or not console.is_terminal:
+        Console(width=max(needed, console.width)).print(table)
+        return
+    for record in records:
+        key, kind, state, age, lease, attempt, holder = _listed_facts(record)
+        facts = (kind, state, f"age {age}", lease, f"attempt {attempt}", holder)
+        click.echo(printable(key))
+        click.echo("    " + printable(", ".join(fact for fact in facts if fact != "-")))
 
 
-def _list_table(found: Listing, most: int | None = None) -> Table:
-    """Return a table of records; `most`: how many characters of a key it shows."""
+def _list_table(records: Sequence[Record]) -> Table:
     table = Table(box=ROUNDED)
     for heading in ("key", "kind", "state"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=True)
     for heading in ("age", "lease", "attempt"):
-        table.add_column(heading, justify="right")
-    table.add_column("holder", no_wrap=True)  # its pid is what one looks for, or greps
-    for record in sorted(found.records, key=lambda record: -(record.age or 0.0)):
-        facts = (
-            record.key[:most],
-            record.kind,
-            record.state.value,
-            "-" if record.age is None else f"{record.age:,.0f} s",
-            "-" if record.lease is None else _lease(record.lease),
-            str(record.attempt),
-            _holder(record),
-        )
-        table.add_row(*(Text(printable(fact)) for fact in facts))
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("holder", no_wrap=True)
+    for record in records:
+        table.add_row(*(Text(printable(fact)) for fact in _listed_facts(record)))
     return table
+
+
+def _listed_facts(record: Record) -> tuple[str, ...]:
+    return (
+        record.key,
+        record.kind,
+        record.state.value,
+        "-" if record.age is None else f"{record.age:,.0f} s",
+        "-" if record.lease is None else _lease(record.lease),
+        str(record.attempt),
+        _holder(record),
+    )
 
 
 def _in_words(seconds: float) -> str:
