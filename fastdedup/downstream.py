@@ -100,9 +100,13 @@ def leave(token: Token[ClaimedWork | None] | None) -> None:
 
 
 @contextmanager
-def claimed_work(wire: bytes) -> Iterator[None]:
-    """Make a claim's work the present one in a `with` block."""
-    token = enter(wire)
+def claimed_work(wire: bytes | None) -> Iterator[None]:
+    """Make a claim's work the present one in a `with` block; None leaves the present one as it is.
+
+    Each block counts its requests anew. So enter it around each run of the work: in a block around two runs, the
+    second one would send other keys, and the next hop would act twice.
+    """
+    token = None if wire is None else enter(wire)
     try:
         yield
     finally:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from time import monotonic
 from typing import Any, Final
 
 from ..claim import Claim
 from ..claims.call import ClaimCall
-from ..downstream import claimed_work
 from ..errors import ConfigError, InvalidKeyError, UsageError
 from ..gateway import Dedup
 from ..model import Outcome
@@ -76,8 +74,7 @@ class InboxWay:
     async def _under(self, claim: Claim | None, delivery: Delivery) -> Decision:
         """Work under a claim, or without one; tell the gate, whatever comes of it."""
         try:
-            with self._working(delivery):
-                decision = await self._transact(delivery, claim)
+            decision = await self._transact(delivery, claim)
             if decision.action is Action.DEAD_LETTER:
                 await delivery.bury(decision)
         except BaseException:
@@ -90,11 +87,11 @@ class InboxWay:
             await to_its_end(claim, settle(claim, decision, self._rules.retry_delay))
         return decision
 
-    def _working(self, delivery: Delivery) -> AbstractContextManager[None]:
-        """Return what gives the clients of HTTP their keys, also where the gate was not reached."""
+    def _wire(self, key: str) -> bytes | None:
+        """Return the gate's key in its store, also where the gate was not reached; None without a gate."""
         if self._dedup is None:
-            return nullcontext()
-        return claimed_work(self._dedup._namespace.claims.wire(self._inbox._rules.gate_key(delivery.key)))
+            return None
+        return self._dedup._namespace.claims.wire(self._inbox._rules.gate_key(key))
 
     async def _claim(self, dedup: Dedup, delivery: Delivery) -> Claim:
         key = self._inbox._rules.gate_key(delivery.key)
@@ -116,6 +113,7 @@ class InboxWay:
         """Run the transaction. Holds the message while the database does not answer, or a COMMIT's reply was lost."""
         attempt = max(delivery.failed + 1, 0 if claim is None else claim.attempt)
         exhausted = self._rules.exhausted(delivery.key, attempt)
+        wire = self._wire(delivery.key)
         begun = False
 
         async def work(transaction: Any) -> Any:
@@ -131,7 +129,7 @@ class InboxWay:
             while True:
                 begun = False
                 try:
-                    result = await transactions.run(delivery.key)
+                    result = await transactions.run(delivery.key, wire)
                 except CommitUnknown as unknown:
                     error: BaseException = unknown.error
                 except _Exhausted:

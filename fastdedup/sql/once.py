@@ -190,7 +190,7 @@ class Once:
         """Claim at the gate, decide in the transaction, tell the gate."""
         rules = self._rules
         if rules.gate is None:
-            return await self._decide(key, None)
+            return await self._decide(key, None, None)
         name = rules.inbox.gate_key(key)
         if not rules.wait:
             return await self._through_the_gate(key, name, 0.0)
@@ -209,13 +209,12 @@ class Once:
         except UNHEARD as unheard:
             bypassed(gate, self._rules.inbox, unheard)
         wire = gate._namespace.claims.wire(name) if claim is None else claim._base_wire
-        with claimed_work(wire):
-            return await self._decide(key, claim)
+        return await self._decide(key, claim, wire)
 
-    async def _decide(self, key: str, claim: Claim | None) -> Answer:
+    async def _decide(self, key: str, claim: Claim | None, wire: bytes | None) -> Answer:
         """Run the transaction, then tell the gate what came of it, where a claim is held there."""
         try:
-            answer = await self._transactions.answer(key)
+            answer = await self._transactions.answer(key, wire)
         except CommitUnknown as unknown:
             error = unknown.error
         except BaseException:
@@ -249,12 +248,17 @@ class Transactions:
         self._begin = begin
         self._work = work
 
-    async def run(self, key: str) -> Any:
-        """Return the result of the work, or of the work that was first. Errors as for `answer`."""
-        return (await self.answer(key))()
+    async def run(self, key: str, wire: bytes | None) -> Any:
+        """Return the result of the work, or of the work that was first. Arguments and errors as for `answer`."""
+        return (await self.answer(key, wire))()
 
-    async def answer(self, key: str) -> Answer:
+    async def answer(self, key: str, wire: bytes | None) -> Answer:
         """Return what gives the result of the work, or of the work that was first.
+
+        Args:
+            key: the inbox's key.
+            wire: the gate's key in its store, of which each run of the work makes the keys for its requests, also
+                where the gate was not reached; None without a gate.
 
         Raises:
             CommitUnknown: the COMMIT's reply was lost.
@@ -266,7 +270,8 @@ class Transactions:
         while True:
             attempt += 1
             try:
-                return await self._attempt(key)
+                with claimed_work(wire):
+                    return await self._attempt(key)
             except Exception as error:
                 if not (isinstance(error, RetryTransaction) or is_retryable(error)):
                     raise

@@ -190,7 +190,7 @@ class Once:
         """Claim at the gate, decide in the transaction, tell the gate."""
         rules = self._rules
         if rules.gate is None:
-            return self._decide(key, None)
+            return self._decide(key, None, None)
         name = rules.inbox.gate_key(key)
         if not rules.wait:
             return self._through_the_gate(key, name, 0.0)
@@ -208,10 +208,8 @@ class Once:
         except UNHEARD as unheard:
             self._bypass(unheard)
         settings = self._rules.gate.settings
-        with claimed_work(
-            Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys).wire(name)
-        ):
-            return self._decide(key, claim)
+        wire = Keyspace(settings.namespace, Kind.CLAIM, readable=settings.readable_keys).wire(name)
+        return self._decide(key, claim, wire)
 
     def _bypass(self, error: DedupError) -> None:
         """Tell of it in the gate's thread, where all its events are told."""
@@ -219,9 +217,9 @@ class Once:
             background, dedup = self._rules.gate._dedup.get()
             background.tell(functools.partial(bypassed, dedup, self._rules.inbox, error))
 
-    def _decide(self, key: str, claim: Claim | None) -> Answer:
+    def _decide(self, key: str, claim: Claim | None, wire: bytes | None) -> Answer:
         try:
-            answer = self._transact(key)
+            answer = self._transact(key, wire)
         except CommitUnknown as unknown:
             error = unknown.error
         except BaseException:
@@ -246,12 +244,13 @@ class Once:
             background, background.run(lambda: claim_at(dedup, name, ends), seconds, take_back(dedup))
         )
 
-    def _transact(self, key: str) -> Answer:
+    def _transact(self, key: str, wire: bytes | None) -> Answer:
         attempt = 0
         while True:
             attempt += 1
             try:
-                return self._attempt(key)
+                with claimed_work(wire):
+                    return self._attempt(key)
             except Exception as error:
                 if not (isinstance(error, RetryTransaction) or is_retryable(error)):
                     raise
