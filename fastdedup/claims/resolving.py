@@ -40,16 +40,21 @@ def check_resolve(check: Any, *, asynchronous: bool = True) -> Any:
     return check
 
 
-def takeover_of(claim: Claim) -> Takeover | None:
-    """Return what the check is told; None where nobody can have begun the work before."""
+def takeover_of(claim: Claim, attempt: int = 1) -> Takeover | None:
+    """Return what the check is told; None where nobody can have begun the work before.
+
+    `attempt`: how often the work was begun by what a message itself tells, this time included. The store may have
+    forgotten the key since.
+    """
     verdict = claim._verdict
-    if not claim.acquired or not (verdict.attempt > 1 or (claim._call.named and not verdict.fresh)):
+    attempt = max(attempt, verdict.attempt)
+    if not claim.acquired or not (attempt > 1 or (claim._call.named and not verdict.fresh)):
         return None
     former = verdict.former
     owner = owner_text(former[7:]) if former else None
     return Takeover(
         key=claim.key,
-        attempt=verdict.attempt,
+        attempt=attempt,
         fence=verdict.fence,
         last_owner=owner,
         last_fence=int.from_bytes(former[:7], "big") if former else None,

@@ -15,9 +15,10 @@ class Takeover:
 
     Attributes:
         key: the key; a token's digest.
-        attempt: how often the key was acquired, this time included.
+        attempt: how often the key was acquired, this time included; for a message how often its work was begun.
         fence: the present owner's fence.
-        last_owner: the owner before; None where that is not known, because the first reply to this claim was lost.
+        last_owner: the owner before; None where that is not known, because the first reply to this claim was lost, or
+            the store has forgotten the key and only a message's own count tells of attempts before.
         last_fence: the fence of the owner before, or None.
         last_holder: who that was, as `Dedup(holder=…)` wrote it, or None.
         wire: the claim's key in the store, from which `downstream` makes keys; without it, as in a test, from `key`.

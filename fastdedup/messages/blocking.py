@@ -118,7 +118,7 @@ class Attempt:
         `failed_attempts`: told of an error of the check.
         """
         try:
-            answer = asked(self.claim, check)
+            answer = asked(self.claim, check, self.number)
         except Exception as error:  # noqa: BLE001 -- an attempt that failed, whatever it is
             failed_attempts.tell(self.key, self.number, error)
             return self.fail(error)

@@ -108,7 +108,7 @@ class GatedWay:
         Raises:
             AbandonedError: nobody can know whether an earlier attempt has done it.
         """
-        takeover = None if self._resolve is None else takeover_of(claim)
+        takeover = None if self._resolve is None else takeover_of(claim, delivery.attempt)
         if takeover is not None:
             assert self._resolve is not None
             answer = await answer_of(self._resolve, takeover)

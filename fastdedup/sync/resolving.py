@@ -31,14 +31,16 @@ def resolved(claim: Claim, check: SyncCheck, *, renews: bool) -> Claim:
     return claim if found is claim.asynchronous else claim.with_answer(found)
 
 
-def asked(claim: Claim, check: SyncCheck) -> Resolution | None:
+def asked(claim: Claim, check: SyncCheck, attempt: int = 1) -> Resolution | None:
     """Return what the check answers; None where nobody can have begun the work before.
+
+    `attempt`: as for `takeover_of`.
 
     Raises:
         ConfigError: its answer is no Resolution.
         BaseException: what the check raises.
     """
-    takeover = takeover_of(claim.asynchronous)
+    takeover = takeover_of(claim.asynchronous, attempt)
     if takeover is None:
         return None
     with beside_work():
