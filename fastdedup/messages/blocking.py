@@ -121,19 +121,23 @@ class Attempt:
             answer = asked(self.claim, check, self.number)
         except Exception as error:  # noqa: BLE001 -- an attempt that failed, whatever it is
             failed_attempts.tell(self.key, self.number, error)
-            return self.fail(error)
+            return self._lost() or self.fail(error)
         except BaseException:
             self.free()
             raise
         if answer is None:
             return None
+        if (lost := self._lost()) is not None:
+            return lost
         if answer.kind is Resolved.UNKNOWN:
             return self.fail(abandoned(answer))
         if answer.kind is Resolved.DONE:
             self.done = (answer.value,)
-        elif self.claim.lost:
-            return self._rules.of_lost_lease(self.key, self.number)
         return None
+
+    def _lost(self) -> Decision | None:
+        """Decide on a message whose lease was lost while the check ran: another worker may have it by now."""
+        return self._rules.of_lost_lease(self.key, self.number) if self.claim.lost else None
 
     def free(self) -> None:
         """Free the key. Where the store does not answer, the lease ends by itself."""

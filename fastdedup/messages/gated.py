@@ -90,6 +90,8 @@ class GatedWay:
                 result = await self._result_of(delivery, claim)
             except Exception as error:  # noqa: BLE001 -- the rules decide, whatever it is
                 self._failed_attempts.tell(key, attempt, error)
+                if claim.lost:  # another consumer may be at work by now, so this is no dead letter yet
+                    return rules.of_lost_lease(key, attempt)
                 decision = rules.of_error(key, attempt, error)
             else:
                 delivery.done = done = rules.of_success(key, attempt, result)
@@ -107,11 +109,14 @@ class GatedWay:
 
         Raises:
             AbandonedError: nobody can know whether an earlier attempt has done it.
+            ClaimLostError: the lease was lost while the check ran, which then outlived its cancellation.
         """
         takeover = None if self._resolve is None else takeover_of(claim, delivery.attempt)
         if takeover is not None:
             assert self._resolve is not None
             answer = await answer_of(self._resolve, takeover)
+            if claim.lost:  # the check has swallowed the cancellation that this brought
+                raise claim._lost_error()
             if answer.kind is Resolved.DONE:
                 return answer.value
             if answer.kind is Resolved.UNKNOWN:
