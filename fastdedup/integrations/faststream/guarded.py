@@ -9,6 +9,7 @@ from ...messages.decisions import Action, Decision
 from ...messages.deliveries import Deliveries
 from ...messages.headers import dead_letter_headers
 from .brokers import broker_of
+from .results import keeping
 from .settings import GuardSettings
 
 Handler = Callable[..., Awaitable[Any]]
@@ -62,6 +63,5 @@ class Guarded:
 
 def _deliveries(settings: GuardSettings, consumer: str) -> Deliveries:
     rules = settings.rules(consumer)
-    return Deliveries(
-        rules, settings.dedup, settings.inbox, settings.begin, settings.remember, settings.resolve
-    )
+    resolve = None if settings.resolve is None else keeping(settings.resolve)
+    return Deliveries(rules, settings.dedup, settings.inbox, settings.begin, settings.remember, resolve)

@@ -17,7 +17,7 @@ from ...messages.decisions import Action, Decision, Reason
 from ...messages.headers import attempts_of, is_again
 from ...messages.rules import DeadLetterError
 from .guarded import Guarded
-from .results import kept, restored
+from .results import kept_if_possible, restored
 from .settings import TRANSACTION
 
 CallNext = Callable[[Any], Awaitable[Any]]
@@ -47,12 +47,14 @@ class Processing(BaseMiddleware):
         super().__init__(msg, context=context)
         self._find = find
         self._retry_delay = retry_delay
-        # Mutable: the message, its subscriber, and what came of it; is its result published.
+        # Mutable: the message, its subscriber, and what came of it; what the handler returned, if it ran in the last
+        # attempt; is its result published.
         self._message: Any = None
         self._subscriber: Any = None
         self._guarded: Guarded | None = None
         self._decision: Decision | None = None
         self._result: Any = None
+        self._has_run = False
         self._silent = False
 
     # FastStream's own hooks
@@ -120,6 +122,7 @@ class Processing(BaseMiddleware):
         publisher = self.context.get_local("broker") or self.context.get("broker")
         failed, again = attempts_of(msg.headers), is_again(msg.headers)
         while True:
+            self._has_run = False
             try:
                 decision = await guarded.handle(
                     msg,
@@ -150,6 +153,7 @@ class Processing(BaseMiddleware):
         """Return the rest of FastStream's way, as the handler of a message, or of a transaction and a message."""
 
         async def handler(*given: Any) -> Any:
+            self._has_run = True
             self._message.clear_cache()  # an attempt before may have changed the decoded body
             own = self.context.scope(TRANSACTION, given[0]) if len(given) > 1 else nullcontext()
             try:
@@ -162,27 +166,18 @@ class Processing(BaseMiddleware):
                 raise DeadLetterError("the handler rejected the message") from error
             except StopConsume as error:
                 raise _Stop(error) from None
-            return self._kept() if guarded.settings.keep_result else None
+            return kept_if_possible(self._result) if guarded.settings.keep_result else None
 
         return handler
 
-    def _kept(self) -> Any:
-        """Return what is kept of the result. One that cannot be kept is no failure of the work, which is done."""
-        try:
-            return kept(self._result)
-        except Exception as error:  # noqa: BLE001 -- a model may raise anything
-            log.warning("a result is not kept: %s", error)
-            return None
-
     def _to_publish(self, guarded: Guarded, decision: Decision) -> Any:
         """Return the result that is published; be silent where there is none."""
-        if decision.action is Action.ACK and decision.reason is Reason.FIRST:
+        is_first = decision.action is Action.ACK and decision.reason is Reason.FIRST
+        if is_first and self._has_run:
             return self._result
-        if (
-            decision.reason is Reason.DUPLICATE
-            and guarded.settings.keep_result
-            and decision.result is not None
-        ):
+        # The first, whose handler has not run: its result comes from `resolve=`.
+        is_known = is_first or (decision.reason is Reason.DUPLICATE and guarded.settings.keep_result)
+        if is_known and decision.result is not None:
             return restored(decision.result)
         self._silent = True
         return None

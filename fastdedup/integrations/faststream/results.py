@@ -1,15 +1,20 @@
-"""What a handler returns, as JSON that the gate or the inbox keeps for duplicates."""
+"""What a handler returns, or a check of `resolve=` tells, as JSON that the gate or the inbox keeps for duplicates."""
 
 from __future__ import annotations
 
+import logging
 from base64 import b64decode, b64encode
 from typing import Any
 
 from faststream import Response
 
+from ...claims.resolving import Check, answer_of, check_resolve
+from ...claims.takeover import Resolution, Resolved, Takeover
+
 _BODY = "body"
 _BYTES = "bytes"
 _HEADERS = "headers"
+log = logging.getLogger("fastdedup.messages")
 
 
 def kept(result: Any) -> dict[str, Any]:
@@ -19,6 +24,32 @@ def kept(result: Any) -> dict[str, Any]:
     if isinstance(result, bytes):
         return {_BYTES: b64encode(result).decode()}
     return {_BODY: _plain(result)}
+
+
+def kept_if_possible(result: Any) -> dict[str, Any] | None:
+    """Do as `kept`. None for a result that cannot be kept: that is no failure of the work, which is done."""
+    try:
+        return kept(result)
+    except Exception as error:  # noqa: BLE001 -- a model may raise anything
+        log.warning("a result is not kept: %s", error)
+        return None
+
+
+def keeping(check: Check) -> Check:
+    """Return a check of `resolve=` whose results have the form of a handler's, by which they are published.
+
+    Raises:
+        ConfigError: the check is no function.
+    """
+    check_resolve(check)
+
+    async def look_up(takeover: Takeover) -> Resolution:
+        answer = await answer_of(check, takeover)
+        if answer.kind is not Resolved.DONE:
+            return answer
+        return Resolution.done(kept_if_possible(answer.value))
+
+    return look_up
 
 
 def restored(record: Any) -> Any:
