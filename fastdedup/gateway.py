@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from time import monotonic
 from types import TracebackType
@@ -398,7 +398,7 @@ class Dedup(Inspected):
             raise InvalidKeyError(
                 "claim_many() takes a list of keys, not one text: its characters would be the keys"
             )
-        if not isinstance(keys, Collection):
+        if not hasattr(keys, "__len__"):
             raise ConfigError(f"claim_many() takes a list of keys, got {shown(keys)}")
         marks = [None] * len(keys) if fingerprints is None else fingerprints
         if len(marks) != len(keys):
