@@ -7,14 +7,18 @@ request, and `fastdedup.sync` has one for the process. A real connection is open
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from ..errors import UsageError
+from ..events import Event
 from ..fallback.local import LocalLRU
 from ..gate.connection import Connection
+from ..gate.counters import MAX_NAMESPACES, GateCounters
 from ..gate.renewal import Renewal, RenewalQueue
 from ..gate.undo import is_held
+from ..gate.watchers import Watchers
 from ..model import BreakerState
 from ..protocol.operations import ReadOp, ReleaseOp, RenewOp, Stored, Verb
 from .outage import in_loop
@@ -61,12 +65,24 @@ class EachLoop:
     Args:
         make: returns a new connection on the store.
         store: the store.
+        watchers: those of the gate. Its namespaces hold them, whichever connection they use.
+        expected: namespaces whose figures stand at 0 before the first operation, each with the verbs if it is not
+            for those of claims; see `GateCounters.expect`.
     """
 
-    def __init__(self, make: Callable[[], Connection], store: FakeStore) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Connection],
+        store: FakeStore,
+        watchers: Watchers,
+        expected: Iterable[tuple[str, ...]],
+    ) -> None:
         self._make = make
         self._store = store
-        self._without_loop = make()
+        self.watchers = watchers
+        # Mutable: bounded as the labels of the figures are.
+        self.expected = set(expected)
+        self._without_loop = self._made()
         # Mutable: the connections; the loops in which the application opened it; the claims that are renewed.
         self._by_loop: dict[asyncio.AbstractEventLoop, Connection] = {}
         self._opened: set[asyncio.AbstractEventLoop] = set()
@@ -128,6 +144,15 @@ class EachLoop:
                     reconciler.policy.__dict__ = reconciler.policy.anew().__dict__
             in_loop(loop, partial(_stop, connection))
 
+    def _made(self) -> Connection:
+        """Return a new connection, which tells the gate's counters what it does."""
+        connection = self._make()
+        connection.watchers = self.watchers
+        connection.on_batch = self._on_batch
+        connection.on_store_call = self._on_store_call
+        connection.listeners.append(self._on_event)
+        return connection
+
     def _here(self) -> Connection:
         """Return the connection of the loop that runs, open."""
         loop = asyncio._get_running_loop()
@@ -135,7 +160,7 @@ class EachLoop:
             return self._without_loop
         connection = self._by_loop.get(loop)
         if connection is None:
-            connection = self._by_loop[loop] = self._of_an_ended_loop() or self._make()
+            connection = self._by_loop[loop] = self._of_an_ended_loop() or self._made()
         engine = connection.engine
         if (engine is None or engine.loop is not loop) and not _ends(connection, loop):
             _at_once(connection.open())  # on this store nothing of it waits
@@ -148,6 +173,73 @@ class EachLoop:
                 self._opened.discard(loop)
                 return self._by_loop.pop(loop, None)
         return None
+
+    # The figures of the gate
+
+    def count(self) -> GateCounters:
+        """Return the counters of the gate, which count from now on what all its connections do.
+
+        Raises:
+            UsageError: the application has opened the gate already.
+        """
+        if self.watchers.counters is None and self._is_opened:
+            raise UsageError("this Dedup is open already: let its metrics be counted before you open it")
+        return self.watchers.counters or self.count_anew()
+
+    def count_anew(self) -> GateCounters:
+        """Return new counters of the gate, which count from now on. Each time goes where it went before."""
+        former, counters = self.watchers.counters, GateCounters()
+        if former is not None:
+            counters.durations = former.durations
+        for each in tuple(self.expected):
+            counters.expect(*each)
+        self.watchers.counters = counters
+        return counters
+
+    def expect(self, namespace: str) -> None:
+        """Take note that a namespace may be used; see `Connection.expect`."""
+        self._expect(namespace)
+
+    def expect_ids(self, namespace: str) -> None:
+        """Take note that a namespace has a ledger; see `Connection.expect_ids`."""
+        self._expect(namespace, "first")
+
+    def _expect(self, *names: str) -> None:
+        if len(self.expected) < MAX_NAMESPACES:
+            self.expected.add(names)
+        if self.watchers.counters is not None:
+            self.watchers.counters.expect(*names)
+
+    @property
+    def _is_opened(self) -> bool:
+        """True where the application itself has opened it, in a loop that still exists, and has not closed it."""
+        return any(not loop.is_closed() for loop in tuple(self._opened))
+
+    def journals(self) -> dict[str, int]:
+        """Return how many records each journal has for the store; see `Connection.journals`."""
+        found: dict[str, int] = {}
+        for connection in tuple(self._by_loop.values()):
+            found |= connection.journals()  # loops share a policy, so its records are not added up
+        return found
+
+    def undo_counts(self) -> tuple[int, int]:
+        """Return what was taken back, and what is still to be; see `Connection.undo_counts`."""
+        counts = [connection.undo_counts() for connection in tuple(self._by_loop.values())]
+        return sum(done for done, _ in counts), sum(left for _, left in counts)
+
+    # Not methods of the counters: those may be asked for when the connections are open already.
+
+    def _on_batch(self, size: int) -> None:
+        if self.watchers.counters is not None:
+            self.watchers.counters.on_batch(size)
+
+    def _on_store_call(self, verb: str, took: float) -> None:
+        if self.watchers.counters is not None:
+            self.watchers.counters.on_store_call(verb, took)
+
+    def _on_event(self, event: Event) -> None:
+        if self.watchers.counters is not None:
+            self.watchers.counters.on_event(event)
 
     # What a test does
 

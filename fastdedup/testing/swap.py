@@ -20,6 +20,7 @@ from ..events import OnEvent
 from ..fallback.local import LocalLRU
 from ..gate.connection import Connection
 from ..gate.settings import Settings
+from ..gate.watchers import Watchers
 from ..gateway import Dedup
 from ..sync.background import PerProcess
 from ..sync.gateway import Dedup as SyncDedup
@@ -94,29 +95,65 @@ def _swapped(dedup: Dedup, store: FakeStore) -> Iterator[None]:
     if not isinstance(connection, EachLoop):
         _check_closed(dedup, connection)
         connection.recent.forget_all()  # what the real store has told
-    former, kept = connection.__class__, connection.__dict__
+    former, kept, watched = connection.__class__, connection.__dict__, _watched(connection.watchers)
     ours = _put_in(connection, store)
+    if ours.watchers.counters is not None:
+        ours.count_anew()
     try:
         yield
     finally:
         if connection.__dict__ is not ours.__dict__:
             raise UsageError("swaps of one gate must end in the reverse order of their beginnings")
         ours.end()
+        is_watched = ours.watchers.counters is not None
         connection.__class__, connection.__dict__ = former, kept
+        _watch_as_before(connection.watchers, watched)
+        if is_watched:
+            _go_on_counting(connection)
 
 
 @contextmanager
 def _swapped_sync(dedup: SyncDedup, store: FakeStore) -> Iterator[None]:
     per_process = dedup._per_process
-    kept = per_process.__dict__
+    kept, on_made = per_process.__dict__, per_process._on_made
     make = partial(_gate_like, per_process.template, store)
     # What was made of the former gate is made again of this one, as in another process.
     per_process.__dict__ = PerProcess(make, reusable=False, seconds=per_process.seconds).__dict__
+    for callback in on_made:
+        per_process.on_made(callback)
     try:
         yield
     finally:
         per_process.close()
+        is_watched = _is_watched(per_process.template)
         per_process.__dict__ = kept
+        if is_watched and not _is_watched(per_process.template):
+            per_process.on_made(lambda made: _go_on_counting(made._namespace.connection))
+
+
+# Who watches a gate sees the test's figures while the swap lasts, and afterwards those from before it.
+
+
+def _is_watched(dedup: Dedup) -> bool:
+    return dedup._namespace.watchers.counters is not None
+
+
+def _watched(watchers: Watchers) -> tuple[Any, ...]:
+    return watchers.counters, watchers.tracing, watchers.context, watchers.span_key
+
+
+def _watch_as_before(watchers: Watchers, watched: tuple[Any, ...]) -> None:
+    watchers.counters, watchers.tracing, watchers.context, watchers.span_key = watched
+
+
+def _go_on_counting(connection: Any) -> None:
+    """Count where nobody did before the swap: who has watched the gate in it will ask for figures again."""
+    if connection.watchers.counters is not None:
+        return
+    if isinstance(connection, EachLoop):
+        connection.count_anew()  # its application may have opened it
+    else:
+        connection.count()
 
 
 def _check_closed(dedup: Dedup, connection: Connection) -> None:
@@ -136,17 +173,30 @@ def _put_in(connection: Any, store: FakeStore) -> EachLoop:
         connection.max_pending,
         connection.on_event,
         connection.name,
+        connection.own_policy,
     )
-    ours = EachLoop(make, store)
+    ours = EachLoop(make, store, connection.watchers, _expected(connection))
     connection.__dict__ = ours.__dict__
     connection.__class__ = EachLoop
     return ours
 
 
+def _expected(connection: Any) -> set[tuple[str, ...]]:
+    if isinstance(connection, EachLoop):
+        return connection.expected
+    ids = {(namespace, "first") for namespace in connection._with_ledgers}
+    return ids | {(namespace,) for namespace in connection.recent.namespaces()}
+
+
 def _connection_on(
-    store: FakeStore, timeout: float, max_pending: int, on_event: OnEvent | None, name: str
+    store: FakeStore,
+    timeout: float,
+    max_pending: int,
+    on_event: OnEvent | None,
+    name: str,
+    own_policy: object,
 ) -> Connection:
-    return Connection(
+    connection = Connection(
         store,
         timeout=timeout,
         max_pending=max_pending,
@@ -157,6 +207,8 @@ def _connection_on(
         on_event=on_event,
         namespace=name,
     )
+    connection.own_policy = own_policy
+    return connection
 
 
 def _gate_like(gate: Dedup, store: FakeStore) -> Dedup:
@@ -165,6 +217,7 @@ def _gate_like(gate: Dedup, store: FakeStore) -> Dedup:
     fake = Dedup(
         store, timeout=of.timeout, max_pending=of.max_pending, on_event=of.on_event, namespace=of.name
     )
+    fake._namespace.connection.own_policy = of.own_policy
     _put_in(fake._namespace.connection, store)
     return fake._with(gate.settings)
 
