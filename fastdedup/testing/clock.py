@@ -43,7 +43,8 @@ class Clock:
     def advance(self, seconds: Seconds) -> None:
         """Let time pass, in seconds or as a timedelta. What ends within it has ended when this returns.
 
-        A claim that renews its lease (`renew=True`) keeps it, unless an outage is on: then the lease is lost.
+        A claim that renews its lease (`renew=True`) keeps it. In an outage it is lost when it ends, unless the policy
+        renews it, as `LocalLRU` does with what it has answered.
 
         Raises:
             ConfigError: it is no length of time. A clock does not go back.

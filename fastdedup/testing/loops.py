@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ..errors import UsageError
 from ..events import Event
+from ..fallback.base import FallbackPolicy, JournalledPolicy
 from ..fallback.local import LocalLRU
 from ..gate.connection import Connection
 from ..gate.counters import MAX_NAMESPACES, GateCounters
@@ -21,16 +22,22 @@ from ..gate.undo import is_held
 from ..gate.watchers import Watchers
 from ..model import BreakerState
 from ..protocol.operations import ReadOp, ReleaseOp, RenewOp, Stored, Verb
-from .outage import in_loop
+from .outage import in_loop, refused
 from .store import FakeStore
+
+_EXACT: Final = 1e-6
+"""Seconds by which two times are the same: the clock has microseconds."""
 
 
 class Renewed:
-    """A claim whose lease is kept alive: in which loop, and by what."""
+    """A claim whose lease is kept alive: in which loop, by what, and until when by the store's clock."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, renewal: Renewal) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, renewal: Renewal, now: float) -> None:
         self._loop = loop
         self._renewal = renewal
+        # Mutable: when the lease ends, as its owner knows.
+        claim = self.claim
+        self._ends = now if claim is None else now + claim._verdict.left_ms / 1000
 
     @property
     def claim(self) -> Any:
@@ -39,15 +46,14 @@ class Renewed:
         return None if claim is None or claim._settled is not None or claim.lost else claim
 
     def time_passes(self, store: FakeStore, seconds: float) -> None:
-        """Renew the lease as often as it would be in this time. In an outage it is lost, where it ends."""
+        """Renew the lease as often as it would be in this time. Where nobody answers it is lost when it ends."""
         claim = self.claim
         if claim is None:
             return
-        wire, owner = claim._hold
-        if store.outage.kind is None:
-            terms, more = claim._call.terms, round(seconds * 1000)
-            store.extend_lease(RenewOp(wire, owner, claim.fence, terms.lease_ms + more, terms.keep_ms + more))
-        elif store.lease_ends(wire) <= store.clock.now + seconds:
+        then = store.clock.now + seconds
+        if _is_answered(claim, _renewal_of(claim, seconds), store):
+            self._ends = then + claim._call.terms.lease_ms / 1000
+        elif self._ends - then < _EXACT:
             in_loop(self._loop, self._lose)
 
     def _lose(self) -> None:
@@ -55,6 +61,30 @@ class Renewed:
         if claim is not None:
             self._renewal.stop()
             claim._lose(outage=True)
+
+
+def _renewal_of(claim: Any, seconds: float) -> RenewOp:
+    """Return the renewal after which the whole lease is left once these seconds are over."""
+    (wire, owner), terms, more = claim._hold, claim._call.terms, round(seconds * 1000)
+    return RenewOp(wire, owner, claim.fence, terms.lease_ms + more, terms.keep_ms + more)
+
+
+def _is_answered(claim: Any, op: RenewOp, store: FakeStore) -> bool:
+    """Renew a lease where the gate would: at the policy in an outage, and as long as that keeps the record."""
+    policy = claim._namespace.settings.on_unavailable
+    if store.outage.kind is None and not _is_local(claim, policy):
+        store.extend_lease(op)
+        return True
+    try:
+        policy.answer(op, refused())
+    except Exception:  # noqa: BLE001 -- a policy of the user's may raise any: that is no answer
+        return False
+    return True
+
+
+def _is_local(claim: Any, policy: FallbackPolicy) -> bool:
+    """True where the policy alone knows the claim, outage or not; see `Ask.begin`."""
+    return policy.holds(claim._call.wire) or (claim.degraded and not isinstance(policy, JournalledPolicy))
 
 
 class EachLoop:
@@ -255,10 +285,15 @@ class EachLoop:
             for queue in tuple(connection._renewals.values()):
                 for renewal in tuple(queue._waiting):
                     if isinstance(renewal, Renewal):
-                        self._renewed.setdefault(renewal, Renewed(loop, renewal))
+                        self._note(loop, renewal)
         for renewal, renewed in tuple(self._renewed.items()):
             if renewed.claim is None:
                 self._renewed.pop(renewal, None)
+
+    def _note(self, loop: asyncio.AbstractEventLoop, renewal: Renewal) -> None:
+        # Its lease began now: the clock has not moved since it was looked for.
+        if renewal not in self._renewed:
+            self._renewed[renewal] = Renewed(loop, renewal, self._store.clock.now)
 
     def _time_passes(self, seconds: float) -> None:
         self._look_for_renewals()

@@ -124,12 +124,6 @@ class FakeStore:
         with self._lock:
             self._memory.apply(op)
 
-    def lease_ends(self, wire: bytes) -> float:
-        """Return when the lease of a key ends, in seconds since 1970; 0 where nobody holds it."""
-        with self._lock:
-            entry = self._memory.entry(wire)
-            return 0.0 if entry is None else entry.until / 1000
-
     def _tell(self, wire: bytes | None) -> None:
         """Tell of a freed key; None: each waiter must look again."""
         for loop, on_freed in self._listeners:
