@@ -44,7 +44,8 @@ class Clock:
         """Let time pass, in seconds or as a timedelta. What ends within it has ended when this returns.
 
         A claim that renews its lease (`renew=True`) keeps it. In an outage it is lost when it ends, unless the policy
-        renews it, as `LocalLRU` does with what it has answered.
+        renews it, as `LocalLRU` does with what it has answered. Where its key was forgotten, it is lost when a third
+        of the lease is over, and its owner asks to renew it.
 
         Raises:
             ConfigError: it is no length of time. A clock does not go back.

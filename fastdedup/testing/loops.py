@@ -18,10 +18,11 @@ from ..fallback.local import LocalLRU
 from ..gate.connection import Connection
 from ..gate.counters import MAX_NAMESPACES, GateCounters
 from ..gate.renewal import Renewal, RenewalQueue
+from ..gate.renewing import is_over
 from ..gate.undo import is_held
 from ..gate.watchers import Watchers
 from ..model import BreakerState
-from ..protocol.operations import ReadOp, ReleaseOp, RenewOp, Stored, Verb
+from ..protocol.operations import Code, ReadOp, ReleaseOp, RenewOp, Reply, Stored, Verb
 from .outage import in_loop, refused
 from .store import FakeStore
 
@@ -35,9 +36,11 @@ class Renewed:
     def __init__(self, loop: asyncio.AbstractEventLoop, renewal: Renewal, now: float) -> None:
         self._loop = loop
         self._renewal = renewal
-        # Mutable: when the lease ends, as its owner knows.
         claim = self.claim
-        self._ends = now if claim is None else now + claim._verdict.left_ms / 1000
+        lease = 0.0 if claim is None else claim._verdict.left_ms / 1000
+        # Mutable: when the lease ends, as its owner knows; when it is renewed next.
+        self._ends = now + lease
+        self._due = now + lease / 3
 
     @property
     def claim(self) -> Any:
@@ -46,40 +49,51 @@ class Renewed:
         return None if claim is None or claim._settled is not None or claim.lost else claim
 
     def time_passes(self, store: FakeStore, seconds: float) -> None:
-        """Renew the lease as often as it would be in this time. Where nobody answers it is lost when it ends."""
-        claim = self.claim
-        if claim is None:
+        """Renew the lease as often as it would be in this time.
+
+        It is lost where the answer is that its owner has the key no longer; without an answer, when it ends.
+        """
+        claim, then = self.claim, store.clock.now + seconds
+        if claim is None or self._due - then >= _EXACT:
             return
-        then = store.clock.now + seconds
-        if _is_answered(claim, _renewal_of(claim, seconds), store):
-            self._ends = then + claim._call.terms.lease_ms / 1000
+        reply = _renew(claim, seconds, store)
+        if reply is Code.OK:
+            lease = claim._call.terms.lease_ms / 1000
+            self._ends, self._due = then + lease, then + lease / 3
+        elif reply is not None:
+            if not is_over(claim):
+                self._lose(claim, outage=False)
         elif self._ends - then < _EXACT:
-            in_loop(self._loop, self._lose)
+            self._lose(claim, outage=True)
 
-    def _lose(self) -> None:
-        claim = self.claim
-        if claim is not None:
+    def _lose(self, claim: Any, *, outage: bool) -> None:
+        # At once, for a test that moves the clock in another thread, and asks.
+        claim._lost, claim._outage = True, outage
+        in_loop(self._loop, partial(self._stop, claim, outage))
+
+    def _stop(self, claim: Any, outage: bool) -> None:
+        if claim._settled is None:
             self._renewal.stop()
-            claim._lose(outage=True)
+            claim._lose(outage=outage)
 
 
-def _renewal_of(claim: Any, seconds: float) -> RenewOp:
-    """Return the renewal after which the whole lease is left once these seconds are over."""
+def _renew(claim: Any, seconds: float, store: FakeStore) -> Reply | None:
+    """Renew a lease so that all of it is left once these seconds are over; return None where nobody answers.
+
+    It is asked where the gate would ask: the policy in an outage, and as long as that keeps the record.
+    """
     (wire, owner), terms, more = claim._hold, claim._call.terms, round(seconds * 1000)
-    return RenewOp(wire, owner, claim.fence, terms.lease_ms + more, terms.keep_ms + more)
-
-
-def _is_answered(claim: Any, op: RenewOp, store: FakeStore) -> bool:
-    """Renew a lease where the gate would: at the policy in an outage, and as long as that keeps the record."""
+    op = RenewOp(wire, owner, claim.fence, terms.lease_ms + more, terms.keep_ms + more)
     policy = claim._namespace.settings.on_unavailable
     if store.outage.kind is None and not _is_local(claim, policy):
-        store.extend_lease(op)
-        return True
+        reply = store.extend_lease(op)
+        # What a policy has answered may be in its ledger's bucket by now, where the gate would find it.
+        return Code.OK if claim.degraded and terms.remembered else reply
     try:
-        policy.answer(op, refused())
+        answer: Reply = policy.answer(op, refused())
     except Exception:  # noqa: BLE001 -- a policy of the user's may raise any: that is no answer
-        return False
-    return True
+        return None
+    return answer
 
 
 def _is_local(claim: Any, policy: FallbackPolicy) -> bool:

@@ -119,10 +119,10 @@ class FakeStore:
         with self._lock:
             self.seen.note(op, reply)
 
-    def extend_lease(self, op: Op) -> None:
+    def extend_lease(self, op: Op) -> Reply:
         """Renew a lease as its owner would do meanwhile; that is no call of the store."""
         with self._lock:
-            self._memory.apply(op)
+            return self._memory.apply(op)
 
     def _tell(self, wire: bytes | None) -> None:
         """Tell of a freed key; None: each waiter must look again."""
