@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Final, Literal, get_args
 
-from ..errors import UsageError
+from ..checks import shown
+from ..errors import ConfigError, UsageError
 from ..gate.namespace import Namespace
 from ..gateway import Dedup
 from ..inspection import wire_of
-from ..model import Outcome, RecordKind
+from ..model import Outcome
 from ..protocol.keyspace import names_of
 from ..protocol.operations import ClaimOp, Code, Mode, Op, ReleaseOp, Reply, SettleOp, Verdict
 from ..protocol.owners import is_drawn, owner_text
@@ -20,8 +21,12 @@ from ..web.inspection import Caller, place_of_request
 from ..web.record_keys import SCOPE
 
 End = Literal["at work", "completed", "failed", "released", "taken over", "consumed"]
+ClaimKind = Literal["claim", "lock", "token"]
+"""What is acquired. A machine is moved, whoever asks: it has no owner."""
 _SHOWN = 10
 """Keys, and acquisitions of a key, that a message shows at most."""
+_OTHERS: Final[tuple[ClaimKind, ...]] = ("lock", "token")
+"""The kinds that a message names where there was no claim."""
 
 
 @dataclass(slots=True)
@@ -44,7 +49,8 @@ class ClaimsOfKey:
 
     Attributes:
         key: the key, as it was claimed.
-        acquisitions: each time that it was acquired, in order.
+        acquisitions: each time that it was acquired, in order. Where its owner claims it again, by the same `owner=`,
+            it gets its own claim back: that is one acquisition.
         duplicates: how many claims found each other outcome. Claims that a gate was asked for in one turn of the
             event loop reach the store as one, so their duplicates are not counted here.
         refused: how often a stale owner was refused as it settled.
@@ -144,7 +150,7 @@ def claims_of(
     dedup: Dedup | SyncDedup,
     key: str,
     *,
-    kind: RecordKind = "claim",
+    kind: ClaimKind = "claim",
     http: tuple[str, str] | None = None,
     principal: Caller = None,
 ) -> ClaimsOfKey:
@@ -153,8 +159,10 @@ def claims_of(
     Arguments as for `assert_claimed_once`.
 
     Raises:
+        ConfigError: `kind` is none that is claimed.
         UsageError: the gate is on no `FakeStore`; `principal` is given without `http`, or `kind` with it.
     """
+    _check_kind(kind)
     if http is None:
         if principal is not None:
             raise UsageError('principal= is of a web request: give http=("POST", "/orders") with it')
@@ -171,7 +179,7 @@ def assert_claimed_once(
     dedup: Dedup | SyncDedup,
     key: str,
     *,
-    kind: RecordKind = "claim",
+    kind: ClaimKind = "claim",
     http: tuple[str, str] | None = None,
     principal: Caller = None,
     end: End | None = None,
@@ -179,6 +187,9 @@ def assert_claimed_once(
     """Assert that a key was acquired once, however often it was claimed; return what was claimed.
 
     What `LocalLRU` answered in an outage counts as what the store answers.
+
+    A second claim by the same `owner=` gets the same claim back, and counts as one with it: where a worker has a
+    fixed name and works again after a restart, count your own effect.
 
     It awaits nothing, so any thread may call it, with an event loop or without.
 
@@ -194,6 +205,7 @@ def assert_claimed_once(
 
     Raises:
         AssertionError: the message tells who acquired it, and how each of them ended.
+        ConfigError: `kind` is not one of these, such as "machine": ask for a machine's state.
         UsageError: the gate is on no `FakeStore`.
     """
     __tracebackhide__ = True  # pytest then shows the test's own line
@@ -213,7 +225,7 @@ def assert_not_claimed(
     dedup: Dedup | SyncDedup,
     key: str,
     *,
-    kind: RecordKind = "claim",
+    kind: ClaimKind = "claim",
     http: tuple[str, str] | None = None,
     principal: Caller = None,
 ) -> None:
@@ -224,9 +236,19 @@ def assert_not_claimed(
         raise AssertionError(f"{key!r} was claimed {seen.times} times, not never:\n{seen}")
 
 
+def _check_kind(kind: Any) -> None:
+    if kind == "machine":
+        raise ConfigError(
+            'a machine is moved, not claimed, so nobody notes who has moved it; instead of kind="machine" compare '
+            'its state: dedup.get("order/42", kind="machine").result'
+        )
+    if not isinstance(kind, str) or kind not in get_args(ClaimKind):
+        raise ConfigError(f"kind must be one of {', '.join(get_args(ClaimKind))}, got {shown(kind)}")
+
+
 def _near(dedup: Dedup | SyncDedup, key: str) -> str:
     """Return what else was acquired, for a message."""
-    for kind in ("lock", "token"):
+    for kind in _OTHERS:
         if claims_of(dedup, key, kind=kind).times:
             return f', but a {kind} of this name was: give kind="{kind}"'
     namespace, log = _namespace_and_log(dedup)

@@ -602,6 +602,21 @@ async def test_locks_and_tokens_are_named_by_their_kind(store: FakeStore) -> Non
         claims_of(dedup, "k", kind="lock", http=("POST", "/orders"))
 
 
+@pytest.mark.parametrize("ask", [claims_of, assert_claimed_once, assert_not_claimed])
+async def test_a_machine_is_not_claimed(store: FakeStore, ask: Callable[..., object]) -> None:
+    """Nothing notes who has moved it: `assert_not_claimed` passed after a transition."""
+    dedup = fake_dedup(store)
+    orders = dedup.machine("order", initial="new", transitions={"new": ("paid",), "paid": ()})
+    assert (await orders.transition("42", to="paid")).changed
+    with pytest.raises(ConfigError, match=r"moved, not claimed.* compare its state: dedup\.get"):
+        ask(dedup, "order/42", kind="machine")
+    record = await dedup.get("order/42", kind="machine")
+    assert record is not None
+    assert record.result == "paid"
+    with pytest.raises(ConfigError, match="kind must be one of claim, lock, token, got str"):
+        ask(dedup, "order/42", kind="machines")
+
+
 def test_a_token_begins_with_no_dash(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = iter(["-" * 32, "a" * 32])
     monkeypatch.setattr("secrets.token_urlsafe", lambda size: next(drawn))
