@@ -129,13 +129,19 @@ class Claim:
         """True once the lease is known to be lost."""
         return self._claim.lost
 
-    def complete(self, result: Any = None, ttl: Seconds | None = None) -> None:
-        """Record success: every duplicate gets `result`. Blocks no longer than the lease."""
-        self._run(lambda: self._claim.complete(result, ttl), self._seconds)
+    def complete(
+        self, result: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
+    ) -> None:
+        """Record success: every duplicate gets `result`. Blocks no longer than the lease.
 
-    def fail(self, error: Any = None, ttl: Seconds | None = None) -> None:
-        """Record a failure for good: every duplicate gets `error`."""
-        self._run(lambda: self._claim.fail(error, ttl), self._seconds)
+        While the store is unavailable it is tried for `within` seconds; by default until the lease ends. Errors as of
+        `fastdedup.Claim.complete`.
+        """
+        self._run(lambda: self._claim.complete(result, ttl, within=within), self._longest(within))
+
+    def fail(self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None) -> None:
+        """Record a failure for good: every duplicate gets `error`. `within` as for `complete`."""
+        self._run(lambda: self._claim.fail(error, ttl, within=within), self._longest(within))
 
     def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""
@@ -184,6 +190,13 @@ class Claim:
         self._run(lambda: self._claim.renew(lease))
         if lease is not None:
             self._seconds = max(self._seconds, check_seconds(lease, "lease"))
+
+    def _longest(self, within: Seconds | None) -> float:
+        """Return for how long settling may take; `within` ends it sooner, by a last try that began before."""
+        if within is None:
+            return self._seconds
+        last_try = self._background.dedup._namespace.connection.timeout
+        return min(self._seconds, check_seconds(within, "within", least=0.0)) + last_try
 
     def __enter__(self) -> Self:
         if self.acquired:
