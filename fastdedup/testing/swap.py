@@ -64,7 +64,7 @@ def swapped(*gates: str | Dedup | SyncDedup, store: FakeStore | None = None) -> 
 
     Raises:
         ConfigError: there is no gate at that place.
-        UsageError: a gate is open in an event loop that still exists.
+        UsageError: a gate is open, in an event loop that still exists or in the thread of `fastdedup.sync`.
     """
     store = FakeStore() if store is None else store
     with ExitStack() as stack:
@@ -115,6 +115,7 @@ def _swapped(dedup: Dedup, store: FakeStore) -> Iterator[None]:
 @contextmanager
 def _swapped_sync(dedup: SyncDedup, store: FakeStore) -> Iterator[None]:
     per_process = dedup._per_process
+    _check_sync_closed(dedup)
     kept, on_made = per_process.__dict__, per_process._on_made
     make = partial(_gate_like, per_process.template, store)
     # What was made of the former gate is made again of this one, as in another process.
@@ -161,6 +162,17 @@ def _check_closed(dedup: Dedup, connection: Connection) -> None:
         raise UsageError(
             f"{dedup!r} is open in an event loop that still exists: swap it before the application opens it, "
             "or close it first"
+        )
+
+
+def _check_sync_closed(dedup: SyncDedup) -> None:
+    if isinstance(dedup._per_process.template._namespace.connection, EachLoop):
+        return  # a gate of a test: it opens by itself
+    background = dedup._per_process._background
+    if background is not None and background.here and background.dedup.is_open:
+        raise UsageError(
+            f"{dedup!r} is open, since its first use or open(): swap it before, or call close() first, and open() "
+            "after the swap where it is used again"
         )
 
 

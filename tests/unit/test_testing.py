@@ -452,6 +452,27 @@ async def test_an_open_gate_is_not_swapped() -> None:
             pass
 
 
+def test_an_open_synchronous_gate_is_not_swapped() -> None:
+    dedup = SyncDedup(namespace="open")
+    dedup.claim("k")
+    for gate in (dedup, dedup.scoped("scope")):
+        with (
+            pytest.raises(UsageError, match=r"is open, since its first use.* call close\(\) first"),
+            swapped(gate),
+        ):
+            pass
+    dedup.close()
+    with swapped(dedup, dedup.scoped("scope")), swapped(dedup):
+        dedup.claim("k")
+        with swapped(dedup):  # open, and a test's own
+            assert dedup.claim("k").acquired
+    with pytest.raises(UsageError, match="open it again first"):
+        dedup.claim("k")
+    dedup.open()
+    assert dedup.claim("k").acquired
+    dedup.close()
+
+
 @pytest.mark.parametrize(
     ("place", "message"),
     [
