@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
-from ..checks import shown
+from ..checks import named, shown
 from ..errors import ConfigError, UsageError
 from ..gate.namespace import Namespace
 from ..gateway import Dedup
@@ -159,10 +159,12 @@ def claims_of(
     Arguments as for `assert_claimed_once`.
 
     Raises:
-        ConfigError: `kind` is none that is claimed.
+        ConfigError: `kind` is none that is claimed; `dedup` is no gate, or `http` no pair.
         UsageError: the gate is on no `FakeStore`; `principal` is given without `http`, or `kind` with it.
     """
+    _check_gate(dedup)
     _check_kind(kind)
+    _check_http(http)
     if http is None:
         if principal is not None:
             raise UsageError('principal= is of a web request: give http=("POST", "/orders") with it')
@@ -234,6 +236,20 @@ def assert_not_claimed(
     seen = claims_of(dedup, key, kind=kind, http=http, principal=principal)
     if seen.times:
         raise AssertionError(f"{key!r} was claimed {seen.times} times, not never:\n{seen}")
+
+
+def _check_gate(dedup: Any) -> None:
+    if not isinstance(dedup, Dedup | SyncDedup):
+        raise ConfigError(
+            f"the gate must be a Dedup or a fastdedup.sync.Dedup, got {named(dedup)}: give the object, such as "
+            "shop.dedup, then the key"
+        )
+
+
+def _check_http(http: Any) -> None:
+    is_pair = isinstance(http, tuple | list) and len(http) == 2
+    if http is not None and not (is_pair and all(isinstance(each, str) for each in http)):
+        raise ConfigError(f'http must be a method and a path, as ("POST", "/orders"), got {shown(http)}')
 
 
 def _check_kind(kind: Any) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
-from ..checks import Seconds, check_seconds
+from ..checks import Seconds, check_seconds, is_number, shown
 from ..errors import ConfigError
 
 _MICRO = 1_000_000
+_LATEST = 253_402_300_799
+"""The end of the year 9999: milliseconds were given in place of seconds."""
 
 
 class Clock:
@@ -18,11 +21,14 @@ class Clock:
 
     Args:
         now: seconds since 1970 at which it begins.
+
+    Raises:
+        ConfigError: `now` is no time.
     """
 
     def __init__(self, now: float | None = None) -> None:
         # Mutable: the time in whole microseconds, so that ten steps of 0.1 s are one second; who is told of a move.
-        self._us = int(time.time()) * _MICRO if now is None else round(now * _MICRO)
+        self._us = int(time.time()) * _MICRO if now is None else round(_checked(now) * _MICRO)
         self.before_move: list[Callable[[float], None]] = []
         """Called with the seconds of each move, before it."""
         self.after_move: list[Callable[[], None]] = []
@@ -61,8 +67,17 @@ class Clock:
         """Let time pass until `now`, in seconds since 1970.
 
         Raises:
-            ConfigError: that is in the clock's past.
+            ConfigError: that is no time, or in the clock's past.
         """
-        if now < self.now:
+        if _checked(now) < self.now:
             raise ConfigError(f"the clock shows {self.now:.6f} and does not go back, got {now:.6f}")
         self.advance(now - self.now)
+
+
+def _checked(now: Any) -> float:
+    """Return a time in seconds since 1970."""
+    if not is_number(now) or not 0 <= now <= _LATEST:
+        raise ConfigError(
+            f"a clock's time must be a number of seconds since 1970, as time.time() returns, got {shown(now)}"
+        )
+    return float(now)

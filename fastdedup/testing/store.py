@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..errors import UnavailableError
+from ..checks import named
+from ..errors import ConfigError, UnavailableError
 from ..protocol.operations import Op, Reply, Verb
 from ..stores.base import Page, Query
 from ..stores.memory import MemoryStore
@@ -26,6 +27,9 @@ class FakeStore:
     Args:
         clock: the clock by which leases end; a new one by default.
 
+    Raises:
+        ConfigError: it is no `Clock`.
+
     Attributes:
         clock: moves time: `store.clock.advance(31)`.
         outage: takes the store away: `with store.outage("refused"):`, also "frozen" and "lost_reply".
@@ -37,6 +41,8 @@ class FakeStore:
     name = "fake"
 
     def __init__(self, clock: Clock | None = None) -> None:
+        if not isinstance(clock, Clock | None):
+            raise ConfigError(f"clock must be a fastdedup.testing.Clock, got {named(clock)}: use Clock(now)")
         self.clock = Clock() if clock is None else clock
         """Moves time: `store.clock.advance(31)`."""
         self.outage = Outage()

@@ -34,8 +34,11 @@ def fake_dedup(store: FakeStore | None = None, **settings: Any) -> Dedup:
     Args:
         store: the store; a new one by default.
         settings: as for `fastdedup.Dedup`; the namespace is "test" by default.
+
+    Raises:
+        ConfigError: the store is no `FakeStore`, or a setting is not valid.
     """
-    store = FakeStore() if store is None else store
+    store = _checked(store)
     dedup = Dedup(store, **{"namespace": "test", **settings})
     _put_in(dedup._namespace.connection, store)
     _begin_anew(dedup.settings, store)
@@ -44,11 +47,23 @@ def fake_dedup(store: FakeStore | None = None, **settings: Any) -> Dedup:
 
 def fake_sync_dedup(store: FakeStore | None = None, **settings: Any) -> SyncDedup:
     """Return a `fastdedup.sync.Dedup` on a store for tests. Arguments as for `fake_dedup`."""
-    store = FakeStore() if store is None else store
+    store = _checked(store)
     dedup = SyncDedup(store, **{"namespace": "test", **settings})
     _put_in(dedup._per_process.template._namespace.connection, store)
     _begin_anew(dedup.settings, store)
     return dedup
+
+
+def _checked(store: Any) -> FakeStore:
+    """Return the store, a new one where none is given."""
+    if store is None:
+        return FakeStore()
+    if not isinstance(store, FakeStore):
+        raise ConfigError(
+            f"the store of a test must be a FakeStore, got {named(store)}; a gate that has a URL is put on one by "
+            "swapped(gate)"
+        )
+    return store
 
 
 @contextmanager
@@ -63,10 +78,10 @@ def swapped(*gates: str | Dedup | SyncDedup, store: FakeStore | None = None) -> 
         store: the store; a new one by default.
 
     Raises:
-        ConfigError: there is no gate at that place.
+        ConfigError: there is no gate at that place; the store is no `FakeStore`.
         UsageError: a gate is open, in an event loop that still exists or in the thread of `fastdedup.sync`.
     """
-    store = FakeStore() if store is None else store
+    store = _checked(store)
     with ExitStack() as stack:
         for gate in gates:
             found = _found(gate) if isinstance(gate, str) else gate
@@ -268,6 +283,8 @@ def _found(place: str) -> Any:
         ConfigError: there is no such module or name.
     """
     parts = place.replace(":", ".").split(".")
+    if not all(parts):
+        raise _nothing_at(place)
     for size in range(len(parts) - 1, 0, -1):
         module = _imported(".".join(parts[:size]))
         if module is not None:
@@ -275,7 +292,11 @@ def _found(place: str) -> Any:
                 return reduce(getattr, parts[size:], module)
             except AttributeError as error:
                 raise ConfigError(f"there is no {place!r}: {error}") from None
-    raise ConfigError(f"there is no {place!r}: write it as 'package.module.dedup'")
+    raise _nothing_at(place)
+
+
+def _nothing_at(place: str) -> ConfigError:
+    return ConfigError(f"there is no {place!r}: write it as 'package.module.dedup'")
 
 
 def _imported(name: str) -> ModuleType | None:

@@ -478,6 +478,8 @@ def test_an_open_synchronous_gate_is_not_swapped() -> None:
     [
         ("nowhere.dedup", "there is no 'nowhere.dedup': write it as 'package.module.dedup'"),
         ("dedup", "there is no 'dedup': write it as"),
+        ("..a", r"there is no '\.\.a': write it as 'package\.module\.dedup'"),
+        ("a..b", "write it as"),
         (f"{__name__}.APP.gate", "has no attribute 'gate'"),
         (f"{__name__}.NOWHERE", "takes a Dedup or a fastdedup.sync.Dedup, or its place, got str"),
     ],
@@ -578,6 +580,40 @@ async def test_the_same_owner_again_is_one_acquisition(store: FakeStore) -> None
     assert_claimed_once(dedup, "k")
     with pytest.raises(InProgressError):
         (await dedup.claim("k")).replay()
+
+
+ANY: Any = "redis://user:secret@localhost"  # what is given by mistake
+MISTAKES: list[tuple[Callable[[], object], str]] = [
+    (
+        lambda: fake_dedup(ANY),
+        r"must be a FakeStore, got str; a gate that has a URL is put on one by swapped\(gate\)",
+    ),
+    (lambda: fake_sync_dedup(ANY), "must be a FakeStore, got str"),
+    (lambda: swapped(store=ANY).__enter__(), "must be a FakeStore, got str"),
+    (lambda: FakeStore(ANY), r"clock must be a fastdedup.testing.Clock, got str: use Clock\(now\)"),
+    (lambda: Clock(float("nan")), "must be a number of seconds since 1970, as time.time.. returns, got nan"),
+    (lambda: Clock(-1.0), "got -1.0"),
+    (lambda: Clock(1_700_000_000_000.0), "got 1700000000000.0"),
+    (lambda: Clock().move_to(None), "must be a number of seconds since 1970.*got None"),  # type: ignore[arg-type]
+    (lambda: Clock().move_to(float("inf")), "got inf"),
+    (
+        lambda: claims_of(None, "k"),
+        "must be a Dedup or a fastdedup.sync.Dedup, got NoneType: give the object",
+    ),  # type: ignore[arg-type]
+    (lambda: assert_not_claimed("k", ANY), "must be a Dedup or a fastdedup.sync.Dedup, got str"),  # type: ignore[arg-type]
+    (
+        lambda: claims_of(fake_dedup(), "k", http="POST /x"),
+        r'a method and a path, as \("POST", "/orders"\), got str',
+    ),  # type: ignore[arg-type]
+    (lambda: claims_of(fake_dedup(), "k", http=("POST", None)), "a method and a path"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "message"), MISTAKES)
+def test_a_mistake_is_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as told:
+        call()
+    assert "secret" not in str(told.value)
 
 
 # The inbox
