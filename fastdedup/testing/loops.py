@@ -290,7 +290,8 @@ class EachLoop:
     def renewals(self, lease: float) -> RenewalQueue:
         """Return the queue of renewals of that lease, in seconds; see `Connection.renewals`."""
         queue = self._here().renewals(lease)
-        self._look_for_renewals()
+        # Once it is in the queue, and before it leaves that, as a third of the lease is over in real time.
+        asyncio.get_running_loop().call_soon(self._look_for_renewals)
         return queue
 
     def _look_for_renewals(self) -> None:
