@@ -30,6 +30,7 @@ from fastdedup.protocol.keyspace import Keyspace, Kind
 from fastdedup.protocol.operations import Op, Reply, Verb
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.web.inspection import get_request
 
 from .resp import resp_server
 from .servers import RedisServer
@@ -875,3 +876,10 @@ async def test_a_known_duplicate_does_not_excuse_bad_arguments() -> None:
             with pytest.raises(ConfigError):
                 await dedup.claim("k", **option)  # type: ignore[arg-type]
         assert (await dedup.claim("k", owner="me")).owner == "me"
+
+
+@pytest.mark.parametrize("key", [None, 7, b"k-1"])
+async def test_the_key_of_a_web_request_is_text(key: Any) -> None:
+    async with Dedup("memory://") as dedup:
+        with pytest.raises(InvalidKeyError, match="must be the text of an Idempotency-Key"):
+            await get_request(dedup, "POST", "/orders", key=key)

@@ -458,8 +458,11 @@ class Connection:
 
     def hear_batches(self, callback: OnBatch) -> None:
         """Call a user's function with the size of each batch. An error of that is logged, and stops no batch."""
+        counters = self.watchers.counters
 
         def heard(size: int) -> None:
+            if counters is not None:
+                counters.on_batch(size)
             try:
                 callback(size)
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 -- the batch must still be sent

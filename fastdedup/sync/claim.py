@@ -195,8 +195,7 @@ class Claim:
         """Return for how long settling may take; `within` ends it sooner, by a last try that began before."""
         if within is None:
             return self._seconds
-        last_try = self._background.dedup._namespace.connection.timeout
-        return min(self._seconds, check_seconds(within, "within", least=0.0)) + last_try
+        return min(self._seconds, check_seconds(within, "within", least=0.0)) + self._one_operation
 
     def __enter__(self) -> Self:
         if self.acquired:
@@ -224,12 +223,18 @@ class Claim:
 
         self._run(leave, self._seconds)
 
-    def _run(self, make: Callable[[], Awaitable[T]], seconds: float = 0.0) -> T:
+    def _run(self, make: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
+        """Run it in the background thread, for so many seconds at most; by default for one operation's."""
         if not self._background.here:
             raise UsageError(
                 "this claim was made in another process, or its background thread has died: claim again"
             )
-        return self._background.run(make, seconds)
+        return self._background.run(make, self._one_operation if seconds is None else seconds)
+
+    @property
+    def _one_operation(self) -> float:
+        """Seconds that an operation takes at most."""
+        return self._background.dedup._namespace.connection.timeout
 
 
 def take_back(dedup: AsyncDedup) -> Callable[[AsyncClaim], None]:

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import orjson
 
+from ..checks import named
 from ..codec import Codec, JSONCodec
 from ..errors import ForeignRecordError, InvalidKeyError
 from ..gate.settings import Settings
@@ -69,6 +70,8 @@ def place_of_request(method: str, path: str, principal: Caller, key: str) -> Req
 
     Arguments and errors as for `get_request`.
     """
+    if not isinstance(key, str):
+        raise InvalidKeyError(f"the key must be the text of an Idempotency-Key, got {named(key)}")
     try:
         name = header.parse([key.encode()]) or ""
     except (header.BadKey, UnicodeEncodeError) as error:

@@ -241,6 +241,21 @@ async def test_the_figures_of_an_outage_stand_at_0_before_it(shown: Shown) -> No
     )
 
 
+@pytest.mark.parametrize("watched", ["before", "after"])
+async def test_a_callback_for_batches_leaves_the_figures_alone(watched: str, shown: Shown) -> None:
+    """Of two that hear of batches, the first heard of none."""
+    sizes: list[int] = []
+    dedup = Dedup("memory://", namespace="shop")
+    if watched == "before":
+        watch(dedup, registry=shown.registry)
+    dedup.on_batch(sizes.append)
+    watch(dedup, registry=shown.registry)
+    async with dedup:
+        await dedup.claim("k")
+    assert sizes == [1]
+    assert shown("fastdedup_batch_size_count") == shown("fastdedup_batch_size_sum") == 1
+
+
 async def _nothing(*args: Any) -> None:
     """An application that answers nothing, and an endpoint that is not called."""
 
