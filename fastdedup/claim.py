@@ -98,8 +98,8 @@ class Claim:
     """When the lease ends, in the loop's time, once somebody has asked or renewed."""
     _outage: bool
     """Set where the lease is lost: True where the store has not said so, but did not answer until it ended."""
-    _recording: asyncio.Task[None]
-    """Goes on recording an outcome whose caller was cancelled."""
+    _recording: asyncio.Task[None] | None
+    """Goes on recording an outcome whose caller was cancelled; set once one was."""
     _told_lost: bool
     """Set once the gate's listeners know that the lease is lost."""
     _trace: object
@@ -365,9 +365,10 @@ class Claim:
             raise UsageError(f"this claim is {self.outcome}, not acquired: only its owner settles it")
         if self._settled is _LOST:
             raise self._lost_error()
-        if hasattr(self, "_recording"):  # its caller was cancelled, and says anew how it ends
-            self._recording.cancel()
-            self._settled = None
+        recording = getattr(self, "_recording", None)
+        if recording is not None:  # its caller was cancelled, and says anew how it ends
+            recording.cancel()
+            self._recording = self._settled = None
         if self._settled is not None:
             raise UsageError(f"this claim was {self._settled} already; settle it once")
 
@@ -543,8 +544,9 @@ class Claim:
                     f"the lease of {self.key!r} was lost while its body ran", outage=self._lost_in_outage
                 ) from None
             return
-        if error is None and hasattr(self, "_recording"):
-            await asyncio.shield(self._recording)
+        recording = getattr(self, "_recording", None)
+        if error is None and recording is not None:
+            await asyncio.shield(recording)
             return
         if self._settled is not None:
             return

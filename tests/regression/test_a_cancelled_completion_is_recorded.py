@@ -108,6 +108,15 @@ async def test_its_caller_may_decide_anew(store: FakeStore) -> None:
         assert (await dedup.claim("order:42")).result == "third"
 
 
+async def test_its_caller_may_decide_anew_within_its_block(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        async with dedup.claim("order:42") as claim:
+            with store.outage("refused"):
+                await cancelled(lambda: claim.complete("first"))
+            await claim.complete("second")
+        assert (await dedup.claim("order:42")).result in ("first", "second")
+
+
 async def test_a_gate_that_closes_waits_for_it(store: FakeStore) -> None:
     async with Dedup(store, namespace="shop", lease=30.0) as dedup:
         claim = await dedup.claim("order:42")
