@@ -33,7 +33,10 @@ def abandoned(answer: Resolution) -> AbandonedError:
 
 
 class ExhaustedError(DedupError):
-    """Every attempt at this message was begun, and none has ended: they died, or the key was claimed elsewhere."""
+    """Every attempt at this message was begun, and not one has ended.
+
+    Their consumers died, of this message or of another one beside it; or the key was claimed and released elsewhere.
+    """
 
 
 class MessageRules:
@@ -128,8 +131,8 @@ class MessageRules:
         if attempt <= self.attempts:
             return None
         error = ExhaustedError(
-            f"{self.attempts} attempts were begun, and none has ended: the consumers that had it died, or somebody "
-            "else has claimed and released its key"
+            f"{self.attempts} attempts were begun, and none has ended: the consumers that had it died, of this "
+            "message or of another one beside it, or somebody else has claimed and released its key"
         )
         return Decision(Action.DEAD_LETTER, Reason.EXHAUSTED, key, attempt - 1, error=error)
 
