@@ -292,7 +292,7 @@ class Claim:
 
     async def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""
-        self._check_live()
+        self._check_live(settles=True)
         op = ReleaseOp(self._call.wire, self._call.owner, self._verdict.fence)
         op.unsure = getattr(self, "_unsure", False)
         try:
@@ -319,7 +319,7 @@ class Claim:
     # Settling
 
     def _outcome_op(self, value: Any, ttl: Seconds | None, *, succeeded: bool) -> SettleOp:
-        self._check_live()
+        self._check_live(settles=True)
         self._settling = True
         settings = self._namespace.settings
         if ttl is None:
@@ -360,16 +360,13 @@ class Claim:
             id=call.id,
         )
 
-    def _check_live(self) -> None:
+    def _check_live(self, *, settles: bool = False) -> None:
+        """Raise an error where the claim is settled already; `settles`: unless its caller was cancelled as it was."""
         if self._verdict.outcome is not _ACQUIRED:
             raise UsageError(f"this claim is {self.outcome}, not acquired: only its owner settles it")
         if self._settled is _LOST:
             raise self._lost_error()
-        recording = getattr(self, "_recording", None)
-        if recording is not None:  # its caller was cancelled, and says anew how it ends
-            recording.cancel()
-            self._recording = self._settled = None
-        if self._settled is not None:
+        if self._settled is not None and not (settles and getattr(self, "_recording", None) is not None):
             raise UsageError(f"this claim was {self._settled} already; settle it once")
 
     async def _finish(
@@ -389,6 +386,10 @@ class Claim:
         tracing = self._namespace.watchers.tracing
         if tracing is not None and traces and (span := tracing.settling(self, how)) is not None:
             return await traced(tracing, span, self._finish(how, op, until, traces=False))
+        recording = getattr(self, "_recording", None)
+        if recording is not None and not alone:  # its caller was cancelled, and says anew how it ends
+            recording.cancel()
+            self._recording = None
         self._settled = how
         pause, began = _FIRST_PAUSE, self._namespace.ask.now
         try:
@@ -411,9 +412,9 @@ class Claim:
             raise
         except asyncio.CancelledError:
             # Of a release no more is asked. The effect of an outcome has happened: its recording goes on by itself.
-            if self._settling:
+            if self._settling and not alone:
                 self._settled = None
-                if not alone and isinstance(op, SettleOp):
+                if isinstance(op, SettleOp):
                     self._recording = self._namespace.connection.keep(self._record_alone(how, op, until))
             raise
         except BaseException:

@@ -9,11 +9,12 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
-from fastdedup import Claim, Dedup, UnavailableError
+from fastdedup import Claim, ConfigError, Dedup, UnavailableError, UsageError
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore
 
@@ -115,6 +116,41 @@ async def test_its_caller_may_decide_anew_within_its_block(store: FakeStore) -> 
                 await cancelled(lambda: claim.complete("first"))
             await claim.complete("second")
         assert (await dedup.claim("order:42")).result in ("first", "second")
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_renewal_meanwhile_leaves_it_alone(raises: bool, store: FakeStore) -> None:
+    """The lease is renewed at its thirds, and the body goes on."""
+    async with Dedup(store, namespace="shop", lease=0.3) as dedup:
+        with suppress(RuntimeError):
+            async with dedup.claim("order:42", renew=True) as claim:
+                with store.outage("refused"):
+                    await cancelled(lambda: claim.complete({"id": 7}))
+                    with pytest.raises(UsageError):
+                        await claim.renew()  # as the gate itself does
+                if raises:
+                    raise RuntimeError
+        assert (await recorded(dedup, "order:42")).result == {"id": 7}
+
+
+async def test_a_second_try_that_cannot_be_sent_leaves_it_alone(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        async with dedup.claim("order:42") as claim:
+            with store.outage("refused"):
+                await cancelled(lambda: claim.complete({"id": 7}))
+                with pytest.raises(ConfigError):
+                    await claim.complete({"id": 8}, ttl=-1)
+        assert (await dedup.claim("order:42")).result == {"id": 7}
+
+
+async def test_what_was_replaced_does_not_undo_the_second(store: FakeStore) -> None:
+    async with gate(store) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.complete("first"))
+        await claim.complete("second")
+        with pytest.raises(UsageError):
+            await claim.complete("third")
 
 
 async def test_a_gate_that_closes_waits_for_it(store: FakeStore) -> None:
