@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import re
 import shlex
 from collections.abc import Callable
@@ -19,7 +20,9 @@ from starlette.routing import Route
 
 from fastdedup import Dedup, FailedError, State, business_key
 from fastdedup.cli.main import cli
+from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header
 from fastdedup.sql import Inbox
+from fastdedup.web.inspection import get_request
 
 from ..sql_pages.pages import Page
 
@@ -165,3 +168,17 @@ async def test_each_record_is_found_by_its_name_in_the_table(redis_url: str) -> 
         async with dedup.lock("nightly"):
             await asyncio.to_thread(command, "inspect", "--kind", "lock", "nightly")
         assert {each.kind for each in (await dedup.records()).records} == {"lock"}, "which was released"
+
+
+async def test_a_principal_of_by_header_is_found_by_its_digest(redis_url: str) -> None:
+    """As the page says it."""
+    (said,) = re.findall(r"`(hashlib[^`]+)`", PAGE.text)
+    principal = eval(said, {"hashlib": hashlib})
+    app = Starlette(routes=[Route("/orders", lambda request: JSONResponse(1), methods=["POST"])])
+    async with Dedup(redis_url, namespace="shop") as dedup:
+        gated = IdempotencyMiddleware(app, dedup, principal=by_header("x-account"))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(gated), base_url="http://shop") as client:
+            await client.post("/orders", headers={"X-Account": "4711", "Idempotency-Key": "k-77"})
+        record = await get_request(dedup, "POST", "/orders", key="k-77", principal=principal)
+        assert record is not None
+        assert record.state is State.SUCCEEDED
