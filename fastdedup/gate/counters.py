@@ -72,6 +72,8 @@ OTHERS: Final = "(others)"
 """The label of further namespaces, and in a sidecar of those that clients have only looked at: made-up ones must not
 make the metrics grow."""
 MAX_NAMESPACES: Final = 1000
+_MOST_EXPECTED: Final = 50
+"""The namespaces whose figures may stand at 0 before they are used."""
 _TRIES: Final = 10
 """Times that a thread copies the counts while another one changes them."""
 Cells = list[float]
@@ -155,6 +157,8 @@ class GateCounters:
 
         The rate of a series that is born with its first event does not show that event.
         """
+        if namespace not in self._names and len(self._names) >= _MOST_EXPECTED:
+            return  # a program may make more scopes than it uses: the labels are for those that it uses
         for verb in verbs or _EXPECTED:
             self.outcomes(namespace, verb)
 

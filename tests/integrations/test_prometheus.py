@@ -256,6 +256,17 @@ async def test_a_callback_for_batches_leaves_the_figures_alone(watched: str, sho
     assert shown("fastdedup_batch_size_count") == shown("fastdedup_batch_size_sum") == 1
 
 
+async def test_scopes_that_are_only_made_take_no_label_from_one_that_is_used(shown: Shown) -> None:
+    dedup = Dedup("memory://", namespace="shop")
+    watch(dedup, registry=shown.registry)
+    for number in range(1500):
+        dedup.scoped(f"t{number}")
+    async with dedup:
+        await dedup.scoped("payments").claim("k")
+    assert shown(TOTAL, namespace="shop:payments", outcome="acquired") == 1
+    assert len(shown.text.splitlines()) < 2000
+
+
 async def _nothing(*args: Any) -> None:
     """An application that answers nothing, and an endpoint that is not called."""
 
