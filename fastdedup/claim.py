@@ -275,7 +275,7 @@ class Claim:
             ResultTooLargeError: it is larger than `max_result`; the claim stays live.
         """
         until = settle_until(within)
-        await self._finish("completed", self._outcome_op(result, ttl, succeeded=True), until)
+        await self._finish("completed", self._outcome_op("completed", result, ttl), until)
 
     async def fail(
         self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None
@@ -288,11 +288,11 @@ class Claim:
         if isinstance(error, BaseException):
             error = {"type": type(error).__name__, "message": str(error)}
         until = settle_until(within)
-        await self._finish("failed", self._outcome_op(error, ttl, succeeded=False), until)
+        await self._finish("failed", self._outcome_op("failed", error, ttl), until)
 
     async def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""
-        self._check_live(settles=True)
+        self._check_live("released")
         op = ReleaseOp(self._call.wire, self._call.owner, self._verdict.fence)
         op.unsure = getattr(self, "_unsure", False)
         try:
@@ -318,9 +318,10 @@ class Claim:
 
     # Settling
 
-    def _outcome_op(self, value: Any, ttl: Seconds | None, *, succeeded: bool) -> SettleOp:
-        self._check_live(settles=True)
+    def _outcome_op(self, how: str, value: Any, ttl: Seconds | None) -> SettleOp:
+        self._check_live(how)
         self._settling = True
+        succeeded = how == "completed"
         settings = self._namespace.settings
         if ttl is None:
             # A claim's own ttl is what its terms keep beyond the lease.
@@ -360,14 +361,19 @@ class Claim:
             id=call.id,
         )
 
-    def _check_live(self, *, settles: bool = False) -> None:
-        """Raise an error where the claim is settled already; `settles`: unless its caller was cancelled as it was."""
+    def _check_live(self, how: str = "") -> None:
+        """Raise an error where the claim cannot be settled as `how` says, or be renewed."""
         if self._verdict.outcome is not _ACQUIRED:
             raise UsageError(f"this claim is {self.outcome}, not acquired: only its owner settles it")
         if self._settled is _LOST:
             raise self._lost_error()
-        if self._settled is not None and not (settles and getattr(self, "_recording", None) is not None):
+        if self._settled is not None and not self._may_say_anew(how):
             raise UsageError(f"this claim was {self._settled} already; settle it once")
+
+    def _may_say_anew(self, how: str) -> bool:
+        """True where the caller was cancelled as it said how it ends; what is recorded by now can be repeated."""
+        recording = getattr(self, "_recording", None)
+        return bool(how) and recording is not None and (not recording.done() or how == self._settled)
 
     async def _finish(
         self,
@@ -547,7 +553,11 @@ class Claim:
             return
         recording = getattr(self, "_recording", None)
         if error is None and recording is not None:
-            await asyncio.shield(recording)
+            await asyncio.wait(
+                [recording]
+            )  # not a shield: whoever settles it anew meanwhile cancels the recording
+            if not recording.cancelled():
+                recording.result()
             return
         if self._settled is not None:
             return

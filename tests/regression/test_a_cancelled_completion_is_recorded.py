@@ -15,8 +15,11 @@ from typing import Any
 import pytest
 
 from fastdedup import Claim, ConfigError, Dedup, UnavailableError, UsageError
+from fastdedup.events import LeaseLost
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore
+
+Waiter = Callable[..., Awaitable[Any]]
 
 
 @pytest.fixture
@@ -151,6 +154,44 @@ async def test_what_was_replaced_does_not_undo_the_second(store: FakeStore) -> N
         await claim.complete("second")
         with pytest.raises(UsageError):
             await claim.complete("third")
+
+
+async def test_its_block_ends_well_where_another_task_decides_anew(
+    store: FakeStore, wait_until: Waiter
+) -> None:
+    """The recording that the block waits for is replaced: the block's task was cancelled, by nobody."""
+    claims: list[Claim] = []
+
+    async def work() -> None:
+        async with dedup.claim("order:42") as claim:
+            store.outage.start("refused")
+            await cancelled(lambda: claim.complete("first"))
+            claims.append(claim)
+
+    async with gate(store) as dedup:
+        leaving = asyncio.create_task(work())
+        await wait_until(lambda: bool(claims), description="the block waits for its recording")
+        other = asyncio.create_task(claims[0].complete("second"))
+        await asyncio.wait([leaving], timeout=0.05)
+        store.outage.stop()
+        await leaving
+        await other
+        assert (await dedup.claim("order:42")).result == "second"
+
+
+@pytest.mark.parametrize("how", ["fail", "release"])
+async def test_what_is_recorded_by_then_cannot_be_said_otherwise(how: str, store: FakeStore) -> None:
+    """It was called a lost lease."""
+    events: list[object] = []
+    async with Dedup(store, namespace="shop", on_event=events.append) as dedup:
+        claim = await dedup.claim("order:42")
+        with store.outage("refused"):
+            await cancelled(lambda: claim.complete({"id": 7}))
+        await recorded(dedup, "order:42")
+        with pytest.raises(UsageError, match="completed already"):
+            await getattr(claim, how)()
+        assert not claim.lost
+    assert not [each for each in events if isinstance(each, LeaseLost)]
 
 
 async def test_a_gate_that_closes_waits_for_it(store: FakeStore) -> None:
