@@ -45,13 +45,20 @@ class ClaimedWork:
     """The work under a claim, for the clients of HTTP that it uses.
 
     Attributes:
-        wire: the claim's store key.
+        wire: the claim's store key; empty for what is no claim's work.
+        around: the work that this one is a part of, where claims are nested.
+        entered: takes it back from the context that it was entered in.
+        is_over: True where it was left in another context, so that the one that it was entered in still has it.
     """
 
-    __slots__ = ("_asked", "wire")
+    __slots__ = ("_asked", "around", "entered", "is_over", "wire")
 
-    def __init__(self, wire: bytes) -> None:
+    entered: Token[ClaimedWork | None]
+
+    def __init__(self, wire: bytes, around: ClaimedWork | None = None) -> None:
         self.wire = wire
+        self.around = around
+        self.is_over = False
         # Mutable: how often each method and address was asked for; made at the first request.
         self._asked: Counter[str] | None = None
 
@@ -77,26 +84,61 @@ def _shortened(name: str) -> str:
     return f"{name[:_LONG_NAME]}#{digest}"
 
 
-present_work: ContextVar[ClaimedWork | None] = ContextVar("fastdedup_claimed_work", default=None)
+_present: ContextVar[ClaimedWork | None] = ContextVar("fastdedup_claimed_work", default=None)
 """The work under a claim that runs in this context; tasks that it starts inherit it."""
 
 
-def enter(wire: bytes) -> Token[ClaimedWork | None]:
+def present_work() -> ClaimedWork | None:
+    """Return the work under a claim that the running code is a part of."""
+    work = _within(_present.get())
+    return work if work is not None and work.wire else None
+
+
+def _within(work: ClaimedWork | None) -> ClaimedWork | None:
+    while work is not None and work.is_over:
+        work = work.around
+    return work
+
+
+def enter(wire: bytes) -> ClaimedWork:
     """Make a claim's work the present one; pass the answer to `leave`.
 
     Also where no client is imported yet: the work may import it, and its first request must have the same key as that
     of a later attempt, in a process that has it.
     """
-    return present_work.set(ClaimedWork(wire))
+    work = ClaimedWork(wire, _within(_present.get()))
+    work.entered = _present.set(work)
+    return work
 
 
-def leave(token: Token[ClaimedWork | None] | None) -> None:
-    """End what `enter` began. Where that was in another context, which has ended, nothing is to be done."""
-    if token is not None:
-        try:
-            present_work.reset(token)
-        except ValueError:
-            return
+def leave(work: ClaimedWork | None) -> None:
+    """End what `enter` began: what was around it is the present work again.
+
+    Claims that are held in generators may end in another order than they began. Tasks that the work has started, and
+    that go on, stay a part of it: an attempt that starts them again sends the same keys.
+    """
+    if work is None:
+        return
+    inner = _present.get()
+    try:
+        _present.reset(work.entered)
+    except ValueError:
+        work.is_over = True
+        return
+    if inner is work:
+        inner = work.around
+    else:
+        _unlink(work, inner)
+    if inner is not _present.get():
+        _present.set(inner)
+
+
+def _unlink(work: ClaimedWork, inner: ClaimedWork | None) -> None:
+    """Take a work out of those around an inner one."""
+    while inner is not None and inner.around is not work:
+        inner = inner.around
+    if inner is not None:
+        inner.around = work.around
 
 
 @contextmanager
@@ -106,11 +148,11 @@ def claimed_work(wire: bytes | None) -> Iterator[None]:
     Each block counts its requests anew. So enter it around each run of the work: in a block around two runs, the
     second one would send other keys, and the next hop would act twice.
     """
-    token = None if wire is None else enter(wire)
+    work = None if wire is None else enter(wire)
     try:
         yield
     finally:
-        leave(token)
+        leave(work)
 
 
 @contextmanager
@@ -120,8 +162,5 @@ def beside_work() -> Iterator[None]:
     A check of `resolve=` runs so. It runs at some attempts only: were its requests counted, one to the address that
     the work asks as well (GraphQL, JSON-RPC) would get the key of an earlier attempt's charge.
     """
-    token = present_work.set(None)
-    try:
+    with claimed_work(b""):
         yield
-    finally:
-        leave(token)

@@ -134,7 +134,7 @@ class RetryRules:
 
     def _work(self) -> ClaimedWork | None:
         """Return the work under a claim that this request is a part of, where its key is to come from there."""
-        return present_work.get() if self.make_key is new_key else None
+        return present_work() if self.make_key is new_key else None
 
     def key_for(self, method: str, own: str | bytes | None, url: str = "") -> str | None:
         """Return the header's value for a request, or None where it gets no key.

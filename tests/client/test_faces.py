@@ -62,7 +62,7 @@ class Work:
 
     def is_right(self) -> bool:
         """True where both attempts sent one key, and this context is free again."""
-        return len(self.keys) == 2 and len(set(self.keys)) == 1 and present_work.get() is None
+        return len(self.keys) == 2 and len(set(self.keys)) == 1 and present_work() is None
 
 
 @pytest.fixture

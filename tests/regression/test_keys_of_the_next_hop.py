@@ -2,17 +2,21 @@
 
 Where the work itself imported the client, the first one of a process got a random key, and the attempt after a crash
 another one. Two addresses that begin with the same 900 characters shared a key, so that the second request was
-answered with the first one's response.
+answered with the first one's response. Where a claim that a generator held ended within another claim's block, the
+requests of that block got random keys, and later ones, outside of every claim, those of the claim that was over.
 """
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 
 import pytest
 
-from fastdedup.downstream import ClaimedWork, downstream_key
+from fastdedup import Dedup
+from fastdedup.downstream import ClaimedWork, downstream_key, enter, leave, present_work
 
 PROGRAM = """
 import asyncio
@@ -56,3 +60,60 @@ def test_other_addresses_keep_their_keys() -> None:
     work = ClaimedWork(b"shop:=order:42")
     key = work.key_for("post", "https://user:password@bank.test/charges?reference=7")
     assert key == downstream_key(b"shop:=order:42", "POST https://bank.test/charges 1")
+
+
+async def messages(dedup: Dedup) -> AsyncIterator[str]:
+    async with dedup.claim("message:1"):
+        yield "one"
+
+
+def key() -> str | None:
+    work = present_work()
+    return None if work is None else work.key_for("POST", "https://bank.test/charges")
+
+
+async def test_a_generator_that_ends_within_another_block_leaves_its_keys_alone() -> None:
+    async with Dedup(namespace="shop") as dedup:
+        received = messages(dedup)
+        await anext(received)
+        async with dedup.claim("order:42") as claim:
+            await anext(received, None)
+            assert key() == claim.downstream("POST https://bank.test/charges 1")
+        assert key() is None
+
+
+async def test_a_generator_that_another_context_ends_leaves_no_keys() -> None:
+    """As the event loop ends one that its task has left."""
+    async with Dedup(namespace="shop") as dedup:
+        received = messages(dedup)
+        await anext(received)
+        await asyncio.create_task(anext(received, None))  # type: ignore[arg-type]
+        assert key() is None
+        async with dedup.claim("order:42") as claim:
+            assert key() == claim.downstream("POST https://bank.test/charges 1")
+        assert key() is None
+
+
+async def test_a_task_that_outlasts_its_claim_keeps_its_keys() -> None:
+    async def later() -> str | None:
+        async with dedup.claim("inner"):
+            began.set()
+            await over.wait()
+        return key()
+
+    began, over = asyncio.Event(), asyncio.Event()
+    async with Dedup(namespace="shop") as dedup:
+        async with dedup.claim("order:42") as claim:
+            task = asyncio.create_task(later())
+            await began.wait()
+        over.set()
+        assert await task == claim.downstream("POST https://bank.test/charges 1")
+
+
+def test_works_end_in_any_order() -> None:
+    outer, middle, inner = enter(b"outer"), enter(b"middle"), enter(b"inner")
+    leave(outer)
+    leave(middle)
+    assert present_work() is inner
+    leave(inner)
+    assert present_work() is None
