@@ -26,6 +26,7 @@ from .errors import (
     UnavailableError,
     UsageError,
 )
+from .gate.connection import LONGEST_PAUSE
 from .gate.namespace import Namespace
 from .gate.tracing import Tracing
 from .model import Outcome
@@ -39,8 +40,7 @@ _SHAREABLE: Final = (str, int, float, bool)
 """Decoded once for all who ask; what could be changed by one caller is decoded for each."""
 _LOST: Final = "lost"
 _FIRST_PAUSE: Final = 0.02
-_LONGEST_PAUSE: Final = 0.4
-"""Seconds between two tries to settle while the store is unavailable."""
+"""Seconds between two tries to settle while the store is unavailable, at first."""
 
 
 class Body(Protocol):
@@ -411,7 +411,7 @@ class Claim:
                         error.unrecorded = not isinstance(error, ShortfallError)
                         raise
                 await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                pause = min(2 * pause, LONGEST_PAUSE)
         except ClaimLostError:
             self._settled = _LOST
             self._tell_lost()
@@ -435,9 +435,16 @@ class Claim:
         try:
             await self._finish(how, op, until, traces=False, alone=True)
         except DedupError as error:
-            text = "%s: its caller was cancelled, and its result could not be recorded: %s"
-            self._warn("results that were not recorded", text, error)
+            self._warn_of_loss(error)
             raise
+        except asyncio.CancelledError:
+            if self._recording is asyncio.current_task():  # not replaced by another outcome
+                self._warn_of_loss("its event loop has ended")
+            raise
+
+    def _warn_of_loss(self, why: object) -> None:
+        text = "%s: its caller was cancelled, and its result could not be recorded: %s"
+        self._warn("results that were not recorded", text, why)
 
     def _time_to_settle(self, until: float | None) -> float:
         left = self._lease_left()

@@ -48,6 +48,8 @@ from .watchers import Watchers
 
 T = TypeVar("T")
 
+LONGEST_PAUSE = 0.4
+"""Seconds between two tries to settle while the store is unavailable, at most."""
 _LEASES = 64
 """Different leases whose renewals are kept, before those without any are dropped."""
 _LEASE_TO_SKEW = 10
@@ -321,6 +323,10 @@ class Connection:
         engine, self.engine = self.engine, None
         if engine is not None:
             await engine.drain()
+        if self._kept:
+            await asyncio.wait(
+                self._kept, timeout=LONGEST_PAUSE
+            )  # without an engine their next try fails, and is told
         for renewals in self._renewals.values():
             renewals.close()
 

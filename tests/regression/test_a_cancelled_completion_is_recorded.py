@@ -6,6 +6,7 @@ It was dropped: the work was done, the key was freed by the end of the lease, an
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 from collections.abc import Awaitable, Callable
@@ -212,6 +213,30 @@ async def test_what_was_in_vain_is_a_line(store: FakeStore, caplog: pytest.LogCa
             with pytest.raises(UnavailableError):
                 await claim._recording
     assert "order:42: its caller was cancelled, and its result could not be recorded" in caplog.text
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_loop_that_ends_in_the_outage_is_a_line(
+    earlier: bool, store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Asyncio said that a task was destroyed, and nothing said whose result was lost. `earlier`: cancelled before."""
+    dedup = Dedup(store, namespace="shop", lease=30.0, timeout=0.1)
+    caplog.set_level(logging.WARNING)
+
+    async def main() -> None:
+        await dedup.open()
+        claim = await dedup.claim("order:42")
+        store.outage.start("refused")
+        if earlier:
+            await cancelled(lambda: claim.complete({"id": 7}))
+        else:
+            completing = asyncio.create_task(claim.complete({"id": 7}))
+            await asyncio.wait([completing], timeout=0.05)
+
+    asyncio.run(main())
+    gc.collect()
+    assert "order:42: its caller was cancelled, and its result could not be recorded: " in caplog.text
+    assert "destroyed" not in caplog.text
 
 
 class Interrupted(Exception):
