@@ -12,11 +12,16 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from fastdedup import Dedup, ResultError
+from fastdedup import ConfigError, Dedup, ResultError
 from fastdedup.cli.main import cli
-from fastdedup.integrations.asgi import IdempotencyMiddleware
+from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header
 from fastdedup.sync import Dedup as SyncDedup
-from fastdedup.web.inspection import forget_request, get_request
+from fastdedup.web.inspection import (
+    forget_request,
+    get_request,
+    place_of_request,
+    principal_of_header,
+)
 from fastdedup.web.rules import Rule
 
 EVIL = "\x1b[2Jorder\x9b1m\u202e7"
@@ -157,17 +162,17 @@ def test_python_names_a_web_key_by_its_request(
             assert forget_request(gate, "POST", "/orders/{id}", key="k-1", principal="ann")
 
 
-async def answered(dedup: Dedup) -> None:
+async def answered(dedup: Dedup, principal: Any = lambda _: "ann", **headers: str) -> None:
     """Send a request through the middleware."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b"made"})
 
-    guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=lambda _: "ann")
+    guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=principal)
     transport = httpx.ASGITransport(guarded)
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-        answer = await client.post("/orders/7", headers={"idempotency-key": '"k-1"'})
+        answer = await client.post("/orders/7", headers={"idempotency-key": '"k-1"', **headers})
         assert answer.status_code == 201
 
 
@@ -201,6 +206,52 @@ def test_a_web_key_is_named_by_its_request(run: Callable[..., Result], at_gate: 
     assert (
         Rule("/orders/{id}", principal=lambda _: "ann").scope_key("POST", "/x", "ann", "k-1") == record["key"]
     )
+
+
+def test_a_caller_of_by_header_is_named_by_the_headers_value(
+    run: Callable[..., Result], at_gate: Callable[..., None]
+) -> None:
+    """The principal is a digest of it. A caller whose principal is that very text is another one."""
+    value = "Bearer 47:11"
+
+    async def work(dedup: Dedup) -> None:
+        await answered(dedup, by_header("Authorization"), Authorization=value)
+        found = await get_request(
+            dedup, "POST", "/orders/{id}", key="k-1", principal=principal_of_header(value)
+        )
+        assert found is not None
+        for wrong in ("", b"Bearer 47:11", None):
+            with pytest.raises(ConfigError, match="a header's value must be text") as refused:
+                principal_of_header(wrong)  # type: ignore[arg-type]
+            assert "47:11" not in str(refused.value)
+
+    at_gate(work)
+    request = ["--http", "POST", "/orders/{id}", "--key", "k-1"]
+    for command in "inspect", "forget":
+        plain = run(command, *request, "--principal", value)
+        assert plain.exit_code == 1, "no record of another caller is found, or freed"
+        assert plain.stderr.endswith("give the header's value by --principal-header.\n")
+    assert run("inspect", *request, "--principal-header", value).exit_code == 0
+    assert run("forget", *request, "--principal-header", f" {value} ").exit_code == 0
+    gone = run("inspect", *request, "--principal-header", value)
+    assert (gone.exit_code, "--principal-header" in gone.stderr) == (1, False)
+
+
+def test_a_caller_of_a_proxys_gate_is_named_by_the_headers_value(
+    run: Callable[..., Result], at_gate: Callable[..., None]
+) -> None:
+    """There the value itself is the principal; the record is in no scope."""
+    request = ["--http", "GATE", "POST /orders", "--key", "k-1"]
+
+    async def work(dedup: Dedup) -> None:
+        place = place_of_request("GATE", "POST /orders", "4711", "k-1")
+        await dedup.claim(place.key)
+
+    at_gate(work)
+    for option in "--principal", "--principal-header":
+        assert run("inspect", *request, option, "4711").exit_code == 0
+    other = run("inspect", *request, "--principal", "4712")
+    assert (other.exit_code, "--principal-header" in other.stderr) == (1, False)
 
 
 def test_locks_tokens_machines_and_ids_are_reached(
@@ -247,6 +298,12 @@ def test_locks_tokens_machines_and_ids_are_reached(
     [
         (["inspect"], "the key is missing"),
         (["inspect", "k", "--principal", "ann"], "go with --http"),
+        (["forget", "k", "--principal-header", "ann"], "go with --http"),
+        (
+            ["forget", "--http", "POST", "/o", "--key", "k", "--principal", "a", "--principal-header", "b"],
+            "not both",
+        ),
+        (["forget", "--http", "POST", "/o", "--key", "k", "--principal-header", ""], "is not empty"),
         (["forget", "k", "--http", "POST", "/orders", "--key", "k"], "given by --key"),
         (["forget", "--http", "POST", "/orders", "--key", "k", "--digest"], "goes without"),
         (["inspect", "--http", "POST", "orders", "--key", "k"], "must start with '/'"),

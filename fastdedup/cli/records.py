@@ -22,7 +22,14 @@ from ..model import Listing, Record, State
 from ..protocol.keyspace import names_of
 from ..protocol.owners import is_drawn, owner_field
 from ..sidecar import client
-from ..web.inspection import GATE, AnyCodec, RequestPlace, place_of_request, web_namespace
+from ..web.inspection import (
+    GATE,
+    AnyCodec,
+    RequestPlace,
+    place_of_request,
+    principal_of_header,
+    web_namespace,
+)
 from .gate import gate_options, run
 from .inbox import Duration, shown
 from .ledger import of_form
@@ -40,6 +47,7 @@ class RecordPlace:
         digest: the key is a digest.
         ledger: the ledger's name, for an id.
         request: where a web request's record is, or None.
+        hint: what to say where nothing is recorded.
     """
 
     def __init__(
@@ -50,11 +58,13 @@ class RecordPlace:
         ledger: str | None,
         *,
         request: RequestPlace | None = None,
+        hint: str = "",
     ) -> None:
         self.key = key
         self.kind: Any = kind
         self.digest = digest
         self.ledger = ledger
+        self.hint = hint
         self._request = request
 
     def within(self, namespace: str) -> str:
@@ -95,6 +105,11 @@ def place_options(command: Command) -> Command:
         click.option(
             "--principal", help="Whose web key: what the principal function returns. [default: everyone]"
         ),
+        click.option(
+            "--principal-header",
+            metavar="VALUE",
+            help="Whose web key, where by_header(…) or a proxy's gate tells callers apart: the header's value.",
+        ),
         click.option("--key", "web_key", help="The request's Idempotency-Key, for --http."),
         click.option("--ledger", help="KEY is an id of this ledger."),
         click.option(
@@ -115,13 +130,14 @@ def place_of(
     digest: bool,
     http: tuple[str, str] | None,
     principal: str | None,
+    principal_header: str | None,
     web_key: str | None,
     ledger: str | None,
 ) -> RecordPlace:
     """Return the place that the options name; a mistake ends the command."""
     if http is None:
-        if principal is not None or web_key is not None:
-            raise click.UsageError("--principal and --key go with --http METHOD PATH")
+        if any(each is not None for each in (principal, principal_header, web_key)):
+            raise click.UsageError("--principal, --principal-header and --key go with --http METHOD PATH")
         if key is None:
             raise click.UsageError("the key is missing: give KEY, or --http METHOD PATH --key …")
         return RecordPlace(key, kind, digest, ledger)
@@ -133,11 +149,18 @@ def place_of(
         )
     if kind != "claim" or digest or ledger is not None:
         raise click.UsageError("--http goes without --kind, --digest and --ledger")
+    if principal is not None and principal_header is not None:
+        raise click.UsageError("give --principal or --principal-header, not both")
     at_gate = http[0].upper() == GATE  # a proxy's requests, whose records are in the namespace that it names
     if not at_gate and _is_default_of_sidecar():
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
+    hint = ""
+    if principal_header is not None:
+        principal = principal_header.strip() if at_gate else principal_of_header(principal_header.strip())
+    elif principal is not None and not at_gate:
+        hint = " Where by_header(…) tells callers apart, give the header's value by --principal-header."
     request = place_of_request(*http, principal, web_key)
-    return RecordPlace(request.key, "claim", False, None, request=request)
+    return RecordPlace(request.key, "claim", False, None, request=request, hint=hint)
 
 
 @click.command()
@@ -362,7 +385,7 @@ def _show(
 
 def _say_nothing(place: RecordPlace, namespace: str) -> None:
     where = f"namespace {namespace!r}" if place.ledger is None else f"the ledger {place.ledger!r}"
-    elsewhere = ""
+    elsewhere = place.hint
     if place.digest and place.kind == "claim":  # as `list --http` shows it
         elsewhere = _where_web_keys_are(namespace, f"give --namespace {web_namespace(namespace)}")
     click.echo(f"Nothing is recorded for {_shown_key(place)} in {where}.{elsewhere}", err=True)

@@ -17,12 +17,13 @@ from ..gateway import Dedup
 from ..model import Record
 from . import header
 from .record_keys import SCOPE, scope_key, shortened
-from .request import EVERYONE, name_of_caller
+from .request import EVERYONE, name_of_caller, principal_of_header
 from .response import ResponseCodec
 from .rules import Rule
 
 GATE: Final = "GATE"
 """Stands for the method of requests that a proxy asks the sidecar's gate about; the path is then the route."""
+__all__ = ["forget_request", "get_request", "principal_of_header"]
 Caller = str | int | UUID | None
 """What a principal function returns: text, a number or a UUID; None stands for a route that is open to everyone."""
 
@@ -111,7 +112,8 @@ def get_request(
         path: the route's path as it is declared, with the prefixes of its routers and the mount of its application:
             `/shop/api/orders/{id}`. Where its rule has `key_scope="path"`, the request's own path.
         key: the request's Idempotency-Key.
-        principal: what the principal function returns for the caller; None where the route is open to everyone.
+        principal: what the principal function returns for the caller; where that is `by_header(…)`,
+            `principal_of_header("the header's value")`; None where the route is open to everyone.
 
     Raises:
         InvalidKeyError: no request can have this key.

@@ -9,6 +9,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 from uuid import UUID
 
+from ..checks import named
 from ..errors import ConfigError
 from .response import Headers
 
@@ -100,8 +101,20 @@ def by_header(name: str) -> Callable[[Request], str | None]:
 
     def principal(request: Request) -> str | None:
         values = [value.decode("latin-1") for each, value in request.headers if each == wanted]
-        if len(values) != 1 or not values[0]:
-            return None
-        return blake2b(values[0].encode(), digest_size=16).hexdigest()
+        return principal_of_header(values[0]) if len(values) == 1 and values[0] else None
 
     return principal
+
+
+def principal_of_header(value: str) -> str:
+    """Return the principal that `by_header` makes of a header's value, such as `Bearer 4711`: its digest.
+
+    To find a caller's records: `get_request(dedup, …, principal=principal_of_header("Bearer 4711"))`.
+
+    Raises:
+        ConfigError: the value is no text, or empty: `by_header` refuses a request with an empty one.
+    """
+    if not isinstance(value, str) or not value:
+        got = "an empty one" if value == "" else named(value)
+        raise ConfigError(f"a header's value must be text that is not empty, got {got}")
+    return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

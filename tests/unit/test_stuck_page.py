@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import re
 import shlex
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from fastdedup import Dedup, FailedError, State, business_key
 from fastdedup.cli.main import cli
 from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header
 from fastdedup.sql import Inbox
-from fastdedup.web.inspection import get_request
+from fastdedup.web.inspection import get_request, principal_of_header
 
 from ..sql_pages.pages import Page
 
@@ -131,7 +130,7 @@ def test_its_commands_can_be_given() -> None:
     rows = [row for row in PAGE.text.splitlines() if row.startswith("| ")]
     named = [command for row in rows for command in re.findall(r"`(inspect [^`]+)`", row)]
     table = [f"fastdedup {command} --namespace shop".replace("\\|", "|") for command in named]
-    assert (len(lines), len(table)) == (5, 9)
+    assert (len(lines), len(table)) == (5, 10)
     for line in lines + table:
         _, name, *arguments = shlex.split(line, comments=True)
         command = cli.get_command(click.Context(cli), name)
@@ -170,15 +169,20 @@ async def test_each_record_is_found_by_its_name_in_the_table(redis_url: str) -> 
         assert {each.kind for each in (await dedup.records()).records} == {"lock"}, "which was released"
 
 
-async def test_a_principal_of_by_header_is_found_by_its_digest(redis_url: str) -> None:
-    """As the page says it."""
-    (said,) = re.findall(r"`(hashlib[^`]+)`", PAGE.text)
-    principal = eval(said, {"hashlib": hashlib})
+async def test_a_principal_of_by_header_is_found_by_the_headers_value(redis_url: str) -> None:
+    """As the table says it."""
+    (row,) = [row for row in PAGE.text.splitlines() if row.startswith("| ") and "principal_of_header" in row]
+    command, call = re.findall(r"`(inspect [^`]+|get_request[^`]+)`", row)
+    (value,) = re.findall(r'principal_of_header\("(.+?)"\)', call)
     app = Starlette(routes=[Route("/orders", lambda request: JSONResponse(1), methods=["POST"])])
     async with Dedup(redis_url, namespace="shop") as dedup:
-        gated = IdempotencyMiddleware(app, dedup, principal=by_header("x-account"))
+        gated = IdempotencyMiddleware(app, dedup, principal=by_header("Authorization"))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(gated), base_url="http://shop") as client:
-            await client.post("/orders", headers={"X-Account": "4711", "Idempotency-Key": "k-77"})
-        record = await get_request(dedup, "POST", "/orders", key="k-77", principal=principal)
+            await client.post("/orders", headers={"Authorization": value, "Idempotency-Key": "7f3c"})
+        names = {"dedup": dedup, "get_request": get_request, "principal_of_header": principal_of_header}
+        record = await eval(call, names)
         assert record is not None
         assert record.state is State.SUCCEEDED
+        given = [*shlex.split(command), "--namespace", "shop", "--url", redis_url]
+        shown = await asyncio.to_thread(CliRunner().invoke, cli, given)
+        assert shown.exit_code == 0, shown.output
