@@ -100,7 +100,8 @@ def place_options(command: Command) -> Command:
             "--http",
             nargs=2,
             metavar="METHOD PATH",
-            help="A web key: the route's method and path, as POST /orders/{id}. With --key, and not KEY.",
+            help="A web key: the route's method and path, as POST /orders/{id}. With --key and not KEY, and with "
+            "--namespace, the application's own: needed with --socket, and by --url unless it is the default.",
         ),
         click.option(
             "--principal", help="Whose web key: what the principal function returns. [default: everyone]"
@@ -186,7 +187,11 @@ def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **name
 
 @click.command(short_help="Delete the record of KEY: its next claim is the first.")
 @place_options
-@click.option("--reason", help="Why, for the audit: up to 256 characters.")
+@click.option(
+    "--reason",
+    help="Why, in up to 256 characters, for the log of the sidecar (--socket, --url sidecar:///…); with --socket "
+    "and --ledger it is not sent. A Redis of --url keeps no log of this.",
+)
 @gate_options(namespace="fastdedup")
 def forget(
     socket: Path | None, url: str, namespace: str, as_json: bool, reason: str | None, **named: Any
@@ -225,7 +230,11 @@ def forget(
     help="Of this state only; processing: held, or left behind by an owner that died.",
 )
 @click.option("--older", type=Duration(), default=timedelta(0), help="Acquired so long ago at least, as 60s.")
-@click.option("--http", is_flag=True, help="The web keys, which are in the namespace <namespace>:http.")
+@click.option(
+    "--http",
+    is_flag=True,
+    help="The web keys, which are in <namespace>:http. Needs --namespace with --socket.",
+)
 @click.option(
     "--prefix",
     default="",
@@ -247,7 +256,11 @@ def forget(
     help="Stop after this time.",
 )
 @click.option("--cursor", help="Where an earlier list stopped.")
-@click.option("--reason", help="Why, for the audit: up to 256 characters.")
+@click.option(
+    "--reason",
+    help="Why, in up to 256 characters, for the log of the sidecar (--socket, --url sidecar:///…). A Redis of --url "
+    "keeps no log of this.",
+)
 @click.option(
     "--socket",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -40,7 +40,7 @@ fastdedup_degraded_total{namespace="shop",verb="claim",answered="yes"} %d
 
 @pytest.fixture(scope="module")
 def sidecar() -> Iterator[Sidecar]:
-    with Sidecar("--namespace", "shop") as sidecar:
+    with Sidecar("--namespace", "shop", "--allow-stores") as sidecar:
         yield sidecar
 
 
@@ -232,6 +232,35 @@ def test_a_store_that_is_away_is_unavailable() -> None:
         pytest.raises(UnavailableError, match="the sidecar's log says why"),
     ):
         get_record(sidecar.path, "k", None)
+
+
+@pytest.mark.parametrize("way", ["--socket", "--url"])
+def test_a_sidecar_hears_why_a_record_is_forgotten(
+    sidecar: Sidecar, run: Callable[..., Result], way: str
+) -> None:
+    """As the help says."""
+    where = [way, sidecar.path if way == "--socket" else f"sidecar://{sidecar.path}", "--namespace", "shop"]
+    with sidecar.client() as ask:
+        ask.execute_command("FD.CLAIM", f"k{way}")
+    assert run("forget", f"k{way}", *where, "--reason", f"by {way}").exit_code == 0
+    assert run("list", *where, "--reason", f"listed by {way}").exit_code == 0
+    for line in f'reason="by {way}"', f'reason="listed by {way}"':
+        assert line in sidecar.log
+    help_text = " ".join(run("forget", "--help").stdout.split())
+    assert "for the log of the sidecar (--socket, --url sidecar:///…)" in help_text
+
+
+def test_a_sidecar_is_told_the_namespace_of_a_web_key(sidecar: Sidecar, run: Callable[..., Result]) -> None:
+    """Its own default is not that of an application; a store's is, where the application has none of its own."""
+    request = ["--http", "POST", "/orders", "--key", "k-1"]
+    for command, named in (("inspect", request), ("forget", request), ("list", ["--http"])):
+        refused = run(command, *named, "--socket", sidecar.path)
+        assert (refused.exit_code, "takes --namespace" in refused.stderr) == (2, True)
+        assert run(command, *named, "--url", f"sidecar://{sidecar.path}").exit_code != 2
+        help_text = " ".join(run(command, "--help").stdout.split())
+        assert (
+            "--namespace" in help_text.partition("A web key" if named is request else "The web keys")[2][:230]
+        )
 
 
 def test_socket_and_url_do_not_go_together(run: Callable[..., Result], tmp_path: Path) -> None:
