@@ -245,6 +245,19 @@ class ConsumerResumed:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerEnded:
+    """`run` of a consumer of messages raises an error: it takes no more messages until somebody runs one again.
+
+    After `stop()`, and where the task of `run` was cancelled, no such event comes.
+    """
+
+    consumer: str
+    """The consumer's name."""
+    reason: str
+    """The type and the text of the error."""
+
+
+@dataclass(frozen=True, slots=True)
 class DeadLettered:
     """A message lies where dead letters lie: no attempt at it succeeded, or it could not be attempted."""
 
@@ -279,6 +292,7 @@ Event = (
     | LedgerFilling
     | ConsumerPaused
     | ConsumerResumed
+    | ConsumerEnded
     | DeadLettered
 )
 OnEvent = Callable[[Event], None]

@@ -206,7 +206,8 @@ class Observations:
                 description=figure.text,
             )
         for each in self.messages.figures():
-            meter.create_observable_counter(
+            create = meter.create_observable_gauge if each.is_gauge else meter.create_observable_counter
+            create(
                 f"fastdedup.{each.name.replace('_', '.')}",
                 [observing(each.present, *each.labels)],
                 unit=f"{{{each.unit}}}",

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 try:
-    from prometheus_client.core import CounterMetricFamily, Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import REGISTRY, CollectorRegistry
     from prometheus_client.registry import Collector as BaseCollector
 except ImportError as error:
@@ -68,7 +68,8 @@ class FastdedupCollector(BaseCollector):
             yield from GateFamilies(gates, self._messages.names())
         for figure in self._messages.figures():
             if figure.is_watched:
-                yield family(CounterMetricFamily, figure.name, figure.text, figure.labels, figure.present())
+                kind = GaugeMetricFamily if figure.is_gauge else CounterMetricFamily
+                yield family(kind, figure.name, figure.text, figure.labels, figure.present())
 
 
 def watch(*watched: Any, registry: CollectorRegistry = REGISTRY) -> FastdedupCollector:

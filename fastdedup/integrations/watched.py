@@ -12,7 +12,7 @@ Counted = Counter[tuple[str, ...]]
 
 
 class MessageFigure(NamedTuple):
-    """A count of consumers or inboxes, by labels.
+    """A figure of consumers or inboxes, by labels.
 
     Attributes:
         name: of words with `_` between, as Prometheus has it.
@@ -21,6 +21,7 @@ class MessageFigure(NamedTuple):
         labels: the names of the labels.
         present: returns the counts of this moment, by the labels' values.
         is_watched: True where what it counts is watched.
+        is_gauge: its values fall, too.
     """
 
     name: str
@@ -29,6 +30,7 @@ class MessageFigure(NamedTuple):
     labels: list[str]
     present: Callable[[], Counted]
     is_watched: bool
+    is_gauge: bool = False
 
 
 class WatchedMessages:
@@ -59,6 +61,8 @@ class WatchedMessages:
         yield MessageFigure("messages_delivered", "message", text, ["consumer"], self._delivered, consumers)
         text = "Messages that waited unacknowledged."
         yield MessageFigure("messages_held", "message", text, ["consumer"], self._held, consumers)
+        text, running = "Consumers whose run is at work.", self._running
+        yield MessageFigure("consumer_running", "consumer", text, ["consumer"], running, consumers, True)
         text = "Keys that an inbox received, by their outcome."
         yield MessageFigure("inbox_received", "key", text, ["inbox", "outcome"], self._received, inboxes)
 
@@ -72,6 +76,14 @@ class WatchedMessages:
 
     def _held(self) -> Counted:
         return self._summed("held")
+
+    def _running(self) -> Counted:
+        """Return how many consumers of each name run; what a framework runs does not tell."""
+        sums: Counted = Counter()
+        for consumer in list(self._consumers.values()):
+            if hasattr(consumer, "is_running"):
+                sums[consumer._name,] += consumer.is_running
+        return sums
 
     def _received(self) -> Counted:
         sums: Counted = Counter()

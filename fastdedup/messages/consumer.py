@@ -8,7 +8,8 @@ from __future__ import annotations
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -74,8 +75,9 @@ class ConsumerLife(ABC):
         self._name = deliveries.rules.consumer
         self._grace = check_seconds(grace, "grace", least=0.0)
         self._stop = anyio.Event()
-        # Mutable: may `run` be called, and why it cannot go on.
+        # Mutable: may `run` be called, is it at work, and why it cannot go on.
         self._is_open = False
+        self._is_running = False
         self._fault: Exception | None = None
 
     def __repr__(self) -> str:
@@ -107,6 +109,11 @@ class ConsumerLife(ABC):
         """True while messages are held for a store that does not answer, or its broker is known not to answer."""
         return self._deliveries.is_paused
 
+    @property
+    def is_running(self) -> bool:
+        """True while `run` is at work: False before, and once it has returned or raised."""
+        return self._is_running
+
     def stop(self) -> None:
         """Take no more messages; `run` returns once those in hand are done, or `grace` seconds are over."""
         self._stop.set()
@@ -126,6 +133,19 @@ class ConsumerLife(ABC):
         if not self._is_open:
             raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
         return checked
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Be running within; tell of an error by which that ends."""
+        self._is_running = True
+        try:
+            yield
+        except Exception as error:
+            self._is_running = False
+            self._deliveries.tell_end(error)
+            raise
+        finally:
+            self._is_running = False
 
     def _give_up(self, error: Exception) -> None:
         self._fault = self._fault or error
@@ -169,15 +189,16 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
             an error of the broker's client that no repeating mends.
         """
         self._handler = self._checked(handler)
-        try:
-            async with anyio.create_task_group() as self._tasks:
-                # In a task of the group, which is told of a cancellation again and again. The caller's own task is
-                # told once, and a broker's client may lose that: see `lost_cancel`.
-                self._tasks.start_soon(self._live)
-        finally:
-            self._deliveries.end()
-        if self._fault is not None:
-            raise self._fault
+        with self._at_work():
+            try:
+                async with anyio.create_task_group() as self._tasks:
+                    # In a task of the group, which is told of a cancellation again and again. The caller's own task
+                    # is told once, and a broker's client may lose that: see `lost_cancel`.
+                    self._tasks.start_soon(self._live)
+            finally:
+                self._deliveries.end()
+            if self._fault is not None:
+                raise self._fault
 
     # What an integration brings
 

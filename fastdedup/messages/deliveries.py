@@ -12,10 +12,12 @@ What happens where something fails, by the place of the failure:
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from ..claims.resolving import Check, check_resolve
 from ..errors import ConfigError, ForeignRecordError, InvalidKeyError
+from ..events import ConsumerEnded, emit
 from ..gateway import Dedup
 from ..ledger import Ledger
 from ..sql.inbox import Inbox
@@ -28,6 +30,8 @@ from .holding import Pauses
 from .in_inbox import InboxWay
 from .memory import check_memory, check_rows
 from .rules import MessageRules
+
+log = logging.getLogger("fastdedup.messages")
 
 
 class Deliveries:
@@ -125,6 +129,12 @@ class Deliveries:
         """Log, as the consumer ends, how many attempts failed without a line of their own; it is paused no more."""
         self._failed_attempts.tell_count()
         self.broker_is_back()
+
+    def tell_end(self, error: Exception) -> None:
+        """Tell that an error has ended the consumer."""
+        reason = f"{type(error).__name__}: {error}"
+        log.error("consumer %r has ended, and takes no more messages: %s", self.rules.consumer, reason)
+        emit(self._on_event, ConsumerEnded(self.rules.consumer, reason))
 
     async def handle(
         self, message: Any, handler: Handler, lay: Lay, *, failed: int = 0, again: bool = False

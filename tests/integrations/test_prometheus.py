@@ -356,6 +356,7 @@ def test_consumers_and_inboxes_are_watched(shown: Shown) -> None:
         Reason.NO_KEY,
     }
     assert 'fastdedup_consumer_paused{consumer="orders"} 0.0' in shown.text
+    assert "fastdedup_consumer_running{" not in shown.text, "what a framework runs does not tell"
     inbox._rules.received["acquired"] += 3
     assert shown("fastdedup_messages_total", consumer="orders", result="first") == 2
     assert shown("fastdedup_messages_total", consumer="orders", result="dead_lettered") == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -372,17 +373,26 @@ async def test_a_lost_connection_lets_work_end_and_skips_its_ack(
 
 @pytest.mark.parametrize("begun", [True, False], ids=["at work", "before it begins"])
 async def test_a_lost_plain_connection_ends_the_consumer(
-    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil, begun: bool
+    rabbitmq: RabbitServer,
+    redis_url: str,
+    wait_until: WaitUntil,
+    begun: bool,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with shop(rabbitmq, redis_url) as orders, orders.consumer() as consumer:
+        assert not consumer.is_running
         task = asyncio.create_task(consumer.run(orders.handler))
         if begun:
             await orders.publish("7")
             await wait_until(lambda: consumer.counts.first, description="it works")
+            assert consumer.is_running
         underlay = await orders.channel.get_underlay_channel()
         await underlay.connection.close()
         with pytest.raises(ConnectionError, match="was closed"):
             await task
+        assert not consumer.is_running
+    (line,) = [each for each in caplog.messages if "has ended" in each]
+    assert re.search(r"takes no more messages: \w*(Error|Closed|State)\w*: ", line)
 
 
 async def test_a_deleted_queue_ends_the_consumer(

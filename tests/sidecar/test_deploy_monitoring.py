@@ -10,10 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
+from redis.asyncio import Redis
 
 from fastdedup import Dedup, LocalLRU
 from fastdedup.events import ConsumerPaused, DeadLettered, Degraded, Shortfall
+from fastdedup.integrations.prometheus import watch
+from fastdedup.integrations.redis_streams import Consumer, entry_id
 from fastdedup.sidecar.counters import Counters
 from fastdedup.sidecar.namespaces import Namespaces, RawCodec
 from fastdedup.sidecar.service.deploy import printed
@@ -36,7 +40,10 @@ def shown() -> dict[str, set[str]]:
     counters.on_event(DeadLettered("orders", "k", "failed", 5, "ValueError"))  # of a program's consumers
     counters.on_event(ConsumerPaused("orders", "down"))
     labels: dict[str, set[str]] = {}
-    for family in text_string_to_metric_families(Exposition(namespaces).render().decode()):
+    registry = CollectorRegistry()
+    watch(Consumer(Redis(), Dedup(), stream="s", group="g", key=entry_id), registry=registry)
+    text = Exposition(namespaces).render().decode().removesuffix("# EOF\n")
+    for family in text_string_to_metric_families(text + generate_latest(registry).decode()):
         for sample in family.samples:
             labels.setdefault(sample.name, set()).update(sample.labels)
     return labels

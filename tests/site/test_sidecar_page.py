@@ -17,7 +17,14 @@ from ..sql_pages.pages import Page
 
 SECTION = Page("sidecar.md")._sections["The log"]
 LEVELS = {"debug", "info", "warning", "error", "exception"}
-OF_PROGRAMS = {"LeaseLost", "GateBypassed", "ConsumerPaused", "ConsumerResumed", "DeadLettered"}
+OF_PROGRAMS = {
+    "LeaseLost",
+    "GateBypassed",
+    "ConsumerPaused",
+    "ConsumerResumed",
+    "ConsumerEnded",
+    "DeadLettered",
+}
 """Events of renewals, inboxes and consumers: a sidecar has none of these."""
 AUDITED = {"KeyForgotten", "RecordsListed"}
 """A sidecar's own lines tell of these, with the client's process."""

@@ -39,6 +39,7 @@ from fastdedup.events import (
     BreakerOpened,
     ClockSkew,
     Conflict,
+    ConsumerEnded,
     ConsumerPaused,
     ConsumerResumed,
     DeadLettered,
@@ -84,7 +85,9 @@ class Brave:
 
 def on_event(event: Event) -> None:
     match event:
-        case Degraded() | BreakerOpened() | Unreplayed() | BatchedBySlot() | ConsumerPaused():
+        case Degraded() | BreakerOpened() | Unreplayed() | BatchedBySlot():
+            assert_type(event.reason, str)
+        case ConsumerPaused() | ConsumerEnded():
             assert_type(event.reason, str)
         case LeaseLost() | Conflict() | Shortfall() | KeyForgotten():
             assert_type(event.key, str)

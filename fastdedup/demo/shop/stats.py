@@ -17,6 +17,7 @@ from ...events import (
     BreakerOpened,
     ClockSkew,
     Conflict,
+    ConsumerEnded,
     ConsumerPaused,
     ConsumerResumed,
     DeadLettered,
@@ -153,5 +154,7 @@ def _text_of(event: Event) -> str:
             return f"The ledger {ledger} is {fill:.0%} full."
         case KeyForgotten(reason=reason):
             return f"A key was forgotten by hand. {reason}".strip()
-        case Degraded() | RecordsListed() | ConsumerPaused() | ConsumerResumed() | DeadLettered():
+        case Degraded() | RecordsListed() | DeadLettered():
+            return ""
+        case ConsumerPaused() | ConsumerResumed() | ConsumerEnded():
             return ""

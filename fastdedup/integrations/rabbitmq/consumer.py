@@ -138,6 +138,11 @@ class Consumer(ConsumerLife):
             ConnectionError: the connection was lost, or the queue deleted; a robust connection opens both again.
         """
         self._checked(handler)
+        with self._at_work():
+            await self._live(handler)
+
+    async def _live(self, handler: Handler) -> None:
+        """Consume until `stop` is called; end what was begun, and raise what ended it."""
         channel = self._queue.channel
         await reply(channel.set_qos(prefetch_count=self._prefetch))
         if not isinstance(channel, AbstractRobustChannel):
