@@ -68,6 +68,36 @@ async def test_not_done_runs_the_work_and_unknown_fails(backend: Backend, wait_u
         assert [takeover.key for takeover in heard] == ["k", "u"]
 
 
+async def test_many_keys_are_asked_about_each_by_itself(backend: Backend, wait_until: WaitUntil) -> None:
+    """As docs/stuck.md says: side by side, and the error of one check is that of one key."""
+    began: set[str] = set()
+    all_began = asyncio.Event()
+
+    async def check(takeover: Takeover) -> Resolution:
+        began.add(takeover.key)
+        if len(began) == 3:
+            all_began.set()
+        await all_began.wait()
+        if takeover.key == "bad":
+            raise ValueError("no answer")
+        return Resolution.done(7) if takeover.key == "done" else Resolution.not_done()
+
+    async with backend.make() as dedup:
+        for key in ("done", "open", "bad"):
+            await abandoned(dedup, key, wait_until)
+        keys = ("done", "new", "bad", "open")
+        calls = (dedup.claim(key, resolve=check, renew=True) for key in keys)
+        done, new, bad, left = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(done, Claim)
+        assert (done.outcome, done.result) == (Outcome.SUCCEEDED, 7)
+        assert isinstance(bad, ValueError)
+        for claim, attempt in ((new, 1), (left, 2)):
+            assert isinstance(claim, Claim)
+            assert (claim.acquired, claim.attempt) == (True, attempt)
+            await claim.release()
+        assert (await dedup.claim("bad")).acquired, "it was released"
+
+
 async def test_a_first_claim_and_a_duplicate_are_not_asked_about(backend: Backend) -> None:
     heard: list[Takeover] = []
     check = answering(Resolution.done(), heard)
