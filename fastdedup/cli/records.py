@@ -189,8 +189,8 @@ def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **name
 @place_options
 @click.option(
     "--reason",
-    help="Why, in up to 256 characters, for the log of the sidecar (--socket, --url sidecar:///…); with --socket "
-    "and --ledger it is not sent. A Redis of --url keeps no log of this.",
+    help="Why, in up to 256 characters, for the log of the sidecar (--socket, --url sidecar:///…). A Redis of --url "
+    "keeps no log of this.",
 )
 @gate_options(namespace="fastdedup")
 def forget(
@@ -207,7 +207,7 @@ def forget(
     else:
         where = namespace_if_given(namespace)
         if place.ledger is not None:
-            forgotten = client.forget_id(socket, place.ledger, place.key, where)
+            forgotten = client.forget_id(socket, place.ledger, place.key, where, reason=reason)
         else:
             forgotten = client.forget_record(
                 socket, place.key, where, kind=place.kind, digest=place.digest, reason=reason

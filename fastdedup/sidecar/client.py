@@ -110,9 +110,9 @@ def seen_id(path: Path, ledger: str, id: str, namespace: str | None) -> bool:
     return bool(_ask(path, "FD.SEEN", *_options(NS=namespace), ledger, id)[0])
 
 
-def forget_id(path: Path, ledger: str, id: str, namespace: str | None) -> bool:
+def forget_id(path: Path, ledger: str, id: str, namespace: str | None, *, reason: str | None = None) -> bool:
     """Remove an id from a ledger; return False where it was not remembered. Raises what `fetch` raises."""
-    return bool(_ask(path, "FD.FORGETID", *_options(NS=namespace), ledger, id)[0])
+    return bool(_ask(path, "FD.FORGETID", *_options(NS=namespace, REASON=reason), ledger, id)[0])
 
 
 def _options(**values: str | None) -> list[str]:

@@ -195,12 +195,19 @@ async def forget(
     return await inspection.forget(dedup._namespace, key, kind, digest=digest, reason=why, heard=heard)
 
 
-def id_audit(namespaces: Namespaces, name: str, transport: Any) -> Callable[[str, bool | None], None]:
-    """Return what reports each id of a ledger that the client behind `transport` has forgotten."""
+def id_audit(
+    namespaces: Namespaces, name: str, transport: Any, reason: str | None
+) -> Callable[[str, bool | None], None]:
+    """Return what reports each id of a ledger that the client behind `transport` has forgotten, and why.
+
+    Raises:
+        ConfigError: the reason is too long.
+    """
+    why = check_reason(reason)
 
     def heard(told: str, found: bool | None) -> None:
         result = "unknown" if found is None else "forgotten" if found else "absent"
-        namespaces.audit(name, told, result, transport, kind="id")
+        namespaces.audit(name, told, result, transport, kind="id", reason=why)
 
     return heard
 

@@ -21,9 +21,10 @@ from .request import EVERYONE, name_of_caller, principal_of_header
 from .response import ResponseCodec
 from .rules import Rule
 
+__all__ = ["forget_request", "get_request", "principal_of_header"]
+
 GATE: Final = "GATE"
 """Stands for the method of requests that a proxy asks the sidecar's gate about; the path is then the route."""
-__all__ = ["forget_request", "get_request", "principal_of_header"]
 Caller = str | int | UUID | None
 """What a principal function returns: text, a number or a UUID; None stands for a route that is open to everyone."""
 

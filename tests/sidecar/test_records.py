@@ -113,6 +113,12 @@ def test_every_kind_is_shown_and_forgotten(sidecar: Sidecar) -> None:
         ask.execute_command("FD.FIRST", "orders", "id-1")
         assert asking.seen_id(sidecar.path, "orders", "id-1", None) is True
         assert asking.forget_id(sidecar.path, "orders", "id-1", None) is True
+        assert asking.forget_id(sidecar.path, "orders", "id-1", None, reason="ticket 9") is False
+        ask.execute_command("FD.FIRST", "orders", "REASON")
+        again = {"ids": ["REASON"], "reason": "ticket 10"}
+        assert http.post("/v1/ledgers/orders/forget", json=again).json() == {"forgotten": [True]}
+        with pytest.raises(ConfigError, match="256"):
+            asking.forget_id(sidecar.path, "orders", "id-1", None, reason="x" * 257)
         with pytest.raises(ConfigError, match="kind must be one of"):
             asking.get_record(sidecar.path, "k", None, kind="wrong")
     told = [
@@ -121,6 +127,8 @@ def test_every_kind_is_shown_and_forgotten(sidecar: Sidecar) -> None:
     ]
     assert ("token", shown["key"], "forgotten", "ticket 8") in told
     assert ("id", "orders/id-1", "forgotten", None) in told
+    assert ("id", "orders/id-1", "absent", "ticket 9") in told
+    assert ("id", "orders/REASON", "forgotten", "ticket 10") in told
 
 
 async def test_a_store_of_the_sidecar_tells_who_forgot_and_why(sidecar: Sidecar) -> None:

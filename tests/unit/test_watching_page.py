@@ -61,6 +61,7 @@ def test_the_page_names_each_metric_and_its_labels() -> None:
     class Consumer:
         _name = "orders"
         counts = Counts()
+        is_running = False
 
     registry = CollectorRegistry()
     dedup, inbox = Dedup("memory://"), Inbox("billing", keep=60.0)
@@ -88,6 +89,7 @@ def test_the_page_names_each_metric_of_opentelemetry() -> None:
 
     class Consumer:
         counts = Counts()
+        is_running = False
 
     instrument(Dedup("memory://"), Consumer(), Inbox("billing", keep=60.0), meter_provider=Meters())
     (table,) = re.findall(r"^\| metric \| attributes .*?\n\n", PAGE.text, re.MULTILINE | re.DOTALL)
@@ -109,6 +111,7 @@ async def figures_of_a_refused_claim() -> str:
     class Consumer:
         _name = "orders"
         counts = Counts()
+        is_running = False
 
     watch(dedup, Consumer(), registry=registry)
     async with dedup:

@@ -64,9 +64,9 @@ async def _seen(
 
 
 async def _forget(
-    namespaces: Namespaces, served: ServedLedger, ask: models.IdsRequest, client: Client
+    namespaces: Namespaces, served: ServedLedger, ask: models.ForgetIdsRequest, client: Client
 ) -> HttpAnswer:
-    heard = id_audit(namespaces, served.namespace, client.transport)
+    heard = id_audit(namespaces, served.namespace, client.transport, ask.reason)
     return HttpAnswer(200, {"forgotten": await served.forget(ask.ids, heard)})
 
 

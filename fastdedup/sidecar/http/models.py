@@ -283,6 +283,12 @@ class IdsRequest(BaseModel):
     )
 
 
+class ForgetIdsRequest(IdsRequest):
+    """Make ids of a ledger new again."""
+
+    reason: Reason | None = None
+
+
 class FirstRequest(IdsRequest):
     """Ask which of these ids come for the first time, and remember them."""
 

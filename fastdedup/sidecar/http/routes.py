@@ -272,7 +272,7 @@ ROUTES: tuple[HttpRoute, ...] = (
         ledgers.FORGET,
         ledgers.forget,
         "Forget ids",
-        models.IdsRequest,
+        models.ForgetIdsRequest,
         ((200, models.ForgottenAnswer),),
         _OF_LEDGER,
         verb="forget",

@@ -13,11 +13,11 @@ from ..ledgers import ServedLedger
 from ..verbs import id_audit
 from .connection import Command, RespConnection
 from .frames import encode
-from .options import CommandOptions, check_count, read_options
+from .options import OperatorOptions, check_count, read_into, read_options
 from .reply_places import Slot
 
-_NAMES: Final = (b"OWNER", b"NS")
 _FIRST: Final = frozenset({"OWNER", "NS"})
+_FORGET: Final = frozenset({"NS", "REASON"})
 _OTHERS: Final = frozenset({"NS"})
 
 
@@ -46,11 +46,11 @@ def seen(connection: RespConnection, command: list[bytes]) -> Slot:
 
 
 def forget(connection: RespConnection, command: list[bytes]) -> Slot:
-    """`FD.FORGETID [NS n] ledger id [id …]`: the reply is 1 for each id that was remembered, else 0."""
-    served, _, ids = _asked(connection, command, _OTHERS)
+    """`FD.FORGETID [NS n] [REASON text] ledger id [id …]`: the reply is 1 for each id that was remembered, else 0."""
+    served, options, ids = _asked(connection, command, _FORGET)
+    heard = id_audit(connection.namespaces, served.namespace, connection.transport, options.reason)
 
     async def work() -> bytes:
-        heard = id_audit(connection.namespaces, served.namespace, connection.transport)
         return encode([int(answer) for answer in await served.forget(ids, heard)])
 
     return connection.spawn(work, served.dedup, "forget_id")
@@ -68,12 +68,13 @@ def stats(connection: RespConnection, command: list[bytes]) -> Slot:
 
 def _asked(
     connection: RespConnection, command: list[bytes], allowed: frozenset[str], *, ids: bool = True
-) -> tuple[ServedLedger, CommandOptions, list[bytes]]:
+) -> tuple[ServedLedger, OperatorOptions, list[bytes]]:
     """Return the ledger that a command names, its options, and its ids."""
     at = 1
-    while command[at : at + 1] and command[at].upper() in _NAMES:
+    names = allowed | _FIRST  # one that a command does not take is a mistake, and no ledger's name
+    while command[at : at + 1] and command[at][:16].decode(errors="replace").upper() in names:
         at += 2
-    options = read_options(command[:at], 1, allowed)
+    options = read_into(OperatorOptions(), command[:at], 1, allowed)
     check_count(command, at + 1 + ids)
     served = connection.namespaces.ledgers.find(command[at], options.ns)
     if not ids:
