@@ -117,7 +117,8 @@ def place_options(command: Command) -> Command:
             "--socket",
             type=click.Path(dir_okay=False, path_type=Path),
             is_eager=True,  # read before --url, which is not needed with it
-            help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one.",
+            help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one; "
+            "--http takes --namespace.",
         ),
     ]
     for option in reversed(options):
@@ -265,7 +266,8 @@ def forget(
     "--socket",
     type=click.Path(dir_okay=False, path_type=Path),
     is_eager=True,
-    help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one.",
+    help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one; "
+    "--http takes --namespace.",
 )
 @gate_options(namespace="fastdedup", json="an object with an array of records")
 def list_records(
