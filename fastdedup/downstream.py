@@ -8,12 +8,13 @@ claim another key.
 
 from __future__ import annotations
 
+import os
 import uuid
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from hashlib import blake2b
+from itertools import count
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -41,6 +42,19 @@ def downstream_key(wire: bytes, name: str) -> str:
     return str(uuid.uuid5(_ROOT, f"{wire.hex()}/{name}"))
 
 
+_forks = 0
+"""How often this process and those before it were forked."""
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # Windows does not fork
+    os.register_at_fork(after_in_child=_count_fork)
+
+
 class ClaimedWork:
     """The work under a claim, for the clients of HTTP that it uses.
 
@@ -49,9 +63,10 @@ class ClaimedWork:
         around: the work that this one is a part of, where claims are nested.
         entered: takes it back from the context that it was entered in.
         is_over: True where it was left in another context, so that the one that it was entered in still has it.
+        forks: how often this process was forked from another one, as the work began.
     """
 
-    __slots__ = ("_asked", "around", "entered", "is_over", "wire")
+    __slots__ = ("_asked", "around", "entered", "forks", "is_over", "wire")
 
     entered: Token[ClaimedWork | None]
 
@@ -59,8 +74,9 @@ class ClaimedWork:
         self.wire = wire
         self.around = around
         self.is_over = False
-        # Mutable: how often each method and address was asked for; made at the first request.
-        self._asked: Counter[str] | None = None
+        self.forks = _forks
+        # Mutable: counts how often each method and address was asked for.
+        self._asked: dict[str, Iterator[int]] = {}
 
     def key_for(self, method: str, url: str) -> str:
         """Return the key of a request: of its method, its address without the query, and its place among these.
@@ -70,10 +86,9 @@ class ClaimedWork:
         """
         parts = urlsplit(url)
         name = f"{method.upper()} {parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        if self._asked is None:
-            self._asked = Counter()
-        self._asked[name] += 1
-        return downstream_key(self.wire, f"{_shortened(name)} {self._asked[name]}")
+        # In one step each: several threads may send the work's requests.
+        place = next(self._asked.setdefault(name, count(1)))
+        return downstream_key(self.wire, f"{_shortened(name)} {place}")
 
 
 def _shortened(name: str) -> str:
@@ -95,7 +110,8 @@ def present_work() -> ClaimedWork | None:
 
 
 def _within(work: ClaimedWork | None) -> ClaimedWork | None:
-    while work is not None and work.is_over:
+    # Not in a process that the work forks: siblings would count alike, and send different requests under one key.
+    while work is not None and (work.is_over or work.forks != _forks):
         work = work.around
     return work
 

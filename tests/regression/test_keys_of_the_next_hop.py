@@ -9,9 +9,11 @@ requests of that block got random keys, and later ones, outside of every claim, 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -117,3 +119,28 @@ def test_works_end_in_any_order() -> None:
     assert present_work() is inner
     leave(inner)
     assert present_work() is None
+
+
+def test_threads_that_ask_at_once_have_keys_of_their_own() -> None:
+    """Each request counted, and then read the count that another thread had raised meanwhile."""
+    work = ClaimedWork(b"shop:=order:42")
+    former = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            keys = list(pool.map(lambda _: work.key_for("POST", "https://bank.test/charges"), range(4000)))
+    finally:
+        sys.setswitchinterval(former)
+    assert len({*keys}) == len(keys)
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")  # Python 3.12+
+def test_a_forked_process_is_no_part_of_the_work() -> None:
+    """Siblings counted alike: different requests of theirs had one key, and the second got the first one's answer."""
+    work = enter(b"shop:=order:42")
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if present_work() is None else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert present_work() is work
+    leave(work)
