@@ -585,13 +585,24 @@ class Claim:
                 raise
             return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.
-        settling = self._namespace.connection.keep(self.release())
+        settling = self._namespace.connection.keep(self._free())
         if error is None:
             await asyncio.shield(settling)
             return
-        # The body's own error matters more than that of freeing the key; the lease ends by itself.
+        # The body's own error matters more than that of freeing the key.
         with contextlib.suppress(DedupError):
             await asyncio.shield(settling)
+
+    async def _free(self) -> None:
+        """Release, where nobody is there to try again: as soon as the store answers, if it does not now.
+
+        The claim of an owner that the caller named ends with its lease: the same name gets it back.
+        """
+        try:
+            await self.release()
+        except UnavailableError:
+            self._namespace.connection.undo.add(self._call)
+            raise
 
     async def _fail_for_its_result(self, why: str) -> None:
         settling = self._namespace.connection.keep(self._record_unstorable(why))

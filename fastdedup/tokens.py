@@ -76,8 +76,12 @@ class Tokens:
                 is taken back as soon as the store answers. With `owner=` it is kept, so that the same owner can
                 ask again.
         """
-        claim = await self._call(token, subject, Mode.CONSUME, None, None, owner)
+        claim = await self._use(token, subject, owner)
         return claim.outcome
+
+    def _use(self, token: str, subject: Any, owner: str | None) -> ClaimCall:
+        """Return the claim that uses a token up; its outcome is what `consume` returns."""
+        return self._call(token, subject, Mode.CONSUME, None, None, owner)
 
     def wire(self, token: str) -> bytes:
         """Return the store key of a token."""

@@ -159,12 +159,8 @@ class ClaimList(Together):
             and claim.answer.outcome is _ACQUIRED
             and (not self.named or is_first_hand(claim, claim.answer))
         ]
-        releases = [Claim(self.namespace, claim, claim.answer).release() for claim in acquired]
-        for claim, answer in zip(
-            acquired, await asyncio.gather(*releases, return_exceptions=True), strict=True
-        ):
-            if isinstance(answer, UnavailableError):
-                self.namespace.connection.undo.add(claim)  # as soon as the store answers again
+        releases = [Claim(self.namespace, claim, claim.answer)._free() for claim in acquired]
+        await asyncio.gather(*releases, return_exceptions=True)
 
 
 def is_open(claim: ListedClaim) -> bool:

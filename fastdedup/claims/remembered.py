@@ -174,5 +174,5 @@ async def _each_made(calls: Sequence[RememberedCall], named: bool) -> list[Claim
 async def _give_back(tasks: Sequence[asyncio.Task[Claim]], named: bool) -> None:
     made = await asyncio.gather(*tasks, return_exceptions=True)
     claims = [claim for claim in made if isinstance(claim, Claim) and claim.acquired]
-    releases = [claim.release() for claim in claims if not named or claim._first_hand]
+    releases = [claim._free() for claim in claims if not named or claim._first_hand]
     await asyncio.gather(*releases, return_exceptions=True)

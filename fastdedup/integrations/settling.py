@@ -29,16 +29,22 @@ async def settle(recorder: Recorder) -> Marks | None:
         lost = await release(claim)
         return recorder.marks() if lost is None else recorder.failed(lost)
     try:
+        return recorder.marks(stored=await store(claim, how, response))
+    except DedupError as error:  # lost; or the handler has settled it itself, or the `Dedup` was closed
+        return recorder.failed(error)
+
+
+async def store(claim: Claim, how: Settling, response: Response) -> bool:
+    """Store a response, within `HOLD` seconds; return False where the store is unavailable, and storing goes on."""
+    try:
         await record(claim, how, response, within=HOLD)
     except UnavailableError:
         claim._namespace.connection.keep(_record_after_all(claim, how, response))
-        return recorder.marks(stored=False)
-    except DedupError as error:  # lost; or the handler has settled it itself, or the `Dedup` was closed
-        return recorder.failed(error)
+        return False
     except asyncio.CancelledError:
         claim._namespace.connection.keep(_record_after_all(claim, how, response))  # the effect has happened
         raise
-    return recorder.marks()
+    return True
 
 
 async def record(claim: Claim, how: Settling, response: Response, *, within: float | None = None) -> None:
@@ -68,14 +74,14 @@ async def _record_after_all(claim: Claim, how: Settling, response: Response) -> 
 
 
 async def release(claim: Claim) -> ClaimLostError | None:
-    """Free the key; where that fails, it is free when the lease ends. Return the error where the claim was lost."""
+    """Free the key, as soon as the store answers. Return the error where the claim was lost."""
     try:
-        await claim.release()
+        await claim._free()
     except UsageError:
         pass  # the handler has settled it itself
     except ClaimLostError as error:
         return error
     except DedupError as error:
-        text = "%s was not released, and is free when its lease ends: %s"
+        text = "%s was not released, and is free once the store answers, or its lease has ended: %s"
         claim._warn("keys that were not released", text, error)
     return None

@@ -16,7 +16,7 @@ from ..web.answers import Settling
 from ..web.recorder import Marks, Recorder
 from ..web.response import Headers, Response
 from ..web.rules import Rule
-from .settling import HOLD, record
+from .settling import HOLD, store
 from .wsgi_request import supported, whole_path
 
 CLAIM = "fastdedup.claim"
@@ -185,7 +185,7 @@ class WsgiExchange:
             if recorder.how is Settling.RELEASE:
                 claim._leave(None, release=True)
                 return recorder.marks()
-            stored = claim.settle_within(HOLD, lambda one: record(one, recorder.how, response))
+            stored = claim.settle_by(lambda one: store(one, recorder.how, response), HOLD)
         except DedupError as error:
             return recorder.failed(error)
         return recorder.marks(stored=stored)

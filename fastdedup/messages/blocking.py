@@ -140,9 +140,9 @@ class Attempt:
         return self._rules.of_lost_lease(self.key, self.number) if self.claim.lost else None
 
     def free(self) -> None:
-        """Free the key. Where the store does not answer, the lease ends by itself."""
+        """Free the key. Where the store does not answer, that is done as soon as it does, or the lease ends."""
         with suppress(DedupError):
-            self.claim.release()
+            self.claim._free()
 
     def _undone(self, decision: Decision) -> Decision:
         if decision.action is not Action.DEAD_LETTER or decision.error is None:

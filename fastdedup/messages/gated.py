@@ -139,7 +139,7 @@ async def settle(claim: Claim, decision: Decision, delay: float) -> None:
     try:
         with suppress(DedupError):
             if decision.action is not Action.DEAD_LETTER:
-                await (claim.release() if delay < _SHORTEST_LEASE else _free_after(claim, delay))
+                await (claim._free() if delay < _SHORTEST_LEASE else _free_after(claim, delay))
                 return
             try:
                 await claim.fail(decision.error)
@@ -160,7 +160,9 @@ async def _free_after(claim: Claim, seconds: float) -> None:
     try:
         await claim.renew(seconds)
     except UnavailableError:
-        await claim.release()  # which the policy may take, of a claim that the store has given
+        await (
+            claim._free()
+        )  # by the policy, if it takes a claim that the store has given, or once the store is back
 
 
 async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:

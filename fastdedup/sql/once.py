@@ -350,9 +350,9 @@ async def mend(claim: Claim, result: Any) -> None:
 
 
 async def free(claim: Claim) -> None:
-    """Let the next delivery be the first. Where that fails, the lease ends by itself."""
+    """Let the next delivery be the first, as soon as the store answers; at the latest as the lease ends."""
     try:
-        await claim.release()
+        await claim._free()
     except DedupError:
         claim._unbind()
 

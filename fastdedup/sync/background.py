@@ -31,28 +31,51 @@ class BackgroundDedup:
         return self._thread.alive
 
     def run(
-        self, make: Callable[[], Awaitable[T]], seconds: float, discard: Callable[[T], None] | None = None
+        self,
+        make: Callable[[], Awaitable[T]],
+        seconds: float,
+        discard: Callable[[T], None] | None = None,
+        *,
+        settles: bool = False,
     ) -> T:
         """Open it where it is not open, then do what `LoopThread.run` does.
 
         Raises:
             ConfigError: the store can never be used as it is set up.
         """
-        return self._thread.run(self._opened_first(make), seconds, discard)
+        return self._thread.run(self._opened_first(make), seconds, discard, settles=settles)
 
-    def make(self, call: ClaimCall, seconds: float, discard: Callable[[Claim], None]) -> Claim:
-        """Run a claim, as `run` does; one that never began there is given up."""
+    def make(
+        self,
+        call: ClaimCall,
+        seconds: float,
+        answer: Callable[[Claim], T],
+        discard: Callable[[T], None],
+    ) -> T:
+        """Run a claim, as `run` does, and return what `answer` makes of it; one that never began is given up.
+
+        `answer` is called in the thread: what the caller is given is complete as it arrives.
+        """
+
+        async def made() -> T:
+            return answer(await call)
+
         try:
-            return self.run(lambda: call, seconds + (call.wait if call.patient else 0.0), discard)
+            return self.run(made, seconds + (call.wait if call.patient else 0.0), discard)
         except BaseException:
             call.close()
             raise
 
     async def arun(
-        self, make: Callable[[], Awaitable[T]], seconds: float, discard: Callable[[T], None] | None = None
+        self,
+        make: Callable[[], Awaitable[T]],
+        seconds: float,
+        discard: Callable[[T], None] | None = None,
+        *,
+        settles: bool = False,
     ) -> T:
         """Do what `run` does, awaited in any event loop."""
-        return await self._thread.arun(self._opened_first(make), seconds, discard)
+        return await self._thread.arun(self._opened_first(make), seconds, discard, settles=settles)
 
     def tell(self, callback: Callable[[], object]) -> None:
         """Do what `LoopThread.tell` does."""

@@ -10,8 +10,8 @@ from typing import Any, Self, TypeVar
 from .. import downstream
 from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
+from ..claims.call import ClaimCall
 from ..errors import UsageError
-from ..gateway import Dedup as AsyncDedup
 from ..model import Outcome
 from .background import BackgroundDedup
 
@@ -29,7 +29,7 @@ class Claim:
     ClaimLostError. Ask `lost` before a step that cannot be undone, and pass `fence` to what you write to.
     """
 
-    __slots__ = ("__weakref__", "_background", "_claim", "_seconds", "_work")
+    __slots__ = ("__weakref__", "_background", "_claim", "_said", "_seconds", "_work")
 
     def __init__(self, background: BackgroundDedup, claim: AsyncClaim) -> None:
         self._background = background
@@ -38,6 +38,8 @@ class Claim:
         self._seconds = claim.lease or 0.0
         # Mutable, within `with`: what ends the work that clients of HTTP ask for.
         self._work: Any = None
+        # Mutable: records the outcome that the caller has told, until that has begun.
+        self._said: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     def __repr__(self) -> str:
         return repr(self._claim)
@@ -137,15 +139,19 @@ class Claim:
         While the store is unavailable it is tried for `within` seconds; by default until the lease ends. Errors as of
         `fastdedup.Claim.complete`.
         """
-        self._run(lambda: self._claim.complete(result, ttl, within=within), self._longest(within))
+        self._say(lambda: self._claim.complete(result, ttl, within=within), within)
 
     def fail(self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None) -> None:
         """Record a failure for good: every duplicate gets `error`. `within` as for `complete`."""
-        self._run(lambda: self._claim.fail(error, ttl, within=within), self._longest(within))
+        self._say(lambda: self._claim.fail(error, ttl, within=within), within)
 
     def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""
-        self._run(self._claim.release)
+        self._run(lambda: self._to_its_end(self._claim.release()), settles=True)
+
+    def _free(self) -> None:
+        """Release, where nobody is there to try again: see `fastdedup.Claim._free`."""
+        self._run(lambda: self._to_its_end(self._claim._free()), settles=True)
 
     def settle_within(
         self, seconds: float, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]
@@ -165,17 +171,36 @@ class Claim:
 
         async def bounded() -> bool:
             # It does not end with this call, which may be interrupted: the effect has happened.
-            settling = self._background.dedup._namespace.connection.keep(settle(self._claim))
+            settling = self._kept(settle(self._claim))
             done, _ = await asyncio.wait((settling,), timeout=seconds)
             for task in done:
                 task.result()
             return bool(done)
 
-        return self._run(bounded, seconds)
+        return self._run(bounded, seconds, settles=True)
+
+    def settle_by(self, settle: Callable[[AsyncClaim], Awaitable[T]], seconds: float) -> T:
+        """Return what `settle`, called in the background thread with `asynchronous`, returns within `seconds`.
+
+        Where the caller is interrupted, it is begun all the same, and then cancelled.
+        """
+        return self._run(lambda: settle(self._claim), seconds, settles=True)
 
     def settled_by(self, settle: Callable[[AsyncClaim], Coroutine[Any, Any, AsyncClaim]]) -> AsyncClaim:
-        """Return what `settle`, called in the background thread with `asynchronous`, returns."""
-        return self._run(lambda: settle(self._claim), self._seconds)
+        """Return the claim that `settle`, called in the background thread with `asynchronous`, returns.
+
+        Where the caller is interrupted, it goes on, and a claim that it leaves acquired is given back.
+        """
+
+        async def settled(claim: AsyncClaim) -> AsyncClaim:
+            settling = self._kept(settle(claim))
+            try:
+                return await asyncio.shield(settling)
+            except asyncio.CancelledError:
+                settling.add_done_callback(_take_back_what_is_left)
+                raise
+
+        return self.settle_by(settled, self._seconds)
 
     def with_answer(self, found: AsyncClaim) -> Claim:
         """Return another asyncio claim of the same background thread as a claim for synchronous code."""
@@ -219,17 +244,41 @@ class Claim:
 
         async def leave() -> None:
             self._claim._bind_body(None)
+            if self._said is not None:  # interrupted before it could begin
+                self._kept(self._said())
+                await asyncio.sleep(0)  # its first step
             await self._claim._leave(error, release=release)
 
-        self._run(leave, self._seconds)
+        self._run(leave, self._seconds, settles=True)
 
-    def _run(self, make: Callable[[], Awaitable[T]], seconds: float | None = None) -> T:
+    def _say(self, settle: Callable[[], Coroutine[Any, Any, None]], within: Seconds | None) -> None:
+        """Record an outcome. An interrupt does not undo that: what the work has done must not be done again."""
+
+        async def begun() -> None:
+            self._said = None
+            await settle()
+
+        seconds = self._longest(within)
+        self._said = begun
+        self._run(begun, seconds, settles=True)
+
+    def _kept(self, settling: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run it in the background thread, where this is called, to its end."""
+        return self._background.dedup._namespace.connection.keep(settling)
+
+    async def _to_its_end(self, settling: Coroutine[Any, Any, T]) -> T:
+        return await asyncio.shield(self._kept(settling))
+
+    def _run(
+        self, make: Callable[[], Awaitable[T]], seconds: float | None = None, *, settles: bool = False
+    ) -> T:
         """Run it in the background thread, for so many seconds at most; by default for one operation's."""
         if not self._background.here:
             raise UsageError(
                 "this claim was made in another process, or its background thread has died: claim again"
             )
-        return self._background.run(make, self._one_operation if seconds is None else seconds)
+        longest = self._one_operation if seconds is None else seconds
+        return self._background.run(make, longest, settles=settles)
 
     @property
     def _one_operation(self) -> float:
@@ -237,12 +286,20 @@ class Claim:
         return self._background.dedup._namespace.connection.timeout
 
 
-def take_back(dedup: AsyncDedup) -> Callable[[AsyncClaim], None]:
-    """Return a function that frees a claim whose caller was interrupted before the claim reached it."""
+def take_back(claim: AsyncClaim) -> None:
+    """Free a claim whose caller was interrupted before the claim reached him; in the background thread."""
+    # A claim that the same named owner held before is that earlier call's to settle.
+    if claim.acquired and claim._first_hand:
+        claim._namespace.connection.keep(claim._free())
 
-    def release(claim: AsyncClaim) -> None:
-        # A claim that the same named owner held before is that earlier call's to settle.
-        if claim.acquired and claim._first_hand:
-            dedup._namespace.connection.keep(claim.release())
 
-    return release
+def _take_back_what_is_left(settling: asyncio.Task[AsyncClaim]) -> None:
+    if not settling.cancelled() and settling.exception() is None:
+        take_back(settling.result())
+
+
+def answered(background: BackgroundDedup, call: ClaimCall, seconds: float) -> Claim:
+    """Make a claim in the background thread, and block for its answer, `seconds` plus its wait at most."""
+    return background.make(
+        call, seconds, lambda found: Claim(background, found), lambda claim: take_back(claim.asynchronous)
+    )

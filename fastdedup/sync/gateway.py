@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, overload
 
 from ..checks import Seconds, check_seconds
-from ..claim import Claim as AsyncClaim
 from ..claims.resolving import check_resolve
 from ..codec import Codec
 from ..events import OnEvent
@@ -21,7 +20,7 @@ from ..once import FewArguments
 from ..protocol.keyspace import READABLE_BYTES
 from ..stores.base import Credentials, Store
 from .background import Bound, PerProcess
-from .claim import Claim, take_back
+from .claim import Claim, answered, take_back
 from .ledger import Ledger, ledger_behind
 from .lock import LockCall
 from .machine import StateMachine
@@ -232,7 +231,7 @@ class Dedup:
             renew=renewed,
             remember=None if remember is None else ledger_behind(remember),
         )
-        claim = Claim(background, background.make(call, self._per_process.seconds, take_back(dedup)))
+        claim = answered(background, call, self._per_process.seconds)
         return claim if resolve is None else resolved(claim, resolve, renews=renew)
 
     def claim_many(
@@ -249,21 +248,20 @@ class Dedup:
     ) -> list[Claim]:
         """Claim many keys at once, each by itself; the answers are in the order of the keys."""
         background, dedup = self._dedup.get()
-        free = take_back(dedup)
-
-        def discard(claims: list[AsyncClaim]) -> None:
-            for claim in claims:
-                free(claim)
-
         options: dict[str, Any] = {"owner": owner, "lease": lease, "ttl": ttl, "wait": wait, "renew": renew}
         if remember is not None:
             options["remember"] = ledger_behind(remember)
-        claims = background.run(
-            lambda: dedup.claim_many(keys, fingerprints=fingerprints, **options),
-            self._per_process.seconds + check_seconds(wait, "wait", least=0.0),
-            discard,
-        )
-        return [Claim(background, claim) for claim in claims]
+
+        async def made() -> list[Claim]:
+            claims = await dedup.claim_many(keys, fingerprints=fingerprints, **options)
+            return [Claim(background, claim) for claim in claims]
+
+        def discard(claims: list[Claim]) -> None:
+            for claim in claims:
+                take_back(claim.asynchronous)
+
+        seconds = self._per_process.seconds + check_seconds(wait, "wait", least=0.0)
+        return background.run(made, seconds, discard)
 
     def lock(
         self, key: str, *, lease: Seconds | None = None, wait: Seconds = 0.0, renew: bool = False
@@ -277,7 +275,7 @@ class Dedup:
         def ask() -> Claim:
             background, dedup = self._dedup.get()
             call = dedup.lock(key, lease=lease, wait=wait, renew=renew).call
-            return Claim(background, background.make(call, self._per_process.seconds, take_back(dedup)))
+            return answered(background, call, self._per_process.seconds)
 
         return LockCall(ask)
 

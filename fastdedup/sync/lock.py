@@ -61,13 +61,16 @@ class LockCall:
         self._held: Claim | None = None
 
     def __enter__(self) -> Lock:
-        claim = self._ask()
-        if not claim.acquired:
-            raise InProgressError(
-                f"the lock {claim.key!r} is held by another owner", retry_after=claim.retry_after or 0.0
-            )
-        self._held = claim
-        return Lock(claim)
+        try:
+            claim = self._held = self._ask()
+            if not claim.acquired:
+                raise InProgressError(
+                    f"the lock {claim.key!r} is held by another owner", retry_after=claim.retry_after or 0.0
+                )
+            return Lock(claim)
+        except BaseException as error:  # such as a signal's: nobody will leave a block that was not entered
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
 
     def __exit__(
         self,

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from ..errors import UnavailableError, UsageError
-from .native import patched, start_thread
+from .native import Thread, patched, start_thread
 from .work import AwaitedWork, GreenletWork, LoopWork, Work
 
 T = TypeVar("T")
@@ -41,18 +41,30 @@ class LoopThread:
         self._told = False
         self._ending = False
         self._closers: set[Callable[[], Awaitable[None]]] = set()
-        self._thread = start_thread(self._main, "fastdedup-sync")
+        self._thread: Thread
+
+    def start(self) -> None:
+        """Start the thread. Where that is interrupted, the thread ends by itself."""
+        try:
+            self._thread = start_thread(self._main, "fastdedup-sync")
+        except BaseException:
+            self._ending = True
+            self._tell(self._loop.stop)
+            raise
 
     @property
     def alive(self) -> bool:
         """False once the thread has ended, or in a child that did not inherit it."""
-        return self._thread.is_alive() and self.pid == os.getpid() and not self._ending
+        # Not by the thread's is_alive(): one that a signal interrupts takes the thread for dead (Python's bpo-45274).
+        return self.pid == os.getpid() and not self._ending
 
     def run(
         self,
         make: Callable[[], Awaitable[T]],
         seconds: float,
         discard: Callable[[T], None] | None = None,
+        *,
+        settles: bool = False,
     ) -> T:
         """Run `await make()` in the loop, and block until it is done.
 
@@ -62,18 +74,20 @@ class LoopThread:
             make: called in the loop's thread; what it returns is awaited.
             discard: called there with the result, where the caller no longer waits.
             seconds: the longest that it takes by its own deadlines; GRACE later the thread counts as stuck.
+            settles: it records what has happened, so an interrupt cancels it only once it has begun.
 
         Raises:
             UnavailableError: the background thread is stuck or dead.
             UsageError: called in the background thread itself, by a callback.
         """
         self._check_caller()
-        work = GreenletWork(make, discard) if patched() else Work(make, discard)
+        kind = GreenletWork if patched() else Work
+        work = kind(make, discard, settles=settles)
         try:
             self._post(work)
             self._wait(work, seconds + GRACE)
         except BaseException:
-            self._tell(work.give_up)
+            self._leave(work, settles=settles)
             raise
         if work.error is not None:
             try:
@@ -87,17 +101,19 @@ class LoopThread:
         make: Callable[[], Awaitable[T]],
         seconds: float,
         discard: Callable[[T], None] | None = None,
+        *,
+        settles: bool = False,
     ) -> T:
         """Do what `run` does, awaited in an event loop. A cancellation is what an interrupt is there."""
         self._check_caller()
-        work = AwaitedWork(make, discard)
+        work = AwaitedWork(make, discard, settles=settles)
         ends = time.monotonic() + seconds + GRACE
         try:
             self._post(work)
             while not await work.arrive(min(_LOOK, max(ends - time.monotonic(), 0.0))):
                 self._check_hope(ends, seconds + GRACE)
         except BaseException:
-            self._tell(work.give_up)
+            self._leave(work, settles=settles)
             raise
         if work.error is not None:
             try:
@@ -143,7 +159,7 @@ class LoopThread:
             )
 
     def _check_hope(self, ends: float, seconds: float) -> None:
-        """Raise UnavailableError where no answer can come any more."""
+        """Raise UnavailableError where no answer can come any more; else remind the loop of what waits."""
         if not self.alive:
             raise UnavailableError("fastdedup's background thread has ended: the next call starts another")
         if time.monotonic() >= ends:
@@ -151,12 +167,20 @@ class LoopThread:
                 f"fastdedup's background thread gave no answer within {seconds:g} s: is something blocking it, "
                 "an on_event= callback or a codec?"
             )
+        self._tell(self._begin)  # whoever was to tell it may have been interrupted
 
     def _post(self, work: LoopWork[Any]) -> None:
         self._inbox.append(work)
         if not self._told:
             self._told = True  # before telling the loop: it sees a second writer's work as well
             self._tell(self._begin)
+
+    def _leave(self, work: LoopWork[Any], *, settles: bool) -> None:
+        """The caller no longer waits for it."""
+        if settles:
+            self._inbox.append(work)  # the interrupt may have come before it stood there; it begins once
+        self._tell(work.give_up)
+        self._tell(self._begin)  # or the interrupt came between `_told` and telling
 
     def _tell(self, callback: Callable[[], object]) -> None:
         try:
@@ -220,6 +244,7 @@ def current() -> LoopThread:
     with _lock:
         if _current is None or not _current.alive:
             _current = LoopThread()
+            _current.start()
         return _current
 
 

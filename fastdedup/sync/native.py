@@ -17,9 +17,6 @@ from ..errors import UsageError
 class Thread(Protocol):
     """A thread that runs; `threading.Thread` is one."""
 
-    def is_alive(self) -> bool:
-        """Return whether it still runs."""
-
     def join(self, timeout: float | None = None) -> None:
         """Wait for its end, at most `timeout` seconds."""
 
@@ -57,9 +54,6 @@ class _NativeThread:
         self._running = new_lock()
         self._running.acquire()
         _original("start_new_thread")(self._run, ())
-
-    def is_alive(self) -> bool:
-        return bool(self._running.locked())
 
     def join(self, timeout: float | None = None) -> None:
         if self._running.acquire(timeout=-1 if timeout is None else timeout):

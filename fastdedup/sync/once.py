@@ -7,11 +7,38 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from ..errors import ConfigError
+from ..checks import shown
+from ..errors import ConfigError, UsageError
 from .claim import Claim
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def check_blocking(function: Callable[..., Any], otherwise: str) -> None:
+    """Check that a function does its work as it is called; `otherwise`: what async functions are for.
+
+    Raises:
+        ConfigError: it is async, or a generator: calling it would do nothing.
+    """
+    for called in (function, getattr(type(function), "__call__", None)):  # noqa: B004 -- of an object that is called
+        if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+            raise ConfigError(f"{function!r} is async: use {otherwise}")
+        if inspect.isgeneratorfunction(called):
+            raise ConfigError(f"{function!r} is a generator, whose calls do no work: let it return a list")
+
+
+def check_done(function: Callable[..., Any], result: object) -> None:
+    """Check that a function has done its work.
+
+    Raises:
+        UsageError: it has returned a coroutine or a generator, which nobody has run.
+    """
+    if inspect.iscoroutine(result) or inspect.isgenerator(result):
+        result.close()
+    elif not inspect.isasyncgen(result):
+        return
+    raise UsageError(f"{function!r} returned a {shown(result)}, which nobody has run: its work is not done")
 
 
 def once(
@@ -36,8 +63,7 @@ def once(
         raise ConfigError(f"once(fingerprint=…) must be a function, not async, got {fingerprint!r}")
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        if inspect.iscoroutinefunction(function):
-            raise ConfigError(f"{function!r} is async: use once() of fastdedup.Dedup")
+        check_blocking(function, "once() of fastdedup.Dedup")
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -50,6 +76,7 @@ def once(
                 except fail_on as error:
                     claim.fail(error)
                     raise
+                check_done(function, result)
                 claim.complete(result)  # where that cannot be stored, leaving records it as a failure
                 return result
 

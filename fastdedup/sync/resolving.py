@@ -20,7 +20,7 @@ def resolved(claim: Claim, check: SyncCheck, *, renews: bool) -> Claim:
         answer = asked(claim, check)
     except BaseException:
         with suppress(DedupError):
-            claim.release()
+            claim._free()
         raise
     if answer is None:
         claim.tell(lambda mine: renew_no_more(mine, renews))

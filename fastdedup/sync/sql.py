@@ -6,7 +6,6 @@ It runs in the caller's own thread and transaction; only a gate has a background
 from __future__ import annotations
 
 import functools
-import inspect
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -48,6 +47,7 @@ from ..sql.receipt import AnyReceipt
 from ..sql.rules import Busy, TableRules
 from .claim import Claim, take_back
 from .gateway import Dedup
+from .once import check_blocking, check_done
 
 T = TypeVar("T")
 Begin = Callable[[], AbstractContextManager[Any]]
@@ -112,16 +112,16 @@ class Inbox(AnyInbox[Begin]):
         rules = OnceRules(self._rules, key, gate, wait, busy, attempts)
 
         def decorate(function: Callable[..., T]) -> Callable[..., T]:
-            if inspect.iscoroutinefunction(function):
-                raise ConfigError(f"{function!r} is async: use once() of fastdedup.sql.Inbox")
-
+            check_blocking(function, "once() of fastdedup.sql.Inbox")
             before = arguments_before(function)
             calls = ThreadCalls()
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> T:
                 def work(transaction: Any) -> T:
-                    return function(*args[:before], transaction, *args[before:], **kwargs)
+                    result = function(*args[:before], transaction, *args[before:], **kwargs)
+                    check_done(function, result)
+                    return result
 
                 key = rules.key(*args[:before], None, *args[before:], **kwargs)
                 result: T = Once(self, rules, beginning, work).run(key, calls)()
@@ -240,9 +240,7 @@ class Once:
         gate: Dedup = self._rules.gate
         background, dedup = gate._dedup.get()
         seconds = gate._per_process.seconds + self._rules.wait
-        return Claim(
-            background, background.run(lambda: claim_at(dedup, name, ends), seconds, take_back(dedup))
-        )
+        return Claim(background, background.run(lambda: claim_at(dedup, name, ends), seconds, take_back))
 
     def _transact(self, key: str, wire: bytes | None) -> Answer:
         attempt = 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from ..checks import Seconds
+from ..claim import Claim as AsyncClaim
 from ..gateway import Dedup as AsyncDedup
 from ..model import Outcome
 from .background import Bound
-from .claim import Claim, take_back
+from .claim import Claim, answered
 
 
 class Tokens:
@@ -25,9 +26,8 @@ class Tokens:
     def consume(self, token: str, subject: Any = None, *, owner: str | None = None) -> Outcome:
         """Use a token up in one step: ACQUIRED once, then SUCCEEDED; MISMATCH for another subject; UNKNOWN."""
         background, dedup = self._dedup.get()
-        return background.run(
-            lambda: dedup.tokens.consume(token, subject, owner=owner), self._dedup.per_process.seconds
-        )
+        use = dedup.tokens._use(token, subject, owner)
+        return background.make(use, self._dedup.per_process.seconds, _itself, _take_back).outcome
 
     def redeem(
         self,
@@ -43,4 +43,14 @@ class Tokens:
         """Claim a token: do the work, then `complete(result)`, and a second click replays that result."""
         background, dedup = self._dedup.get()
         call = dedup.tokens.redeem(token, subject, owner=owner, lease=lease, ttl=ttl, wait=wait, renew=renew)
-        return Claim(background, background.make(call, self._dedup.per_process.seconds, take_back(dedup)))
+        return answered(background, call, self._dedup.per_process.seconds)
+
+
+def _itself(claim: AsyncClaim) -> AsyncClaim:
+    return claim
+
+
+def _take_back(claim: AsyncClaim) -> None:
+    """Take back a use whose caller was interrupted before its answer reached him; a named caller can ask again."""
+    if claim.acquired:
+        claim._namespace.connection.undo.add(claim._call)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
+from contextvars import copy_context
 from typing import Generic, TypeVar
 
 from ..errors import UnavailableError
@@ -15,18 +16,23 @@ T = TypeVar("T")
 
 
 class LoopWork(ABC, Generic[T]):
-    """A call on its way to the loop and back.
+    """A call on its way to the loop and back. It runs in the caller's context, so that its spans are in his trace.
 
     Args:
         make: called in the loop's thread; what it returns is awaited.
         discard: called there with the result, where the caller no longer waits.
+        settles: it is begun in any case, and only then told that the caller no longer waits.
     """
 
-    __slots__ = ("_discard", "_given_up", "_make", "_task", "error", "result")
+    __slots__ = ("_context", "_discard", "_given_up", "_make", "_settles", "_task", "error", "result")
 
-    def __init__(self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None) -> None:
+    def __init__(
+        self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None, *, settles: bool = False
+    ) -> None:
         self._make = make
         self._discard = discard
+        self._settles = settles
+        self._context = copy_context()
         # Mutable, by the loop's thread only; the caller reads the result once it is told.
         self._task: asyncio.Task[None] | None = None
         self._given_up = False
@@ -34,20 +40,26 @@ class LoopWork(ABC, Generic[T]):
         self.error: BaseException | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Begin, in the loop's thread."""
-        if not self._given_up:
-            self._task = loop.create_task(self._run(), name="fastdedup-sync")
+        """Begin, in the loop's thread, unless it has begun or need not."""
+        if self._task is None and (self._settles or not self._given_up):
+            self._task = loop.create_task(self._run(), name="fastdedup-sync", context=self._context)
+            if self._given_up:
+                loop.call_soon(self._task.cancel)  # behind its first step
 
     def fail(self, error: BaseException) -> None:
-        """Answer with an error instead of running."""
-        self.error = error
-        self._tell()
+        """Answer with an error instead of running, where it has not begun."""
+        if self._task is None and self.error is None:
+            self.error = error
+            self._tell()
 
     def give_up(self) -> None:
         """Cancel it, or discard its result, as the caller no longer waits (in the loop's thread)."""
         self._given_up = True
         if self._task is not None and not self._task.done():
-            self._task.cancel()
+            if self._settles:
+                asyncio.get_running_loop().call_soon(self._task.cancel)  # behind its first step
+            else:
+                self._task.cancel()
         elif self._task is not None and self.error is None and self._discard is not None:
             self._discard(self.result)
 
@@ -72,8 +84,10 @@ class Work(LoopWork[T]):
 
     __slots__ = ("_answered",)
 
-    def __init__(self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None) -> None:
-        super().__init__(make, discard)
+    def __init__(
+        self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None, *, settles: bool = False
+    ) -> None:
+        super().__init__(make, discard, settles=settles)
         self._answered = new_lock()
         self._answered.acquire()
 
@@ -90,8 +104,10 @@ class AwaitedWork(LoopWork[T]):
 
     __slots__ = ("_arrived", "_caller")
 
-    def __init__(self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None) -> None:
-        super().__init__(make, discard)
+    def __init__(
+        self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None, *, settles: bool = False
+    ) -> None:
+        super().__init__(make, discard, settles=settles)
         self._caller = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
 
@@ -112,11 +128,13 @@ class GreenletWork(LoopWork[T]):
 
     __slots__ = ("_arrived", "_hub")
 
-    def __init__(self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None) -> None:
+    def __init__(
+        self, make: Callable[[], Awaitable[T]], discard: Callable[[T], None] | None, *, settles: bool = False
+    ) -> None:
         from gevent import get_hub
         from gevent.event import Event
 
-        super().__init__(make, discard)
+        super().__init__(make, discard, settles=settles)
         self._hub = get_hub()
         self._arrived = Event()
 

@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -188,6 +189,28 @@ def test_a_gate_of_synchronous_code_is_traced(otel: Otel) -> None:
     with dedup:
         dedup.claim("a").complete()
     assert otel.names() == ["claim shop", "complete shop"]
+
+
+def test_spans_of_synchronous_code_are_in_the_trace_of_their_caller(otel: Otel) -> None:
+    """They were in the trace of whichever thread had woken the background loop last."""
+    dedup = otel.instrument(SyncDedup("memory://", namespace="shop"))
+
+    def work(number: int) -> None:
+        with otel.tracer.start_as_current_span(f"request {number}"):
+            dedup.claim(f"key:{number}").complete()
+
+    with dedup, ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(200)))
+    requests = {
+        span.context.span_id: span.context.trace_id for span in otel.finished() if span.parent is None
+    }
+    ours = [span for span in otel.finished() if span.parent is not None]
+    assert len(requests) == 200
+    assert len([span for span in ours if span.name == "claim shop"]) == 200
+    claims = {span.context.span_id: span.context.trace_id for span in ours}
+    assert all(span.parent.span_id in requests | claims for span in ours if span.parent is not None)
+    claimed = [span for span in ours if span.name == "claim shop"]
+    assert {span.parent.span_id for span in claimed if span.parent is not None} == {*requests}
 
 
 async def test_the_metrics_are_what_was_done(redis_url: str, otel: Otel) -> None:

@@ -114,6 +114,25 @@ def test_storing_goes_on_in_the_background(kind: str, server: RedisServer) -> No
         assert shop.runs == 1
 
 
+@pytest.mark.usefixtures("short_hold")
+def test_a_response_that_was_sent_and_never_stored_is_told_in_the_log(
+    kind: str, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Dedup(server.url, timeout=0.2, lease=1.0) as dedup:
+        shop = Shop(kind, dedup)
+
+        def handler(call: Call) -> Reply:
+            server.kill()
+            return Reply()
+
+        shop.handler = handler
+        assert shop.post().marks == {"idempotency-stored"}
+        until(
+            lambda: "a response was not recorded" in caplog.text,
+            description="it is told once the lease has ended",
+        )
+
+
 def test_an_outcome_whose_lease_ends_unstored_is_sent(server: RedisServer) -> None:
     with Dedup(server.url, timeout=0.5) as dedup:
         shop = Shop("bare", dedup, lease=0.3, renew=False)
@@ -193,8 +212,12 @@ def test_an_interrupted_wait_loses_no_outcome(server: RedisServer, monkeypatch: 
     class Codec(ResponseCodec):
         """Called in the background thread, while the worker's own waits."""
 
+        interrupts = True
+
         def dumps(self, value: Any) -> bytes:
-            os.kill(os.getpid(), signal.SIGUSR1)
+            if self.interrupts:
+                self.interrupts = False
+                os.kill(os.getpid(), signal.SIGUSR1)
             return super().dumps(value)
 
     monkeypatch.setattr(wsgi, "ResponseCodec", Codec)

@@ -297,7 +297,7 @@ def test_a_claim_answered_too_late_for_its_caller_is_released(dedup: Dedup) -> N
     dedup.claim("first")
     _, behind = dedup._dedup.get()
 
-    work = background.Work(lambda: behind.claim("key"), take_back(behind))
+    work = background.Work(lambda: behind.claim("key"), take_back)
     thread._post(work)
     assert work.wait(5)
     thread._tell(work.give_up)
@@ -376,3 +376,32 @@ def test_the_interpreter_ends_in_time_whatever_is_open(what: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "Error" not in done.stderr
+
+
+class Unrun:
+    async def __call__(self, order: str) -> str:
+        return order
+
+
+def generator(order: str) -> Iterator[str]:
+    yield order
+
+
+async def asynchronous(order: str) -> str:
+    return order
+
+
+@pytest.mark.parametrize("function", [generator, asynchronous, Unrun()])
+def test_once_refuses_what_does_no_work_when_it_is_called(function: Any, dedup: Dedup) -> None:
+    with pytest.raises(ConfigError, match=r"generator|async"):
+        dedup.once(key=lambda order: order)(function)
+
+
+@pytest.mark.parametrize("function", [generator, asynchronous])
+def test_once_records_no_work_that_nobody_has_run(function: Any, dedup: Dedup) -> None:
+    """It was recorded as a failure, so that no retry did the work."""
+    once = dedup.once(key=lambda order: order)(lambda order: function(order))
+    for _ in range(2):
+        with pytest.raises(UsageError, match="nobody has run"):
+            once("order:42")
+    assert dedup.claim("order:42").attempt == 3

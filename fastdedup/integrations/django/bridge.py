@@ -30,8 +30,10 @@ class Bridge(Protocol):
         make: Callable[[], Awaitable[T]],
         seconds: float,
         discard: Discard[T] | None = None,
+        *,
+        settles: bool = False,
     ) -> T:
-        """Do something with the `Dedup`, in its thread."""
+        """Do something with the `Dedup`, in its thread. Arguments as for `LoopThread.run`."""
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function of the application, sync or async, which may use the database."""
@@ -52,9 +54,11 @@ class Blocking:
         make: Callable[[], Awaitable[T]],
         seconds: float,
         discard: Discard[T] | None = None,
+        *,
+        settles: bool = False,
     ) -> T:
         """Block this thread."""
-        return background.run(make, seconds, discard)
+        return background.run(make, seconds, discard, settles=settles)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call the function here; await its result in a loop of its own."""
@@ -79,9 +83,11 @@ class Awaiting:
         make: Callable[[], Awaitable[T]],
         seconds: float,
         discard: Discard[T] | None = None,
+        *,
+        settles: bool = False,
     ) -> T:
         """Await the other thread."""
-        return await background.arun(make, seconds, discard)
+        return await background.arun(make, seconds, discard, settles=settles)
 
     async def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a sync function in the thread that Django keeps for synchronous code."""

@@ -154,7 +154,6 @@ class _OneTime:
                 bridge,
                 lambda guard: guard.redeem(token, subject),
                 path=request.path,
-                form=True,
                 mark=contents,
             )
         except UnavailableError as error:

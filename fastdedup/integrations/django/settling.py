@@ -72,13 +72,11 @@ class Guards:
         *,
         path: str,
         docs: str | None = None,
-        form: bool = False,
         mark: bytes = b"",
     ) -> ClaimAndHold:
         """Claim a key, or redeem a token. Raises what that raises."""
         bound = self.bound()
         background, guard = bound.get()
-        dedup = guard.forms if form else guard.dedup
 
         async def claimed() -> Claim:
             claim = await ask(guard)
@@ -86,7 +84,7 @@ class Guards:
             return claim
 
         seconds = bound.per_process.seconds
-        claim = await bridge.run(background, claimed, seconds + self.rule.wait, take_back(dedup))
+        claim = await bridge.run(background, claimed, seconds + self.rule.wait, take_back)
         if not claim.acquired:
             return ClaimAndHold(claim, None)
         recorder = Recorder(claim, self.rule, docs, path, mark)
@@ -96,7 +94,9 @@ class Guards:
 async def settle(bridge: Bridge, hold: Hold) -> Marks | None:
     """Settle by the response; return the response's marks, or None where the claim was lost."""
     try:
-        return await bridge.run(hold.background, lambda: _settle(hold.recorder), hold.seconds + HOLD)
+        return await bridge.run(
+            hold.background, lambda: _settle(hold.recorder), hold.seconds + HOLD, settles=True
+        )
     except DedupError as error:  # the background thread is stuck or dead; the view has run
         hold.recorder.claim._warn(
             "responses that were not recorded", "%s: its response is not stored: %s", error
@@ -106,7 +106,7 @@ async def settle(bridge: Bridge, hold: Hold) -> Marks | None:
 
 async def give_back(bridge: Bridge, hold: Hold) -> None:
     """Release the claim, as the view has failed: a retry runs again."""
-    await bridge.run(hold.background, lambda: _give_back(hold.recorder.claim), hold.seconds)
+    await bridge.run(hold.background, lambda: _give_back(hold.recorder.claim), hold.seconds, settles=True)
 
 
 async def _give_back(claim: Claim) -> None:

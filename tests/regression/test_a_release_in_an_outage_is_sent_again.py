@@ -1,0 +1,133 @@
+"""A key that its body gave back while the store did not answer is free once the store answers.
+
+It was held by nobody until its lease ended: the key of a request that had failed answered 409 for so long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from fastdedup import Dedup, UnavailableError
+from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.testing import FakeStore
+
+from ..integrations.shops import until
+from ..servers import RedisServer
+
+Waiter = Callable[..., Awaitable[Any]]
+
+
+class WorkFailed(Exception):
+    """What a body raises."""
+
+
+async def fails(gate: Dedup, outage: Callable[[], object]) -> None:
+    async with gate.claim("order:42"):
+        outage()
+        raise WorkFailed
+
+
+async def locks(gate: Dedup, outage: Callable[[], object]) -> None:
+    with suppress(UnavailableError):
+        async with gate.lock("order:42"):
+            outage()
+    raise WorkFailed
+
+
+@pytest.mark.parametrize("block", [fails, locks])
+@pytest.mark.parametrize("way", ["refused", "frozen", "lost_reply"])
+async def test_after_an_outage(way: str, block: Callable[..., Awaitable[None]], wait_until: Waiter) -> None:
+    store = FakeStore()
+    async with Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate:
+        with pytest.raises(WorkFailed):
+            await block(gate, lambda: store.outage.start(way))
+        store.outage.stop()
+        kind = "claim" if block is fails else "lock"
+
+        async def is_free() -> bool:
+            with suppress(UnavailableError):
+                record = await gate.get("order:42", kind)
+                return record is None or record.state == "released"
+            return False
+
+        await wait_until(is_free, description="the key is free")
+
+
+async def test_after_a_restart_of_redis(redis_server: RedisServer, wait_until: Waiter) -> None:
+    server = RedisServer("--appendonly", "yes", "--appendfsync", "always").start()
+    try:
+        async with Dedup(server.url, namespace="shop", lease=600.0, timeout=0.1) as gate:
+            with pytest.raises(WorkFailed):
+                await fails(gate, server.kill)
+            server.start()
+
+            async def acquired() -> bool:
+                with suppress(UnavailableError):
+                    return (await gate.claim("order:42")).acquired
+                return False
+
+            await wait_until(acquired, description="the key is free")
+    finally:
+        server.stop()
+
+
+async def test_an_owner_with_a_name_keeps_its_claim(wait_until: Waiter) -> None:
+    store = FakeStore()
+    async with Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate:
+        with suppress(WorkFailed):
+            async with gate.claim("order:42", owner="worker-7"):
+                store.outage.start("refused")
+                raise WorkFailed
+        store.outage.stop()
+
+        async def held() -> bool:
+            with suppress(UnavailableError):
+                return (await gate.claim("order:42", owner="worker-7")).acquired
+            return False
+
+        await wait_until(held, description="the same owner has it again")
+        assert (await gate.claim("order:42")).outcome == "in_progress"
+
+
+def test_of_synchronous_code() -> None:
+    store = FakeStore()
+    with SyncDedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate:
+
+        def work() -> None:
+            with gate.claim("order:42"):
+                store.outage.start("refused")
+                raise WorkFailed
+
+        with pytest.raises(WorkFailed):
+            work()
+        store.outage.stop()
+
+        def acquired() -> bool:
+            with suppress(UnavailableError):
+                return gate.claim("order:42").acquired
+            return False
+
+        until(acquired, description="the key is free")
+
+
+async def test_where_the_caller_is_cancelled_as_it_leaves(wait_until: Waiter) -> None:
+    store = FakeStore()
+    async with Dedup(store, namespace="shop", lease=600.0, timeout=0.2) as gate:
+        leaving = asyncio.create_task(fails(gate, lambda: store.outage.start("frozen")))
+        await asyncio.wait([leaving], timeout=0.05)
+        leaving.cancel()
+        with suppress(asyncio.CancelledError, WorkFailed):
+            await leaving
+        store.outage.stop()
+
+        async def acquired() -> bool:
+            with suppress(UnavailableError):
+                return (await gate.claim("order:42")).acquired
+            return False
+
+        await wait_until(acquired, description="the key is free")

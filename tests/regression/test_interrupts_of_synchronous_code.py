@@ -1,0 +1,275 @@
+"""An interrupt of synchronous code (a signal's error, `gevent.Timeout`) undoes nothing, and harms no other call.
+
+A worker's time limit raises an error wherever its thread is just at work. Within `complete` it freed the key after
+the work, within the draw of an owner it ended every later claim of the process, and between two steps of a call it
+made every later call wait in vain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from fastdedup import Outcome, Resolution, State, Takeover
+from fastdedup.protocol import owners
+from fastdedup.sync import Claim, Dedup, loop, work
+
+from ..integrations.shops import until
+
+
+class TimeLimit(Exception):
+    """What a signal's handler raises, as Celery's soft time limit does."""
+
+
+class SlowCodec:
+    """Takes its time for one result, and the background thread with it, until it is let go."""
+
+    def __init__(self) -> None:
+        self.busy = threading.Event()
+        self.go_on = threading.Event()
+
+    def dumps(self, value: Any) -> bytes:
+        if value == "slow":
+            self.busy.set()
+            assert self.go_on.wait(10.0)
+        return json.dumps(value).encode()
+
+    def loads(self, data: bytes) -> Any:
+        return json.loads(data)
+
+
+@pytest.fixture
+def codec() -> SlowCodec:
+    return SlowCodec()
+
+
+@pytest.fixture
+def gate(codec: SlowCodec, redis_url: str) -> Iterator[Dedup]:
+    with Dedup(redis_url, namespace=f"n{uuid.uuid4().hex}", lease=60.0, codec=codec) as gate:
+        yield gate
+
+
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGALRM raises TimeLimit."""
+
+    def interrupt(*_: object) -> None:
+        raise TimeLimit
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    yield
+    signal.signal(signal.SIGALRM, former)
+
+
+def interrupted(codec: SlowCodec, gate: Dedup, call: Callable[[], object]) -> None:
+    """Interrupt a call while the background thread is at another one's, so that it has not begun."""
+    another = gate.claim("another")
+    slow = threading.Thread(target=another.complete, args=("slow",))
+    slow.start()
+    assert codec.busy.wait(10.0)
+    later = threading.Timer(0.2, codec.go_on.set)
+    later.start()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeLimit):
+            call()
+    finally:
+        later.join()
+        slow.join()
+
+
+def comes_to(gate: Dedup, state: State, kind: Any = "claim") -> None:
+    def is_there() -> bool:
+        record = gate.get("order:42", kind)
+        return record is not None and record.state is state
+
+    until(is_there, description=f"the record is {state}")
+
+
+@pytest.mark.usefixtures("interrupts")
+@pytest.mark.parametrize("how", ["complete", "fail", "release"])
+def test_what_is_said_within_a_block_stays_said(how: str, codec: SlowCodec, gate: Dedup) -> None:
+    claim = gate.claim("order:42")
+
+    def in_a_block() -> None:
+        with claim:
+            getattr(claim, how)()
+
+    interrupted(codec, gate, in_a_block)
+    comes_to(gate, {"complete": State.SUCCEEDED, "fail": State.FAILED, "release": State.RELEASED}[how])
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_leaving_a_block_settles(codec: SlowCodec, gate: Dedup) -> None:
+    claim = gate.claim("order:42").__enter__()
+    interrupted(codec, gate, lambda: claim.__exit__(None, None, None))
+    comes_to(gate, State.SUCCEEDED)
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_leaving_a_lock_frees_it(codec: SlowCodec, gate: Dedup) -> None:
+    lock = gate.lock("order:42")
+    lock.__enter__()
+    interrupted(codec, gate, lambda: lock.__exit__(None, None, None))
+    comes_to(gate, State.RELEASED, "lock")
+
+
+@pytest.mark.usefixtures("interrupts")
+@pytest.mark.parametrize(
+    ("answer", "state"), [(Resolution.done("paid"), State.SUCCEEDED), (Resolution.not_done(), State.RELEASED)]
+)
+def test_what_a_check_has_found_is_settled(
+    answer: Resolution, state: State, codec: SlowCodec, gate: Dedup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate.claim("order:42").release()  # a second attempt
+    settled = Claim.settled_by
+
+    def check(takeover: Takeover) -> Resolution:
+        return answer
+
+    def settled_late(claim: Claim, settle: Any) -> Any:
+        with suppress(TimeLimit):
+            interrupted(codec, gate, lambda: settled(claim, settle))
+        raise TimeLimit
+
+    monkeypatch.setattr(Claim, "settled_by", settled_late)
+    with pytest.raises(TimeLimit):
+        gate.claim("order:42", resolve=check)
+    comes_to(gate, state)
+
+
+@pytest.mark.parametrize("how", ["complete", "fail"])
+def test_what_was_said_before_it_could_be_sent_is_said_by_leaving(
+    how: str, gate: Dedup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Claim._run
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(Claim, "_run", run)
+        raise TimeLimit
+
+    def in_a_block() -> None:
+        with gate.claim("order:42") as claim:
+            monkeypatch.setattr(Claim, "_run", once)
+            getattr(claim, how)("result")
+
+    with pytest.raises(TimeLimit):
+        in_a_block()
+    comes_to(gate, State.SUCCEEDED if how == "complete" else State.FAILED)
+
+
+def test_an_interrupted_call_stops_no_later_one(gate: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It came after the call had taken it upon itself to tell the loop, and before it did."""
+    tell = loop.LoopThread._tell
+
+    def once(*arguments: Any) -> None:
+        monkeypatch.setattr(loop.LoopThread, "_tell", tell)
+        raise TimeLimit
+
+    gate.claim("order:41").release()
+    monkeypatch.setattr(loop.LoopThread, "_tell", once)
+    with pytest.raises(TimeLimit):
+        gate.claim("order:42")
+    assert gate.claim("order:43").acquired
+
+
+def test_a_loop_that_nobody_has_told_is_told_by_who_waits(gate: Dedup) -> None:
+    """A second interrupt may end what the first one's call does about it."""
+    gate.claim("order:41").release()
+    loop.current()._told = True
+    assert gate.claim("order:42").acquired
+
+
+def test_the_draw_of_an_owner_runs_no_python() -> None:
+    """The error of a signal's handler within it ended the iterator behind it, and so every later claim."""
+    events: list[str] = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
+    try:
+        drawn = [*islice(iter(owners.draw_owner, None), 2000)]
+    finally:
+        sys.setprofile(None)
+    assert len({*drawn}) == 2000
+    assert "call" not in events
+
+
+def test_a_thread_whose_start_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+    start = loop.start_thread
+
+    def interrupt(*arguments: Any) -> Any:
+        started.append(start(*arguments))
+        raise TimeLimit
+
+    monkeypatch.setattr(loop, "start_thread", interrupt)
+    thread = loop.LoopThread()
+    with pytest.raises(TimeLimit):
+        thread.start()
+    assert not thread.alive
+    started[0].join(10.0)
+    assert thread._loop.is_closed()
+
+
+def test_a_thread_that_python_takes_for_dead_is_used(gate: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Thread.is_alive` that a signal interrupts marks a living thread as ended (Python's bpo-45274)."""
+    thread = loop.current()
+    monkeypatch.setattr(threading.Thread, "is_alive", lambda self: False)
+    assert gate.claim("order:42").acquired
+    assert loop.current() is thread
+
+
+@pytest.mark.usefixtures("interrupts")
+def test_a_token_whose_use_nobody_heard_of_is_unused(gate: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:
+    token, tell = gate.tokens.issue(), work.Work._tell
+
+    def tell_late(answered: work.Work[Any]) -> None:
+        monkeypatch.setattr(work.Work, "_tell", tell)
+        os.kill(os.getpid(), signal.SIGALRM)  # as the answer comes
+
+    monkeypatch.setattr(work.Work, "_tell", tell_late)
+    with pytest.raises(TimeLimit):
+        gate.tokens.consume(token)
+    until(lambda: gate.tokens.consume(token) is Outcome.ACQUIRED, description="it is taken back")
+
+
+def test_a_lock_that_nobody_got_to_hold_is_free(gate: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: object) -> Any:
+        raise TimeLimit
+
+    monkeypatch.setattr("fastdedup.sync.lock.Lock", interrupt)
+    with pytest.raises(TimeLimit):
+        gate.lock("order:42").__enter__()
+    comes_to(gate, State.RELEASED, "lock")
+
+
+async def test_what_settles_begins_though_its_caller_is_cancelled_first() -> None:
+    """As Django's asynchronous views settle."""
+    begun, busy, go_on = threading.Event(), threading.Event(), threading.Event()
+    thread = loop.current()
+
+    def block() -> None:
+        busy.set()
+        go_on.wait(10.0)
+
+    async def settle() -> None:
+        begun.set()
+
+    thread.tell(block)
+    assert await asyncio.to_thread(busy.wait, 10.0)
+    settling = asyncio.create_task(thread.arun(settle, 10.0, settles=True))
+    await asyncio.wait([settling], timeout=0.02)
+    settling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await settling
+    go_on.set()
+    assert await asyncio.to_thread(begun.wait, 10.0)
