@@ -33,10 +33,12 @@ from ..errors import (
     ResultError,
     RetryTransaction,
     UnavailableError,
+    UsageError,
 )
 from ..events import GateBypassed
 from ..gateway import Dedup
 from ..model import Outcome
+from .drivers import Driver
 from .drivers.base import is_retryable
 from .faults import DatabaseFault, fault_of
 from .local_calls import Answer, LocalCalls
@@ -77,6 +79,18 @@ class OnceRules:
         self.attempts = check_count(attempts, "attempts")
         # Mutable: was it seen that `begin` commits.
         self.proven = False
+
+    def check_outermost(self, driver: Driver) -> None:
+        """Check that what is committed stays, where a gate is told of it.
+
+        Raises:
+            UsageError: the transaction is a part of another one.
+        """
+        if self.gate is not None and driver.is_nested():
+            raise UsageError(
+                "begin= is within another transaction, whose rollback would undo what the gate was told of: begin "
+                "the outermost one (in Django atomic(durable=True), outside of ATOMIC_REQUESTS), or leave gate= out"
+            )
 
     def prove(self, outcome: Outcome) -> None:
         """Take in how a key stands that was committed.
@@ -284,6 +298,7 @@ class Transactions:
         try:
             async with self._begin() as transaction:
                 receipt = await self._receive(transaction, key, busy=self._rules.busy)
+                self._rules.check_outermost(receipt._driver)
                 if not receipt.first:
                     receipt.replay()  # may raise
                     return receipt._answer()

@@ -260,6 +260,7 @@ class Once:
         try:
             with self._begin() as transaction:
                 receipt = self._inbox.receive(transaction, key, busy=self._rules.busy)
+                self._rules.check_outermost(receipt._driver)
                 if not receipt.first:
                     receipt.replay()  # may raise
                     return receipt._answer()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from typing import Any
 
 import aiomysql
@@ -17,9 +17,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from fastdedup import ConfigError, UsageError
+from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.sql import Inbox
 from fastdedup.sql.dialects import TableName, dialect_of
+from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.sync.sql import Inbox as SyncInbox
 
 from .conftest import Opener
@@ -306,3 +307,61 @@ async def test_an_async_view_of_django_receives(sqlite_place: Place, key: str) -
     assert await sync_to_async(handle)() == (True, "done")
     assert await sync_to_async(handle)() == (False, "done")
     await sync_to_async(lambda: connections[alias].close())()
+
+
+# A `begin` within another transaction, behind a gate
+
+
+def test_a_block_of_django_within_another_one_is_no_begin_of_a_gate(sqlite_place: Place, key: str) -> None:
+    """The outer one's rollback (ATOMIC_REQUESTS) undid the work, and the gate answered: done."""
+    alias = alias_of(sqlite_place)
+
+    @contextmanager
+    def begin() -> Iterator[Any]:
+        with transaction.atomic(using=alias):
+            yield connections[alias]
+
+    with SyncDedup(namespace="shop") as gate:
+        inbox = SyncInbox("tests", keep=WEEK, begin=begin)
+        work = inbox.once(key=lambda transaction, key: key, gate=gate)(lambda transaction, key: key)
+        alone = inbox.once(key=lambda transaction, key: f"alone {key}")(lambda transaction, key: key)
+        with transaction.atomic(using=alias):
+            with pytest.raises(UsageError, match="within another transaction"):
+                work(key)
+            assert alone(key) == key  # row and work end with the outer one
+        assert work(key) == key
+    connections[alias].close()
+
+
+def test_a_test_case_of_django_is_no_outer_transaction(sqlite_place: Place, key: str) -> None:
+    alias = alias_of(sqlite_place)
+
+    @contextmanager
+    def begin() -> Iterator[Any]:
+        with transaction.atomic(using=alias, durable=True):
+            yield connections[alias]
+
+    around = transaction.atomic(using=alias)
+    around._from_testcase = True  # as django.test.TestCase marks it
+    with SyncDedup(namespace="shop") as gate, around:
+        once = SyncInbox("tests", keep=WEEK, begin=begin).once(key=lambda transaction, key: key, gate=gate)
+        assert once(lambda transaction, key: key)(key) == key
+    connections[alias].close()
+
+
+async def test_a_nested_transaction_of_sqlalchemy_is_no_begin_of_a_gate(of: Of, key: str) -> None:
+    async with of("async session asyncpg")() as party, Dedup(namespace="shop") as gate:
+
+        @asynccontextmanager
+        async def begin() -> AsyncIterator[Any]:
+            async with party.raw.begin_nested():
+                yield party.raw
+
+        async def work(transaction: Any, key: str) -> str:
+            return key
+
+        once = party.inbox(begin=begin).once(key=lambda transaction, key: key, gate=gate)(work)
+        async with party.raw.begin():
+            with pytest.raises(UsageError, match="within another transaction"):
+                await once(key)
+        assert (await gate.get(party.inbox().gate_key(key))).state == "released"  # type: ignore[union-attr]

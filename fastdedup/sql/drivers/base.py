@@ -28,6 +28,10 @@ class Driver(ABC):
     def is_open(self) -> bool:
         """True while the transaction that the driver was made for goes on."""
 
+    def is_nested(self) -> bool:
+        """True where the transaction is known to be a part of another one, which may still be rolled back."""
+        return False
+
     @abstractmethod
     def execute(self, statement: Statement) -> Any:
         """Run a statement; return its `Rows`, or an awaitable of them."""

@@ -31,6 +31,11 @@ class DjangoDriver(Driver):
             return not connection.get_autocommit()
         return _outermost(connection) is self._block
 
+    def is_nested(self) -> bool:
+        """See `Driver`. The blocks around a test of Django's TestCase do not count, as for `durable=True`."""
+        outer = getattr(self._connection, "atomic_blocks", [])[:-1]
+        return not all(getattr(block, "_from_testcase", False) for block in outer)
+
     def execute(self, statement: Statement) -> Rows:
         """See `Driver`."""
         with self._connection.cursor() as cursor:

@@ -55,6 +55,10 @@ class SqlAlchemyDriver(Driver):
         root = self._inner.get_transaction()
         return root is not None and root is self._root and root.is_active
 
+    def is_nested(self) -> bool:
+        """See `Driver`."""
+        return bool(self._inner.in_nested_transaction())
+
     def _began(self, connection: Any) -> None:
         if _commits_each_statement(connection):
             raise no_transaction("engine.begin() on an engine without isolation_level='AUTOCOMMIT'")
