@@ -560,8 +560,8 @@ class Dedup(Inspected):
         Args:
             name: 1 to 64 characters; every process that uses the ledger passes the same settings with it.
             window: seconds, or a timedelta, for which an id is remembered.
-            capacity: ids in one window, best 1.25 times those that you expect. It may hold more, and gets slower
-                then; it takes no memory beforehand.
+            capacity: ids in one window, best 4/3 of those that you expect: four fifths full, it tells LedgerFilling.
+                It may hold more than this, and gets slower then; it takes no memory beforehand.
             exact: a new id is taken for a duplicate once in 6 * 10**14 times (7 bytes of digest). False: 4 bytes,
                 once in 27 million times.
             width: bytes of digest where these two do not suit: 16 is as much as a UUID, 3 needs exact=False.

@@ -104,3 +104,17 @@ def test_its_table_is_the_formula_s(redis_bytes: Any) -> None:
             int(bytes_each.replace(",", "")),
             float(gibibytes),
         )
+
+
+async def test_a_trial_of_a_ledger_is_within_a_tenth_of_the_plan(redis_url: str) -> None:
+    """300,000 ids in a ledger of 400,000: 15 bytes each, as the page plans for a small one."""
+    async with Dedup(redis_url, namespace="sizing") as dedup:
+        ledger = dedup.ledger("trial", window=3600.0, capacity=400_000)
+        await ledger.open()
+        with contextlib.closing(redis.Redis.from_url(redis_url)) as raw:
+            before = raw.info("memory")["used_memory"]
+            for start in range(0, 300_000, 10_000):
+                await ledger.first_many(range(start, start + 10_000))
+            grown = raw.info("memory")["used_memory"] - before
+            raw.flushdb()
+    assert grown / 300_000 == pytest.approx(15, rel=0.1)

@@ -82,3 +82,12 @@ def number(text: str) -> str:
     """Return a figure of the page as Python writes it: as 2e-28."""
     digits = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
     return text.replace(" \N{MULTIPLICATION SIGN} 10", "e").translate(digits).replace(",", "")
+
+
+@pytest.mark.parametrize("name", ["ledger.md", "messages.md", "sidecar.md", "../README.md"])
+def test_a_capacity_of_the_pages_never_fills(name: str) -> None:
+    """Each page plans for 600 million ids; one is kept for the window and a hundredth of it."""
+    told = {int(each.replace("_", "")) for each in re.findall(r"capacity ?= ?([78][\d_]+)", Page(name).text)}
+    assert told == {800_000_000}
+    form = LedgerForm.drawn(capacity=told.pop(), width=7, window_ms=7 * 86_400_000)
+    assert 1.01 * 600_000_000 / form.buckets < 0.97 * form.filling_from
