@@ -76,6 +76,28 @@ async def test_a_migrating_process_goes_on_after_one_that_died(redis_url: str, d
     assert names["placed"] == ["6"]
 
 
+async def test_a_key_that_is_freed_meanwhile_is_never_done(redis_url: str) -> None:
+    """The old process fails between the new one's look at its key and the look at the key's age."""
+    names = migration(redis_url)
+
+    class FreedMeanwhile:
+        async def get(self, key: str) -> bytes:
+            return b"1"
+
+        async def set(self, key: str, *_: Any, **__: Any) -> None:
+            return None
+
+        async def pttl(self, key: str) -> Any:
+            return await names["client"].pttl(key)
+
+    async with names["dedup"], names["redis"] as names["client"]:
+        names["redis"] = FreedMeanwhile()
+        assert await names["place_by_http_beside_old"]("6") == 409
+        with pytest.raises(names["StillAtWork"]):
+            await names["place_beside_old"]("6")
+    assert names["placed"] == []
+
+
 async def test_old_and_new_consumers_side_by_side_do_each_message_once(
     redis_url: str, wait_until: Callable[..., Any]
 ) -> None:
