@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -15,6 +18,7 @@ from fastdedup import ConfigError, Dedup, State
 from fastdedup.sidecar import client as asking
 
 from ..servers import RedisServer
+from ..sql_pages.pages import Page
 from .running import Sidecar, client
 
 CONFIG = """
@@ -172,3 +176,23 @@ async def test_a_store_of_the_sidecar_lists_and_shows_machines(sidecar: Sidecar)
     shown = asking.get_record(sidecar.path, "k", "lib")
     assert shown is not None
     assert shown.holder == record.holder
+
+
+def test_the_pages_request_of_curl_forgets_a_web_key(sidecar: Sidecar) -> None:
+    """Its parts are those of a URL's query, which the client encodes as curl does."""
+    (line,) = Page("sidecar.md").blocks("Records: show, list, forget", "sh")
+    parts = shlex.split(line)
+    query = dict(
+        value.partition("=")[::2] for option, value in pairwise(parts) if option in {"-d", "--data-urlencode"}
+    )
+    encoded = {value.partition("=")[0] for option, value in pairwise(parts) if option == "--data-urlencode"}
+    assert parts[:4] == ["curl", "-G", "-X", "DELETE"]
+    assert {name for name, value in query.items() if not value.isascii() or {*"# "} & {*value}} == encoded
+    with sidecar.client() as ask, sidecar.http() as http:
+        ask.execute_command("FD.CLAIM", "k" * 41, "NS", "shop:http")
+        (record,) = http.get("/v1/records/list?namespace=shop:http").json()["records"]
+        query["key"] = record["key"]
+        url = urlsplit(next(part for part in parts if part.startswith("http://")))
+        assert http.delete(url.path, params=query).json() == {"forgotten": True}
+    (told,) = [each for each in lines(sidecar, "a key was forgotten") if each["namespace"] == "shop:http"]
+    assert told["reason"] == query["reason"]
