@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from typing import Any
 
+import fastapi
+import httpx
 import pytest
 import yaml
 from opentelemetry import trace
 from opentelemetry.metrics import NoOpMeter, NoOpMeterProvider
 from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from fastdedup import Dedup, UnavailableError
+from fastdedup import Claim, ClaimLostError, Dedup, UnavailableError
 from fastdedup.gate.counters import MAX_NAMESPACES, OTHERS
 from fastdedup.gate.incidents import AT_ONCE, WINDOW
+from fastdedup.integrations.fastapi import Claimed, Idempotency, everyone
 from fastdedup.integrations.opentelemetry import instrument
 from fastdedup.integrations.prometheus import watch
 from fastdedup.messages.decisions import Counts
@@ -153,3 +160,68 @@ async def test_a_program_leaves_those_panels_empty_that_the_page_names() -> None
     assert lacking == {"Sidecars": True, "Connections": True, "Events": False}
     for title in lacking:
         assert f'"{title}"' in PAGE.text
+
+
+@pytest.mark.skipif(not hasattr(fastapi, "telemetry"), reason="this FastAPI makes no spans")
+async def test_fastapi_s_own_spans_are_as_the_page_says(redis_url: str) -> None:
+    """Scrapes have no span. A replayed duplicate's dependencies look like an error; its request does not."""
+    (block,) = PAGE.blocks("A provider, and FastAPI's own spans", "python")
+    names = PAGE.run(block.replace("ConsoleSpanExporter()", "spans"), spans=(spans := InMemorySpanExporter()))
+    app, dedup = names["app"], Dedup(redis_url, namespace="shop")
+    instrument(dedup, tracer_provider=names["provider"])
+    Idempotency(app, dedup)
+    claimed = Claimed(principal=everyone, required=True)
+
+    @app.post("/orders")
+    async def order(claim: Claim = claimed) -> str:
+        return "placed"
+
+    @app.get("/metrics/")
+    async def metrics() -> str:
+        return "figures"
+
+    client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://shop")
+    async with dedup, client:
+        await client.get("/metrics/")
+        for _ in range(2):
+            assert (await client.post("/orders", headers={"idempotency-key": "k"})).is_success
+            names["provider"].force_flush()
+            made = {each.name: each for each in spans.get_finished_spans()}
+            spans.clear()
+            assert "work shop:http" not in made
+            assert made["POST /orders"].status.is_unset
+    names["provider"].shutdown()
+    shown = made["fastapi.dependencies"]
+    assert (shown.status.status_code, shown.attributes["error.type"]) == (
+        StatusCode.ERROR,
+        "fastdedup.integrations.fastapi._Answered",
+    )
+
+
+@pytest.mark.parametrize(
+    ("renew", "failed"),
+    [
+        (True, {"work shop": "CancelledError"}),
+        (False, {"complete shop": "ClaimLostError"}),
+    ],
+)
+async def test_a_lost_lease_is_in_the_trace_as_the_page_says(renew: bool, failed: dict[str, str]) -> None:
+    spans, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    dedup = Dedup("memory://", namespace="shop", lease=0.1)
+    instrument(dedup, tracer_provider=provider, roots=True)
+
+    async def work() -> None:
+        async with dedup.claim("a", renew=renew):
+            await dedup.forget("a")
+            await asyncio.sleep(5.0 if renew else 0)
+
+    async with dedup:
+        with pytest.raises(ClaimLostError):
+            await work()
+    shown = {
+        each.name: each.attributes["error.type"]
+        for each in spans.get_finished_spans()
+        if not each.status.is_unset and each.attributes
+    }
+    assert shown == failed
