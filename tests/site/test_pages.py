@@ -20,6 +20,7 @@ from redis.asyncio import Redis
 
 from fastdedup.cli.main import cli
 from fastdedup.integrations.redis_streams import _entries
+from fastdedup.testing import swapped
 
 from ..sql_pages.pages import DOCS, Page
 
@@ -217,3 +218,35 @@ async def test_the_tutorial_answers_as_it_says(redis_url: str) -> None:
         arguments = command.strip().replace(URL, redis_url).split()[1:]
         # It has an event loop of its own.
         assert shown in (await asyncio.to_thread(CliRunner().invoke, cli, arguments)).output
+
+
+@pytest.mark.parametrize(("outage", "status"), [(True, 503), (False, 409)])
+async def test_a_click_that_loses_its_link_is_told_why(outage: bool, status: int) -> None:
+    """An outage outlasts the lease, or the link is revoked, while the password is set."""
+    block = (
+        Page("recipes/one-time-link.md")
+        .all_blocks("python")[0]
+        .replace("wait=5.0)", "lease=5.0, renew=True)")
+    )
+    done = "            passwords[user] = password\n"
+    assert done in block
+    names: dict[str, Any] = {"__name__": "page"}
+    code = block.replace(done, f"{done}            await meanwhile(token)\n")
+    exec(compile(code, "docs/recipes/one-time-link.md", "exec"), names)
+    transport = httpx.ASGITransport(names["app"])
+    client = httpx.AsyncClient(transport=transport, base_url="http://shop")
+    with swapped(names["dedup"]) as store:
+
+        async def meanwhile(token: str) -> None:
+            if outage:
+                store.outage.start("refused")
+                store.clock.advance(6.0)
+            else:
+                assert await names["dedup"].forget(token, "token")
+
+        names["meanwhile"] = meanwhile
+        async with names["dedup"], client:
+            link = await names["link_for"]("ann")
+            answer = await client.post(link, data={"user": "ann", "password": "new"})
+            store.outage.stop()
+    assert (answer.status_code, names["passwords"]) == (status, {"ann": "new"})
