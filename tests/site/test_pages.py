@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import io
 import linecache
+import sqlite3
 import sys
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from fastdedup.cli.main import cli
 from fastdedup.integrations.redis_streams import _entries
 from fastdedup.testing import swapped
 
-from ..sql_pages.pages import DOCS, Page
+from ..sql_pages.pages import DOCS, Page, statements
 
 URL = "redis://localhost:6379/0"
 PAGES = ["index.md", "choosing.md", "concepts.md", "outages.md", "errors.md", "security.md"]
@@ -250,3 +251,18 @@ async def test_a_click_that_loses_its_link_is_told_why(outage: bool, status: int
             answer = await client.post(link, data={"user": "ann", "password": "new"})
             store.outage.stop()
     assert (answer.status_code, names["passwords"]) == (status, {"ann": "new"})
+
+
+def test_a_write_with_a_lower_fence_changes_no_row() -> None:
+    (block,) = Page("recipes/cron.md").blocks("Refuse writes of an earlier owner", "sql")
+    table, write = statements(block)
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.execute(table)
+        database.execute("INSERT INTO report VALUES ('2026-11-22', '', 0)")
+        writes = [("first", 7), ("second", 9), ("first, late", 7), ("second, again", 9)]
+        changed = [
+            database.execute(write, {"body": body, "fence": fence, "day": "2026-11-22"}).rowcount
+            for body, fence in writes
+        ]
+        assert changed == [1, 1, 0, 1]
+        assert database.execute("SELECT body FROM report").fetchall() == [("second, again",)]
