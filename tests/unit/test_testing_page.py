@@ -40,9 +40,11 @@ def pytest_configure():
         INSTALLED_APPS=["fastdedup.integrations.django"],
         MIDDLEWARE=["fastdedup.integrations.django.IdempotencyMiddleware"],
         FASTDEDUP={"url": "redis://localhost:6379/0", "namespace": "django"},
-        FASTDEDUP_HTTP={"principal": "fastdedup.integrations.django.everyone"},
+        FASTDEDUP_HTTP={"principal": "fastdedup.integrations.django.everyone", "routes": ["/pay/"]},
     )
     django.setup()
+    from fastdedup.integrations.django import idempotent
+    urlpatterns.append(path("o/<int:n>/", idempotent()(lambda request, n: HttpResponse(f"order {n}"))))
 
 numbers = count(1)
 urlpatterns = [path("pay/", lambda request: HttpResponse(f"payment {next(numbers)}"))]
