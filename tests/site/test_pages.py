@@ -266,3 +266,31 @@ def test_a_write_with_a_lower_fence_changes_no_row() -> None:
         ]
         assert changed == [1, 1, 0, 1]
         assert database.execute("SELECT body FROM report").fetchall() == [("second, again",)]
+
+
+async def test_release_2_buries_what_has_failed_more_often_than_it_tries(
+    redis_url: str, wait_until: Callable[..., Any]
+) -> None:
+    """Six attempts of release 1 are more than the five of release 2: no handler runs."""
+    names = migration(redis_url)
+    redis, dedup, stream, runs = names["redis"], names["dedup"], f"orders-{uuid.uuid4().hex}", []
+
+    async def fails(entry: Any) -> None:
+        runs.append(entry.id)
+        raise ValueError
+
+    async def consume(until: Callable[[], Any], **options: Any) -> None:
+        task = asyncio.create_task(names["consume"](stream, fails, dead_letter=f"{stream}.dead", **options))
+        await wait_until(until, description="release 1 has failed, or release 2 has buried it")
+        task.cancel()
+        await asyncio.wait([task])
+
+    async with dedup, redis:
+        await redis.xgroup_create(stream, "billing", id="0", mkstream=True)
+        await redis.xadd(stream, {"id": stream})
+        await consume(lambda: len(runs) > 5, attempts=25, retry_delay=0.02)
+        failed = len(runs)
+        await consume(lambda: redis.xlen(f"{stream}.dead"), idle=0.1)
+        ((_, dead),) = await redis.xrange(f"{stream}.dead")
+        await redis.delete(stream, f"{stream}.dead")
+    assert (len(runs), dead[b"x-fastdedup-reason"]) == (failed, b"exhausted")
