@@ -200,3 +200,20 @@ async def test_a_second_queue_keeps_old_and_new_consumers_apart(
             )
             await wait_until(lambda: len(by_old) == 40, description="and the old one what it had")
     assert sorted(placed) == sorted(before + both + after)
+
+
+async def test_a_dead_letter_is_looked_at_and_stays(rabbitmq: RabbitServer) -> None:
+    (block,) = PAGE.blocks("Dead letters", "python")
+    async with channel_of(rabbitmq) as channel:
+        dead = await channel.declare_queue(rabbitmq.name("orders.dead"), durable=True)
+        look_at = PAGE.run(block.replace('"orders.dead"', f'"{dead.name}"'))["look_at"]
+        for key in ("k-1", "k-2", "k-3"):
+            headers = {"x-fastdedup-key": key, "order": "7"}
+            message = aio_pika.Message(key.encode(), headers=headers, delivery_mode=2)
+            await channel.default_exchange.publish(message, dead.name)
+        for _ in range(2):
+            async with channel_of(rabbitmq) as look:
+                assert await look_at(look, "k-2") == (b"k-2", {"x-fastdedup-key": "k-2", "order": "7"})
+        async with channel_of(rabbitmq) as look:
+            assert await look_at(look, "k-4") is None
+        assert (await channel.declare_queue(dead.name, passive=True)).declaration_result.message_count == 3
