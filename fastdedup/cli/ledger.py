@@ -42,7 +42,7 @@ def ledger() -> None:
     "--capacity",
     type=click.IntRange(min=1),
     required=True,
-    help="Ids in one window. Plan for growth; `resize` changes it.",
+    help="Ids in one window, best 4/3 of those that you expect. Plan for growth; `resize` changes it.",
 )
 @click.option(
     "--width",

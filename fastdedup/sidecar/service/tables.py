@@ -85,9 +85,9 @@ class LedgerConfig(ConfigTable):
     window: Seconds
     """Seconds for which an id is remembered."""
     capacity: Count
-    """Ids in one window. It may hold more, and gets slower then; it takes no memory beforehand."""
+    """Ids in one window, best 4/3 of those that you expect. It may hold more, and gets slower then."""
     exact: bool = True
-    """False for 4 bytes an id in place of 7: a new id is then taken for a duplicate once in 50 million times."""
+    """False for 4 bytes an id in place of 7: a new id is then taken for a duplicate once in 27 million times."""
     width: int | None = None
     """Bytes of an id's digest where these two do not suit: 16 is a whole UUID, 3 needs exact = false."""
     write: Literal["set", "append"] = "set"
