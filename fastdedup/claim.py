@@ -560,9 +560,8 @@ class Claim:
             return
         recording = getattr(self, "_recording", None)
         if error is None and recording is not None:
-            await asyncio.wait(
-                [recording]
-            )  # not a shield: whoever settles it anew meanwhile cancels the recording
+            # Not by a shield: whoever settles it anew meanwhile cancels the recording, and nobody this task.
+            await asyncio.wait([recording])
             if not recording.cancelled():
                 recording.result()
             return
