@@ -24,6 +24,7 @@ from .waiting import wait_for_verdict
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
 _SUCCEEDED: Final = Outcome.SUCCEEDED
+_IN_PROGRESS: Final = Outcome.IN_PROGRESS
 _CLAIM: Final = Mode.CLAIM
 _OVER: Final = object()
 
@@ -43,6 +44,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         "_task",
         "_used",
         "_work",
+        "goes_on",
         "patient",
         "renew",
         "since",
@@ -59,6 +61,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     """Within `async with`: what ends the work that clients of HTTP ask for."""
     wait: float
     renew: bool
+    goes_on: bool
+    """Set, and True, where its caller waits for an owner that it meets: that is no answer yet, and is not counted."""
     tied: bool
     """True where its caller ends the renewal of the claim in any case, by settling, `_leave` or `_unbind`: then the
     renewal may hold the claim itself, and not weakly, and no call of the claim's methods goes by name."""
@@ -143,7 +147,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
             raise
         if type(reply) is not Verdict or reply.short:
             reply = self._judged(reply)
-        elif counters is not None:
+        elif counters is not None and not (reply.outcome is _IN_PROGRESS and self._is_no_answer(reply)):
             if self.patient or not self.terms.shared:
                 counters.observe(
                     namespace.settings.namespace,
@@ -167,6 +171,10 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
             raise
         count_claim(namespace, self, verdict, self)
         return verdict
+
+    def _is_no_answer(self, answer: Any) -> bool:
+        """True where the caller goes on to wait: see `goes_on`."""
+        return hasattr(self, "goes_on") and self.goes_on and outcome_of(answer) is _IN_PROGRESS
 
     @property
     def _renews(self) -> bool:
@@ -367,7 +375,7 @@ def claim_of(namespace: Namespace, op: ClaimOp, verdict: Verdict, renew: bool = 
 def count_claim(namespace: Namespace, op: ClaimOp, answer: Any, call: ClaimCall) -> None:
     """Count the verdict on a claim, or the error in its place, where somebody wants to know."""
     counters = namespace.watchers.counters
-    if counters is not None and hasattr(call, "since"):
+    if counters is not None and hasattr(call, "since") and not call._is_no_answer(answer):
         took = perf_counter() - call.since
         counters.observe(namespace.settings.namespace, namespace.verb_of(op), outcome_of(answer), took)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, TypedDict
 
 from ..claim import Claim
+from ..claims.call import ClaimCall
 from ..gateway import Dedup
 from ..model import Outcome
 from ..web.forms import redeemed_subject
@@ -66,6 +67,8 @@ class Guard:
         # Not by `patiently`, which takes a coroutine more.
         call = self.dedup.claim(name, fingerprint=mark, renew=rule.renew)
         call.tied = tied
+        if rule.wait:
+            call.goes_on = True
         found = await call
         if rule.wait and found.outcome is Outcome.IN_PROGRESS:
             return await self.dedup.claim(name, fingerprint=mark, wait=rule.wait, renew=rule.renew)
@@ -79,7 +82,9 @@ class Guard:
         )
 
 
-async def patiently(claim: Callable[[float], Awaitable[Claim]], wait: float) -> Claim:
+async def patiently(claim: Callable[[float], ClaimCall], wait: float) -> Claim:
     """Claim, and wait for an owner at work only: while the store is unavailable a request is refused at once."""
-    found = await claim(0.0)
+    first = claim(0.0)
+    first.goes_on = wait > 0.0
+    found = await first
     return await claim(wait) if wait and found.outcome is Outcome.IN_PROGRESS else found

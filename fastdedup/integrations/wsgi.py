@@ -7,9 +7,12 @@ from inspect import isawaitable, iscoroutine
 from typing import Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+from ..claims.call import ClaimCall
 from ..errors import ConfigError
+from ..gateway import Dedup as AsyncDedup
 from ..model import Outcome
 from ..sync import Claim, Dedup
+from ..sync.claim import answered
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.fingerprints import json_fingerprint
 from ..web.forms import redeemed_subject
@@ -91,14 +94,18 @@ class WsgiGuard:
         name = rule.scope_key(request.method, request.path, principal, key, mount=request.mount)
         mark = rule.mark(request)
         return _patiently(
-            lambda wait: self._dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew), rule.wait
+            self._dedup,
+            lambda dedup, wait: dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew),
+            rule.wait,
         )
 
     def redeem(self, token: str, subject: str | None) -> Claim:
         """Redeem a form's token for a subject of `issued_subject`. Raises what `Tokens.redeem` raises."""
         rule, who = self.rule, redeemed_subject(subject)
         return _patiently(
-            lambda wait: self._forms.tokens.redeem(token, who, wait=wait, renew=rule.renew), rule.wait
+            self._forms,
+            lambda dedup, wait: dedup.tokens.redeem(token, who, wait=wait, renew=rule.renew),
+            rule.wait,
         )
 
     def _principal(self, request: Request) -> Named:
@@ -110,10 +117,16 @@ class WsgiGuard:
         raise ConfigError(f"principal={self.rule.principal!r} is async: under WSGI give a plain function")
 
 
-def _patiently(claim: Callable[[float], Claim], wait: float) -> Claim:
+def _patiently(dedup: Dedup, claim: Callable[[AsyncDedup, float], ClaimCall], wait: float) -> Claim:
     """Claim, and wait for an owner at work only, as `patiently` in guard.py."""
-    found = claim(0.0)
-    return claim(wait) if wait and found.outcome is Outcome.IN_PROGRESS else found
+    background, behind = dedup._dedup.get()
+    seconds = dedup._per_process.seconds
+    first = claim(behind, 0.0)
+    first.goes_on = wait > 0.0
+    found = answered(background, first, seconds)
+    if not wait or found.outcome is not Outcome.IN_PROGRESS:
+        return found
+    return answered(background, claim(behind, wait), seconds)
 
 
 class IdempotencyMiddleware:

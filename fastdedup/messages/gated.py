@@ -60,9 +60,11 @@ class GatedWay:
         with HeldMessage(self._pauses) as held:
             while True:
                 try:
-                    async with self._dedup.claim(
+                    call = self._dedup.claim(
                         key, fingerprint=delivery.mark, renew=True, wait=wait, remember=self._remember
-                    ) as claim:
+                    )
+                    call.goes_on = wait < self._rules.wait
+                    async with call as claim:
                         held.end()
                         if claim.acquired:
                             return await self._work(delivery, claim)

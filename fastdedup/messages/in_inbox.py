@@ -97,7 +97,9 @@ class InboxWay:
         key = self._inbox._rules.gate_key(delivery.key)
 
         def ask() -> ClaimCall:
-            return dedup.claim(key, fingerprint=delivery.mark, renew=True)
+            call = dedup.claim(key, fingerprint=delivery.mark, renew=True)
+            call.goes_on = self._rules.wait > 0.0
+            return call
 
         call = ask()
         claim: Claim = await call

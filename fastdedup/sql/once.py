@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 
 from ..checks import Seconds, check_count, check_seconds
 from ..claim import Claim
-from ..claims.call import ClaimCall, claim_of
+from ..claims.call import ClaimCall, claim_of, count_claim
 from ..claims.waiting import end_of, wait_on
 from ..downstream import claimed_work
 from ..errors import (
@@ -328,6 +328,7 @@ class Transactions:
 async def claim_at(gate: Dedup, name: str, ends: float) -> Claim:
     """Claim at the gate, and wait there as `wait_at` does."""
     call = gate.claim(name, renew=True)
+    call.goes_on = ends > monotonic()
     return await wait_at(call, await call, ends)
 
 
@@ -339,11 +340,19 @@ async def wait_at(call: ClaimCall, claim: Claim, ends: float) -> Claim:
         claim: the answer to it.
         ends: when to wait no longer, by `monotonic`.
     """
-    # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
-    while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
-        # Not by another claim(wait=…), which would ask the store what it has just answered.
-        found = await wait_on(claim._namespace, call, end_of(min(left, LOOK)), claim._verdict)
-        claim = claim_of(claim._namespace, call, found, renew=True)
+    if claim.retry_after is None or not call.goes_on:
+        return claim
+    call.goes_on = False  # counted from here on
+    try:
+        # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
+        while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
+            # Not by another claim(wait=…), which would ask the store what it has just answered.
+            found = await wait_on(claim._namespace, call, end_of(min(left, LOOK)), claim._verdict)
+            claim = claim_of(claim._namespace, call, found, renew=True)
+    except UnavailableError as error:
+        count_claim(claim._namespace, call, error, call)
+        raise
+    count_claim(claim._namespace, call, claim._verdict, call)
     return claim
 
 

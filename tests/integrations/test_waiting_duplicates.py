@@ -1,0 +1,161 @@
+"""A duplicate that waits for the first is counted once, by what came of it, whichever integration waits.
+
+It was counted as `in_progress` at its first look, and again at its end: "duplicates a minute" was twice the truth.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+
+from fastdedup import Dedup
+from fastdedup.integrations import asgi
+from fastdedup.integrations.prometheus import watch
+from fastdedup.messages.deliveries import Deliveries
+from fastdedup.messages.rules import MessageRules
+from fastdedup.sql.once import claim_at
+from fastdedup.sync import Dedup as SyncDedup
+
+from .wsgi_apps import Call, Reply
+from .wsgi_shop import Shop
+
+Waiter = Callable[..., Awaitable[Any]]
+HEADERS = {"Idempotency-Key": "k"}
+
+
+def counted(registry: CollectorRegistry) -> dict[str, float]:
+    """The outcomes of claims that were counted."""
+    return {
+        sample.labels["outcome"]: sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == "fastdedup_operations_total" and sample.labels["verb"] == "claim" and sample.value
+    }
+
+
+def latencies(registry: CollectorRegistry) -> float | None:
+    return registry.get_sample_value("fastdedup_operation_seconds_count", {"verb": "claim"})
+
+
+async def test_of_a_web_request(wait_until: Waiter) -> None:
+    registry, asked, go_on = CollectorRegistry(), anyio.Event(), anyio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.set()
+        await go_on.wait()
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    dedup = Dedup(namespace="shop", known_duplicates=0)
+    watch(dedup, registry=registry)
+    guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, wait=10.0)
+    async with (
+        dedup,
+        httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://shop") as client,
+    ):
+        first = asyncio.create_task(client.post("/", headers=HEADERS))
+        await asked.wait()
+        second = asyncio.create_task(client.post("/", headers=HEADERS))
+        await asyncio.wait([second], timeout=0.05)
+        go_on.set()
+        assert (await first).content == (await second).content == b"done"
+    assert counted(registry) == {"acquired": 1, "succeeded": 1}
+    assert latencies(registry) == 2
+
+
+@pytest.mark.parametrize("wait", [0.0, 0.05])
+async def test_of_a_web_request_that_waits_in_vain_or_not_at_all(wait: float) -> None:
+    registry, asked, go_on = CollectorRegistry(), anyio.Event(), anyio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.set()
+        await go_on.wait()
+        await send({"type": "http.response.start", "status": 201, "headers": []})
+        await send({"type": "http.response.body", "body": b"done"})
+
+    dedup = Dedup(namespace="shop", known_duplicates=0)
+    watch(dedup, registry=registry)
+    guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, wait=wait)
+    async with (
+        dedup,
+        httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://shop") as client,
+    ):
+        first = asyncio.create_task(client.post("/", headers=HEADERS))
+        await asked.wait()
+        assert (await client.post("/", headers=HEADERS)).status_code == 409
+        go_on.set()
+        await first
+    assert counted(registry) == {"acquired": 1, "in_progress": 1}
+
+
+def test_of_a_request_of_wsgi() -> None:
+    registry, asked, go_on = CollectorRegistry(), threading.Event(), threading.Event()
+    dedup = SyncDedup(namespace="shop", known_duplicates=0)
+    watch(dedup, registry=registry)
+    with dedup:
+        shop = Shop("bare", dedup, wait=10.0)
+
+        def handler(call: Call) -> Reply:
+            asked.set()
+            assert go_on.wait(10.0)
+            return Reply()
+
+        shop.handler = handler
+        answers: list[int] = []
+        threads = [threading.Thread(target=lambda: answers.append(shop.post().status)) for _ in range(2)]
+        threads[0].start()
+        assert asked.wait(10.0)
+        threads[1].start()
+        threads[1].join(0.05)
+        go_on.set()
+        for thread in threads:
+            thread.join(10.0)
+        assert answers == [201, 201]
+    assert counted(registry) == {"acquired": 1, "succeeded": 1}
+
+
+async def test_of_a_message() -> None:
+    registry, asked, go_on = CollectorRegistry(), anyio.Event(), anyio.Event()
+
+    async def handler(message: str) -> None:
+        asked.set()
+        await go_on.wait()
+
+    async def lay(message: Any, decision: Any) -> None:
+        raise AssertionError("no dead letter")
+
+    dedup = Dedup(namespace="shop", known_duplicates=0)
+    watch(dedup, registry=registry)
+    deliveries = Deliveries(MessageRules("billing", lambda message: message, wait=10.0), dedup)
+    async with dedup:
+        first = asyncio.create_task(deliveries.handle("m-1", handler, lay))
+        await asked.wait()
+        second = asyncio.create_task(deliveries.handle("m-1", handler, lay))
+        await asyncio.wait([second], timeout=0.05)
+        go_on.set()
+        await first
+        await second
+    assert counted(registry) == {"acquired": 1, "succeeded": 1}
+
+
+@pytest.mark.parametrize("wait", [0.0, 10.0])
+async def test_of_a_call_before_an_inbox(wait: float) -> None:
+    registry = CollectorRegistry()
+    dedup = Dedup(namespace="shop", known_duplicates=0)
+    watch(dedup, registry=registry)
+    async with dedup:
+        first = await claim_at(dedup, "m-1", monotonic())
+        second = asyncio.create_task(claim_at(dedup, "m-1", monotonic() + wait))
+        await asyncio.wait([second], timeout=0.05)
+        await first.complete("done")
+        outcome = (await second).outcome
+    assert outcome == ("succeeded" if wait else "in_progress")
+    assert counted(registry) == {"acquired": 1, outcome: 1}
