@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from ..web.inspection import (
     web_namespace,
 )
 from .gate import gate_options, run
-from .inbox import Duration, shown
+from .inbox import Duration
 from .ledger import of_form
 from .terminal import as_json, print_json, printable
 
@@ -220,6 +220,10 @@ def forget(
         click.echo(f"Forgot {_shown_key(place)}: {now}.")
     else:
         _say_nothing(place, namespace)
+    if reason is not None and socket is None and not url.startswith("sidecar:"):
+        click.echo(
+            "The reason is kept nowhere, as a Redis of --url has no log: for a trail, use --socket.", err=True
+        )
     if not forgotten:
         raise SystemExit(1)
 
@@ -424,7 +428,9 @@ def _record_table(record: Record, digest: str | None) -> Table:
         facts = {"key": record.key, "digest": digest} | facts
     facts["lease"] = None if record.lease is None else _lease(record.lease)
     facts["ttl"] = f"{record.ttl:.1f} s left{_in_words(record.ttl)}"
-    facts["age"] = None if record.age is None else f"{record.age:.1f} s{_in_words(record.age)}"
+    facts["age"] = (
+        None if record.age is None else f"{record.age:.1f} s{_in_words(record.age)}{_since(record)}"
+    )
     table = Table(box=ROUNDED, show_header=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -477,8 +483,18 @@ def _listed_facts(record: Record) -> tuple[str, ...]:
 
 
 def _in_words(seconds: float) -> str:
-    """Return a time of minutes or more as people say it, in brackets; "" for a shorter one."""
-    return f" ({shown(round(seconds))})" if seconds >= 120 else ""
+    """Return a time of minutes or more as people say it, to a tenth, in brackets; "" for a shorter one."""
+    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("m", 60.0)):
+        if seconds >= max(length, 120.0):
+            return f" ({seconds / length:.1f}".removesuffix(".0") + f"{unit})"
+    return ""
+
+
+def _since(record: Record) -> str:
+    """Return the time of day of the acquisition, by the store's clock; "" where it is not known."""
+    if not record.fence:
+        return ""
+    return f", since {datetime.fromtimestamp(record.fence // 1_000_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _lease(lease: float) -> str:
