@@ -26,6 +26,7 @@ from fastdedup.demo.rabbit_node import RabbitNode, find_rabbitmq
 
 from ..brokers import DEADLINE, RabbitServer
 from ..database_server import found
+from ..integrations.shops import until
 
 DEMO = ("demo", "--buyers", "10", "--no-sidecar", "--payments", "0", "--messages", "30")
 
@@ -154,7 +155,7 @@ def test_a_rabbitmq_that_does_not_start_is_told_of(
     with pytest.raises(UnavailableError, match="RabbitMQ did not start: no such luck"), node:
         pass
     assert not node.folder.exists()
-    assert not list(group(node))
+    until(lambda: not list(group(node)), description="its processes have ended")
 
 
 def test_a_node_ends_with_the_process_that_started_it(program: Callable[[str], Path]) -> None:
