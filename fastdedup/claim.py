@@ -31,7 +31,7 @@ from .gate.namespace import Namespace
 from .gate.tracing import Tracing
 from .model import Outcome
 from .protocol.ledgers import ECHO_MS, RememberedClaimOp, RememberedSettleOp
-from .protocol.operations import ClaimOp, Code, Op, ReleaseOp, RenewOp, SettleOp, Verdict
+from .protocol.operations import ClaimOp, Code, Op, ReadOp, ReleaseOp, RenewOp, SettleOp, Stored, Verdict
 from .protocol.owners import owner_text
 
 _ACQUIRED: Final = Outcome.ACQUIRED  # naming an enum's member through its class costs 50 ns on Python 3.11
@@ -392,13 +392,16 @@ class Claim:
         tracing = self._namespace.watchers.tracing
         if tracing is not None and traces and (span := tracing.settling(self, how)) is not None:
             return await traced(tracing, span, self._finish(how, op, until, traces=False))
-        recording = getattr(self, "_recording", None)
+        recording, recorded = getattr(self, "_recording", None), ""
+        anew = False
         if recording is not None and not alone:  # its caller was cancelled, and says anew how it ends
             recording.cancel()
-            self._recording = None
+            self._recording, anew = None, True
         self._settled = how
         pause, began = _FIRST_PAUSE, self._namespace.ask.now
         try:
+            if anew and (recorded := await self._recorded_otherwise(how)):
+                raise UsageError(f"this claim was {recorded} already; settle it once")
             while True:
                 try:
                     return await self._act(op)
@@ -424,11 +427,22 @@ class Claim:
                     self._recording = self._namespace.connection.keep(self._record_alone(how, op, until))
             raise
         except BaseException:
-            self._settled = None
+            self._settled = recorded or None
             raise
         finally:
             if self._settled is not None and self._renewal is not None:
                 self._renewal.stop()
+
+    async def _recorded_otherwise(self, how: str) -> str:
+        """Return how the store has this claim settled, where that is not as `how` says; "" where it has not."""
+        try:
+            found = await self._namespace.ask.begin(ReadOp(self._call.wire), degraded=self._verdict.degraded)
+        except UnavailableError:
+            return ""
+        if not isinstance(found, Stored) or found.owner != self._call.owner:
+            return ""
+        recorded = {"S": "completed", "F": "failed"}.get(found.state, "")
+        return "" if recorded == how else recorded
 
     async def _record_alone(self, how: str, op: SettleOp, until: float | None) -> None:
         """Go on recording an outcome whose caller was cancelled; where that is in vain, the log tells it."""
@@ -576,12 +590,7 @@ class Claim:
                 raise self._lost_error()
             return
         if error is None and not release:
-            try:
-                await self.complete()
-            except asyncio.CancelledError:
-                # Again, by itself: to complete a claim twice does no harm. A task for each would cost half a claim.
-                self._namespace.connection.keep(self.complete())
-                raise
+            await self.complete()  # where this task is cancelled, recording goes on by itself
             return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.
         settling = self._namespace.connection.keep(self._free())
@@ -600,7 +609,7 @@ class Claim:
         try:
             await self.release()
         except UnavailableError:
-            self._namespace.connection.undo.add(self._call)
+            self._namespace.connection.undo.add(self._call, self.fence)
             raise
 
     async def _fail_for_its_result(self, why: str) -> None:

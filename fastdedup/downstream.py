@@ -140,6 +140,7 @@ def leave(work: ClaimedWork | None) -> None:
         _present.reset(work.entered)
     except ValueError:
         work.is_over = True
+        del work.entered  # it has the work before, and that one its own
         return
     if inner is work:
         inner = work.around

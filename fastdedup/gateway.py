@@ -346,6 +346,13 @@ class Dedup(Inspected):
                 if (counters := namespace.watchers.counters) is not None:
                     counters.observe(namespace.settings.namespace, "claim", "succeeded", 0.0)
                 return known
+        if owner is not None:
+            field = owner_field(owner)
+        else:
+            try:
+                field = namespace.next_drawn()
+            except IndexError:
+                field = namespace.draw_owner()
         call = ClaimCall(
             namespace,
             key,
@@ -353,7 +360,7 @@ class Dedup(Inspected):
             namespace.claim_terms
             if lease is None and ttl is None
             else namespace.terms(Mode.CLAIM, lease, ttl),
-            namespace.draw_owner() if owner is None else owner_field(owner),
+            field,
             mark,
         )
         if owner is not None:

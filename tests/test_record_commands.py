@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -206,6 +207,11 @@ def test_a_web_key_is_named_by_its_request(run: Callable[..., Result], at_gate: 
     assert (
         Rule("/orders/{id}", principal=lambda _: "ann").scope_key("POST", "/x", "ann", "k-1") == record["key"]
     )
+
+
+def test_a_headers_value_beyond_ascii_is_what_a_server_sees() -> None:
+    request: Any = SimpleNamespace(headers=[(b"x-user", "josé".encode())])
+    assert by_header("x-user")(request) == principal_of_header("josé")
 
 
 def test_a_caller_of_by_header_is_named_by_the_headers_value(

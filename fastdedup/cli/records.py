@@ -30,6 +30,7 @@ from ..web.inspection import (
     principal_of_header,
     web_namespace,
 )
+from ..web.request import as_received
 from .gate import gate_options, run
 from .inbox import Duration
 from .ledger import of_form
@@ -158,7 +159,8 @@ def place_of(
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
     hint = ""
     if principal_header is not None:
-        principal = principal_header.strip() if at_gate else principal_of_header(principal_header.strip())
+        value = principal_header.strip()
+        principal = as_received(value) if at_gate else principal_of_header(value)
     elif principal is not None and not at_gate:
         hint = " Where by_header(…) tells callers apart, give the header's value by --principal-header."
     request = place_of_request(*http, principal, web_key)

@@ -27,7 +27,7 @@ from ..protocol.operations import (
     Verdict,
     terms,
 )
-from ..protocol.owners import Noted, draw_owner, draw_traced, notes_of, owner_text, trace_of
+from ..protocol.owners import Noted, draw_owner, draw_traced, next_drawn, notes_of, owner_text, trace_of
 from .ask import Ask
 from .connection import Connection
 from .holder import HolderName
@@ -67,10 +67,12 @@ class Namespace:
         self.locks = self.keyspace(Kind.LOCK)
         # What draws the owners of claims and locks: with notes where records say who holds them. See `owners.py`.
         self.draw_owner: Callable[[], bytes] = draw_owner
+        self.next_drawn: Callable[[], bytes] = next_drawn
         self.draw_traced: Callable[[bytes], bytes] = draw_traced
         if settings.holder is not None:
             noted = Noted(HolderName(settings.holder))
-            self.draw_owner, self.draw_traced = noted.draw, noted.draw_traced
+            self.draw_owner = self.next_drawn = noted.draw
+            self.draw_traced = noted.draw_traced
         self.claim_terms = self.terms(Mode.CLAIM, settings.lease, settings.ttl)
         self._shared = SharedTable() if passing else connection.recent.shared(settings.namespace)
         if not passing:

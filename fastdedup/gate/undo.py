@@ -49,14 +49,16 @@ class GivenUp:
 
     Attributes:
         consumed: it consumed a token.
+        fence: the fence of its holding; 0 where no answer has told it.
         id: what remembered an id; None for a claim.
         again_at: when to look again, in the loop's time, once nothing was found; 0 before.
     """
 
-    __slots__ = ("again_at", "consumed", "id")
+    __slots__ = ("again_at", "consumed", "fence", "id")
 
-    def __init__(self, consumed: bool, id: FirstOp | None = None) -> None:
+    def __init__(self, consumed: bool, id: FirstOp | None = None, fence: int = 0) -> None:
         self.consumed = consumed
+        self.fence = fence
         self.id = id
         self.again_at = 0.0
 
@@ -106,11 +108,14 @@ class UndoList:
     def __len__(self) -> int:
         return len(self._given_up)
 
-    def add(self, op: ClaimOp) -> None:
-        """Remember a claim that was sent and whose reply did not come."""
+    def add(self, op: ClaimOp, fence: int = 0) -> None:
+        """Remember a claim that was sent and whose reply did not come, or whose release did not take effect.
+
+        `fence`: of the holding, where it is known: a later one of the same owner is another claim's.
+        """
         if op.named or self._closed or not is_drawn(op.owner):  # a name of the caller's own gets it back
             return
-        holding, given_up = (op.wire, op.owner), GivenUp(op.terms.consumes)
+        holding, given_up = (op.wire, op.owner), GivenUp(op.terms.consumes, fence=fence)
         if holding in self._waiting:
             self._waiting[holding] = given_up
         else:
@@ -214,7 +219,8 @@ class UndoList:
     def take_over(self, former: UndoList) -> None:
         """Go on with what another list has left, whose event loop has ended."""
         for holding, given_up in former._given_up.items():
-            self._given_up.setdefault(holding, GivenUp(given_up.consumed, given_up.id))
+            mine = GivenUp(given_up.consumed, given_up.id, given_up.fence)
+            self._given_up.setdefault(holding, mine)
             if given_up.id is not None:
                 self._places.setdefault(given_up.id.place, []).append(given_up.id.entry)
         if self._given_up:
@@ -295,7 +301,7 @@ class UndoList:
             if self._given_up.get(holding) is not given_up:
                 continue  # its owner has asked again meanwhile
             wire, owner = holding
-            if isinstance(record, Stored) and is_held(record, owner, given_up.consumed):
+            if isinstance(record, Stored) and is_held(record, owner, given_up):
                 held.append((holding, ReleaseOp(wire, owner, record.fence, consumed=given_up.consumed)))
             elif is_unanswered(record):
                 # To the end: where a store is made of parts, the others' turn must come.
@@ -342,6 +348,8 @@ def is_unanswered(reply: object) -> bool:
     return isinstance(reply, UnavailableError) and not isinstance(reply, RefusedAlone)
 
 
-def is_held(record: Stored, owner: bytes, consumed: bool) -> bool:
-    """True where a record says that this owner holds the key, or consumed the token."""
-    return record.owner == owner and (record.state in "PW" or (consumed and record.state == "S"))
+def is_held(record: Stored, owner: bytes, given_up: GivenUp) -> bool:
+    """True where a record says that this owner holds the key as he gave it up, or consumed the token."""
+    if record.owner != owner or given_up.fence not in (0, record.fence):
+        return False
+    return record.state in "PW" or (given_up.consumed and record.state == "S")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -15,6 +16,10 @@ Handler = Callable[..., Awaitable[Any]]
 Lay = Callable[[Decision], Awaitable[None]]
 """Lays a message where dead letters lie. Returns once the broker has confirmed it; an error settles nothing."""
 log = logging.getLogger("fastdedup.messages")
+
+
+class HandlerCancelled(Exception):
+    """Something that the handler awaits was cancelled, and not the handler itself."""
 
 
 @dataclass(slots=True)
@@ -48,6 +53,22 @@ class Delivery:
     attempt: int = 0
     done: Decision | None = None
     is_buried: bool = False
+
+    async def work(self, *transaction: Any) -> Any:
+        """Return what the handler returns.
+
+        Raises:
+            HandlerCancelled: it ended by a cancellation that nobody has asked for: that would end the consumer.
+            any error of the handler.
+        """
+        try:
+            return await self.handler(*transaction, self.message)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            cancelled = error
+        raise HandlerCancelled("something that the handler awaits was cancelled") from cancelled
 
     async def bury(self, decision: Decision) -> None:
         """Lay the message where dead letters lie, once, and say so in one line. Raises the errors of `lay`."""

@@ -123,7 +123,7 @@ class GatedWay:
                 return answer.value
             if answer.kind is Resolved.UNKNOWN:
                 raise abandoned(answer)
-        return await delivery.handler(delivery.message)
+        return await delivery.work()
 
     async def _complete(self, claim: Claim, result: Any) -> None:
         try:
@@ -162,9 +162,8 @@ async def _free_after(claim: Claim, seconds: float) -> None:
     try:
         await claim.renew(seconds)
     except UnavailableError:
-        await (
-            claim._free()
-        )  # by the policy, if it takes a claim that the store has given, or once the store is back
+        # Which the policy may take, of a claim that the store has given. Not `_free`: that would be too soon.
+        await claim.release()
 
 
 async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:

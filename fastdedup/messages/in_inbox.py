@@ -123,7 +123,7 @@ class InboxWay:
             if exhausted is not None:
                 raise _Exhausted
             begun = True
-            result = await delivery.handler(transaction, delivery.message)
+            result = await delivery.work(transaction)
             return result if self._rules.keep_result else None
 
         transactions = Transactions(self._inbox.receive, self._once, self._begin, work)

@@ -18,8 +18,8 @@ import os
 import re
 import struct
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, repeat
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from ..errors import InvalidKeyError
@@ -34,31 +34,35 @@ TRACE_BYTES: Final = 24
 """The id of a trace, 16 bytes, and that of a span, 8 bytes."""
 _TRACED: Final = re.compile(rb"[^~]{0,13};t=([A-Za-z0-9_-]{32})~[A-Za-z0-9_-]{14}")
 _ROOM_BESIDE_TRACE: Final = _NOTE_BYTES - 35
-_AT_ONCE: Final = 25
-"""Owners of one system call: one of 256 bytes at most is not interrupted by a signal."""
+_AT_ONCE: Final = 512
+_SPLIT: Final = struct.Struct(f"{1 + RANDOM_BYTES}s" * _AT_ONCE).unpack
+
+_drawn: Final[deque[bytes]] = deque()
+"""The owner fields that are drawn and not used yet."""
+next_drawn: Final[Callable[[], bytes]] = _drawn.popleft
+"""Return a fresh owner field without a Python call; IndexError where `draw_owner` must draw more."""
 
 
-def _fields() -> Iterator[bytes]:
-    drawn = map(os.urandom, repeat(_AT_ONCE * RANDOM_BYTES))
-    owners = map(struct.Struct("0s" + f"{RANDOM_BYTES}s" * _AT_ONCE).unpack, drawn)
-    chunks = map(b"\0".join, owners)  # the length byte of each: the first of them is empty
-    return chain.from_iterable(map(struct.Struct(f"{1 + RANDOM_BYTES}s" * _AT_ONCE).unpack, chunks))
+def draw_owner() -> bytes:
+    """Return a fresh owner field."""
+    # A deque, and no iterator: one that a signal's error has interrupted is over for good, and threads break it.
+    while True:
+        try:
+            return next_drawn()
+        except IndexError:
+            _drawn.extend(_draw_many())
 
 
-# One system call draws many, because a call of urandom costs as much as the rest of a claim. It runs no line of
-# Python, in which the error of a signal's handler would end the iterator, and with it every later claim.
-draw_owner: Final[Callable[[], bytes]] = _fields().__next__
-"""Return a fresh owner field."""
-
-
-def _drop_inherited() -> None:
-    for _ in range(_AT_ONCE):
-        draw_owner()
+def _draw_many() -> tuple[bytes, ...]:
+    # One system call draws many, because a call of urandom costs as much as the rest of a claim.
+    drawn = bytearray(os.urandom((1 + RANDOM_BYTES) * _AT_ONCE))
+    drawn[:: 1 + RANDOM_BYTES] = bytes(_AT_ONCE)  # the length byte of each
+    return _SPLIT(drawn)
 
 
 # A forked child inherits what is not used yet; two processes must never share an owner.
 if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
-    os.register_at_fork(after_in_child=_drop_inherited)
+    os.register_at_fork(after_in_child=_drawn.clear)
 
 
 def owner_field(owner: Any) -> bytes:

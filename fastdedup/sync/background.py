@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Generic, TypeVar
 
 from ..claim import Claim
@@ -77,6 +78,10 @@ class BackgroundDedup:
         """Do what `run` does, awaited in any event loop."""
         return await self._thread.arun(self._opened_first(make), seconds, discard, settles=settles)
 
+    def post(self, make: Callable[[], Awaitable[object]]) -> None:
+        """Do what `LoopThread.post` does."""
+        self._thread.post(make)
+
     def tell(self, callback: Callable[[], object]) -> None:
         """Do what `LoopThread.tell` does."""
         self._thread.tell(callback)
@@ -93,15 +98,21 @@ class BackgroundDedup:
 
     def close(self, seconds: float) -> None:
         """Answer the accepted operations, then close the `Dedup`."""
-        self._thread.run(self._close, seconds)
+        self._thread.run(self._close, seconds, settles=True)
 
     async def _open(self) -> None:
         if self._is_open:
             return
         if self._opening is None:
-            self._opening = asyncio.ensure_future(self.dedup.open())
+            # In a context of its own: what it starts lives for long, and would keep the first caller's request.
+            self._opening = asyncio.get_running_loop().create_task(self._opened_anew(), context=Context())
             self._opening.add_done_callback(self._opened)
         await asyncio.shield(self._opening)  # not cancelled with one caller, as the others wait for it
+
+    async def _opened_anew(self) -> Dedup:
+        if self.dedup.is_open:  # whoever closed it was interrupted
+            await self.dedup.aclose()
+        return await self.dedup.open()
 
     def _opened(self, task: asyncio.Task[Dedup]) -> None:
         self._opening = None

@@ -11,7 +11,7 @@ from .. import downstream
 from ..checks import Seconds, check_seconds
 from ..claim import Claim as AsyncClaim
 from ..claims.call import ClaimCall
-from ..errors import UsageError
+from ..errors import ClaimLostError, ConfigError, DedupError, UnavailableError, UsageError
 from ..model import Outcome
 from .background import BackgroundDedup
 
@@ -139,11 +139,13 @@ class Claim:
         While the store is unavailable it is tried for `within` seconds; by default until the lease ends. Errors as of
         `fastdedup.Claim.complete`.
         """
-        self._say(lambda: self._claim.complete(result, ttl, within=within), within)
+        self._said = lambda: self._claim.complete(result, ttl, within=within)
+        self._say(within)
 
     def fail(self, error: Any = None, ttl: Seconds | None = None, *, within: Seconds | None = None) -> None:
         """Record a failure for good: every duplicate gets `error`. `within` as for `complete`."""
-        self._say(lambda: self._claim.fail(error, ttl, within=within), within)
+        self._said = lambda: self._claim.fail(error, ttl, within=within)
+        self._say(within)
 
     def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try."""
@@ -242,25 +244,57 @@ class Claim:
         if not self._background.here:
             return
 
+        left = False
+
         async def leave() -> None:
+            nonlocal left
+            if left:
+                return
+            left = True
             self._claim._bind_body(None)
-            if self._said is not None:  # interrupted before it could begin
-                self._kept(self._said())
+            if (said := self._said) is not None:  # interrupted before it could begin
+                self._said = None
+                self._kept(self._told(said))
                 await asyncio.sleep(0)  # its first step
             await self._claim._leave(error, release=release)
 
-        self._run(leave, self._seconds, settles=True)
+        self._surely(leave, self._seconds)
 
-    def _say(self, settle: Callable[[], Coroutine[Any, Any, None]], within: Seconds | None) -> None:
-        """Record an outcome. An interrupt does not undo that: what the work has done must not be done again."""
+    def _say(self, within: Seconds | None) -> None:
+        """Record the outcome in `_said`. An interrupt does not undo that: what was done must not be done again."""
+        said = self._said
 
         async def begun() -> None:
-            self._said = None
-            await settle()
+            nonlocal said
+            if said is None:
+                return
+            mine, said = said, None
+            if self._said is mine:
+                self._said = None
+            await mine()
 
-        seconds = self._longest(within)
-        self._said = begun
-        self._run(begun, seconds, settles=True)
+        try:
+            self._surely(begun, self._longest(within))
+        except (ConfigError, UsageError):  # it cannot be said
+            self._said = None
+            raise
+
+    def _surely(self, make: Callable[[], Awaitable[None]], seconds: float) -> None:
+        """Run what settles, which begins once however often it is called; also where an interrupt comes first."""
+        try:
+            self._run(make, seconds, settles=True)
+        except DedupError:
+            raise
+        except BaseException:
+            self._background.post(make)
+            raise
+
+    async def _told(self, said: Callable[[], Awaitable[None]]) -> None:
+        """Say what the caller was interrupted at; the log tells where that was in vain."""
+        try:
+            await said()
+        except (ClaimLostError, UnavailableError) as error:
+            self._claim._warn_of_loss(error)
 
     def _kept(self, settling: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run it in the background thread, where this is called, to its end."""

@@ -41,16 +41,16 @@ class LoopThread:
         self._told = False
         self._ending = False
         self._closers: set[Callable[[], Awaitable[None]]] = set()
-        self._thread: Thread
+        self._thread: Thread | None = None
 
     def start(self) -> None:
-        """Start the thread. Where that is interrupted, the thread ends by itself."""
-        try:
-            self._thread = start_thread(self._main, "fastdedup-sync")
-        except BaseException:
-            self._ending = True
-            self._tell(self._loop.stop)
-            raise
+        """Start the thread."""
+        self._thread = start_thread(self._main, "fastdedup-sync")
+
+    def give_up(self) -> None:
+        """Nobody will use it, as its start was interrupted: its thread ends, if there is one."""
+        self._ending = True
+        self._tell(self._loop.stop)
 
     @property
     def alive(self) -> bool:
@@ -122,6 +122,10 @@ class LoopThread:
                 del work
         return work.result
 
+    def post(self, make: Callable[[], Awaitable[object]]) -> None:
+        """Run `await make()` in the loop, and do not wait for it."""
+        self._post(Work(make, None, settles=True))
+
     def tell(self, callback: Callable[[], object]) -> None:
         """Call something in the thread soon, and do not wait for that. It must not raise."""
         self._tell(callback)
@@ -144,7 +148,8 @@ class LoopThread:
             closing.wait(_GOODBYE)
         self._ending = True
         self._tell(self._loop.stop)
-        self._thread.join(_GOODBYE)
+        if self._thread is not None:
+            self._thread.join(_GOODBYE)
 
     def _wait(self, work: Work[Any] | GreenletWork[Any], seconds: float) -> None:
         ends = time.monotonic() + seconds
@@ -243,8 +248,13 @@ def current() -> LoopThread:
         return thread
     with _lock:
         if _current is None or not _current.alive:
-            _current = LoopThread()
-            _current.start()
+            thread = LoopThread()
+            try:
+                thread.start()
+                _current = thread
+            except BaseException:
+                thread.give_up()
+                raise
         return _current
 
 

@@ -6,8 +6,10 @@ from typing import Any
 
 from ..checks import Seconds
 from ..claim import Claim as AsyncClaim
+from ..errors import UnavailableError
 from ..gateway import Dedup as AsyncDedup
 from ..model import Outcome
+from ..protocol.operations import ReleaseOp
 from .background import Bound
 from .claim import Claim, answered
 
@@ -52,5 +54,13 @@ def _itself(claim: AsyncClaim) -> AsyncClaim:
 
 def _take_back(claim: AsyncClaim) -> None:
     """Take back a use whose caller was interrupted before its answer reached him; a named caller can ask again."""
-    if claim.acquired:
-        claim._namespace.connection.undo.add(claim._call)
+    if claim.acquired and not claim._call.named:
+        claim._namespace.connection.keep(_unused(claim))
+
+
+async def _unused(claim: AsyncClaim) -> None:
+    wire, owner = claim._hold
+    try:
+        await claim._namespace.ask.run(ReleaseOp(wire, owner, claim.fence, consumed=True))
+    except UnavailableError:  # as soon as the store answers
+        claim._namespace.connection.undo.add(claim._call, claim.fence)

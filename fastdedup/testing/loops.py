@@ -345,7 +345,7 @@ def _take_back(connection: Connection, store: FakeStore) -> None:
         if given_up.id is not None:
             continue
         (record,) = store.apply(Verb.READ, [ReadOp(wire)])
-        if isinstance(record, Stored) and is_held(record, owner, given_up.consumed):
+        if isinstance(record, Stored) and is_held(record, owner, given_up):
             store.apply(Verb.RELEASE, [ReleaseOp(wire, owner, record.fence, consumed=given_up.consumed)])
 
 

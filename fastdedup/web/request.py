@@ -101,7 +101,7 @@ def by_header(name: str) -> Callable[[Request], str | None]:
 
     def principal(request: Request) -> str | None:
         values = [value.decode("latin-1") for each, value in request.headers if each == wanted]
-        return principal_of_header(values[0]) if len(values) == 1 and values[0] else None
+        return _digest_of(values[0]) if len(values) == 1 and values[0] else None
 
     return principal
 
@@ -117,4 +117,13 @@ def principal_of_header(value: str) -> str:
     if not isinstance(value, str) or not value:
         got = "an empty one" if value == "" else named(value)
         raise ConfigError(f"a header's value must be text that is not empty, got {got}")
-    return blake2b(value.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return _digest_of(as_received(value))
+
+
+def as_received(value: str) -> str:
+    """Return a header's value as a server sees it, which takes each byte for a character."""
+    return value.encode("utf-8", "surrogatepass").decode("latin-1")
+
+
+def _digest_of(value: str) -> str:
+    return blake2b(value.encode(), digest_size=16).hexdigest()

@@ -9,6 +9,7 @@ import asyncio
 import gc
 import logging
 import signal
+import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
@@ -193,6 +194,44 @@ async def test_what_is_recorded_by_then_cannot_be_said_otherwise(how: str, store
             await getattr(claim, how)()
         assert not claim.lost
     assert not [each for each in events if isinstance(each, LeaseLost)]
+
+
+@pytest.mark.parametrize("how", ["fail", "release"])
+@pytest.mark.parametrize("steps", range(6))
+async def test_what_has_landed_by_then_cannot_be_said_otherwise(steps: int, how: str, redis_url: str) -> None:
+    """Its reply is on its way: it was called a lost lease as well."""
+    events: list[object] = []
+    async with Dedup(redis_url, namespace=f"n{uuid.uuid4().hex}", on_event=events.append) as dedup:
+        claim = await dedup.claim("order:42")
+        completing = asyncio.create_task(claim.complete({"id": 7}))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        completing.cancel()
+        with suppress(asyncio.CancelledError):
+            await completing
+        with suppress(UsageError):
+            await getattr(claim, how)()
+        assert not claim.lost
+        assert (await dedup.claim("order:42")).outcome in ("acquired", "succeeded", "failed")
+    assert not [each for each in events if isinstance(each, LeaseLost)]
+
+
+@pytest.mark.parametrize("within_a_block", [False, True])
+async def test_a_loss_is_a_line_where_the_block_completes_too(
+    within_a_block: bool, store: FakeStore, caplog: pytest.LogCaptureFixture, wait_until: Waiter
+) -> None:
+    caplog.set_level(logging.WARNING)
+    async with Dedup(store, namespace="shop", lease=0.4, timeout=0.05) as dedup:
+
+        async def work() -> None:
+            async with dedup.claim("order:42") as claim:
+                store.outage.start("refused")
+                if not within_a_block:
+                    await claim.complete()
+
+        await cancelled(work)
+        told = "order:42: its caller was cancelled, and its result could not be recorded"
+        await wait_until(lambda: told in caplog.text, description="the log tells")
 
 
 async def test_a_gate_that_closes_waits_for_it(store: FakeStore) -> None:

@@ -131,3 +131,22 @@ async def test_where_the_caller_is_cancelled_as_it_leaves(wait_until: Waiter) ->
             return False
 
         await wait_until(acquired, description="the key is free")
+
+
+async def test_a_later_holding_of_the_same_owner_is_left_alone(wait_until: Waiter) -> None:
+    """Its release takes effect without its reply, and its owner's name is handed on: what it gave up is over."""
+    store = FakeStore()
+    async with (
+        Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as gate,
+        Dedup(store, namespace="shop", lease=600.0, timeout=0.05) as other,
+    ):
+        first = await gate.claim("order:42")
+        await first._free()
+        gate._namespace.connection.undo.add(first._call, first.fence)
+        second = await other.claim("order:42", owner=first.owner)
+        assert second.acquired
+        await wait_until(
+            lambda: gate._namespace.connection.undo_counts()[1] == 0, description="it was looked for"
+        )
+        assert (await gate.claim("order:42")).outcome == "in_progress"
+        await second.complete()

@@ -16,7 +16,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
 from typing import Any
 
 import pytest
@@ -191,33 +190,101 @@ def test_a_loop_that_nobody_has_told_is_told_by_who_waits(gate: Dedup) -> None:
     assert gate.claim("order:42").acquired
 
 
-def test_the_draw_of_an_owner_runs_no_python() -> None:
-    """The error of a signal's handler within it ended the iterator behind it, and so every later claim."""
-    events: list[str] = []
-    sys.setprofile(lambda frame, event, argument: events.append(event))
-    try:
-        drawn = [*islice(iter(owners.draw_owner, None), 2000)]
-    finally:
-        sys.setprofile(None)
-    assert len({*drawn}) == 2000
-    assert "call" not in events
+def test_an_interrupted_draw_ends_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: int) -> bytes:
+        raise TimeLimit
+
+    def draw_many() -> None:
+        for _ in range(2 * owners._AT_ONCE):
+            owners.draw_owner()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "urandom", interrupt)
+        with pytest.raises(TimeLimit):
+            draw_many()
+    assert owners.draw_owner() != owners.draw_owner()
 
 
 def test_a_thread_whose_start_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next call starts another one: where none had been started, every later call failed."""
     started: list[Any] = []
     start = loop.start_thread
 
     def interrupt(*arguments: Any) -> Any:
+        monkeypatch.setattr(loop, "start_thread", start)
         started.append(start(*arguments))
         raise TimeLimit
 
-    monkeypatch.setattr(loop, "start_thread", interrupt)
-    thread = loop.LoopThread()
-    with pytest.raises(TimeLimit):
-        thread.start()
-    assert not thread.alive
+    monkeypatch.setattr(loop, "_current", None)
+    for begin in (interrupt, None):
+        with monkeypatch.context() as patched:
+            if begin is None:
+                patched.setattr(loop.LoopThread, "start", raise_time_limit)
+            else:
+                patched.setattr(loop, "start_thread", begin)
+            with pytest.raises(TimeLimit):
+                loop.current()
+        assert loop._current is None
+    thread = loop.current()
+    assert thread.alive
+    thread.end()
     started[0].join(10.0)
-    assert thread._loop.is_closed()
+
+
+def raise_time_limit(*arguments: Any, **options: Any) -> Any:
+    raise TimeLimit
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "fastdedup.sync.claim.Claim._run",
+        "fastdedup.sync.background.BackgroundDedup.run",
+        "fastdedup.sync.loop.LoopThread.run",
+        "fastdedup.sync.loop.LoopThread._check_caller",
+        "fastdedup.sync.work.LoopWork.__init__",
+    ],
+)
+@pytest.mark.parametrize("how", ["complete", "leave", "lock"])
+def test_wherever_it_comes_on_the_way_to_the_loop(
+    how: str, place: str, gate: Dedup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, claim = gate.lock("order:42"), gate.claim("order:41")
+    lock.__enter__()
+    claim.__enter__()
+    calls: dict[str, Callable[[], object]] = {
+        "complete": lambda: claim.complete("done"),
+        "leave": lambda: claim.__exit__(None, None, None),
+        "lock": lambda: lock.__exit__(None, None, None),
+    }
+    module, name, method = place.rsplit(".", 2)
+    owner = getattr(sys.modules[module], name)
+    original = getattr(owner, method)
+
+    def once(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(owner, method, original)
+        raise TimeLimit
+
+    monkeypatch.setattr(owner, method, once)
+    with pytest.raises(TimeLimit):
+        calls[how]()
+    if how == "lock":
+        comes_to(gate, State.RELEASED, "lock")
+    else:
+        until(lambda: gate.claim("order:41").outcome is Outcome.SUCCEEDED, description="it is recorded")
+
+
+def test_a_gate_whose_closing_is_interrupted_opens_again(
+    gate: Dedup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was open for ever after, and each claim a UsageError."""
+    gate.claim("order:42").complete("done")
+    with monkeypatch.context() as patched:
+        patched.setattr("fastdedup.sync.background.BackgroundDedup.close", raise_time_limit)
+        with pytest.raises(TimeLimit):
+            gate.close()
+    gate.open()
+    assert gate.claim("order:42").outcome is Outcome.SUCCEEDED
 
 
 def test_a_thread_that_python_takes_for_dead_is_used(gate: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:

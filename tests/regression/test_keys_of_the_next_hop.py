@@ -9,21 +9,23 @@ requests of that block got random keys, and later ones, outside of every claim, 
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fastdedup import Dedup
+from fastdedup import Dedup, downstream
 from fastdedup.downstream import ClaimedWork, downstream_key, enter, leave, present_work
 
 PROGRAM = """
 import asyncio
 import httpx
-from fastdedup import Dedup
+from fastdedup import Dedup, downstream
 {early}
 
 async def main():
@@ -144,3 +146,26 @@ def test_a_forked_process_is_no_part_of_the_work() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert present_work() is work
     leave(work)
+
+
+async def test_works_that_are_left_elsewhere_are_not_kept() -> None:
+    """Each kept the one before it: a dispatcher that enters, and tasks that leave."""
+
+    async def left(work: ClaimedWork) -> None:
+        leave(work)
+
+    works: list[weakref.ref[Works]] = []
+    for _ in range(50):
+        work = Works(b"shop:=order:42", None)
+        work.entered = downstream._present.set(work)
+        works.append(weakref.ref(work))
+        await asyncio.create_task(left(work))
+    del work
+    gc.collect()
+    assert len([each for each in works if each() is not None]) <= 2
+
+
+class Works(ClaimedWork):
+    """One that can be seen to be gone."""
+
+    __slots__ = ("__weakref__",)
