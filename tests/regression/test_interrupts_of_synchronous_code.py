@@ -251,7 +251,8 @@ def test_wherever_it_comes_on_the_way_to_the_loop(
 ) -> None:
     lock, claim = gate.lock("order:42"), gate.claim("order:41")
     lock.__enter__()
-    claim.__enter__()
+    if how == "leave":
+        claim.__enter__()
     calls: dict[str, Callable[[], object]] = {
         "complete": lambda: claim.complete("done"),
         "leave": lambda: claim.__exit__(None, None, None),
