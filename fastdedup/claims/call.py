@@ -44,6 +44,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         "_task",
         "_used",
         "_work",
+        "fault",
         "goes_on",
         "patient",
         "renew",
@@ -61,6 +62,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
     """Within `async with`: what ends the work that clients of HTTP ask for."""
     wait: float
     renew: bool
+    fault: BaseException
+    """What the body has raised and its caller has caught, for the span; set where that is so."""
     goes_on: bool
     """Set, and True, where its caller waits for an owner that it meets: that is no answer yet, and is not counted."""
     tied: bool
@@ -254,7 +257,7 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         if hasattr(self, "_span") and self._span is not None:
             tracing = self._namespace.watchers.tracing
             assert tracing is not None
-            tracing.worked(self._span, error)
+            tracing.worked(self._span, self.fault if error is None and hasattr(self, "fault") else error)
         if hasattr(self, "_work"):
             leave(self._work)
         await self._entered._leave(error)

@@ -157,12 +157,14 @@ def place_of(
     at_gate = http[0].upper() == GATE  # a proxy's requests, whose records are in the namespace that it names
     if not at_gate and _is_default_of_sidecar():
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
-    hint = ""
+    hint = (
+        "" if at_gate or "{" in http[1] else " PATH is the route's as it is declared, such as /orders/{id}."
+    )
     if principal_header is not None:
         value = principal_header.strip()
         principal = as_received(value) if at_gate else principal_of_header(value)
     elif principal is not None and not at_gate:
-        hint = " Where by_header(…) tells callers apart, give the header's value by --principal-header."
+        hint += " Where by_header(…) tells callers apart, give the header's value by --principal-header."
     request = place_of_request(*http, principal, web_key)
     return RecordPlace(request.key, "claim", False, None, request=request, hint=hint)
 

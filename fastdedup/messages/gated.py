@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..claim import Claim
+from ..claims.call import ClaimCall
 from ..claims.resolving import Check, answer_of, takeover_of
 from ..claims.takeover import Resolved
 from ..errors import (
@@ -67,7 +68,7 @@ class GatedWay:
                     async with call as claim:
                         held.end()
                         if claim.acquired:
-                            return await self._work(delivery, claim)
+                            return await self._work(delivery, claim, call)
                     if claim.outcome is Outcome.IN_PROGRESS and wait < self._rules.wait:
                         held.count()
                         wait = self._rules.wait
@@ -83,7 +84,7 @@ class GatedWay:
                     fault = error
                 await held.pause(fault)
 
-    async def _work(self, delivery: Delivery, claim: Claim) -> Decision:
+    async def _work(self, delivery: Delivery, claim: Claim, call: ClaimCall) -> Decision:
         rules, key = self._rules, delivery.key
         delivery.attempt = attempt = max(delivery.failed + 1, claim.attempt)
         decision = rules.exhausted(key, attempt)
@@ -91,6 +92,8 @@ class GatedWay:
             try:
                 result = await self._result_of(delivery, claim)
             except Exception as error:  # noqa: BLE001 -- the rules decide, whatever it is
+                if hasattr(call, "_span"):  # somebody traces
+                    call.fault = error
                 self._failed_attempts.tell(key, attempt, error)
                 if claim.lost:  # another consumer may be at work by now, so this is no dead letter yet
                     return rules.of_lost_lease(key, attempt)

@@ -213,6 +213,26 @@ def test_spans_of_synchronous_code_are_in_the_trace_of_their_caller(otel: Otel) 
     assert {span.parent.span_id for span in claimed if span.parent is not None} == {*requests}
 
 
+async def test_an_attempt_that_fails_is_an_error_of_its_work(otel: Otel) -> None:
+    """The consumer catches what its handler raises, and its span said nothing of that."""
+
+    async def handler(message: str) -> None:
+        raise ValueError
+
+    async def lay(decision: Any) -> None:
+        return
+
+    dedup = otel.instrument(Dedup(namespace="shop"), roots=True)
+    async with dedup:
+        deliveries = Deliveries(MessageRules("billing", lambda message: message, attempts=2), dedup)
+        for _ in range(2):
+            await deliveries.handle("m-1", handler, lay)
+        assert (await dedup.claim("billing|m-1")).outcome == "failed"
+    works = [span for span in otel.finished() if span.name == "work shop"]
+    assert [span.status.status_code for span in works] == [StatusCode.ERROR] * 2
+    assert [dict(span.attributes or {})["error.type"] for span in works] == ["ValueError"] * 2
+
+
 async def test_the_metrics_are_what_was_done(redis_url: str, otel: Otel) -> None:
     dedup = otel.instrument(Dedup(redis_url, namespace="shop"))
     async with dedup:
