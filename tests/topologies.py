@@ -46,6 +46,8 @@ def free_ports(count: int) -> list[int]:
     ports: list[int] = []
     while len(ports) < count:
         port = random.randrange(12_000, 30_000)
+        if port in ports:
+            continue
         with socket.socket() as probe, socket.socket() as bus, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             bus.bind((HOST, port + 10_000))
