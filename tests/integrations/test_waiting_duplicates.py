@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any
 
@@ -45,8 +46,11 @@ def latencies(registry: CollectorRegistry) -> float | None:
     return registry.get_sample_value("fastdedup_operation_seconds_count", {"verb": "claim"})
 
 
-async def test_of_a_web_request(wait_until: Waiter) -> None:
-    registry, asked, go_on = CollectorRegistry(), anyio.Event(), anyio.Event()
+@asynccontextmanager
+async def asking(
+    registry: CollectorRegistry, asked: anyio.Event, go_on: anyio.Event, *, wait: float
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of an endpoint that says when it was asked, and answers when it may."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         asked.set()
@@ -56,11 +60,16 @@ async def test_of_a_web_request(wait_until: Waiter) -> None:
 
     dedup = Dedup(namespace="shop", known_duplicates=0)
     watch(dedup, registry=registry)
-    guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, wait=10.0)
-    async with (
-        dedup,
-        httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://shop") as client,
-    ):
+    guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, wait=wait)
+    transport = httpx.ASGITransport(guarded)
+    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        yield client
+
+
+async def test_of_a_web_request(wait_until: Waiter) -> None:
+    registry, asked, go_on = CollectorRegistry(), anyio.Event(), anyio.Event()
+
+    async with asking(registry, asked, go_on, wait=10.0) as client:
         first = asyncio.create_task(client.post("/", headers=HEADERS))
         await asked.wait()
         second = asyncio.create_task(client.post("/", headers=HEADERS))
@@ -75,19 +84,7 @@ async def test_of_a_web_request(wait_until: Waiter) -> None:
 async def test_of_a_web_request_that_waits_in_vain_or_not_at_all(wait: float) -> None:
     registry, asked, go_on = CollectorRegistry(), anyio.Event(), anyio.Event()
 
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        asked.set()
-        await go_on.wait()
-        await send({"type": "http.response.start", "status": 201, "headers": []})
-        await send({"type": "http.response.body", "body": b"done"})
-
-    dedup = Dedup(namespace="shop", known_duplicates=0)
-    watch(dedup, registry=registry)
-    guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone, wait=wait)
-    async with (
-        dedup,
-        httpx.AsyncClient(transport=httpx.ASGITransport(guarded), base_url="http://shop") as client,
-    ):
+    async with asking(registry, asked, go_on, wait=wait) as client:
         first = asyncio.create_task(client.post("/", headers=HEADERS))
         await asked.wait()
         assert (await client.post("/", headers=HEADERS)).status_code == 409

@@ -1,0 +1,164 @@
+"""Which record an operator's command means: the argument and the options that name it, and what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from ..inspection import KINDS, wire_of_key
+from ..protocol.keyspace import names_of
+from ..web.inspection import GATE, RequestPlace, place_of_request, principal_of_header
+from ..web.request import as_received
+
+Command = Callable[..., Any]
+
+
+class RecordPlace:
+    """Which record is meant: a key of some kind, or an id of a ledger.
+
+    Args:
+        key: the key, or the id.
+        kind: the key's kind.
+        digest: the key is a digest.
+        ledger: the ledger's name, for an id.
+        request: where a web request's record is, or None.
+        hint: what to say where nothing is recorded.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        kind: str,
+        digest: bool,
+        ledger: str | None,
+        *,
+        request: RequestPlace | None = None,
+        hint: str = "",
+    ) -> None:
+        self.key = key
+        self.kind: Any = kind
+        self.digest = digest
+        self.ledger = ledger
+        self.hint = hint
+        self._request = request
+
+    def within(self, namespace: str) -> str:
+        """Return the namespace of the record: the gate's, or below it."""
+        return namespace if self._request is None else self._request.within(namespace)
+
+    def listed_as(self, namespace: str) -> str | None:
+        """Return the digest as which `list` shows the record; None where it shows the key, or no such record."""
+        if self.ledger is not None or self.kind == "machine":
+            return None
+        wire = wire_of_key(namespace, self.key, self.kind, digest=self.digest)
+        shown = names_of(wire)[1]
+        return None if shown == self.key and not self.digest else shown
+
+
+def place_options(command: Command) -> Command:
+    """Add the argument and the options that name a record."""
+    options = [
+        click.argument("key", required=False),
+        click.option(
+            "--kind",
+            type=click.Choice(list(KINDS)),
+            default="claim",
+            show_default=True,
+            help='What KEY is of. A machine\'s KEY is its name, "/" and the id.',
+        ),
+        click.option(
+            "--digest",
+            is_flag=True,
+            help="KEY is # and 32 hexadecimal digits, as `list` shows a token or a long key.",
+        ),
+        click.option(
+            "--http",
+            nargs=2,
+            metavar="METHOD PATH",
+            help="A web key: the route's method and path, as POST /orders/{id}. With --key and not KEY, and with "
+            "--namespace, the application's own: needed with --socket, and by --url unless it is the default.",
+        ),
+        click.option(
+            "--principal", help="Whose web key: what the principal function returns. [default: everyone]"
+        ),
+        click.option(
+            "--principal-header",
+            metavar="VALUE",
+            help="Whose web key, where by_header(…) or a proxy's gate tells callers apart: the header's value.",
+        ),
+        click.option("--key", "web_key", help="The request's Idempotency-Key, for --http."),
+        click.option("--ledger", help="KEY is an id of this ledger."),
+        click.option(
+            "--socket",
+            type=click.Path(dir_okay=False, path_type=Path),
+            is_eager=True,  # read before --url, which is not needed with it
+            help="Ask the sidecar that listens here, instead of a store. Its namespace is the default one; "
+            "--http takes --namespace.",
+        ),
+    ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def place_of(
+    key: str | None,
+    kind: str,
+    digest: bool,
+    http: tuple[str, str] | None,
+    principal: str | None,
+    principal_header: str | None,
+    web_key: str | None,
+    ledger: str | None,
+) -> RecordPlace:
+    """Return the place that the options name; a mistake ends the command."""
+    if http is None:
+        if any(each is not None for each in (principal, principal_header, web_key)):
+            raise click.UsageError("--principal, --principal-header and --key go with --http METHOD PATH")
+        if key is None:
+            raise click.UsageError("the key is missing: give KEY, or --http METHOD PATH --key …")
+        return RecordPlace(key, kind, digest, ledger)
+    if web_key is None:
+        raise click.UsageError("--http needs --key, the request's Idempotency-Key")
+    if key is not None:
+        raise click.UsageError(
+            f"with --http the key is given by --key alone, not as KEY: {key!r} is too much"
+        )
+    if kind != "claim" or digest or ledger is not None:
+        raise click.UsageError("--http goes without --kind, --digest and --ledger")
+    if principal is not None and principal_header is not None:
+        raise click.UsageError("give --principal or --principal-header, not both")
+    at_gate = http[0].upper() == GATE  # a proxy's requests, whose records are in the namespace that it names
+    if not at_gate and _is_default_of_sidecar():
+        raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
+    hint = (
+        "" if at_gate or "{" in http[1] else " PATH is the route's as it is declared, such as /orders/{id}."
+    )
+    if principal_header is not None:
+        value = principal_header.strip()
+        principal = as_received(value) if at_gate else principal_of_header(value)
+    elif principal is not None and not at_gate:
+        hint += " Where by_header(…) tells callers apart, give the header's value by --principal-header."
+    request = place_of_request(*http, principal, web_key)
+    return RecordPlace(request.key, "claim", False, None, request=request, hint=hint)
+
+
+def _is_default_of_sidecar() -> bool:
+    return not is_default("socket") and is_default("namespace")
+
+
+# At the store
+
+
+def namespace_if_given(namespace: str) -> str | None:
+    """Return the namespace, or None where it was not given: then the sidecar uses its own default."""
+    return None if is_default("namespace") else namespace
+
+
+def is_default(name: str) -> bool:
+    """Return whether the running command's option has its default."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.DEFAULT
