@@ -324,9 +324,8 @@ class Connection:
         if engine is not None:
             await engine.drain()
         if self._kept:
-            await asyncio.wait(
-                self._kept, timeout=LONGEST_PAUSE
-            )  # without an engine their next try fails, and is told
+            # Without an engine their next try fails, and is told.
+            await asyncio.wait(self._kept, timeout=LONGEST_PAUSE)
         for renewals in self._renewals.values():
             renewals.close()
 

@@ -64,6 +64,7 @@ class LockCall:
         try:
             claim = self._held = self._ask()
             if not claim.acquired:
+                self._held = None  # nothing to leave
                 raise InProgressError(
                     f"the lock {claim.key!r} is held by another owner", retry_after=claim.retry_after or 0.0
                 )
