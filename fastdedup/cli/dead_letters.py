@@ -5,22 +5,19 @@ aio-pika is imported by `broker.py`, and in the functions that run once there is
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
-import orjson
-from rich.box import ROUNDED
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from .broker import at_broker
-from .terminal import bar_console, json_option
+from .tables import print_rows
+from .terminal import bar_console, json_option, print_json
 
 if TYPE_CHECKING:
     from aio_pika.abc import AbstractChannel
@@ -28,10 +25,7 @@ if TYPE_CHECKING:
     from ..integrations.rabbitmq.dead_letters import DeadLetter, DeadLetters, Replay
 
 Command = Callable[..., Any]
-_WHOLE_KEY = 36
-"""Characters of a key that a table of `_WIDE` columns does not break: those of a UUID."""
-_WIDE = 80
-_HEADINGS = ("key", "attempts", "reason", "error", "consumer", "when", "bytes")
+_HEADINGS = ("key", "attempts", "reason", "consumer", "when", "bytes", "error")
 
 
 def broker_options(json: str) -> Callable[[Command], Command]:
@@ -70,11 +64,16 @@ def list_(queue: str, limit: int, url: str, as_json: bool) -> None:
     found = at_broker(url, partial(_listed, queue=queue, limit=limit))
     if as_json:
         for letter in found.letters:
-            click.echo(orjson.dumps(asdict(letter)).decode())
+            print_json(asdict(letter))
         return
     if found.letters:
-        console = Console()
-        console.print(_table(queue, found, console.width))
+        print_rows(
+            map(_cells, found.letters),
+            headings=_HEADINGS,
+            numbers=("attempts", "bytes"),
+            lines=_lines,
+            title=f"Dead letters in {queue}",
+        )
     if len(found.letters) < found.total:
         click.echo(f"{len(found.letters):,} of {found.total:,} are shown: see --limit.", err=True)
     if not found.letters:
@@ -87,25 +86,14 @@ async def _listed(channel: AbstractChannel, queue: str, limit: int) -> DeadLette
     return await list_dead_letters(channel, queue, limit)
 
 
-def _table(queue: str, found: DeadLetters, width: int) -> Table:
-    """Return the table for a terminal of so many columns. `replay` wants the key: a UUID stays on one line."""
-    table = Table(title=f"Dead letters in {queue}", box=ROUNDED)
-    longest = max(len(letter.key or "") for letter in found.letters)
-    for heading in _HEADINGS:
-        table.add_column(
-            heading,
-            justify="right" if heading in {"attempts", "bytes"} else "left",
-            overflow="fold",
-            min_width=min(longest, _WHOLE_KEY) if heading == "key" and width >= _WIDE else None,
-        )
-    for letter in found.letters:
-        table.add_row(*map(Text, _cells(letter)))  # as Text, because rich would take [brackets] for markup
-    return table
+def _cells(letter: DeadLetter) -> tuple[str, ...]:
+    texts = letter.key, str(letter.attempts), letter.reason, letter.consumer, _when(letter.at)
+    return *(text or "-" for text in texts), f"{letter.size:,}", letter.error or "-"
 
 
-def _cells(letter: DeadLetter) -> list[str]:
-    texts = [letter.key, str(letter.attempts), letter.reason, letter.error, letter.consumer, _when(letter.at)]
-    return [*(text or "-" for text in texts), f"{letter.size:,}"]
+def _lines(cells: Sequence[str]) -> tuple[str, str, str]:
+    key, attempts, reason, consumer, when, size, error = cells
+    return key, f"attempts {attempts}, {reason}, {consumer}, {when}, {size} bytes", error
 
 
 def _when(at: str | None) -> str | None:
@@ -148,7 +136,7 @@ def replay(
     missing = [] if report.replayed == limit else sorted(set(keys) - report.keys)
     if as_json:
         facts = asdict(report) | {"keys": sorted(report.keys), "missing": missing}
-        click.echo(orjson.dumps(facts).decode())
+        print_json(facts)
     else:
         _say(queue, report, dry_run=how["dry_run"])
     for key in missing:

@@ -28,9 +28,11 @@ from .gate import gate_options, run
 from .inbox import Duration
 from .ledger import of_form
 from .record_place import RecordPlace, is_default, namespace_if_given, place_of, place_options
+from .tables import print_rows
 from .terminal import as_json, print_json, printable
 
 Command = Callable[..., Any]
+_HEADINGS = ("key", "kind", "state", "age", "lease", "attempt", "holder")
 
 
 @click.command()
@@ -293,33 +295,19 @@ def _record_table(record: Record, digest: str | None) -> Table:
 
 
 def _print_list(found: Listing) -> None:
-    """Print a line of a table for each record, or two lines where the terminal is too narrow for that.
-
-    No key and no holder is broken: one copies the key, and greps for the holder's pid.
-    """
     records = sorted(found.records, key=lambda record: -(record.age or 0.0))
-    console, table = Console(), _list_table(records)
-    needed = console.measure(table, options=console.options.update(width=100_000)).maximum
-    if needed <= console.width or not console.is_terminal:
-        Console(width=max(needed, console.width)).print(table)
-        return
-    for record in records:
-        key, kind, state, age, lease, attempt, holder = _listed_facts(record)
-        facts = (kind, state, f"age {age}", lease, f"attempt {attempt}", holder)
-        click.echo(printable(key))
-        click.echo("    " + printable(", ".join(fact for fact in facts if fact != "-")))
+    print_rows(
+        map(_listed_facts, records),
+        headings=_HEADINGS,
+        numbers=("age", "lease", "attempt"),
+        lines=_listed_lines,
+    )
 
 
-def _list_table(records: Sequence[Record]) -> Table:
-    table = Table(box=ROUNDED)
-    for heading in ("key", "kind", "state"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("age", "lease", "attempt"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("holder", no_wrap=True)
-    for record in records:
-        table.add_row(*(Text(printable(fact)) for fact in _listed_facts(record)))
-    return table
+def _listed_lines(facts: Sequence[str]) -> tuple[str, str]:
+    key, kind, state, age, lease, attempt, holder = facts
+    shown = kind, state, f"age {age}", lease, f"attempt {attempt}", holder
+    return key, ", ".join(fact for fact in shown if fact != "-")
 
 
 def _listed_facts(record: Record) -> tuple[str, ...]:

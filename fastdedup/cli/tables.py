@@ -1,10 +1,16 @@
-"""The tables of figures that the demo shows."""
+"""The tables that the commands show: figures of a demo, and rows of what a store or a broker has."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+import click
 from rich.box import ROUNDED
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from .terminal import printable
 
 
 def facts_table(title: str, *sections: dict[str, str | Text]) -> Table:
@@ -22,3 +28,38 @@ def facts_table(title: str, *sections: dict[str, str | Text]) -> Table:
 def verdict(kept: bool) -> Text:
     """Return whether the promises were kept."""
     return Text("kept" if kept else "BROKEN", style="bold green" if kept else "bold red")
+
+
+def print_rows(
+    rows: Iterable[Sequence[str]],
+    *,
+    headings: Sequence[str],
+    numbers: Collection[str],
+    lines: Callable[[Sequence[str]], Iterable[str]],
+    title: str | None = None,
+) -> None:
+    """Print a table, or some lines for each row where the terminal is too narrow for the table.
+
+    No cell is broken, as people copy keys out of it, and without a terminal each row is one line, for grep. Control
+    characters are escaped.
+
+    Args:
+        rows: the cells' texts, as many in each row as there are headings.
+        headings: the columns' names.
+        numbers: those of them that are aligned to the right.
+        lines: returns what to print for a row in a narrow terminal; every line but the first is indented.
+        title: stands above the table.
+    """
+    rows = [[printable(cell) for cell in row] for row in rows]
+    table = Table(title=title, box=ROUNDED)
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))  # as Text, because rich would take [brackets] for markup
+    console = Console()
+    needed = console.measure(table, options=console.options.update(width=100_000)).maximum
+    if needed <= console.width or not console.is_terminal:
+        Console(width=max(needed, console.width)).print(table)
+        return
+    for row in rows:
+        click.echo("\n    ".join(lines(row)))

@@ -74,18 +74,31 @@ def test_list_prints_programs_a_line_of_json_for_each(run: Run, dead: str) -> No
     }
 
 
-def test_a_uuid_stays_on_one_line_of_the_table(rabbitmq: RabbitServer, run: Run, wait_until: Wait) -> None:
-    """`replay --key` wants it, and without a terminal a table has 80 columns."""
+def test_no_key_is_broken_and_none_reaches_the_terminal_raw(
+    rabbitmq: RabbitServer, run: Run, wait_until: Wait
+) -> None:
+    """`replay --key` wants the key, and a publisher chooses it."""
     key = "3dcd74ca-7bf9-51a5-8d15-5c4e20418e3c"
+    hostile = "clear\x1b[2J\u202edlo"
 
     async def bury() -> str:
         async with desk_at(rabbitmq) as desk:
-            await desk.bury(key, wait_until=wait_until)
+            await desk.bury(key, hostile, wait_until=wait_until)
             return desk.dead
 
     dead = asyncio.run(bury())
-    assert key in run("list", dead, COLUMNS="80").stdout
-    assert key not in run("list", dead, COLUMNS="60").stdout
+    for columns, is_terminal in (("20", ""), ("60", "1"), ("200", "1")):
+        shown = run("list", dead, COLUMNS=columns, FORCE_COLOR=is_terminal).stdout
+        assert key in shown
+        assert "ValueError: no such customer" in shown
+        assert "clear\\x1b[2J\\u202edlo" in shown
+    narrow = run("list", dead, COLUMNS="60", FORCE_COLOR="1").stdout.splitlines()
+    assert narrow[0] == key
+    assert narrow[1].startswith("    attempts 1, failed, ")
+    assert narrow[2] == "    ValueError: no such customer"
+    printed = run("list", dead, "--json").stdout
+    assert printed.replace("\n", "").isprintable()
+    assert [json.loads(line)["key"] for line in printed.splitlines()] == [key, hostile]
 
 
 def test_list_says_where_there_are_more_or_none(run: Run, dead: str) -> None:
