@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Sequence
 from random import sample
 from time import monotonic, perf_counter
@@ -21,7 +22,7 @@ from .gate.together import Together
 from .gate.undo import MAX_GIVEN_UP
 from .keys import check_namespace
 from .model import LedgerResize, LedgerStats, Record
-from .protocol.ledger_forms import DENSE_WIDTH, SLOTS, LedgerForm
+from .protocol.ledger_forms import DENSE_WIDTH, FILLING, SLOTS, LedgerForm
 from .protocol.ledger_ids import (
     NONCE_BYTES,
     IdPlaces,
@@ -56,6 +57,8 @@ _SAMPLE_DENSE: Final = 2000
 _AT_ONCE: Final = 2000
 """Ids of a list that are asked for together: more would wait beyond the deadline, and block the loop."""
 _HOUR: Final = 3600.0
+_LOOK_AGAIN: Final = 600.0
+"""Seconds after which a ledger that seemed to fill, and did not, is counted again."""
 _TRIES: Final = 5
 _OK: Final = Code.OK  # naming an enum's member through its class costs 50 ns on Python 3.11
 _ALREADY: Final = Code.ALREADY
@@ -670,8 +673,21 @@ class Ledger:
         now = asyncio.get_running_loop().time()
         if now < self._tell_from:
             return
-        self._tell_from = now + _HOUR
-        fill = view.form.fill_of(view.terms.seen_fill)
+        if view.form.dense:  # its strays count, and not its ids
+            self._tell_filling(view.form.fill_of(view.terms.seen_fill))
+            return
+        self._tell_from = now + _LOOK_AGAIN
+        self._namespace.connection.keep(self._tell_if_filling())
+
+    async def _tell_if_filling(self) -> None:
+        """Count the ids, as the entries that were seen are more: a tenth of them may be over, and are cut later."""
+        with contextlib.suppress(DedupError):  # the next call after a while looks again
+            fill = (await self.stats()).fill
+            if fill > FILLING:
+                self._tell_filling(fill)
+
+    def _tell_filling(self, fill: float) -> None:
+        self._tell_from = asyncio.get_running_loop().time() + _HOUR
         self._namespace.connection.report(
             LedgerFilling(self._namespace.settings.namespace, self.name, round(fill, 3))
         )

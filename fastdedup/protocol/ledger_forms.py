@@ -35,7 +35,7 @@ _GENERATIONS: Final = 63
 _MOST_CAPACITIES: Final = 8
 """Former capacities that are taken from clients that were not told of the present one."""
 _SECRET_BYTES: Final = 32
-_FILLING: Final = 0.8
+FILLING: Final = 0.8
 """Share of the capacity from which a ledger counts as filling."""
 
 
@@ -108,7 +108,7 @@ class LedgerForm:
     @property
     def filling_from(self) -> float:
         """Entries in a bucket from which the ledger counts as filling; see `LedgerTerms.seen_fill`."""
-        return _FILLING * (STRAYS if self.dense else self.capacity / self.buckets)
+        return FILLING * (STRAYS if self.dense else self.capacity / self.buckets)
 
     def fill_of(self, entries: float) -> float:
         """Return how full the ledger is, by the entries in a bucket."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 
 from fastdedup import ConfigError, Dedup, ForeignRecordError, Ledger, LedgerFullError, UnavailableError
 from fastdedup.cli.main import cli
+from fastdedup.events import Event, LedgerFilling
 from fastdedup.protocol.ledger_ids import ledger_wire
 
 from ..servers import RedisServer, evicting
@@ -101,6 +103,38 @@ async def test_only_entries_count_for_the_fill(server: RedisServer) -> None:
             before = ledger._view.terms.seen_fill
             await ledger.first(size)
             assert round((ledger._view.terms.seen_fill - before) * 2001 + before) == size
+
+
+async def test_ids_that_are_over_do_not_count_for_its_filling(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They lie in their buckets until these are written anew, so a ledger that is planned as told seems fuller."""
+    monkeypatch.setattr("fastdedup.ledger._LOOK_AGAIN", 0.0)
+    told: list[Event] = []
+    ids, sent = 3000, 0
+    async with gate_on(server.url, on_event=told.append) as dedup:
+        steady = ledger_of(dedup, "steady", window=1.0, capacity=ids * 4 // 3)
+        begun, windows, seemed = monotonic(), 0.0, False
+        while windows < 2.2 or not seemed:
+            windows = monotonic() - begun
+            assert windows < 10.0
+            present = int(windows * ids) + 1
+            await steady.first_many(range(sent, present))
+            sent = present
+            await asyncio.sleep(0)
+            assert steady._view is not None
+            seemed = seemed or steady._view.terms.seen_fill > steady._view.form.filling_from
+        assert (await steady.stats()).fill < 0.8
+        assert told == []
+        grown = ledger_of(dedup, "grown", capacity=ids)
+        await grown.first_many(range(ids))
+        while not told:
+            sent += 1
+            await grown.first(sent)
+            assert sent < 10 * ids
+    event = told[0]
+    assert isinstance(event, LedgerFilling)
+    assert (event.ledger, event.fill > 0.9) == ("grown", True)
 
 
 async def test_the_secret_is_shown_nowhere(server: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
