@@ -135,9 +135,10 @@ def place_of(
     at_gate = http[0].upper() == GATE  # a proxy's requests, whose records are in the namespace that it names
     if not at_gate and _is_default_of_sidecar():
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
-    hint = (
-        "" if at_gate or "{" in http[1] else " PATH is the route's as it is declared, such as /orders/{id}."
-    )
+    hint = ""
+    if not at_gate and "{" not in http[1]:
+        hint = " PATH is the route's as it is declared, such as /orders/{id}"
+        hint += "; Flask's names stand in braces, too, as in /pay/{int:no}." if "<" in http[1] else "."
     if principal_header is not None:
         value = principal_header.strip()
         principal = as_received(value) if at_gate else principal_of_header(value)

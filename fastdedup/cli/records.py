@@ -20,10 +20,7 @@ from ..ledger import Ledger, read_form
 from ..model import Listing, Record, State
 from ..protocol.owners import is_drawn, owner_field
 from ..sidecar import client
-from ..web.inspection import (
-    AnyCodec,
-    web_namespace,
-)
+from ..web.inspection import AnyCodec, web_namespace, with_parts
 from .gate import gate_options, run
 from .inbox import Duration
 from .ledger import of_form
@@ -50,7 +47,8 @@ def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **name
         if place.ledger is not None:
             record, remembered = None, client.seen_id(socket, place.ledger, place.key, where)
         else:
-            record = client.get_record(socket, place.key, where, kind=place.kind, digest=place.digest)
+            given = client.get_record(socket, place.key, where, kind=place.kind, digest=place.digest)
+            record = None if given is None else with_parts(given)
     _show(record, remembered, place, namespace, as_json)
     if record is None and not remembered:
         raise SystemExit(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, Final, NamedTuple, Protocol, overload
 from uuid import UUID
 
@@ -172,6 +173,14 @@ class AnyCodec:
             with contextlib.suppress(ValueError, ForeignRecordError):
                 return decode(data)
         return data.decode(errors="backslashreplace")
+
+
+def with_parts(record: Record) -> Record:
+    """Return the record as `AnyCodec` shows it, where a sidecar has given a web response as text."""
+    if isinstance(record.result, str):
+        with contextlib.suppress(ValueError, ForeignRecordError):
+            return replace(record, result=_response_facts(record.result.encode()))
+    return record
 
 
 def _response_facts(data: bytes) -> dict[str, Any]:

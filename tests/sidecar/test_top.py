@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import Callable, Iterator
@@ -12,11 +13,13 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 import fastdedup.cli.main
-from fastdedup import fingerprint
+from fastdedup import Dedup, fingerprint
 from fastdedup.cli import top
 from fastdedup.cli.top import Sample, frame, quantile
 from fastdedup.errors import ConfigError, UnavailableError
 from fastdedup.sidecar.client import forget_record, get_record
+from fastdedup.web.inspection import place_of_request
+from fastdedup.web.response import Response, ResponseCodec
 
 from .running import Sidecar
 
@@ -209,6 +212,22 @@ def test_a_record_is_shown_and_forgotten_through_the_sidecar(
     assert run("forget", "order:42", *at).exit_code == 0
     assert run("forget", "order:42", *at).exit_code == 1
     assert run("inspect", "order:42", *at).exit_code == 1
+
+
+def test_a_web_response_is_shown_by_its_parts(sidecar: Sidecar, run: Callable[..., Result]) -> None:
+    async def serve() -> None:
+        async with Dedup(f"sidecar://{sidecar.path}", namespace="shop") as dedup:
+            place = place_of_request("POST", "/pay/{int:no}", "ann", "k-1")
+            web = dedup.scoped("http", codec=ResponseCodec())
+            async with web.claim(place.key) as claim:
+                await claim.complete(Response(201, [(b"x-a", b"b")], b"paid"))
+
+    asyncio.run(serve())
+    named = ("--principal", "ann", "--key", "k-1", "--namespace", "shop", "--socket", sidecar.path)
+    shown = run("inspect", "--http", "POST", "/pay/{int:no}", *named, "--json")
+    assert json.loads(shown.stdout)["result"] == {"status": 201, "headers": {"x-a": "b"}, "body": "paid"}
+    asked = run("inspect", "--http", "POST", "/pay/<int:no>", *named)
+    assert "Flask's names stand in braces, too, as in /pay/{int:no}. " in asked.stderr
 
 
 def test_without_a_namespace_it_is_the_sidecars_default(sidecar: Sidecar, run: Callable[..., Result]) -> None:
