@@ -9,6 +9,7 @@ claim another key.
 from __future__ import annotations
 
 import os
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from hashlib import blake2b
 from itertools import count
 from typing import Final
 from urllib.parse import urlsplit
+from weakref import ReferenceType, ref
 
 from .checks import shown
 from .errors import InvalidKeyError
@@ -60,23 +62,44 @@ class ClaimedWork:
 
     Attributes:
         wire: the claim's store key; empty for what is no claim's work.
-        around: the work that this one is a part of, where claims are nested.
+        around: the work that this one is a part of, where claims are nested; None once it was left.
         entered: takes it back from the context that it was entered in.
-        is_over: True where it was left in another context, so that the one that it was entered in still has it.
+        is_left: True where it was left in another context, so that the one that it was entered in still has it.
         forks: how often this process was forked from another one, as the work began.
+        holder: what lives as long as this work of synchronous code, and the thread of that; None elsewhere.
     """
 
-    __slots__ = ("_asked", "around", "entered", "forks", "is_over", "wire")
+    __slots__ = ("_asked", "around", "entered", "forks", "holder", "is_left", "wire")
 
     entered: Token[ClaimedWork | None]
 
-    def __init__(self, wire: bytes, around: ClaimedWork | None = None) -> None:
+    def __init__(
+        self,
+        wire: bytes,
+        around: ClaimedWork | None = None,
+        holder: tuple[ReferenceType[object], int] | None = None,
+    ) -> None:
         self.wire = wire
         self.around = around
-        self.is_over = False
+        self.is_left = False
         self.forks = _forks
+        self.holder = holder
         # Mutable: counts how often each method and address was asked for.
         self._asked: dict[str, Iterator[int]] = {}
+
+    @property
+    def is_over(self) -> bool:
+        """True where what runs in this context is no part of it any more."""
+        if (
+            self.is_left or self.forks != _forks
+        ):  # siblings that it forks would count alike, and send one key twice
+            return True
+        if self.holder is None:
+            return False
+        # An interrupt as it was entered or left may have kept it in its thread: there it ends with its holder. Other
+        # threads that it has started, with a copy of the context, go on as a part of it.
+        alive, thread = self.holder
+        return alive() is None and thread == threading.get_ident()
 
     def key_for(self, method: str, url: str) -> str:
         """Return the key of a request: of its method, its address without the query, and its place among these.
@@ -110,19 +133,23 @@ def present_work() -> ClaimedWork | None:
 
 
 def _within(work: ClaimedWork | None) -> ClaimedWork | None:
-    # Not in a process that the work forks: siblings would count alike, and send different requests under one key.
-    while work is not None and (work.is_over or work.forks != _forks):
+    while work is not None and work.is_over:
         work = work.around
     return work
 
 
-def enter(wire: bytes) -> ClaimedWork:
+def enter(wire: bytes, holder: object = None) -> ClaimedWork:
     """Make a claim's work the present one; pass the answer to `leave`.
 
     Also where no client is imported yet: the work may import it, and its first request must have the same key as that
     of a later attempt, in a process that has it.
+
+    Args:
+        wire: the claim's store key.
+        holder: what lives as long as the work, where an interrupt may keep a thread from `leave`.
     """
-    work = ClaimedWork(wire, _within(_present.get()))
+    around = _within(_present.get())
+    work = ClaimedWork(wire, around, None if holder is None else (ref(holder), threading.get_ident()))
     work.entered = _present.set(work)
     return work
 
@@ -139,15 +166,17 @@ def leave(work: ClaimedWork | None) -> None:
     try:
         _present.reset(work.entered)
     except ValueError:
-        work.is_over = True
+        work.is_left = True
         del work.entered  # it has the work before, and that one its own
         return
+    del work.entered
     if inner is work:
         inner = work.around
     else:
         _unlink(work, inner)
     if inner is not _present.get():
         _present.set(inner)
+    work.around = None  # tasks that go on may have it, and claim on
 
 
 def _unlink(work: ClaimedWork, inner: ClaimedWork | None) -> None:
@@ -159,14 +188,15 @@ def _unlink(work: ClaimedWork, inner: ClaimedWork | None) -> None:
 
 
 @contextmanager
-def claimed_work(wire: bytes | None) -> Iterator[None]:
+def claimed_work(wire: bytes | None, holder: object = None) -> Iterator[None]:
     """Make a claim's work the present one in a `with` block; None leaves the present one as it is.
 
-    Each block counts its requests anew. So enter it around each run of the work: in a block around two runs, the
-    second one would send other keys, and the next hop would act twice.
+    `holder` is that of `enter`. Each block counts its requests anew. So enter it around each run of the work: in a
+    block around two runs, the second one would send other keys, and the next hop would act twice.
     """
-    work = None if wire is None else enter(wire)
+    work = None
     try:
+        work = None if wire is None else enter(wire, holder)
         yield
     finally:
         leave(work)

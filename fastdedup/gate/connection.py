@@ -192,6 +192,11 @@ class Connection:
         """True between `open` and `aclose`, while the event loop that opened it exists."""
         return self.engine is not None and not self._is_loop_gone()
 
+    @property
+    def is_closing(self) -> bool:
+        """True from the call of `aclose` until it has closed the store."""
+        return self._closing is not None and not self._closing.done()
+
     async def open(self) -> None:
         """Open the store in the running event loop; again after closing, or where the former loop has ended.
 
@@ -202,7 +207,7 @@ class Connection:
         gone = self._is_loop_gone()
         if self.engine is not None and not gone:
             raise UsageError("this Dedup is open already; open it once, at start-up, and share it")
-        if self._closing is not None and not self._closing.done() and not gone:
+        if self.is_closing and not gone:
             raise UsageError("this Dedup is being closed; await aclose() before you open it again")
         left = self._start_over() if self.last_engine is not None or self._closed else None
         store = self.store

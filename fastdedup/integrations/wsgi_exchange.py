@@ -58,7 +58,7 @@ class WsgiExchange:
         environ[CLAIM] = claim
         supported(environ)
         self._held = claim, Recorder(claim.asynchronous, rule, docs, whole_path(environ), mark)
-        self._work = enter(claim.asynchronous._base_wire)
+        self._work = enter(claim.asynchronous._base_wire, claim)
 
     @property
     def recorder(self) -> Recorder:

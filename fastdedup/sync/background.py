@@ -110,7 +110,8 @@ class BackgroundDedup:
         await asyncio.shield(self._opening)  # not cancelled with one caller, as the others wait for it
 
     async def _opened_anew(self) -> Dedup:
-        if self.dedup.is_open:  # whoever closed it was interrupted
+        connection = self.dedup._namespace.connection
+        if connection.is_open or connection.is_closing:  # whoever closes it was interrupted
             await self.dedup.aclose()
         return await self.dedup.open()
 
@@ -174,7 +175,9 @@ class PerProcess:
     def _make_here(self) -> BackgroundDedup:
         if self._closed:
             raise UsageError("this Dedup is closed: open it again first, by open() or `with`")
-        former = self._background
+        former, thread = self._background, current()
+        if self._background is not former:  # a signal's handler has made one, as the thread started
+            former = self._background
         if former is not None and former.here:
             return former
         if former is not None:
@@ -183,7 +186,7 @@ class PerProcess:
                     "this Dedup has a store object, which lives in one process: give it a URL instead"
                 )
             leave_behind(former)
-        self._background = BackgroundDedup(current(), self.template if former is None else self._again())
+        self._background = BackgroundDedup(thread, self.template if former is None else self._again())
         return self._background
 
     def _again(self) -> Dedup:

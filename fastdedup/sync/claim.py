@@ -170,16 +170,19 @@ class Claim:
         Raises:
             DedupError: what `settle` raises in that time.
         """
+        settling: asyncio.Task[None] | None = None
 
         async def bounded() -> bool:
-            # It does not end with this call, which may be interrupted: the effect has happened.
-            settling = self._kept(settle(self._claim))
+            nonlocal settling
+            if settling is None:
+                # It does not end with this call, which may be interrupted: the effect has happened.
+                settling = self._kept(settle(self._claim))
             done, _ = await asyncio.wait((settling,), timeout=seconds)
             for task in done:
                 task.result()
             return bool(done)
 
-        return self._run(bounded, seconds, settles=True)
+        return self._surely(bounded, seconds)
 
     def settle_by(self, settle: Callable[[AsyncClaim], Awaitable[T]], seconds: float) -> T:
         """Return what `settle`, called in the background thread with `asynchronous`, returns within `seconds`.
@@ -226,7 +229,7 @@ class Claim:
 
     def __enter__(self) -> Self:
         if self.acquired:
-            self._work = downstream.enter(self._claim._base_wire)
+            self._work = downstream.enter(self._claim._base_wire, self)
         return self
 
     def __exit__(
@@ -235,9 +238,11 @@ class Claim:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        work, self._work = self._work, None
-        downstream.leave(work)
-        self._leave(error)
+        try:
+            work, self._work = self._work, None
+            downstream.leave(work)
+        finally:  # also where an interrupt comes here
+            self._leave(error)
 
     def _leave(self, error: BaseException | None, *, release: bool = False) -> None:
         """Settle on the way out of `with`. A child that was forked inside does nothing: it is its parent's claim."""
@@ -279,10 +284,10 @@ class Claim:
             self._said = None
             raise
 
-    def _surely(self, make: Callable[[], Awaitable[None]], seconds: float) -> None:
+    def _surely(self, make: Callable[[], Awaitable[T]], seconds: float) -> T:
         """Run what settles, which begins once however often it is called; also where an interrupt comes first."""
         try:
-            self._run(make, seconds, settles=True)
+            return self._run(make, seconds, settles=True)
         except DedupError:
             raise
         except BaseException:

@@ -251,10 +251,11 @@ def current() -> LoopThread:
             thread = LoopThread()
             try:
                 thread.start()
-                _current = thread
-            except BaseException:
-                thread.give_up()
-                raise
+                if _current is None or not _current.alive:
+                    _current = thread
+            finally:  # also where a signal's handler has started another one meanwhile
+                if _current is not thread:
+                    thread.give_up()
         return _current
 
 

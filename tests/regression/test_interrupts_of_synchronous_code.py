@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from fastdedup import Outcome, Resolution, State, Takeover
+from fastdedup.downstream import claimed_work, present_work
 from fastdedup.protocol import owners
 from fastdedup.sync import Claim, Dedup, loop, work
 
@@ -211,7 +212,7 @@ def test_a_thread_whose_start_is_interrupted_ends(monkeypatch: pytest.MonkeyPatc
     start = loop.start_thread
 
     def interrupt(*arguments: Any) -> Any:
-        monkeypatch.setattr(loop, "start_thread", start)
+        loop.start_thread = start
         started.append(start(*arguments))
         raise TimeLimit
 
@@ -318,6 +319,103 @@ def test_a_lock_that_nobody_got_to_hold_is_free(gate: Dedup, monkeypatch: pytest
     with pytest.raises(TimeLimit):
         gate.lock("order:42").__enter__()
     comes_to(gate, State.RELEASED, "lock")
+
+
+class Interrupts:
+    """Raises TimeLimit once, before the `place`-th instruction that the library runs in this thread."""
+
+    def __init__(self, place: int) -> None:
+        self.left = place
+
+    def trace(self, frame: Any, event: str, argument: object) -> Any:
+        code = frame.f_code
+        if f"{os.sep}fastdedup{os.sep}" not in code.co_filename or code.co_name == "__del__":
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                raise TimeLimit
+        return self.trace
+
+    def within(self, call: Callable[[], object]) -> bool:
+        """Run a call; return whether it was interrupted."""
+        former = sys.gettrace()
+        sys.settrace(self.trace)
+        try:
+            call()
+        except TimeLimit:
+            return True
+        finally:
+            sys.settrace(former)
+        return False
+
+
+@pytest.mark.parametrize("how", ["with", "task"])
+def test_an_interrupted_block_leaves_no_keys_to_the_next_work(how: str, gate: Dedup) -> None:
+    """A request of the thread's next work had the key of the block's first one; a retry of that got its answer."""
+    claims: list[Claim] = []
+
+    def block() -> None:
+        with claims.pop():
+            pass
+
+    def block_of_a_task() -> None:
+        claim = claims.pop()
+        with claimed_work(b"shop:=order:42", claim):
+            claim.release()
+
+    places = 0
+    while True:
+        claims.append(gate.claim(f"order:{places}"))
+        if not Interrupts(places + 1).within(block if how == "with" else block_of_a_task):
+            break
+        places += 1
+        assert present_work() is None
+    assert places > 100
+
+
+def test_a_signal_handler_that_claims_as_the_thread_starts(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its gate and thread were lost, and all later calls were told that the gate is open in another event loop."""
+    monkeypatch.setattr(loop, "_current", None)
+    start, gate = loop.start_thread, Dedup(redis_url, namespace=f"n{uuid.uuid4().hex}")
+    threads: list[Any] = []
+
+    def handled(*arguments: Any) -> Any:
+        monkeypatch.setattr(loop, "start_thread", start)
+        threads.append(start(*arguments))
+        assert gate.claim("of the handler").acquired
+        return threads[0]
+
+    monkeypatch.setattr(loop, "start_thread", handled)
+    assert gate.claim("order:42").acquired
+    assert not gate.claim("of the handler").acquired
+    threads[0].join(10.0)  # the one that nobody uses has ended
+    gate.close()
+    loop.current().end()
+
+
+def test_a_gate_that_is_being_closed_opens_again(gate: Dedup, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupted `close` goes on, and `open` was a UsageError until it had ended."""
+    gate.claim("order:42").complete("done")
+    kind = type(gate._per_process.present._namespace.connection.store)
+    closing, go_on, close = threading.Event(), threading.Event(), kind.aclose
+
+    async def close_late(store: Any) -> None:
+        closing.set()
+        await asyncio.to_thread(go_on.wait, 10.0)
+        await close(store)
+
+    monkeypatch.setattr(kind, "aclose", close_late)
+    monkeypatch.setattr(loop.LoopThread, "_wait", lambda *_: closing.wait(10.0) and raise_time_limit())
+    with pytest.raises(TimeLimit):
+        gate.close()
+    monkeypatch.undo()
+    threading.Timer(0.05, go_on.set).start()
+    gate.open()
+    assert gate.claim("order:42").outcome is Outcome.SUCCEEDED
 
 
 async def test_what_settles_begins_though_its_caller_is_cancelled_first() -> None:

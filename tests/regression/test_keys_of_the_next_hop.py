@@ -165,6 +165,40 @@ async def test_works_that_are_left_elsewhere_are_not_kept() -> None:
     assert len([each for each in works if each() is not None]) <= 2
 
 
+async def test_works_of_a_chain_are_not_kept() -> None:
+    """Each kept the one before it: hand over hand, and where a body starts its successor."""
+    works: list[weakref.ref[Works]] = []
+
+    def entered() -> ClaimedWork:
+        work = Works(b"shop:=order:42", downstream._within(downstream._present.get()))
+        work.entered = downstream._present.set(work)
+        works.append(weakref.ref(work))
+        return work
+
+    links: list[asyncio.Task[None]] = []
+
+    async def link(left: int) -> None:
+        work = entered()
+        if left:
+            links.append(asyncio.create_task(link(left - 1)))
+        leave(work)
+
+    former = entered()
+    for _ in range(50):
+        present = entered()
+        leave(former)
+        former = present
+    leave(former)
+    await asyncio.create_task(link(50))
+    for each in links:
+        await each
+    del former, present, each
+    links.clear()
+    gc.collect()
+    assert len(works) == 102
+    assert len([each for each in works if each() is not None]) <= 2
+
+
 class Works(ClaimedWork):
     """One that can be seen to be gone."""
 
