@@ -11,11 +11,14 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine
 from threading import Event
+from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 E = TypeVar("E")
 Answer = Callable[[], Any]
 """Gives a call's result: another object to each caller, as they may change it."""
+OnDuplicate = Callable[[float], None]
+"""Hears that a call got the answer of another one, after so many seconds: the gate, which counts, was not asked."""
 
 
 class Ends(Generic[E]):
@@ -35,16 +38,18 @@ class Ends(Generic[E]):
         end = self._ends.setdefault(name, own)  # another thread may have been quicker
         return end, end is own
 
-    def over(self, name: str) -> None:
-        """Let the next call of a key go ahead."""
-        self._ends.pop(name, None)
+    def over(self, name: str, end: E) -> None:
+        """Let the next call of a key go ahead, where this end is that of the call that is ahead."""
+        if self._ends.get(name) is end:
+            self._ends.pop(name, None)
 
 
 class LocalCalls(Ends["asyncio.Future[Answer | None]"]):
     """The calls of one decorated async function."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_duplicate: OnDuplicate) -> None:
         super().__init__(lambda: asyncio.get_running_loop().create_future())
+        self._on_duplicate = on_duplicate
 
     async def run(self, name: str, call: Callable[[], Coroutine[Any, Any, Answer]], wait: float) -> Answer:
         """Return the answer of the call that is ahead, or run this call.
@@ -55,9 +60,11 @@ class LocalCalls(Ends["asyncio.Future[Answer | None]"]):
         if is_own:
             return await self._run_ahead(name, call, end)
         if end.get_loop() is asyncio.get_running_loop():
+            began = perf_counter()
             # Once only: a thousand duplicates that wait for one after the other would wake each other.
             await asyncio.wait([end], timeout=wait)
             if end.done() and (answer := end.result()) is not None:
+                self._on_duplicate(perf_counter() - began)
                 return answer
         return await call()
 
@@ -69,7 +76,7 @@ class LocalCalls(Ends["asyncio.Future[Answer | None]"]):
             answer = await call()
             return answer
         finally:
-            self.over(name)
+            self.over(name, end)
             end.set_result(answer)
 
 
@@ -87,8 +94,9 @@ class ThreadEnd:
 class ThreadCalls(Ends[ThreadEnd]):
     """The calls of one decorated function that is not async. Each waits in its own thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_duplicate: OnDuplicate) -> None:
         super().__init__(ThreadEnd)
+        self._on_duplicate = on_duplicate
         # Mutable: the process whose calls these are.
         self._pid = os.getpid()
 
@@ -99,8 +107,13 @@ class ThreadCalls(Ends[ThreadEnd]):
         end, is_own = self.ahead(name)
         if is_own:
             return self._run_ahead(name, call, end)
-        end.event.wait(wait)
-        return call() if end.answer is None else end.answer
+        began = perf_counter()
+        if not end.event.wait(wait):
+            self.over(name, end)  # later calls do not wait for it: an interrupt may have kept it from telling
+        if end.answer is None:
+            return call()
+        self._on_duplicate(perf_counter() - began)
+        return end.answer
 
     def _run_ahead(self, name: str, call: Callable[[], Answer], end: ThreadEnd) -> Answer:
         pid = self._pid
@@ -108,6 +121,8 @@ class ThreadCalls(Ends[ThreadEnd]):
             end.answer = call()
             return end.answer
         finally:
-            self.over(name)  # first, as a signal's handler may raise between two statements
-            if os.getpid() == pid:  # else forked by the call, maybe while a waiter held the event's lock
-                end.event.set()
+            try:
+                self.over(name, end)  # first: whoever comes later must not get this answer
+            finally:  # also where a signal's handler raises there
+                if os.getpid() == pid:  # else forked by the call, maybe while a waiter held the event's lock
+                    end.event.set()

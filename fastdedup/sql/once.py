@@ -139,6 +139,13 @@ def bypassed(gate: Dedup, rules: InboxRules, error: DedupError) -> None:
     namespace.connection.report(GateBypassed(namespace.settings.namespace, rules.name, str(error)))
 
 
+def count_duplicate(gate: Dedup, seconds: float) -> None:
+    """Count a call that got the result of another one of this process, as the gate would have counted it."""
+    namespace = gate._namespace
+    if (counters := namespace.watchers.counters) is not None:
+        counters.observe(namespace.settings.namespace, "claim", Outcome.SUCCEEDED.value, seconds)
+
+
 def not_a_gate(given: object, wanted: str) -> ConfigError:
     """Return the error for a `gate` of another kind."""
     kind = type(given)
@@ -165,7 +172,7 @@ def once(
             raise ConfigError(f"{function!r} is not async: use once() of fastdedup.sync.sql.Inbox")
 
         before = arguments_before(function)
-        calls = LocalCalls()
+        calls = LocalCalls(lambda seconds: count_duplicate(rules.gate, seconds))
 
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> T:

@@ -37,6 +37,7 @@ from ..sql.once import (
     arguments_before,
     bypassed,
     claim_at,
+    count_duplicate,
     free,
     is_committed_perhaps,
     mend,
@@ -114,7 +115,7 @@ class Inbox(AnyInbox[Begin]):
         def decorate(function: Callable[..., T]) -> Callable[..., T]:
             check_blocking(function, "once() of fastdedup.sql.Inbox")
             before = arguments_before(function)
-            calls = ThreadCalls()
+            calls = ThreadCalls(functools.partial(_count_duplicate, rules))
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> T:
@@ -247,7 +248,7 @@ class Once:
         while True:
             attempt += 1
             try:
-                with claimed_work(wire):
+                with claimed_work(wire, self):
                     return self._attempt(key)
             except Exception as error:
                 if not (isinstance(error, RetryTransaction) or is_retryable(error)):
@@ -286,6 +287,14 @@ class Once:
             raise
         except Exception:  # noqa: BLE001 -- the work is committed, so its caller hears of no other error
             return
+
+
+def _count_duplicate(rules: OnceRules, seconds: float) -> None:
+    with suppress(UsageError):  # the gate is closed by now
+        background, dedup = rules.gate._dedup.get()
+        background.tell(
+            lambda: count_duplicate(dedup, seconds)
+        )  # in the gate's thread, where all else is counted
 
 
 def _settle(claim: Claim | None, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]) -> None:

@@ -26,7 +26,8 @@ class Calls:
     """Calls of one key that say when they begin; the one named "first" ends when it is told."""
 
     def __init__(self) -> None:
-        self.local = LocalCalls()
+        self.duplicates: list[float] = []
+        self.local = LocalCalls(self.duplicates.append)
         self.begun: list[str] = []
         self.go_on = asyncio.Event()
 

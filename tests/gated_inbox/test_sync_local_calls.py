@@ -29,7 +29,8 @@ class Calls:
     """Calls of one key that say when they begin; the one named "first" ends when it is told."""
 
     def __init__(self) -> None:
-        self.local = ThreadCalls()
+        self.duplicates: list[float] = []
+        self.local = ThreadCalls(self.duplicates.append)
         self.begun: list[str] = []
         self.go_on = Event()
 
@@ -68,6 +69,7 @@ async def test_later_calls_get_the_answer_of_the_first(wait_until: Waiter) -> No
     assert [each.result for each in threads] == ["first", "first", "first"]
     assert calls.begun == ["first"]
     assert not calls.local._ends
+    assert len(calls.duplicates) == 2
 
 
 async def test_a_call_waits_no_longer_than_it_may(wait_until: Waiter) -> None:
@@ -76,6 +78,15 @@ async def test_a_call_waits_no_longer_than_it_may(wait_until: Waiter) -> None:
     assert calls.start("second", wait=0.01).result == "second"
     calls.go_on.set()
     assert first.result == "first"
+
+
+def test_a_call_that_was_interrupted_as_it_ended_holds_up_one_other() -> None:
+    """It stayed ahead for good: each duplicate waited for all of its time."""
+    calls = Calls()
+    calls.local.ahead("key")
+    assert calls.start("second", wait=0.01).result == "second"
+    assert calls.start("third").result == "third"
+    assert not calls.local._ends
 
 
 async def test_of_calls_at_the_same_time_one_goes_ahead(wait_until: Waiter) -> None:

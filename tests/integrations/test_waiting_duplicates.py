@@ -6,9 +6,12 @@ It was counted as `in_progress` at its first look, and again at its end: "duplic
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -16,15 +19,20 @@ import anyio
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from fastdedup import Dedup
 from fastdedup.integrations import asgi
 from fastdedup.integrations.prometheus import watch
 from fastdedup.messages.deliveries import Deliveries
 from fastdedup.messages.rules import MessageRules
+from fastdedup.sql import Inbox
 from fastdedup.sql.once import claim_at
 from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.sync.sql import Inbox as SyncInbox
+from fastdedup.testing import inbox_database
 
+from .shops import until
 from .wsgi_apps import Call, Reply
 from .wsgi_shop import Shop
 
@@ -141,6 +149,53 @@ async def test_of_a_message() -> None:
         await first
         await second
     assert counted(registry) == {"acquired": 1, "succeeded": 1}
+
+
+@pytest.mark.parametrize("wait", [0.0, 10.0])
+async def test_of_calls_behind_a_call_of_their_process(wait: float, tmp_path: Path) -> None:
+    """They do not ask the gate, and are counted as if they had."""
+    registry = CollectorRegistry()
+    dedup = Dedup(namespace="shop")
+    watch(dedup, registry=registry)
+    inbox, url = Inbox("billing", keep=86_400.0), f"sqlite+aiosqlite:///{tmp_path}/shop.db"
+    engine = create_async_engine(url, connect_args={"isolation_level": "IMMEDIATE"})
+
+    @inbox.once(key=lambda transaction, key: key, begin=engine.begin, gate=dedup, wait=wait)
+    async def handle(transaction: Any, key: str) -> str:
+        await asyncio.sleep(0)
+        return "done"
+
+    async with dedup:
+        with inbox_database(inbox, path=tmp_path / "shop.db"):
+            answers = await asyncio.gather(*(handle("m-1") for _ in range(10)), return_exceptions=True)
+        await engine.dispose()
+    assert answers.count("done") == (10 if wait else 1)
+    assert counted(registry) == {"acquired": 1, "succeeded" if wait else "in_progress": 9}
+
+
+def test_of_calls_behind_a_thread_of_their_process(tmp_path: Path) -> None:
+    registry = CollectorRegistry()
+    inbox, all_here = SyncInbox("billing", keep=86_400.0), threading.Barrier(3)
+    dedup = SyncDedup(namespace="shop")
+    watch(dedup, registry=registry)
+    with dedup, inbox_database(inbox, path=tmp_path / "shop.db"):
+
+        @contextmanager
+        def begin() -> Iterator[sqlite3.Connection]:
+            with closing(sqlite3.connect(tmp_path / "shop.db")) as connection, connection:
+                yield connection
+
+        @inbox.once(key=lambda transaction, key: key, begin=begin, gate=dedup, wait=10.0)
+        def handle(transaction: Any, key: str) -> str:
+            return "done"
+
+        def call(_: int) -> str:
+            all_here.wait(10.0)
+            return handle("m-1")
+
+        with ThreadPoolExecutor(3) as pool:
+            assert [*pool.map(call, range(3))] == ["done"] * 3
+        until(lambda: counted(registry) == {"acquired": 1, "succeeded": 2}, description="they are counted")
 
 
 @pytest.mark.parametrize("wait", [0.0, 10.0])
