@@ -78,6 +78,7 @@ class Claim:
         "_body",
         "_call",
         "_ends",
+        "_goes_on",
         "_lost",
         "_namespace",
         "_outage",
@@ -96,6 +97,8 @@ class Claim:
 
     _ends: float
     """When the lease ends, in the loop's time, once somebody has asked or renewed."""
+    _goes_on: bool
+    """True where whoever gives up recording goes on with that by himself, and so counts once what comes of it."""
     _outage: bool
     """Set where the lease is lost: True where the store has not said so, but did not answer until it ended."""
     _recording: asyncio.Task[None] | None
@@ -273,6 +276,9 @@ class Claim:
         Raises:
             ResultError: the codec cannot encode the result.
             ResultTooLargeError: it is larger than `max_result`; the claim stays live.
+            ClaimLostError: another owner has the key, or it was forgotten.
+            UnavailableError: it could not be recorded; `unrecorded` is True. Also where the store is back without
+                its data.
         """
         until = settle_until(within)
         await self._finish("completed", self._outcome_op("completed", result, ttl), until)
@@ -406,11 +412,12 @@ class Claim:
                 try:
                     return await self._act(op)
                 except UnavailableError as error:
-                    if not isinstance(op, SettleOp):
+                    if not isinstance(op, SettleOp) or error.unrecorded:
                         raise
                     left = self._time_to_settle(until)
                     if left <= 0:
-                        self._namespace.ask.refused(op, error, began)
+                        if not getattr(self, "_goes_on", False):
+                            self._namespace.ask.refused(op, error, began)
                         error.unrecorded = not isinstance(error, ShortfallError)
                         raise
                 await asyncio.sleep(min(left, pause * (0.5 + 0.5 * random.random())))
@@ -499,7 +506,9 @@ class Claim:
         if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:
             if self._lease_left() > 0:
                 # Within its lease nobody takes a key that was not freed: the first sending did it, and a settled
-                # record has expired since.
+                # record has expired since, or the store has lost it.
+                if isinstance(op, SettleOp) and op.keep_ms >= self._call.terms.lease_ms:
+                    raise self._unrecorded()
                 return None
             self._lost = self._outage = True
             raise ClaimLostError(
@@ -519,6 +528,15 @@ class Claim:
             return self._remembered_op(op.keep_ms, op.payload)
         op.wire = call.wire
         return op
+
+    def _unrecorded(self) -> UnavailableError:
+        self._tell_lost()
+        error = UnavailableError(
+            f"{self.key!r} is not recorded: the reply was lost, and the store answers again without the record "
+            f"(fence {self.fence}); it has lost data, or the key was forgotten"
+        )
+        error.unrecorded = True
+        return error
 
     def _lost_error(self) -> ClaimLostError:
         if self._lost_in_outage:

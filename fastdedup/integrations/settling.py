@@ -36,6 +36,7 @@ async def settle(recorder: Recorder) -> Marks | None:
 
 async def store(claim: Claim, how: Settling, response: Response) -> bool:
     """Store a response, within `HOLD` seconds; return False where the store is unavailable, and storing goes on."""
+    claim._goes_on = True
     try:
         await record(claim, how, response, within=HOLD)
     except UnavailableError:
@@ -66,6 +67,7 @@ async def record(claim: Claim, how: Settling, response: Response, *, within: flo
 
 async def _record_after_all(claim: Claim, how: Settling, response: Response) -> None:
     """Store a response that nobody waits for any more, and say so where that was in vain."""
+    claim._goes_on = False
     try:
         await record(claim, how, response)
     except DedupError as error:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from starlette.responses import StreamingResponse
 from starlette.routing import Route as Path
@@ -15,6 +16,7 @@ from starlette.routing import Route as Path
 from fastdedup import Dedup, LocalLRU
 from fastdedup.integrations.asgi import IdempotencyMiddleware, claim_of, everyone
 from fastdedup.integrations.lifespan import ASGIApp
+from fastdedup.integrations.prometheus import watch
 
 from ..servers import RedisServer
 from .desk import Desk, at, client
@@ -95,11 +97,26 @@ async def test_a_response_that_cannot_be_stored_is_sent_and_marked(
     assert answer.headers["idempotency-stored"] == "false"
 
 
+def completed(registry: CollectorRegistry) -> dict[str, float]:
+    """Completions by their outcomes, where there are some."""
+    return {
+        sample.labels["outcome"]: sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == "fastdedup_operations_total"
+        and sample.labels["verb"] == "complete"
+        and sample.value
+    }
+
+
 @pytest.mark.usefixtures("short_hold")
 async def test_and_is_stored_once_redis_is_back(
     app: ASGIApp, redis_of_ones_own: RedisServer, desk: Desk, wait_until: WaitUntil
 ) -> None:
-    async with Dedup(redis_of_ones_own.url, timeout=0.25) as dedup:
+    """And counted once, by what came of it."""
+    dedup, registry = Dedup(redis_of_ones_own.url, timeout=0.25), CollectorRegistry()
+    watch(dedup, registry=registry)
+    async with dedup:
         http = client(guarded(app, dedup, desk))
         gate = desk.hold()
         first = asyncio.ensure_future(http.post("/orders", headers=key("k")))
@@ -115,6 +132,8 @@ async def test_and_is_stored_once_redis_is_back(
             return again.content == (await first).content
 
         await wait_until(replayed, description="the duplicate gets the first response")
+        await wait_until(lambda: completed(registry), description="it is counted")
+        assert completed(registry) == {"ok": 1}
     assert desk.runs["orders"] == 1
 
 

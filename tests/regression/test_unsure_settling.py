@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Dedup
+from fastdedup import ClaimLostError, Dedup, UnavailableError
+from fastdedup.events import Event, LeaseLost
 from fastdedup.protocol.operations import Code, SettleOp, Verb
 from fastdedup.protocol.owners import owner_field
 from fastdedup.stores.redis import RedisStore
@@ -84,4 +85,36 @@ async def test_a_sidecar_passes_on_that_it_is_unsure(redis_server: RedisServer) 
             await store.aclose()
             await asyncio.to_thread(gate.stop)
         assert op.unsure is (code is Code.LOST)
+        assert proxy.lost["settle"] == 1
+
+
+@pytest.mark.parametrize("how", ["complete", "fail"])
+async def test_an_outcome_that_the_store_has_lost_is_not_recorded(how: str) -> None:
+    """It returned as if it were: a Redis that came back empty answers the second try, and nobody else has the key."""
+    server = RedisServer().start()
+    told: list[Event] = []
+    try:
+        async with Dedup(server.url, namespace="t", timeout=5.0, on_event=told.append) as dedup:
+            claim = await dedup.claim("k", lease=60)
+            await dedup.claim("another")  # its connection waits for nothing
+            server.kill()
+            server.start()
+            with pytest.raises(
+                UnavailableError, match="the store answers again without the record"
+            ) as caught:
+                await getattr(claim, how)("done")
+            assert caught.value.unrecorded
+            assert [event.key for event in told if isinstance(event, LeaseLost)] == ["k"]
+            with pytest.raises(ClaimLostError):
+                await getattr(claim, how)("done")
+            assert (await dedup.claim("k")).acquired
+    finally:
+        server.stop()
+
+
+async def test_a_recorded_outcome_that_has_expired_is_no_loss(redis_server: RedisServer) -> None:
+    async with proxied(redis_server) as proxy, Dedup(proxy.url, namespace="t", timeout=5.0) as dedup:
+        claim = await dedup.claim("k", lease=60)
+        proxy.lose("settle")
+        await claim.complete("done", ttl=0.001)
         assert proxy.lost["settle"] == 1
