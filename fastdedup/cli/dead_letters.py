@@ -108,7 +108,7 @@ def _when(at: str | None) -> str | None:
 @click.option(
     "--key", "keys", multiple=True, help="Send back the messages with this key; give it repeatedly."
 )
-@click.option("--all", "every", is_flag=True, help="Send back all.")
+@click.option("--all", "every", is_flag=True, help="Send back all that have all headers of their message.")
 @click.option("--limit", type=click.IntRange(min=1), help="Send back so many at most, the oldest.")
 @click.option("--to", help="The queue to send them to. [default: the one that each came from]")
 @click.option("--dry-run", is_flag=True, help="Send nothing back, and say what would be.")

@@ -20,6 +20,8 @@ AT: Final = "x-fastdedup-at"
 """When the message was dead-lettered, in UTC, by ISO 8601."""
 ORIGIN: Final = "x-fastdedup-origin"
 """Where a dead letter was first: its topic, partition and offset, its sequence, or its stream and id."""
+LEFT_OUT: Final = "x-fastdedup-left-out"
+"""The dead letter is not whole: the broker had no room for these headers of its message."""
 AGAIN: Final = "x-fastdedup-again"
 """Somebody has taken the message from the dead letters: it is worked on though it has failed for good."""
 _MOST_ATTEMPTS = 1_000_000

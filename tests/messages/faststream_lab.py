@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 from faststream import Context
 
 from fastdedup import Dedup
@@ -19,7 +20,13 @@ RAW = Context("message.raw_message")
 
 
 class Lab(ABC):
-    """An application with one guarded place, and what lies among its dead letters."""
+    """An application with one guarded place, and what lies among its dead letters.
+
+    Attributes:
+        limit: bytes of a message, or of its headers, that the broker takes or the application publishes; 0 for any.
+    """
+
+    limit = 0
 
     def __init__(self, server: Any, dedup: Dedup, **options: Any) -> None:
         self.server = server
@@ -115,6 +122,23 @@ def fault() -> None:
     raise ValueError("no such customer")
 
 
+async def bury_large(lab: Lab, wait_until: Any) -> None:
+    """Let a message fail whose dead letter would exceed the limit."""
+
+    def fail() -> None:
+        raise ValueError("e" * 600)
+
+    lab.then = fail
+    trace = "t" * (lab.limit - 700)
+    async with lab.open():
+        await lab.publish(7, {"order-id": "order-7", "trace": trace})
+        await wait_until(lambda: lab.dead, description="a dead letter")
+    (dead,) = lab.dead
+    assert (dead["body"], dead["trace"], str(dead["x-fastdedup-attempts"])) == (7, trace, "1")
+    assert len(dead["x-fastdedup-error"]) == 100
+    assert await lab.left() == 0
+
+
 class Cases:
     """What holds on every broker. A subclass gives the fixture `make`, which makes its lab."""
 
@@ -133,6 +157,15 @@ class Cases:
             assert sorted(lab.runs) == [7, 8]
             assert (lab.counts.duplicate, lab.counts.delivered, lab.dead) == (1, 3, [])
             assert await lab.left() == 0
+
+    async def test_a_dead_letter_is_no_larger_than_the_broker_takes(
+        self, redis_url: str, make: Callable[..., Lab], wait_until: Any
+    ) -> None:
+        async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+            lab = make(dedup, attempts=1)
+            if not lab.limit:
+                pytest.skip("it has none")
+            await bury_large(lab, wait_until)
 
     async def test_a_failing_message_ends_among_the_dead_letters(
         self, redis_url: str, make: Callable[..., Lab], wait_until: Any

@@ -22,6 +22,8 @@ from .faststream_lab import Cases, Lab, fault
 
 
 class RabbitLab(Lab):
+    limit = 131_072
+
     def broker(self, *middlewares: Any) -> Any:
         return RabbitBroker(self.server.url, middlewares=middlewares, graceful_timeout=5.0)
 

@@ -8,6 +8,7 @@ from typing import Any
 from ...messages.decisions import Action, Decision
 from ...messages.deliveries import Deliveries
 from ...messages.headers import dead_letter_headers
+from ...messages.room import lay_down
 from .brokers import broker_of
 from .results import keeping
 from .settings import GuardSettings
@@ -58,7 +59,11 @@ class Guarded:
         if (destination := self.settings.destination) is None:
             return
         headers = dead_letter_headers(message.headers, decision, self.deliveries.rules.consumer)
-        await self.broker.bury(message, subscriber, publisher, destination, headers)
+        await lay_down(
+            headers.items(),
+            lambda some: self.broker.bury(message, subscriber, publisher, destination, dict(some)),
+            self.broker.is_too_large,
+        )
 
 
 def _deliveries(settings: GuardSettings, consumer: str) -> Deliveries:

@@ -27,7 +27,7 @@ from ...messages.rules import ATTEMPTS, WAIT, MessageRules
 from ...sql.inbox import Inbox
 from ...sql.once import Begin
 from .acks import Acks
-from .places import Places, ack_timeout, check_hold, restore_origin
+from .places import Places, ack_timeout, check_hold, patience, restore_origin
 from .replies import LOST, reply
 
 KeyRule = Callable[[AbstractIncomingMessage], str | None]
@@ -112,6 +112,8 @@ class Consumer(ConsumerLife):
         check_hold(queue.name, queue.arguments or {}, rules.wait, "wait")
         if timeout := ack_timeout(queue.arguments or {}):
             deliveries.check_memory(timeout, "x-consumer-timeout")
+        # Of a message that is held for its next attempts: all of them together end before the broker's patience.
+        self._pause = min(rules.retry_delay, patience(queue.arguments or {}) / (2 * rules.attempts))
         self._queue = queue
         self._prefetch = check_count(prefetch, "prefetch")
         self._acks = Acks(self._name)
@@ -245,12 +247,19 @@ class Consumer(ConsumerLife):
             await self._places.bury(message, decision, self._name)
 
         headers = message.headers
+        failed, again = attempts_of(headers), is_again(headers)
         restore_origin(message)
-        decision = await self._deliveries.handle(
-            message, handler, lay, failed=attempts_of(headers), again=is_again(headers)
-        )
-        if decision.action is Action.RETRY:
-            await self._places.retry(message, decision)
+        while True:
+            decision = await self._deliveries.handle(message, handler, lay, failed=failed, again=again)
+            if decision.action is not Action.RETRY or await self._places.retry(message, decision):
+                break
+            failed = max(failed, decision.attempts)
+            with anyio.move_on_after(self._pause):
+                await self._stop.wait()
+            if self._stop.is_set():
+                self._late.append(message)
+                return
+            _ = message.channel  # raises where the broker delivers the message again
         if not message.processed:
             self._acks.add(cast(IncomingMessage, message))
 

@@ -22,9 +22,9 @@ from aiormq.exceptions import ChannelNotFoundEntity
 
 from ...checks import check_count
 from ...errors import ConfigError
-from ...messages.headers import AT, CONSUMER, ERROR, KEY, QUEUE, REASON, again_headers, attempts_of
+from ...messages.headers import AT, CONSUMER, ERROR, KEY, LEFT_OUT, QUEUE, REASON, again_headers, attempts_of
 from ...messages.keys import text_of
-from .places import DEATHS, RefusedError, UnroutableError, publish_copy, restore_origin
+from .places import DEATHS, HeadersTooLargeError, RefusedError, UnroutableError, publish_copy, restore_origin
 from .replies import reply
 
 _GOODBYE: Final = 5.0
@@ -116,7 +116,7 @@ async def replay(
     Args:
         channel: an open channel of aio-pika; another one is opened on its connection.
         queue: where the dead letters lie, such as `orders.dead`.
-        keys: the keys of those to send back; None for all.
+        keys: the keys of those to send back; None for all but those that lack headers of their message.
         limit: send back so many at most.
         to: the queue to send them to, instead of the one that each came from.
         dry_run: only count them.
@@ -133,7 +133,9 @@ async def replay(
         async for message in taken.messages():
             report.seen += 1
             letter = letter_of(message)
-            if chosen is None or letter.key in chosen:
+            if chosen is None and LEFT_OUT in message.headers:
+                report.kept[f"headers of its message were left out, see its {LEFT_OUT}: name its key"] += 1
+            elif chosen is None or letter.key in chosen:
                 await _send_back(message, letter, to or letter.queue, report, dry_run)
             on_letter(taken.total)
             if report.replayed == limit:
@@ -153,7 +155,7 @@ async def _send_back(
         }
         try:
             await publish_copy(message, "", to, headers)
-        except (UnroutableError, RefusedError) as error:
+        except (UnroutableError, RefusedError, HeadersTooLargeError) as error:
             report.kept[str(error)] += 1
             return
         await reply(message.ack())

@@ -20,7 +20,8 @@ from ...errors import ConfigError, DedupError
 from ...messages.decisions import Decision
 from ...messages.headers import QUEUE, dead_letter_headers, retry_headers
 from ...messages.rare_line import RareLine
-from .replies import reply
+from ...messages.room import lay_down
+from .replies import LOST, reply
 
 _EXCHANGE: Final = "x-fastdedup-exchange"
 _ROUTING_KEY: Final = "x-fastdedup-routing-key"
@@ -40,6 +41,12 @@ _MANY: Final = 1_000_000_000
 _PERSISTENT: Final = 2
 _REFUSED_PAUSE: Final = 0.5
 """Seconds until a place that has refused a message is asked again: it is full."""
+_OTHER_PROPERTIES: Final = 2200
+"""Bytes at most of a content header without its table of headers: eight texts of up to 256, and what frames them."""
+_FRAME: Final = 20
+"""Bytes of a content header's frame around its properties."""
+_MADE_UP_ID: Final = 33
+"""Bytes of the message id that aiormq makes up."""
 _LOCKS: WeakKeyDictionary[AbstractChannel, dict[str, anyio.Lock]] = WeakKeyDictionary()
 """Held while a message of an id is published on a channel."""
 log = logging.getLogger("fastdedup.messages")
@@ -51,6 +58,10 @@ class UnroutableError(ConfigError):
 
 class RefusedError(DedupError):
     """The broker has refused a message for now: its queue is full."""
+
+
+class HeadersTooLargeError(DedupError):
+    """The headers do not fit into one frame of AMQP: the broker would close the connection."""
 
 
 class Places:
@@ -93,7 +104,7 @@ class Places:
         self.exchange = dead_letter or ""
         self.dead_letters = f"{queue.name}.dead" if dead_letter is None else queue.name
         self._declare = declare
-        self._refusals = RareLine()
+        self._refusals, self._losses, self._unfit = RareLine(), RareLine(), RareLine()
 
     async def open(self, queue: AbstractQueue) -> None:
         """Make the places, or see that they are there.
@@ -108,8 +119,10 @@ class Places:
         else:
             await self._place(underlay, self.dead_letters, self._dead_letter_arguments())
 
-    async def retry(self, message: AbstractIncomingMessage, decision: Decision) -> None:
+    async def retry(self, message: AbstractIncomingMessage, decision: Decision) -> bool:
         """Put a copy of a message where it waits for its next attempt; return once the broker has confirmed it.
+
+        False where the copy's headers would not fit: the handler needs those of the message, and we need ours.
 
         Raises:
             ChannelInvalidStateError: the channel was lost: the broker delivers the message again.
@@ -119,14 +132,53 @@ class Places:
         headers = retry_headers(headers, decision)
         headers.setdefault(_EXCHANGE, message.exchange or "")
         headers.setdefault(_ROUTING_KEY, message.routing_key or "")
-        await _publish(message, "", self.retries, headers, message.expiration, self._refusals)
+        try:
+            await self._publish(message, "", self.retries, headers, message.expiration)
+        except HeadersTooLargeError as error:
+            if self._unfit.is_due():
+                log.warning(
+                    "%s: it is held in %r, and not put there, until its next attempt", error, self.queue
+                )
+            return False
+        return True
 
     async def bury(self, message: AbstractIncomingMessage, decision: Decision, consumer: str) -> None:
-        """Put a copy of a message where dead letters lie. Returns and raises as `retry`."""
+        """Put a copy of a message where dead letters lie, as far as it fits. Raises as `retry`."""
         headers = dead_letter_headers(message.headers, decision, consumer) | {QUEUE: self.queue}
         headers.setdefault(_EXCHANGE, message.exchange or "")
         headers.setdefault(_ROUTING_KEY, message.routing_key or "")
-        await _publish(message, self.exchange, self.dead_letters, headers, None, self._refusals)
+        is_direct = (
+            not message.exchange and message.routing_key == self.queue
+        )  # as it will be when it is replayed
+        await lay_down(
+            headers.items(),
+            lambda some: self._publish(message, self.exchange, self.dead_letters, dict(some), None),
+            is_too_large,
+            spare=(*DEATHS, _EXCHANGE, _ROUTING_KEY) if is_direct else DEATHS,
+        )
+
+    async def _publish(
+        self,
+        message: AbstractIncomingMessage,
+        exchange: str,
+        routing_key: str,
+        headers: dict[str, Any],
+        expiration: Any,
+    ) -> None:
+        """Publish a copy, as often as its place refuses it."""
+        while True:
+            try:
+                return await publish_copy(message, exchange, routing_key, headers, expiration)
+            except RefusedError as refused:
+                if self._refusals.is_due():
+                    log.warning("%s, and is asked again", refused)
+                await anyio.sleep(_REFUSED_PAUSE)
+            except (
+                LOST
+            ) as error:  # the message is delivered again, and if it was its copy that did it, this repeats
+                if self._losses.is_due():
+                    log.warning("the channel was lost as a copy was published for %r: %s", routing_key, error)
+                raise
 
     def _kind(self) -> dict[str, Any]:
         return {_TYPE: self._arguments[_TYPE]} if _TYPE in self._arguments else {}
@@ -208,6 +260,12 @@ def ack_timeout(arguments: Mapping[str, Any]) -> float | None:
     return found / 1000 if isinstance(found, int) else None
 
 
+def patience(arguments: Mapping[str, Any]) -> float:
+    """Return how many seconds the broker waits for an ack: by a queue's own argument, or as it does by default."""
+    timeout = ack_timeout(arguments)
+    return _USUAL_TIMEOUT if timeout is None else timeout
+
+
 def check_hold(name: str, arguments: Mapping[str, Any], held: float, setting: str) -> None:
     """Raise ConfigError where a message is held for longer than the broker waits for its ack.
 
@@ -217,33 +275,14 @@ def check_hold(name: str, arguments: Mapping[str, Any], held: float, setting: st
         held: seconds for which a message is held while another delivery of it is at work.
         setting: what sets that.
     """
-    timeout = ack_timeout(arguments)
-    limit = _USUAL_TIMEOUT if timeout is None else timeout
+    limit = patience(arguments)
     if held >= limit:
-        usual = ", by default" if timeout is None else ""
+        usual = ", by default" if ack_timeout(arguments) is None else ""
         raise ConfigError(
             f"a message of {name!r} may be held for {held:g} s ({setting}), and the broker closes the channel of one "
             f"that is not acknowledged for {limit:g} s{usual}: give a shorter {setting}, or declare the queue with a "
             f"longer {_TIMEOUT} (in milliseconds)"
         )
-
-
-async def _publish(
-    message: AbstractIncomingMessage,
-    exchange: str,
-    routing_key: str,
-    headers: dict[str, Any],
-    expiration: Any,
-    refusals: RareLine,
-) -> None:
-    """Publish a copy, as often as its place refuses it."""
-    while True:
-        try:
-            return await publish_copy(message, exchange, routing_key, headers, expiration)
-        except RefusedError as refused:
-            if refusals.is_due():
-                log.warning("%s, and is asked again", refused)
-            await anyio.sleep(_REFUSED_PAUSE)
 
 
 async def publish_copy(
@@ -260,17 +299,21 @@ async def publish_copy(
     Raises:
         UnroutableError: no queue takes it.
         RefusedError: the queue is full.
+        HeadersTooLargeError: nothing was published.
         ChannelInvalidStateError: the channel was lost.
     """
     place = f"{exchange!r} by {routing_key!r}" if exchange else f"the queue {routing_key!r}"
     unroutable = UnroutableError(f"no queue takes the messages for {place}: declare or bind it again")
+    properties = _properties(message, headers, expiration)
+    if not _fits(properties, message.channel):
+        raise HeadersTooLargeError(f"the headers of a message for {place} do not fit into a frame")
     try:
         async with _alone(message.channel, message.message_id):
             answer = await message.channel.basic_publish(
                 message.body,
                 exchange=exchange,
                 routing_key=routing_key,
-                properties=_properties(message, headers, expiration),
+                properties=properties,
                 mandatory=True,
             )
     except PublishError:  # what came back, on a channel whose on_return_raises is true
@@ -279,6 +322,23 @@ async def publish_copy(
         raise RefusedError(f"{place} refuses a message: {refused}") from None
     if not isinstance(answer, spec.Basic.Ack):
         raise unroutable
+
+
+def is_too_large(error: Exception) -> bool:
+    """True where a copy was not published for the size of its headers."""
+    return isinstance(error, HeadersTooLargeError)
+
+
+def _fits(properties: spec.Basic.Properties, channel: AbstractChannel) -> bool:
+    """True where properties fit into one frame of a connection: AMQP does not split them, as it does a body."""
+    limit = channel.connection.connection_tune.frame_max
+    if not limit:  # 0: any size
+        return True
+    # Nothing takes more than 4 bytes a character of its repr, a tenth of the time of encoding it.
+    if 4 * len(repr(properties.headers)) + _OTHER_PROPERTIES <= limit:
+        return True
+    made_up = 0 if properties.message_id else _MADE_UP_ID
+    return _FRAME + len(properties.marshal()) + made_up <= limit
 
 
 @asynccontextmanager

@@ -69,6 +69,10 @@ class BrokerWay(ABC):
     ) -> None:
         """Publish a dead letter; return once the broker has confirmed it."""
 
+    def is_too_large(self, error: Exception) -> bool:
+        """True where an error of `bury` says that the dead letter may have room with fewer headers."""
+        return False
+
 
 def refuse_batches(subscriber: Any) -> None:
     """Raise ConfigError where a subscriber takes many messages at once: they would share one key and one outcome."""

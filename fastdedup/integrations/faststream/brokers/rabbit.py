@@ -56,3 +56,9 @@ class RabbitWay(BrokerWay):
         # A TestRabbitBroker has no channels.
         copy = Message(raw.body, headers=more, content_type=raw.content_type, message_id=raw.message_id)
         await publisher.publish(copy, queue=destination)
+
+    def is_too_large(self, error: Exception) -> bool:
+        """True where the headers do not fit into one frame."""
+        from ...rabbitmq.places import is_too_large
+
+        return is_too_large(error)

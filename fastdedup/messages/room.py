@@ -1,0 +1,86 @@
+"""Dead letters that a broker has room for: what is left out of one that is too large. Main path: `lay_down`.
+
+A dead letter has some hundred bytes of headers more than its message, which may have filled all that a broker takes.
+One that the broker never takes would be tried for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from typing import Any, Final
+
+from .headers import AT, ATTEMPTS, CONSUMER, ERROR, KEY, LEFT_OUT, ORIGIN, QUEUE, REASON
+from .keys import text_of
+
+Headers = list[tuple[str, Any]]
+"""Names and values: on Kafka a name may come twice."""
+_SHORT_ERROR: Final = 100
+_TOLD: Final = (ERROR, AT, CONSUMER, KEY, ORIGIN, REASON, QUEUE)
+"""Headers of ours that are only told, the least needed first."""
+_NAMES: Final = 100
+"""Characters that the names of headers which were left out may take."""
+log = logging.getLogger("fastdedup.messages")
+
+
+async def lay_down(
+    headers: Iterable[tuple[str, Any]],
+    publish: Callable[[Headers], Awaitable[None]],
+    is_too_large: Callable[[Exception], bool],
+    spare: Collection[str] = (),
+) -> None:
+    """Publish a dead letter with as many of its headers as the broker has room for.
+
+    Args:
+        headers: all of them.
+        publish: publishes the message with the given headers; returns once the broker has confirmed it.
+        is_too_large: whether an error of `publish` says that fewer headers may help.
+        spare: names of others that are left out before the message's own.
+
+    Raises:
+        any error of `publish`: the last one where not even the attempts alone have room.
+    """
+    versions = lighter(headers, spare)
+    whole = version = next(versions)
+    while True:
+        try:
+            await publish(version)
+            break
+        except Exception as error:
+            smaller = (
+                next((each for each in versions if each != version), None) if is_too_large(error) else None
+            )
+            if smaller is None:
+                raise
+            version = smaller
+    if (names := dict(version).get(LEFT_OUT)) != dict(whole).get(LEFT_OUT):
+        log.error("the broker has no room for all headers of a dead letter; left out: %r", names)
+
+
+def lighter(headers: Iterable[tuple[str, Any]], spare: Collection[str] = ()) -> Iterator[Headers]:
+    """Yield a dead letter's headers, then less and less of them; those of the message itself go last.
+
+    The count of attempts stays. Where a header of the message's own is left out, `LEFT_OUT` names it.
+    """
+    rest = list(headers)
+    yield rest
+    rest = [(name, value[:_SHORT_ERROR] if name == ERROR else value) for name, value in rest]
+    yield rest
+    for some in (spare, *((name,) for name in _TOLD)):
+        rest = [pair for pair in rest if pair[0] not in some]
+        yield rest
+    before = [text_of(value) for name, value in rest if name == LEFT_OUT]
+    attempts = [pair for pair in rest if pair[0] == ATTEMPTS]
+    theirs = sorted((pair for pair in rest if pair[0] not in (ATTEMPTS, LEFT_OUT)), key=_size_of)
+    names: list[str] = []
+    count = 1
+    while theirs:
+        theirs, out = theirs[:-count], theirs[-count:]
+        names += [name for name, _ in reversed(out)]
+        yield [*theirs, *attempts, (LEFT_OUT, ", ".join(filter(None, (*names, *before)))[:_NAMES])]
+        count *= 2  # there may be thousands of small ones
+
+
+def _size_of(pair: tuple[str, Any]) -> int:
+    name, value = pair
+    return len(name) + len(value if isinstance(value, str | bytes | bytearray) else repr(value))
