@@ -10,14 +10,14 @@ Main path: `Consumer.run` → `fetch` → `Deliveries.handle` → ack, nak with 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 try:
     import anyio
     from nats.aio.msg import Msg
-    from nats.errors import ConnectionClosedError, Error, NoRespondersError
+    from nats.errors import ConnectionClosedError, Error, MaxPayloadError, NoRespondersError
     from nats.js import JetStreamContext
     from nats.js.api import AckPolicy, ConsumerConfig, RetentionPolicy
     from nats.js.errors import NotFoundError, ServiceUnavailableError
@@ -34,6 +34,7 @@ from ..messages.decisions import Action, Decision
 from ..messages.deliveries import Deliveries
 from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
 from ..messages.keys import KeyRule, body_digest
+from ..messages.room import Headers, lay_down
 from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
 from ..sql.inbox import Inbox
 from ..sql.once import Begin
@@ -49,6 +50,11 @@ _FETCH: Final = 1.0
 _EMPTY_PAUSE: Final = 0.01
 _ACK_WAIT: Final = 30.0
 """Seconds that JetStream waits for an ack, by default."""
+_HEADERS: Final = len("NATS/1.0\r\n\r\n")
+_LINE: Final = len(": \r\n")
+"""Bytes around all headers of a message, and in each one."""
+_TOO_LARGE: Final = frozenset((10054, 10097))
+"""JetStream's codes for a message that exceeds its stream's `max_msg_size`, and for headers of more than 64 kB."""
 log = logging.getLogger("fastdedup.messages")
 
 __all__ = ["Consumer", "DeadLetterError", "body", "header", "message_id", "sequence"]
@@ -235,19 +241,37 @@ class Consumer(PullingConsumer[Msg]):
             await job.message.nak()
 
     async def _lay(self, message: Msg, decision: Decision) -> None:
-        if self._dead_letter is None:
+        if (dead_letter := self._dead_letter) is None:
             log.error("the dead letter stays at %s, and is skipped", sequence(message))
             return
         ours = {**dead_letter_headers({}, decision, self._name), ORIGIN: sequence(message)}
-        # Not the publisher's: the server drops what it has seen, be it another consumer's dead letter or a later one.
-        ours[MESSAGE_ID] = f"dead:{self._name}:{sequence(message)}"
         theirs = {
             name: value
             for name, value in (message.headers or {}).items()
             if not name.lower().startswith(_OF_NATS) and name not in {*ours, AGAIN}
         }
-        lines = {name: " ".join(str(value).split()) for name, value in {**theirs, **ours}.items()}
-        await self._jetstream.publish(self._dead_letter, message.data, headers=lines)
+
+        async def publish(headers: Headers) -> None:
+            lines = {name: " ".join(str(value).split()) for name, value in headers}
+            # Not the publisher's: the server drops what it has, be it another consumer's dead letter or a later one.
+            lines[MESSAGE_ID] = f"dead:{self._name}:{sequence(message)}"
+            check_size(self._jetstream._nc, message.data, lines)
+            await self._jetstream.publish(dead_letter, message.data, headers=lines)
+
+        await lay_down({**theirs, **ours}.items(), publish, is_too_large)
+
+
+def check_size(connection: Any, data: bytes, headers: Mapping[str, str]) -> None:
+    """Raise MaxPayloadError where a server would close the connection for it: nats-py looks at the data alone."""
+    lines = sum(len(name.encode()) + len(value.encode()) + _LINE for name, value in headers.items())
+    size, limit = len(data) + lines + _HEADERS, connection.max_payload
+    if size > limit:
+        raise MaxPayloadError(f"{size} bytes with its headers, and the server takes {limit}")
+
+
+def is_too_large(error: Exception) -> bool:
+    """True where a message is larger than the server, JetStream or its stream takes."""
+    return isinstance(error, MaxPayloadError) or getattr(error, "err_code", None) in _TOO_LARGE
 
 
 def _check_config(name: str, config: ConsumerConfig) -> None:

@@ -23,6 +23,8 @@ DURABLE = "billing"
 
 
 class NatsLab(Lab):
+    limit = 65_535
+
     def broker(self, *middlewares: Any) -> Any:
         return NatsBroker(self.server.url, middlewares=middlewares, graceful_timeout=5.0)
 
@@ -181,6 +183,34 @@ async def test_core_nats_is_guarded_too(
                 lambda: lab.dead and lab.counts.duplicate, description="a dead letter, a duplicate"
             )
         assert (lab.runs, lab.dead[0]["x-fastdedup-key"]) == ([7, 8, 8], "order-8")
+
+
+@pytest.mark.parametrize("left", [100, 1])
+async def test_a_dead_letter_of_core_nats_is_no_larger_than_the_server_takes(
+    redis_url: str, make: Callable[..., NatsLab], wait_until: Any, left: int
+) -> None:
+    """The server closed the connection, and the dead letter was lost: nobody is told what core NATS drops."""
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        lab = make(dedup, attempts=1)
+        lab.then = fault
+        observer, broker = lab.broker(), lab.broker(lab.guard)
+        observer.subscriber(lab.dead_place)(lab.on_dead)
+        broker.subscriber(lab.place, queue="billing")(lab.on_order)
+        headers = {
+            "order-id": "order-7",
+            "trace": "",
+            "content-type": "application/json",
+            "correlation_id": "7",
+        }
+        lines = "NATS/1.0\r\n\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        async with started(observer), started(broker):
+            client = observer._connection
+            headers["trace"] = "t" * (client.max_payload - len(lines) - len("7") - left)
+            await client.publish(lab.place, b"7", headers=headers)
+            await wait_until(lambda: lab.dead, description="a dead letter")
+        assert lab.dead[0]["body"] == 7
+        assert lab.dead[0]["x-fastdedup-attempts"] == "1"
+        assert ("trace" in lab.dead[0]) == (left == 100)
 
 
 async def test_faststreams_own_message_id_is_not_the_header_of_nats(

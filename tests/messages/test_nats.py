@@ -17,7 +17,7 @@ from nats.js.errors import NotFoundError
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.events import ConsumerPaused, ConsumerResumed, Event
 from fastdedup.integrations.nats import MESSAGE_ID, ORIGIN, Consumer, body, header, message_id, sequence
-from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, REASON
+from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
 
 from ..brokers import NatsServer
 from ..servers import RedisServer
@@ -115,6 +115,10 @@ def fault(order: str) -> None:
     raise ValueError("no such\ncustomer")
 
 
+def long_fault(order: str) -> None:
+    raise ValueError("e" * 600)
+
+
 async def test_each_message_is_done_once(nats: NatsServer, redis_url: str, wait_until: Waiter) -> None:
     async with shop_of(nats) as shop, opened(redis_url) as dedup:
         work = Work()
@@ -163,6 +167,54 @@ async def test_two_consumers_of_a_message_both_leave_a_dead_letter(
             async with shop.consumer(dedup, Work(fault), subscription, **options) as consumer:
                 await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
         assert len(await shop.dead_letters()) == 2
+
+
+@pytest.mark.parametrize("left", [600, 100, 0])
+async def test_a_message_that_fills_the_payload_becomes_a_dead_letter(
+    nats: NatsServer, redis_url: str, wait_until: Waiter, left: int
+) -> None:
+    """The server closes the connection of a larger one, and nobody was told: it was published again and again."""
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        headers = {"id": "a", "trace": "t" * 2000}
+        lines = "NATS/1.0\r\n\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        data = b"d" * (shop.connection.max_payload - len(lines) - left)
+        await shop.js.publish(shop.subject, data, headers=headers)
+        async with shop.consumer(dedup, Work(long_fault), attempts=1, dead_letter=shop.dead) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
+        (dead,) = await shop.dead_letters()
+        assert (dead.data, dead.headers["id"], dead.headers[ATTEMPTS]) == (data, "a", "1")
+        assert ("trace" in dead.headers) == (LEFT_OUT not in dead.headers) == (left > 0)
+        assert (ERROR in dead.headers) == (left == 600)
+        assert shop.connection.stats["reconnects"] == 0
+
+
+@pytest.mark.parametrize(("trace", "limit"), [(300, 300), (65_480, -1)])
+async def test_a_dead_letter_fits_into_the_messages_of_its_stream(
+    nats: NatsServer, redis_url: str, wait_until: Waiter, trace: int, limit: int
+) -> None:
+    """Any stream takes 64 kB of headers."""
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        await shop.js.update_stream(name=shop.dead, subjects=[shop.dead], max_msg_size=limit)
+        await shop.publish("a", trace="t" * trace)
+        async with shop.consumer(dedup, Work(long_fault), attempts=1, dead_letter=shop.dead) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
+        (dead,) = await shop.dead_letters()
+        assert (dead.data, dead.headers["id"], dead.headers[LEFT_OUT]) == (b"a", "a", "trace")
+
+
+async def test_a_message_without_room_for_any_header_is_told_and_kept(
+    nats: NatsServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        await shop.js.publish(shop.subject, b"d" * shop.connection.max_payload)
+        await shop.publish("b")
+        work = Work(lambda order: None if order == "b" else fault(order))
+        async with shop.consumer(dedup, work, key=sequence, attempts=1, dead_letter=shop.dead) as consumer:
+            await wait_until(lambda: "cannot lay a dead letter down" in caplog.text, description="it is told")
+            await wait_until(lambda: consumer.counts.first, description="the other one is done")
+        assert "cannot lay a dead letter down: MaxPayloadError('1048" in caplog.text
+        assert shop.connection.stats["reconnects"] == 0
+        assert await shop.unsettled() == 1
 
 
 async def test_a_dead_letter_published_again_is_worked_on(

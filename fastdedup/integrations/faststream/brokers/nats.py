@@ -15,6 +15,8 @@ from .base import BrokerWay, as_text, need_dead_letter, refuse_ack_first, refuse
 _ID: Final = "Nats-Msg-Id"
 _ACK_WAIT: Final = 30.0
 """Seconds after which JetStream delivers a message again, by default."""
+_ADDED: Final = {"content-type": "", "correlation_id": "0" * 36}
+"""Headers that FastStream adds to a message without them."""
 
 
 class NatsWay(BrokerWay):
@@ -100,11 +102,21 @@ class NatsWay(BrokerWay):
 
         With its `Nats-Msg-Id` a stream that has the message would drop its dead letter as published twice.
         """
+        from ...nats import check_size
+
         texts = {name: text for name, text in as_text(headers).items() if not name.startswith("Nats-")}
+        if (client := message.raw_message._client) is not None:  # a TestNatsBroker has none
+            check_size(client, message.body, {**_ADDED, **texts})
         if self.delivers_again(subscriber):
             await subscriber.jetstream.publish(destination, message.body, headers=texts)
         else:
             await publisher.publish(message.body, subject=destination, headers=texts)
+
+    def is_too_large(self, error: Exception) -> bool:
+        """True where the message is larger than the server, JetStream or its stream takes."""
+        from ...nats import is_too_large
+
+        return is_too_large(error)
 
 
 async def _signs_of_life(message: Any, pause: float) -> None:
