@@ -26,7 +26,7 @@ try:
         ConsumerRecord,
         TopicPartition,
     )
-    from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError
+    from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, MessageSizeTooLargeError
 except ImportError as error:
     raise ImportError(
         "fastdedup.integrations.kafka needs aiokafka: pip install 'fastdedup[kafka]'"
@@ -43,6 +43,7 @@ from ..messages.deliveries import Deliveries
 from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
 from ..messages.keys import KeyRule, body_digest, place_in_log, text_of
 from ..messages.partitions import Partition, PartitionJob
+from ..messages.room import Headers, lay_down
 from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
 from ..sql.inbox import Inbox
 from ..sql.once import Begin
@@ -272,11 +273,22 @@ class Consumer(BrokerConsumer[ConsumerRecord, PartitionJob[ConsumerRecord]]):
             return
         ours = {**dead_letter_headers({}, decision, self._name), ORIGIN: _place(record)}
         theirs = [(name, value) for name, value in record.headers if name not in ours and name != AGAIN]
-        await self._producer.send_and_wait(
-            self._dead_letter,
-            record.value,
-            key=record.key,
-            headers=[*theirs, *((name, str(value).encode()) for name, value in ours.items())],
+        producer = self._producer
+
+        async def publish(headers: Headers) -> None:
+            await producer.send_and_wait(
+                self._dead_letter,
+                record.value,
+                key=record.key,
+                headers=[
+                    (name, value if isinstance(value, bytes | None) else str(value).encode())
+                    for name, value in headers
+                ],
+            )
+
+        # No limit of the topic's is known here: it is tried.
+        await lay_down(
+            [*theirs, *ours.items()], publish, lambda error: isinstance(error, MessageSizeTooLargeError)
         )
 
     async def _see_dead_letters(self) -> None:

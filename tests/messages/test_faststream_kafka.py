@@ -15,14 +15,17 @@ from fastdedup import Dedup
 from fastdedup.integrations.faststream import offset
 
 from ..brokers import FAST_GROUP, KafkaServer
-from .faststream_lab import Cases, Lab, fault
+from .faststream_lab import Cases, Lab, bury_large, fault
 
 GROUP = "billing"
 
 
 class KafkaLab(Lab):
+    limit = 2000
+
     def broker(self, *middlewares: Any) -> Any:
-        return KafkaBroker(self.server.url, middlewares=middlewares, graceful_timeout=5.0)
+        options = {"max_request_size": self.limit} if middlewares else {}
+        return KafkaBroker(self.server.url, middlewares=middlewares, graceful_timeout=5.0, **options)
 
     def subscribe(self, broker: Any, **options: Any) -> Any:
         options = {"ack_policy": AckPolicy.ACK, "group_id": self.group, **FAST_GROUP, **options}
@@ -52,6 +55,7 @@ class KafkaLab(Lab):
 class ConfluentLab(KafkaLab):
     def broker(self, *middlewares: Any) -> Any:
         config = {"session.timeout.ms": 2000, "heartbeat.interval.ms": 100}
+        config |= {"message.max.bytes": self.limit} if middlewares else {}
         return ConfluentBroker(self.server.url, middlewares=middlewares, graceful_timeout=5.0, config=config)
 
     def subscribe(self, broker: Any, **options: Any) -> Any:
@@ -85,6 +89,13 @@ async def test_confluents_records_are_guarded_too(
         assert lab.runs == [7, 8, 8]
         assert (lab.counts.duplicate, lab.dead[0]["x-fastdedup-key"]) == (1, "order-8")
         assert await lab.left() == 0
+
+
+async def test_a_dead_letter_by_confluent_is_no_larger_than_it_publishes(
+    kafka: KafkaServer, redis_url: str, wait_until: Any
+) -> None:
+    async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
+        await bury_large(ConfluentLab(kafka, dedup, attempts=1), wait_until)
 
 
 @pytest.mark.parametrize("lab_class", [KafkaLab, ConfluentLab])

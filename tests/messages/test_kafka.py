@@ -15,7 +15,7 @@ from aiokafka.errors import KafkaError, UnknownTopicOrPartitionError
 
 from fastdedup import ConfigError, Dedup, UsageError
 from fastdedup.integrations.kafka import ORIGIN, Consumer, body, header, offset
-from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, REASON
+from fastdedup.messages.headers import AGAIN, ATTEMPTS, ERROR, KEY, LEFT_OUT, REASON
 
 from ..brokers import FAST_GROUP, KafkaServer
 from ..servers import RedisServer
@@ -117,6 +117,10 @@ class Work:
 
 def fault(order: str) -> None:
     raise ValueError("no such customer")
+
+
+def long_fault(order: str) -> None:
+    raise ValueError("e" * 600)
 
 
 def settled(consumer: Consumer) -> int:
@@ -264,6 +268,31 @@ async def test_a_dead_letter_that_is_not_published_is_not_skipped(
         (dead,) = await shop.dead_letters()
         headers = dict(dead.headers)
         assert (headers[ATTEMPTS], headers[ERROR]) == (b"1", b"ValueError: no such customer")
+
+
+@pytest.mark.parametrize("trace", [900, 1700, 3000])
+async def test_a_dead_letter_is_no_larger_than_the_broker_takes(
+    kafka: KafkaServer, redis_url: str, wait_until: Waiter, trace: int
+) -> None:
+    """It stopped its partition for good: it was published again and again, and refused."""
+    async with (
+        shop_of(kafka) as shop,
+        opened(redis_url) as dedup,
+        AIOKafkaProducer(bootstrap_servers=kafka.url, max_request_size=2000) as producer,
+    ):
+        await shop.publish("a", trace=b"t" * trace)
+        options = {"attempts": 1, "dead_letter": shop.dead, "producer": producer}
+        async with shop.consumer(dedup, Work(long_fault), **options) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered == 1, description="it is a dead letter")
+        assert await shop.committed() == 1
+        (dead,) = await shop.dead_letters()
+        headers = dict(dead.headers)
+        assert (dead.value, headers["id"], headers[ATTEMPTS]) == (b"a", b"a", b"1")
+        assert (len(headers.get(ERROR, b"")), headers.get("trace"), headers.get(LEFT_OUT)) == {
+            900: (500, b"t" * 900, None),
+            1700: (0, b"t" * 1700, None),
+            3000: (0, None, b"trace"),
+        }[trace]
 
 
 async def test_a_dead_letter_published_again_is_worked_on(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from ....errors import ConfigError
 from ....messages.keys import place_in_log
 from ..settings import GuardSettings
 from .base import BrokerWay, as_text, need_dead_letter, refuse_ack_first, refuse_batches, refuse_loop
+
+TOO_LARGE: Final = 10
+"""Kafka's code for a record that exceeds `max_request_size`, or the topic's `max.message.bytes`."""
 
 
 class KafkaWay(BrokerWay):
@@ -43,6 +46,10 @@ class KafkaWay(BrokerWay):
             key=self.record_key(message.raw_message),
             headers=as_text(headers),
         )
+
+    def is_too_large(self, error: Exception) -> bool:
+        """True where the record is larger than the producer, or the topic, takes."""
+        return getattr(error, "errno", None) == TOO_LARGE
 
     def record_key(self, raw: Any) -> Any:
         """Return a record's own key, by which Kafka chooses a partition."""
