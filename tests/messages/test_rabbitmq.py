@@ -313,6 +313,24 @@ async def test_a_dead_letter_that_no_queue_takes_is_not_lost(rabbitmq: RabbitSer
             assert await found.get(timeout=5.0)
 
 
+async def test_a_consumer_ends_where_its_dead_letters_have_no_exchange_any_more(
+    rabbitmq: RabbitServer, redis_url: str
+) -> None:
+    """A robust connection opened the channel again: 370 times a second it was closed, and nobody was told."""
+    async with shop(rabbitmq, redis_url, robust=True) as orders, opened(rabbitmq, None) as others:
+        exchange = await others.channel.declare_exchange(rabbitmq.name("dlx"), durable=True)
+        orders.then = fault
+        async with orders.consumer(attempts=1, dead_letter=exchange.name) as consumer:
+            await exchange.delete()
+            await orders.publish("7")
+            async with asyncio.timeout(10.0):
+                with pytest.raises(
+                    UnroutableError, match=f"no queue takes the messages for '{exchange.name}'"
+                ):
+                    await consumer.run(orders.handler)
+        assert orders.runs == {"7": 1}
+
+
 async def test_a_message_is_settled_once_whoever_does_it(
     rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
 ) -> None:

@@ -318,6 +318,10 @@ async def publish_copy(
             )
     except PublishError:  # what came back, on a channel whose on_return_raises is true
         raise unroutable from None
+    except ChannelNotFoundEntity as missing:
+        if f"no exchange '{exchange}'" in str(missing):
+            raise unroutable from None
+        raise  # of another call on this channel
     except DeliveryError as refused:
         raise RefusedError(f"{place} refuses a message: {refused}") from None
     if not isinstance(answer, spec.Basic.Ack):
