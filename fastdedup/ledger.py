@@ -70,7 +70,8 @@ class Ledger:
     """Remembers ids for a window, as `dedup.ledger` makes it. Use it where only "seen before?" is asked.
 
     An id costs some 12 bytes of Redis memory, a record 145 to 190. There is no owner, no lease and no result: the id
-    is remembered before the work is done. Where the work may fail half-way, claim instead.
+    is remembered before the work is done. Where the work may fail half-way, claim instead. `first` does not see the
+    claims (`remember=`) that are at work: for one effect take one of the two.
 
     Every process that uses the ledger names the same capacity, window and width. The first one founds it.
 

@@ -1,5 +1,5 @@
 -- The functions of a claim for keys that are not fresh: stores/redis/scripts.py puts this text into claim.lua and
--- claim_remembered.lua.
+-- claim_remembered.lua. `terms.known`: a ledger knows that the key is done, so nobody acquires it where it is free.
 
 -- Makes the functions for keys that are not fresh, and returns `meet`. Called at the first such key, because these
 -- functions cost as much as three fresh claims, and most calls do not need them.
@@ -73,7 +73,10 @@ local function conflicts()
       return answer(i, state == 'S' and SUCCEEDED or FAILED, record)
     end
     local live = (state == 'P' or state == 'W') and unpack_number(record, 10, 15) > now_ms
-    if not live then return take(i, key, tail, record, terms) end
+    if not live then
+      if terms.known then return answer(i, UNKNOWN, '') end
+      return take(i, key, tail, record, terms)
+    end
     if same_owner(tail, record) then return reenter(i, key, record, terms) end
     if terms.watch and state == 'P' and put('SETRANGE', key, 1, 'W') then return answer(i, REFUSED, '') end
     answer(i, IN_PROGRESS, record)
@@ -93,7 +96,7 @@ local function conflicts()
       judge(i, key, tail, record, terms)
     elseif record == nil then
       answer(i, fault, '')
-    elseif terms.mode == 'claim' then
+    elseif terms.mode == 'claim' and not terms.known then
       local set = redis.pcall('SET', key, terms.head .. tail, 'PX', terms.keep)
       if set.err then set = set_refused(key, terms.head .. tail, terms.keep) end
       if type(set) == 'number' then answer(i, set, '') end

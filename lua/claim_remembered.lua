@@ -1,13 +1,14 @@
--- Claim each key whose success a ledger remembers: as claim.lua, but a key that has no record and whose id the ledger
--- knows is done.
+-- Claim each key whose success a ledger remembers: as claim.lua, but nobody acquires a key whose id the ledger knows. It
+-- is done where it has no record, or one that is free to claim: released, or its lease is over. Any other record says
+-- more than the ledger: that its owner is at work, who gets the claim back, or what came of it.
 --
 -- KEYS[i]  KEYS[2i-1] a record's key, KEYS[2i] the key of the bucket that its id belongs to: both are in one slot
 -- ARGV     after floor_us and limit, runs, each for a stretch of keys with equal terms: count, lease_ms,
 --          keep_ms, mode, watch, slot_us, width, until_ms; then a pair per key: a tail as for claim.lua, and the digest.
 --          mode: claim, always
 --          slot_us, width, until_ms: as for seen.lua
--- returns  {now_us, i, code, record, ...}: as claim.lua, and UNKNOWN (the ledger knows the id, and there is no record: it
---          is done), STALE (what is known of the ledger is too old: nothing was done)
+-- returns  {now_us, i, code, record, ...}: as claim.lua, and UNKNOWN (the ledger knows the id, and nobody holds the
+--          key: it is done), STALE (what is known of the ledger is too old: nothing was done)
 
 local reply = { now_us }
 local fence, first = pack(fresh_fence, 7), '\0\1'
@@ -36,8 +37,7 @@ local function claim(i, key, tail, known, terms)
   local set = not known and not met and pcall('SET', key, terms.head .. tail, 'NX', 'PX', terms.keep)
   if set and not set.err then return end
   meet = meet or conflicts()
-  -- A key that was redeemed must exist: so `meet` sets no record, and says UNKNOWN, where the ledger knows the id.
-  terms.mode = known and 'redeem' or 'claim'
+  terms.known = known
   met = meet(i, key, tail, terms, set)
 end
 
@@ -51,7 +51,7 @@ while i <= ops do
   local ends = from_ms + lease
   local deadline = pack(ends, 6)
   local terms = {
-    keep = keep, watch = watch, state = 'P', ends = ends, deadline = deadline,
+    keep = keep, mode = 'claim', watch = watch, state = 'P', ends = ends, deadline = deadline,
     head = VERSION .. 'P' .. fence .. deadline .. first,
   }
   for k = i, last do

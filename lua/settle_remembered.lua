@@ -28,6 +28,8 @@ while i <= ops do
     local function note()
       if stale then return STALE end
       local code = remember(bucket, entry, ledger)
+      -- ALREADY: a call of `first`, which does not see claims, has put the id meanwhile. The work is done and the id is
+      -- known all the same, so the owner is not told of an error that it could not mend.
       return code ~= ALREADY and code or nil
     end
     local code = settle(keys[before + 2 * k - 1], 'S', deadline, keep, ARGV[a], ARGV[a + 1], note)

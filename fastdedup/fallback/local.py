@@ -40,7 +40,7 @@ from ..protocol.operations import (
     TransitionOp,
     Verdict,
 )
-from ..stores.entry import LIVE, SETTLED, Entry, stored
+from ..stores.entry import LIVE, SETTLED, Entry, is_free, stored
 from ..stores.memory import MemoryStore
 from .adoption import Former, holding_of, mark, removal, report, text_of
 from .base import IdOp, JournalOp
@@ -143,13 +143,13 @@ class LocalLRU:
     ) -> Reply:
         if not op.id:
             raise error  # made by a program that does not tell it
-        self._store.now()
+        now = self._store.now()
         if not self._ids.finds(op):
             return Code.STALE  # its caller asks for the form, and comes again
         if isinstance(op, RememberedSettleOp):
             return self._answer_record(op, error, self._complete)
         entry = self._store.entry(op.wire)
-        if entry is None and self._ids.is_done(op):
+        if self._ids.is_done(op) and is_free(entry, op.fingerprint, now):
             return Verdict(Outcome.SUCCEEDED, degraded=True)
         if entry is not None and entry.state in SETTLED:
             return self._answer_record(op, error, self._apply_alone)
@@ -303,8 +303,10 @@ class LocalLRU:
 
     def _saw_remembered(self, op: RememberedClaimOp | RememberedSettleOp, reply: Reply) -> None:
         if type(reply) is Verdict:
-            if reply.outcome in (Outcome.ACQUIRED, Outcome.SUCCEEDED):
-                self._ids.saw_claim(op, reply.outcome is Outcome.SUCCEEDED)
+            done = reply.outcome is Outcome.SUCCEEDED
+            # An owner that gets its own claim back says nothing of the id: a call of `first` may have remembered it.
+            if done or (reply.outcome is Outcome.ACQUIRED and reply.fresh):
+                self._ids.saw_claim(op, done)
         elif reply is Code.OK or reply is Code.UNCONFIRMED:
             self._ids.saw_claim(op, done=True)
 

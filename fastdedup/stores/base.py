@@ -40,7 +40,8 @@ class Store(Protocol):
     18. An id is remembered for its ledger's window, and up to 1 % longer; then it is new again.
     19. What a call has remembered is taken back by its nonce alone, and by `forget` for everybody.
     20. A claim whose success a ledger remembers keeps all these promises while it is under way and for a while after;
-        then the ledger alone knows that the key is done. Its completion and the ledger's entry are one step.
+        then the ledger alone knows that the key is done. Its completion and the ledger's entry are one step. A key
+        whose id the ledger knows is acquired by nobody, also where it was released or its lease has ended.
 
     Where a store cannot answer it raises UnavailableError, and no other error.
     """

@@ -28,6 +28,26 @@ class Entry:
         self.token = False
 
 
+def is_held(entry: Entry, now: int) -> bool:
+    """True where an owner holds the key, and its lease is not over at `now`."""
+    return entry.state in LIVE and entry.until > now
+
+
+def differs(entry: Entry, fingerprint: bytes | None) -> bool:
+    """True where a claim with this fingerprint is a MISMATCH."""
+    return bool(fingerprint and entry.fingerprint and fingerprint != entry.fingerprint)
+
+
+def is_free(entry: Entry | None, fingerprint: bytes | None, now: int) -> bool:
+    """True where a claim with this fingerprint acquires the key anew, unless a ledger knows that the key is done.
+
+    As in `claim_remembered.lua`: any other record says more than the ledger.
+    """
+    if entry is None:
+        return True
+    return not (differs(entry, fingerprint) or entry.state in SETTLED or is_held(entry, now))
+
+
 def stored(entry: Entry, now: int) -> Stored:
     """Return an entry as a `Stored` record, with times counted from `now` (ms of the store's clock)."""
     return Stored(
@@ -73,7 +93,7 @@ def judge(ours: Stored, live: bool, base: Holding | None, former: Entry, now: in
     if same or base == (former.owner, former.fence):
         return Code.OK, True
     lost = Code.OUTRANKED if settled or live else Code.OK
-    if former.state in LIVE and former.until > now:
+    if is_held(former, now):
         return (Code.OVERRULED, True) if success else (lost, False)
     return (Code.OK, True) if settled or ours.fence > former.fence else (lost, False)
 

@@ -40,7 +40,7 @@ from ..protocol.operations import (
     Verdict,
 )
 from .base import Page, Query, without_result
-from .entry import LIVE, SETTLED, Entry, judge, stored, verdict_on
+from .entry import LIVE, SETTLED, Entry, differs, is_free, is_held, judge, stored, verdict_on
 from .memory_ledgers import ID_BYTES, MemoryLedgers
 
 _STATES = ("I", "P", "W", "S", "F", "R", "M")
@@ -260,16 +260,16 @@ class MemoryStore:
             if op.terms.mode is not Mode.CLAIM:
                 return Verdict(Outcome.UNKNOWN)
             return self._take(op, now, None)
-        if op.fingerprint and entry.fingerprint and op.fingerprint != entry.fingerprint:
+        if differs(entry, op.fingerprint):
             return verdict_on(Outcome.MISMATCH, entry, self._from)
         return self._contend(op, entry, now)
 
     def _claim_remembered(self, op: RememberedClaimOp, now: int) -> Reply:
-        """Claim a key whose success a ledger remembers; a record says more than the ledger."""
+        """Claim a key whose success a ledger remembers."""
         known = self.ledgers.apply(SeenOp(op.bucket, op.digest, op.ledger_terms), now)
         if known is Code.STALE:
             return Code.STALE
-        if known is Code.ALREADY and op.wire not in self._entries:
+        if known is Code.ALREADY and is_free(self._entries.get(op.wire), op.fingerprint, now):
             return Verdict(Outcome.SUCCEEDED)
         return self._claim(op, now)
 
@@ -293,7 +293,7 @@ class MemoryStore:
             return verdict_on(Outcome.SUCCEEDED, entry, self._from)
         if entry.state == "F":
             return verdict_on(Outcome.FAILED, entry, self._from)
-        if entry.state not in LIVE or entry.until <= now:
+        if not is_held(entry, now):
             return self._take(op, now, entry)
         if entry.owner == op.owner:
             entry.until = max(entry.until, self._from + op.terms.lease_ms)

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Claim, ClaimLostError, ConfigError, Dedup, InvalidKeyError, Ledger, Outcome
+from fastdedup import (
+    Claim,
+    ClaimLostError,
+    ConfigError,
+    Dedup,
+    InvalidKeyError,
+    Ledger,
+    Outcome,
+    Resolution,
+    Takeover,
+)
 from fastdedup.protocol.keyspace import names_of
 from fastdedup.protocol.operations import ForgetOp, ReadOp, Stored
 
@@ -25,6 +35,23 @@ def ledger_of(dedup: Dedup) -> Ledger:
 async def end_echo(dedup: Dedup, claim: Claim) -> None:
     """Do what the end of the echo's minute does."""
     await dedup._namespace.ask.run(ForgetOp(claim._hold[0]))
+
+
+async def is_watched(dedup: Dedup, claim: Claim) -> bool:
+    record = await dedup._namespace.ask.run(ReadOp(claim._hold[0]))
+    return isinstance(record, Stored) and record.state == "W"
+
+
+async def abandoned(dedup: Dedup, key: str, wait_until: WaitUntil, **options: Any) -> Claim:
+    """Return the claim of an owner that died: its lease has ended."""
+    claim = await dedup.claim(key, lease=0.02, **options)
+
+    async def is_over() -> bool:
+        record = await dedup._namespace.ask.run(ReadOp(claim._hold[0]))
+        return isinstance(record, Stored) and record.left_ms < -2
+
+    await wait_until(is_over, description="the lease ends")
+    return claim
 
 
 async def test_of_many_claims_one_is_acquired(backend: Backend) -> None:
@@ -108,12 +135,7 @@ async def test_a_waiter_gets_the_result(backend: Backend, wait_until: WaitUntil)
         ledger = ledger_of(dedup)
         claim = await dedup.claim("k", remember=ledger)
         waiting = asyncio.create_task(dedup.claim("k", remember=ledger, wait=5.0))
-
-        async def is_watched() -> bool:
-            record = await dedup._namespace.ask.run(ReadOp(claim._hold[0]))
-            return isinstance(record, Stored) and record.state == "W"
-
-        await wait_until(is_watched, description="the store knows of the waiter")
+        await wait_until(lambda: is_watched(dedup, claim), description="the store knows of the waiter")
         await claim.complete([1, 2])
         assert (await waiting).result == [1, 2]
 
@@ -137,6 +159,88 @@ async def test_what_a_call_remembers_is_done(backend: Backend) -> None:
         assert [claim.outcome for claim in claims[2:]] == ["acquired", "in_progress"]
         await claims[2].complete()
         assert await ledger.first("new") is False
+
+
+async def test_nobody_acquires_a_free_key_whose_id_is_known(backend: Backend, wait_until: WaitUntil) -> None:
+    """Released, or its lease is over; also for the owner that held it, and for one that waits."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        await (await dedup.claim("released", remember=ledger, owner="me")).release()
+        await abandoned(dedup, "dead", wait_until, remember=ledger, owner="me")
+        assert await ledger.first_many(["released", "dead"]) == [True, True]
+        for key in ("released", "dead"):
+            for options in ({}, {"owner": "me"}, {"wait": 5.0}):
+                claim = await dedup.claim(key, remember=ledger, **options)  # type: ignore[arg-type]
+                assert (claim.outcome, claim.remembered, claim.result) == (Outcome.SUCCEEDED, True, None)
+        claims = await dedup.claim_many(["released", "new", "dead"], remember=ledger)
+        assert [claim.outcome for claim in claims] == ["succeeded", "acquired", "succeeded"]
+        assert await ledger.forget("released") is True
+        again = await dedup.claim("released", remember=ledger)
+        assert again.acquired
+
+
+async def test_work_that_another_call_has_done_is_not_resolved(
+    backend: Backend, wait_until: WaitUntil
+) -> None:
+    """Nobody takes the key over, so nobody is asked what became of it."""
+    heard: list[Takeover] = []
+
+    async def check(takeover: Takeover) -> Resolution:
+        heard.append(takeover)
+        return Resolution.not_done()
+
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        await abandoned(dedup, "k", wait_until, remember=ledger)
+        assert await ledger.first("k") is True
+        async with dedup.claim("k", remember=ledger, resolve=check) as claim:
+            assert claim.remembered
+        assert heard == []
+
+
+async def test_a_claim_at_work_goes_on_though_its_id_is_known(backend: Backend) -> None:
+    """`first` does not see it. Its owner gets it back, completes it, and its echo has the result."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        claim = await dedup.claim("k", remember=ledger, owner="me")
+        assert await ledger.first("k") is True
+        again = await dedup.claim("k", remember=ledger, owner="me")
+        assert (again.outcome, again.fence, again.attempt) == (Outcome.ACQUIRED, claim.fence, 1)
+        assert (await dedup.claim("k", remember=ledger)).outcome is Outcome.IN_PROGRESS
+        await again.renew()
+        await claim.complete("done")
+        await again.complete("again")
+        assert (await dedup.claim("k", remember=ledger)).result == "done"
+        assert await ledger.first("k") is False
+
+
+async def test_a_waiter_hears_of_a_release_that_its_id_is_known(
+    backend: Backend, wait_until: WaitUntil
+) -> None:
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        claim = await dedup.claim("k", remember=ledger)
+        waiting = asyncio.create_task(dedup.claim("k", remember=ledger, wait=5.0))
+        await wait_until(lambda: is_watched(dedup, claim), description="the store knows of the waiter")
+        assert await ledger.first("k") is True
+        await claim.release()
+        assert (await waiting).remembered
+
+
+async def test_a_failure_and_a_mismatch_stand_though_the_id_is_known(
+    backend: Backend, wait_until: WaitUntil
+) -> None:
+    """A record says more than the ledger."""
+    async with backend.make() as dedup:
+        ledger = ledger_of(dedup)
+        await (await dedup.claim("failed", remember=ledger)).fail("no")
+        await abandoned(dedup, "dead", wait_until, remember=ledger, fingerprint="a")
+        assert await ledger.first_many(["failed", "dead"]) == [True, True]
+        failed = await dedup.claim("failed", remember=ledger)
+        assert (failed.outcome, failed.error) == (Outcome.FAILED, "no")
+        other = await dedup.claim("dead", remember=ledger, fingerprint="b")
+        assert other.outcome is Outcome.MISMATCH
+        assert (await dedup.claim("dead", remember=ledger, fingerprint="a")).remembered
 
 
 async def test_a_stale_view_is_read_again(backend: Backend) -> None:

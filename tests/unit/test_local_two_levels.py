@@ -139,6 +139,28 @@ async def test_an_id_that_a_call_takes_back_is_still_asked_for() -> None:
     assert [type(op) for op in policy.next_operations(100)] == [SeenOp]
 
 
+async def test_an_owner_that_gets_its_claim_back_makes_no_id_new() -> None:
+    """The store did not look whether the id is known: a call of this process was told that it is the first."""
+    policy = Policy()
+    op = claiming(policy)
+    policy.saw(op, Verdict(Outcome.ACQUIRED, fence=1, attempt=1, left_ms=1000))
+    policy.told(b"k", Code.OK)
+    policy.saw(op, Verdict(Outcome.ACQUIRED, fence=1, attempt=1, left_ms=1000, fresh=False))
+    assert policy.answer(policy.first(b"k", THEIRS), DOWN) is Code.ALREADY
+
+
+async def test_what_is_free_here_and_known_is_done_without_a_line() -> None:
+    """Also in a policy that has no room for one."""
+    policy = Policy(maxsize=2)
+    op, won = claimed(policy)
+    assert policy.answer(ReleaseOp(op.wire, op.owner, won.fence), DOWN) is Code.OK
+    assert policy.answer(policy.first(b"k"), DOWN) is Code.OK
+    lines = policy.lines
+    _, again = claimed(policy, "you")
+    assert (again.outcome, again.attempt, again.degraded) == (Outcome.SUCCEEDED, 0, True)
+    assert policy.lines == lines
+
+
 async def test_a_record_that_ends_leaves_nothing_behind() -> None:
     policy = Policy()
     op, won = claimed(policy)
