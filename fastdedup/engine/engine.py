@@ -69,7 +69,7 @@ class Engine:
         min_batch: int = MIN_BATCH,
         max_in_flight: int = 4,
         max_pending: int = 65_536,
-        probe_wire: bytes = b"fastdedup:~probe",
+        probe_wire: bytes = b"fastdedup:~!probe",
         on_breaker: OnChange | None = None,
         on_batch: OnBatch | None = None,
         on_store_call: OnStoreCall | None = None,

@@ -124,7 +124,7 @@ class Connection:
         """The gate's name in the log: its namespace."""
         self.own_policy: object = None
         """The gate's policy, which most scopes share: its journal is shown under the gate's name."""
-        self._probe_wire = f"{namespace}:~probe".encode()
+        self._probe_wire = f"{namespace}:~!probe".encode()  # no ledger can have this name
         self.replicas = check_count(replicas, "replicas", least=0)
         if on_shortfall not in ("report", "raise"):
             raise ConfigError(f"on_shortfall must be 'report' or 'raise', got {shown(on_shortfall)}")

@@ -102,16 +102,16 @@ class DirectStore(Protocol):
 
 @runtime_checkable
 class ProbedStore(Protocol):
-    """An optional ability of a store: to find out at a low cost whether it would take a write now.
+    """An optional ability of a store: to find out at a low cost whether it would take a claim now.
 
     Without it the breaker probes by reading a key that does not exist.
     """
 
     async def probe(self, wire: bytes) -> None:
-        """Return normally if the store would take a write of `wire` now. Nothing is written.
+        """Return normally if the store would take a claim now. `wire`: no user's key; a record of it ends at once.
 
         Raises:
-            UnavailableError: the store would not take the write.
+            UnavailableError: the store would not take the claim.
         """
         ...
 

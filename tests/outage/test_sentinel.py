@@ -115,7 +115,9 @@ async def test_a_primary_that_became_a_replica_is_left(
         await store.execute(Verb.CLAIM, [op])
         await store.probe(b"probe")
         with server.client() as raw:
-            assert raw.keys("*") == [b"key"], "a probe writes nothing"
+            await wait_until(
+                lambda: raw.keys("*") == [b"key"], description="what a probe claims is free again"
+            )
             raw.replicaof("127.0.0.1", 1)
             for attempt in (store.probe(b"probe"), store.execute(Verb.CLAIM, [op])):
                 connections = raw.info("stats")["total_connections_received"]

@@ -212,26 +212,26 @@ async def test_a_probe_asks_for_a_key_of_the_nodes_own(servers: Servers) -> None
     tried: list[bytes] = []
     answers: list[Any] = [0, 0, 0, hiredis.ReplyError("ASK 1 b:2"), hiredis.ReplyError("READONLY x")]
 
-    async def try_write(key: bytes) -> Any:
+    async def try_claim(key: bytes) -> Any:
         tried.append(key)
         return answers.pop(0)
 
-    node.server.try_write = try_write  # type: ignore[method-assign]
+    node.server.try_claim = try_claim  # type: ignore[method-assign]
     with pytest.raises(UnavailableError, match="holds no slot"):
-        await node.probe(b"t:~probe")
+        await node.probe(b"t:~!probe")
     servers.topology.owners[77] = node
     servers.topology._primaries = None
-    await node.probe(b"t:~probe")
-    await node.probe(b"t:~probe")
-    await node.probe(b"{t}:~probe")
+    await node.probe(b"t:~!probe")
+    await node.probe(b"t:~!probe")
+    await node.probe(b"{t}:~!probe")
     assert {slot_of(key) for key in tried} == {77}
     assert tried[0] == tried[1], "found once"
-    assert tried[0].startswith(b"t:~probe")
+    assert tried[0].startswith(b"t:~!probe")
     before = servers.refreshes
-    await node.probe(b"t:~probe")
+    await node.probe(b"t:~!probe")
     assert servers.refreshes == before + 1
     with pytest.raises(UnavailableError, match="replica"):
-        await node.probe(b"t:~probe")
+        await node.probe(b"t:~!probe")
     assert servers.refreshes == before + 3
 
 

@@ -12,7 +12,20 @@ from typing import Any
 import hiredis
 
 from ...model import Outcome
-from ...protocol.operations import UNREPEATED, Code, Moved, Op, Reply, Verb, Verdict, mark_unsure
+from ...protocol.operations import (
+    UNREPEATED,
+    ClaimOp,
+    Code,
+    Mode,
+    Moved,
+    Op,
+    Reply,
+    Verb,
+    Verdict,
+    mark_unsure,
+    terms,
+)
+from ...protocol.owners import owner_field
 from ..base import Done, Page, Query
 from .listing import read_page
 from .reconnect import Reconnector, policy_of
@@ -34,6 +47,11 @@ _UNTOUCHED = (
 _INFO_MEMORY = pack("INFO", "memory")
 _COUNT = pack("WAIT", 0, 0)
 """Returns at once how many replicas have confirmed so far."""
+_PROBER = owner_field("probe")
+"""Owns what a probe claims, in every process: so a probe that meets another one's claim writes all the same."""
+_PROBES = (terms(Mode.CLAIM, 10, 10, False), terms(Mode.CLAIM, 20, 20, False))
+"""A fresh claim, and the same owner's again with a longer lease: all the commands that a claim, its renewal, its
+completion and its release need. Milliseconds; nobody waits for their end."""
 _RETRY_WAIT = 1.0
 """Seconds between two attempts to wait for missing replicas."""
 
@@ -200,22 +218,30 @@ class RedisServer:
         """Drop the connection: every reply after a late reply is late as well."""
         self._reconnector.abort(_LATE)
 
-    async def try_write(self, key: bytes) -> Any:
-        """Return the server's answer to a write that changes nothing; the answer may be an error of the server.
+    async def try_claim(self, key: bytes) -> Answer:
+        """Return the server's answer to what claims send, for a key that is free again at once.
+
+        No lesser write will do: a server that refuses scripts, or a command within them, would take that one.
+
+        Raises:
+            Exception: the server did not answer within the timeout; for `translate`, as an error that is returned.
+        """
+        call = ScriptCall([ClaimOp(key, each, _PROBER, None) for each in _PROBES])
+        async with asyncio.timeout(self._timeout):
+            await self.deliver(Verb.CLAIM, [call])
+        assert call.answer is not None
+        return call.answer
+
+    async def eviction_policy(self) -> str | None:
+        """Return the server's maxmemory-policy; None where it does not tell.
 
         Raises:
             Exception: the server cannot be reached, or did not answer within the timeout; for `translate`.
         """
-        reply = await self._asked(pack("SETRANGE", key, 0, b""))
-        self._mind(reply)
-        return reply
-
-    async def eviction_policy(self) -> str | None:
-        """Return the server's maxmemory-policy; None where it does not tell. Raises as `try_write` does."""
         return policy_of(await self._asked(_INFO_MEMORY))
 
     async def page(self, query: Query, cursor: str, count: int) -> Page:
-        """Return a page of the records that this server holds. Raises as `try_write` does, and as `read_page`."""
+        """Return a page of the records that this server holds. Raises as `eviction_policy`, and as `read_page`."""
         async with asyncio.timeout(self._timeout):
             connection = await self._reconnector.connected()
             try:

@@ -167,14 +167,13 @@ class RedisStore:
         self._server.abandon()
 
     async def probe(self, wire: bytes) -> None:
-        """Try a write that changes nothing: the server refuses it if it refuses writes."""
+        """Try to claim: see `ProbedStore`."""
         try:
-            reply = await self._server.try_write(wire)
+            answer = await self._server.try_claim(wire)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
-        # WRONGTYPE: the key holds another value of the user's. The server looked at the write, so it takes writes.
-        if isinstance(reply, Exception) and not starts(reply, "WRONGTYPE"):
-            raise self._fault(reply)
+        if isinstance(answer, Exception):
+            raise self._fault(answer) from None
 
     async def eviction_policy(self) -> str | None:
         """Return the server's maxmemory-policy: see `EvictingStore`."""

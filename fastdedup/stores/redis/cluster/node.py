@@ -261,17 +261,17 @@ class Node:
     # Health
 
     async def probe(self, wire: bytes) -> None:
-        """Try a write that changes nothing, of a key like `wire` in a slot of this node.
+        """Try to claim a key like `wire` in a slot of this node: see `ProbedStore`.
 
-        The node refuses it if it refuses writes. Meanwhile the other nodes are asked for the present layout: a frozen
+        Meanwhile the other nodes are asked for the present layout: a frozen
         node gives no answer, and its replica may have been promoted.
         """
         try:
             with self._topology.asking():
-                reply = await self.server.try_write(self._own_key(wire))
+                answer = await self.server.try_claim(self._own_key(wire))
                 # ASK: the slot is moving away from this node, so the node answers and takes writes.
-                if isinstance(reply, Exception) and not (starts(reply, "ASK") or starts(reply, "WRONGTYPE")):
-                    raise self._fault(reply)
+                if isinstance(answer, Exception) and not starts(answer, "ASK"):
+                    raise self._fault(answer)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._fault(error) from None
 
@@ -396,11 +396,13 @@ class SinglyPart:
             UnavailableError: it does not answer, or it is loading its data.
         """
         try:
-            reply = await self._node.server.try_write(wire)
+            answer = await self._node.server.try_claim(wire)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
             raise self._node._fault(error) from None
-        if any(starts(reply, prefix) for prefix in ("LOADING", "MASTERDOWN")):
-            raise self._node._fault(reply)
+        refused = type(answer) is hiredis.ReplyError
+        is_away = not refused or any(starts(answer, prefix) for prefix in ("LOADING", "MASTERDOWN"))
+        if isinstance(answer, Exception) and is_away:
+            raise self._node._fault(answer) from None
 
 
 def useful(replies: Sequence[Reply]) -> Sequence[Reply]:

@@ -156,7 +156,7 @@ class ClusterStore:
         return replies
 
     async def probe(self, wire: bytes) -> None:
-        """Try a write on every node."""
+        """Probe every node."""
         if not self._topology.primaries:
             raise self._topology.unassigned()
         await asyncio.gather(*(node.probe(wire) for node in self._topology.primaries))
