@@ -291,7 +291,7 @@ class AsgiExchange:
             await self._send(message)
 
     async def _send_piece(self, recorder: Recorder, message: Message) -> None:
-        if not message.get("more_body", False):
+        if recorder.passes(len(message.get("body", b""))) or not message.get("more_body", False):
             await settle(recorder)
             self._end()
         await self._send_on(recorder, message)

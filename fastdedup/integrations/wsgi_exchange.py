@@ -140,9 +140,16 @@ class WsgiExchange:
         return self._write
 
     def ended(self) -> None:
-        """Settle at the end of a stream: its own end, or that of its client."""
+        """Settle at the end of a stream."""
         if not self.recorder.settled:
             self._settle()
+
+    def closed(self) -> None:
+        """Settle as the server closes a stream: where it has not ended, its client has left."""
+        if self.recorder.counts_in_part:
+            self._settle()
+        else:
+            self.broke_off(GeneratorExit())
 
     def _write(self, data: bytes) -> None:
         """Write a piece of the body, for applications that return no iterable."""
@@ -206,7 +213,7 @@ class Closing:
 
 
 class Stream:
-    """A body that goes through as it comes, and settles its claim at its end."""
+    """A body that goes through as it comes, and settles its claim at its end, or at its client's."""
 
     def __init__(self, exchange: WsgiExchange, chunks: Iterator[bytes], first: bytes) -> None:
         self._exchange = exchange
@@ -217,20 +224,23 @@ class Stream:
 
     def __next__(self) -> bytes:
         try:
-            return next(self._chunks)
+            chunk = next(self._chunks)
+            if self._exchange.recorder.passes(len(chunk)):
+                self._exchange.ended()
         except StopIteration:
             self._exchange.ended()
             raise
         except BaseException as error:
             self._exchange.broke_off(error)
             raise
+        return chunk
 
     def close(self) -> None:
         """Close the application's iterable, as the server has sent the body or given up."""
         try:
             self._exchange.close()
         finally:
-            self._exchange.ended()
+            self._exchange.closed()
 
 
 def send(start_response: StartResponse, response: Response, *, body: bool = True) -> list[bytes]:

@@ -29,9 +29,9 @@ class Recorder:
     stream, and a response that is too large to be kept, is passed on as it comes. Of those only status and headers
     are stored, at their end.
 
-    Drivers differ in what they are told, so they decide the rest: only an ASGI server tells that the client left,
-    others close the response, whole or not; only a coroutine can be cancelled; Django has the whole response at once,
-    so even a large one is sent after it has settled the claim.
+    Drivers differ in what they are told: an ASGI server tells that the client left, a WSGI server closes the response
+    before its end. `counts_in_part` decides in both cases. The drivers decide the rest: only a coroutine can be
+    cancelled; Django has the whole response at once, so even a large one is sent after it has settled the claim.
 
     `path` is the request's, and `mark` its fingerprint where the record does not have it.
     """
@@ -46,8 +46,8 @@ class Recorder:
         # unless it redirects.
         self.undone = False
         self.invalid = False
-        # Mutable, of the response: its head, the length that it tells, its body so far; is it passed on, and as a
-        # stream; is it over, so that the claim is settled; the effect on the claim.
+        # Mutable, of the response: its head, the length that it tells, its body so far; is it passed on, is it a
+        # stream; how many bytes were passed on; is it over, so that the claim is settled; the effect on the claim.
         self._status = 0
         self._headers: Headers = ()
         self._length = b""
@@ -56,20 +56,22 @@ class Recorder:
         self._size = 0
         self.passing = False
         self._streams = False
+        self._passed = 0
         self.settled = False
         self.how = _RELEASE
 
     def start(self, status: int, headers: Headers, reason: str = "", *, stream: bool | None = None) -> bool:
         """Take status, headers and a reason phrase of its own, and forget a response that was held back so far.
 
-        Return whether the response is passed on, as a stream is; by default its content type tells.
+        Return whether the response is passed on: as `stream` says, by default as a stream is, by its content type.
         """
         self._status, self._headers, self._reason = status, headers, reason
         if self._chunks:
             self.taken()
         told = self._told_by(headers)
-        if (told if stream is None else stream) and not self.passing:
-            self.passing = self._streams = True
+        if not self.passing:
+            self._streams = told and status not in _WITHOUT_BODY
+            self.passing = self._streams if stream is None else stream
         return self.passing
 
     def _told_by(self, headers: Headers) -> bool:
@@ -90,6 +92,14 @@ class Recorder:
         if self._size > self.rule.max_response:
             self.passing = True
         return self.passing
+
+    def passes(self, size: int) -> bool:
+        """Count bytes that are passed on. Return whether the response ends with them, by the length that it tells.
+
+        The claim is settled then: some servers read no further, and a client may leave, as it has the whole.
+        """
+        self._passed += size
+        return not self.settled and self._is_all(self._passed)
 
     def taken(self) -> bytes:
         """Return the body that has come since it was last taken."""
@@ -115,7 +125,7 @@ class Recorder:
         length, size = self._length, len(response.body)
         if not response.whole or not length.isdigit() or response.status in _WITHOUT_BODY:
             return False
-        if len(length) < 19 and size >= int(length):
+        if self._is_all(size):
             return False
         if not size and "HEAD" in self.rule.methods:
             return False
@@ -127,13 +137,19 @@ class Recorder:
         )
         return True
 
+    def _is_all(self, size: int) -> bool:
+        """True where so many bytes have the length that the response tells; False where it tells no length."""
+        length = self._length
+        return length.isdigit() and len(length) < 19 and size >= int(length)
+
     @property
     def counts_in_part(self) -> bool:
         """True where the part that was sent is the response, should the client have left.
 
-        A response that is too large to be kept counts. A stream does not: it may be endless, and its key is freed.
+        A response that is too large to be kept counts, and so does a file that a framework passes on: the work is
+        done. A stream does not: it may be endless, and its key is freed, as any is with `on_disconnect="cancel"`.
         """
-        return self.passing and not (self._streams or self.settled)
+        return self.passing and not (self._streams or self.settled or self.rule.on_disconnect == "cancel")
 
     # What the client gets
 

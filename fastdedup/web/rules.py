@@ -121,8 +121,8 @@ class Rule:
     """For a response whose body is not kept, as it is a stream or too large. "refuse": duplicates are answered
     409, `response-not-stored`. "release": the key is released, and duplicates run again."""
     on_disconnect: Literal["finish", "cancel"] = "finish"
-    """For a client that goes away. "finish": the handler finishes, and a retry gets its response; a stream is told
-    that its client is gone. "cancel": the handler is cancelled, and a retry runs again. Only coroutines can be
+    """For a client that goes away. "finish": the handler finishes, and a retry gets its response; a stream ends, and
+    its key is released. "cancel": the handler is cancelled, and a retry runs again. Only coroutines can be
     cancelled: a handler in a thread would go on beside the retry."""
     keep_headers: Collection[str] | None = None
     """The headers of a response that are kept; None stands for all but `drop_headers`."""

@@ -57,14 +57,14 @@ def answer(request: Any, name: str) -> HttpResponseBase:
 
 
 def plain(request: Any, name: str) -> HttpResponseBase:
-    if name in ("stream", "broken"):
-        return StreamingHttpResponse(_chunks(name))
+    if name in ("stream", "broken", "events"):
+        return StreamingHttpResponse(_chunks(name), content_type=_kind(name))
     return answer(request, name)
 
 
 async def awaited(request: Any, name: str) -> HttpResponseBase:
-    if name in ("stream", "broken"):
-        return StreamingHttpResponse(_achunks(name))
+    if name in ("stream", "broken", "events"):
+        return StreamingHttpResponse(_achunks(name), content_type=_kind(name))
     if name.startswith("slow"):
         return await slow(request, name)
     return await sync_to_async(answer)(request, name)
@@ -79,9 +79,13 @@ async def slow(request: Any, name: str) -> HttpResponseBase:
     match name:
         case "slow-late":
             return TemplateResponse(request, engines["django"].from_string(text))
-        case "slow-stream":
-            return StreamingHttpResponse(_achunks("stream"))
+        case "slow-stream" | "slow-events":
+            return StreamingHttpResponse(_achunks("stream"), content_type=_kind(name))
     return HttpResponse(text)
+
+
+def _kind(name: str) -> str | None:
+    return "text/event-stream" if name.endswith("events") else None
 
 
 def _chunks(name: str) -> Iterator[bytes]:

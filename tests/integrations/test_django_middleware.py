@@ -211,10 +211,38 @@ class TestAStream:
         view = "/sync/" if kind == "wsgi" else "/async/"
         assert [type(send(view + "broken")[1]) for _ in range(2)] == [RuntimeError] * 2
 
-    def test_whose_client_leaves_counts_as_sent(self, desk: Desk, browser: Browser) -> None:
-        Client().post("/sync/stream", **EMPTY).close()
+    def test_of_events_whose_client_leaves_frees_its_key(self, desk: Desk, kind: str, send: Any) -> None:
+        url = "/sync/events" if kind == "wsgi" else "/async/events"
+        _leave(url, kind)
 
-        assert facts(browser.post("/sync/stream", **KEY)) == (409, "response-not-stored")
+        assert send(url)[1] == b"order 1"
+        assert facts(Browser(kind).post(url, **KEY)) == (409, "response-not-stored")
+
+    def test_of_another_kind_counts_though_its_client_leaves(self, desk: Desk, kind: str) -> None:
+        """As a large response does: its view has done its work."""
+        url = "/sync/stream" if kind == "wsgi" else "/async/stream"
+        _leave(url, kind)
+
+        assert facts(Browser(kind).post(url, **KEY)) == (409, "response-not-stored")
+
+    def test_of_no_kind_counts_where_a_client_that_leaves_cancels(self, open_api: Open) -> None:
+        with open_api(on_disconnect="cancel"):
+            _leave("/async/stream", "asgi")
+
+            assert _asend_and_read("/async/stream")[1] == b"order 1"
+
+
+def _leave(url: str, kind: str) -> None:
+    """Hang up before the stream has begun."""
+    if kind == "wsgi":
+        Client().post(url, **EMPTY).close()
+    else:
+        asyncio.run(_aleave(url))
+
+
+async def _aleave(url: str) -> None:
+    response = await AsyncClient().post(url, **EMPTY)
+    await sync_to_async(response.close)()
 
 
 def _send(url: str) -> Any:
@@ -353,6 +381,12 @@ class TestAClientThatLeaves:
         assert again.content == b"order 1"
         assert again["idempotency-replayed"] == "true"
         assert desk.orders == [name]
+
+    async def test_frees_its_stream_of_events(self, desk: Desk, wait_until: Any) -> None:
+        await leave("/async/slow-events", desk, wait_until)
+
+        assert (await AsyncClient().post("/async/slow-events", **EMPTY)).status_code == 200
+        assert desk.orders == ["slow-events"] * 2
 
     async def test_was_sent_its_stream(self, desk: Desk, wait_until: Any) -> None:
         await leave("/async/slow-stream", desk, wait_until)

@@ -384,6 +384,27 @@ async def test_a_client_that_leaves_loses_nothing(server: Server) -> None:
             assert server.desk.ended[on_disconnect] == 1
 
 
+async def test_a_stream_that_is_cut_short_frees_its_key(server: Server) -> None:
+    for kind, frees in (("text/event-stream", True), ("text/csv", False)):
+
+        async def app(scope: Any, receive: Any, send: Any, kind: str = kind) -> None:
+            server.runs[kind] += 1
+            await receive()
+            headers = [(b"content-type", kind.encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": b"x" * BIG, "more_body": True})
+            assert (await receive())["type"] == "http.disconnect"
+
+        server.app = IdempotencyMiddleware(app, server.dedup, principal=by_header("x-account"))
+        async with server.dedup:
+            for _ in range(2):
+                call = Call(server.app, f"/{kind}", ("idempotency-key", "k"), ("x-account", "ann"))
+                task = call.start()
+                call.leave()
+                await task
+        assert (server.runs[kind], call.status) == ((2, 200) if frees else (1, 409))
+
+
 async def test_a_lost_lease_cancels_the_handler(server: Server) -> None:
     server.behind(lease=0.3)
     async with server.dedup:

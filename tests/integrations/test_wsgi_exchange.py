@@ -318,17 +318,56 @@ def test_while_a_stream_is_sent_its_key_is_held(dedup: Dedup) -> None:
     assert post(middleware).problem == "response-not-stored"
 
 
-@pytest.mark.parametrize(("unstored", "status"), [("refuse", 409), ("release", 201)])
-def test_a_stream_whose_client_leaves_is_settled(dedup: Dedup, unstored: Any, status: int) -> None:
+@pytest.mark.parametrize("unstored", ["refuse", "release"])
+@pytest.mark.parametrize(
+    ("headers", "read", "counts"),
+    [
+        (STREAM, 0, False),
+        (STREAM, 1, False),
+        (STREAM, 2, False),  # it has not told that this is its end
+        ([*STREAM, ("Content-Length", "2")], 1, False),
+        ([*STREAM, ("Content-Length", "2")], 2, True),  # servers may read no further
+        (TEXT, 0, True),  # too large: its first two pieces are held back
+        (TEXT, 1, True),
+    ],
+)
+def test_a_client_that_leaves_frees_a_stream_and_not_a_large_response(
+    dedup: Dedup, headers: Any, read: int, counts: bool, unstored: Any
+) -> None:
     body = Body(b"a", b"b")
-    middleware = IdempotencyMiddleware(
-        replying(body, STREAM), dedup, principal=everyone, unstored=unstored
-    )  # unchecked: the validator wants to be read to the end
-    sent = Server(middleware).serve(environ_of(key="k"))
-    assert next(sent) == b"a"
+    settings: dict[str, Any] = {"principal": everyone, "unstored": unstored, "max_response": 1}
+    # Unchecked: the validator wants to be read to the end.
+    middleware = IdempotencyMiddleware(replying(body, headers), dedup, **settings)
+    sent = middleware(environ_of(key="k"), lambda *args: lambda data: None)
+    chunks = iter(sent)
+    for _ in range(read):
+        next(chunks)
     sent.close()  # type: ignore[attr-defined]
     assert body.closed == 1
-    assert call(middleware, key="k", checked=False).status == status
+    again = call(middleware, key="k", checked=False)
+    assert again.status == (409 if counts and unstored == "refuse" else 201)
+
+
+def test_a_stream_that_was_closed_after_its_end_is_settled_once(dedup: Dedup) -> None:
+    body = Body(b"a", b"b")
+    middleware = IdempotencyMiddleware(replying(body, STREAM), dedup, principal=everyone)
+    server = Server(middleware)
+    assert list(server.serve(environ_of(key="k"))) == [b"a", b"b"]  # it closes what it was given
+    assert body.closed == 1
+    assert post(middleware).problem == "response-not-stored"
+
+
+def test_an_event_stream_without_a_body_is_kept(dedup: Dedup) -> None:
+    """204 tells a client of server-sent events to come no more."""
+
+    def app(environ: Environ, start_response: Any) -> Iterable[bytes]:
+        start_response("204 No Content", STREAM)
+        return []
+
+    middleware = IdempotencyMiddleware(app, dedup, principal=everyone)
+    for replayed in (None, "true"):
+        answer = call(middleware, key="k", checked=False)
+        assert (answer.status, answer.header("idempotency-replayed")) == (204, replayed)
 
 
 # What an application finds in its environ

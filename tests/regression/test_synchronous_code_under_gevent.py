@@ -6,18 +6,10 @@ fork: one worker process answers all requests of a test.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import httpx
@@ -28,6 +20,8 @@ from fastdedup.sync import Dedup
 from fastdedup.sync.loop import new_loop
 from fastdedup.sync.native import start_thread
 
+from ..integrations.server_process import gunicorn
+
 APP = "tests.integrations.gunicorn_app:app"
 WORKERS = {
     "gevent": ("-k", "gevent"),
@@ -37,40 +31,12 @@ WORKERS = {
 }
 
 
-@contextlib.contextmanager
-def gunicorn(url: str, kind: str) -> Iterator[httpx.Client]:
-    """Run one worker; yield a client of it."""
-    with tempfile.TemporaryDirectory(prefix="fastdedup-gunicorn-") as folder:
-        path = Path(folder) / "http.sock"
-        env = {**os.environ, "FASTDEDUP_URL": url, "USE_BEFORE_FORK": str(int("used" in kind))}
-        command = [sys.executable, "-m", "gunicorn", *WORKERS[kind], "--bind", f"unix:{path}", APP]
-        with (Path(folder) / "log").open("wb") as log:
-            command.append("--no-control-socket")
-            server = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
-        try:
-            wait_until_it_listens(path, server)
-            transport = httpx.HTTPTransport(uds=str(path))
-            with httpx.Client(transport=transport, base_url="http://shop.test", timeout=20.0) as client:
-                yield client
-        finally:
-            # Not SIGQUIT: gunicorn's gthread worker at times waits for a lock that it holds itself then.
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait(20.0)
-
-
-def wait_until_it_listens(path: Path, server: subprocess.Popen[bytes]) -> None:
-    ends = time.monotonic() + 20.0
-    while server.poll() is None and time.monotonic() < ends:
-        with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
-            return probe.connect(str(path))
-        time.sleep(0.01)
-    raise AssertionError("gunicorn does not listen")
-
-
 @pytest.mark.parametrize("kind", WORKERS)
 def test_a_worker_serves_others_while_a_duplicate_waits(redis_url: str, kind: str) -> None:
     """The first request of a key ends only when another has opened the door; its duplicate waits beside it."""
-    with gunicorn(redis_url, kind) as client, ThreadPoolExecutor(20) as pool:
+    used = str(int("used" in kind))
+    served = gunicorn(APP, *WORKERS[kind], FASTDEDUP_URL=redis_url, USE_BEFORE_FORK=used)
+    with served as client, ThreadPoolExecutor(20) as pool:
 
         def post(path: str, key: str) -> httpx.Response:
             return client.post(path, headers={"idempotency-key": key})

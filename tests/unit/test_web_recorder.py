@@ -80,7 +80,11 @@ def test_a_stream_that_starts_anew_is_still_passed_on() -> None:
     [(EVENTS, None, True), (EVENTS, False, False), (TEXT, True, True), (TEXT, None, False)],
 )
 def test_a_driver_may_know_better_than_the_content_type(headers: Any, stream: Any, passing: bool) -> None:
-    assert recorder().start(200, headers, stream=stream) is passing
+    one = recorder()
+    assert one.start(200, headers, stream=stream) is passing
+    assert one.counts_in_part is (
+        passing and headers is TEXT
+    )  # what a stream is, only its content type tells
 
 
 @pytest.mark.parametrize(("unstored", "how"), [("refuse", Settling.COMPLETE), ("release", Settling.RELEASE)])
@@ -102,6 +106,34 @@ def test_only_a_large_response_counts_in_part() -> None:
     assert [one.counts_in_part for one in (whole, large, stream)] == [False, True, False]
     large.end()
     assert not large.counts_in_part
+
+
+def test_nothing_counts_in_part_where_a_client_that_leaves_cancels() -> None:
+    one = recorder(on_disconnect="cancel")
+    one.start(200, TEXT)
+    assert one.body(b"a" * (LIMIT + 1))
+    assert not one.counts_in_part
+
+
+@pytest.mark.parametrize("stream", [None, True])
+def test_what_is_passed_on_ends_with_the_length_that_it_tells(stream: Any) -> None:
+    one, untold = recorder(), recorder()
+    one.start(200, [*EVENTS, (b"content-length", b"5")], stream=stream)
+    assert [one.passes(size) for size in (4, 0, 1, 1)] == [False, False, True, True]
+    one.end()
+    assert not one.passes(1)
+    for length in (b"", b"five", b"1" * 19):
+        untold.start(200, [*EVENTS, (b"content-length", length)], stream=stream)
+        assert not untold.passes(5)
+
+
+def test_a_head_that_was_replaced_says_what_counts() -> None:
+    one = recorder()
+    assert one.start(200, EVENTS)
+    one.passing = False  # as WSGI does: the server has refused that head
+    one.start(500, TEXT)
+    assert one.body(b"a" * (LIMIT + 1))
+    assert one.counts_in_part
 
 
 @pytest.mark.parametrize(

@@ -179,8 +179,11 @@ class _Ending:
                 await (give_back(bridge, self._hold) if failed else settle(bridge, self._hold))
 
     def close(self) -> None:
-        """Settle when the response is closed. Django calls this in a thread that may block."""
-        drive(self.end(BLOCKING))
+        """Settle when the response is closed: where the stream has not ended, its client has left.
+
+        Django calls this in a thread that may block.
+        """
+        drive(self.end(BLOCKING, failed=not self._hold.recorder.counts_in_part))
 
 
 class _Stream(_Ending):
@@ -189,13 +192,16 @@ class _Stream(_Ending):
 
     def __next__(self) -> bytes:
         try:
-            return next(self._chunks)  # type: ignore[no-any-return]
+            chunk: bytes = next(self._chunks)
         except StopIteration:
             drive(self.end(BLOCKING))
             raise
         except Exception:
             drive(self.end(BLOCKING, failed=True))
             raise
+        if self._hold.recorder.passes(len(chunk)):
+            drive(self.end(BLOCKING))
+        return chunk
 
 
 class _AsyncStream(_Ending):
@@ -204,10 +210,13 @@ class _AsyncStream(_Ending):
 
     async def __anext__(self) -> bytes:
         try:
-            return await anext(self._chunks)
+            chunk: bytes = await anext(self._chunks)
         except StopAsyncIteration:
             await self.end(AWAITING)
             raise
         except Exception:
             await self.end(AWAITING, failed=True)
             raise
+        if self._hold.recorder.passes(len(chunk)):
+            await self.end(AWAITING)
+        return chunk
