@@ -153,6 +153,22 @@ def test_the_transaction_ends_before_the_response_is_stored(
     assert len(desk.orders) == 2
 
 
+@pytest.mark.parametrize("url", ["/drf/view", "/drf/view/plain", "/drf/function", "/ninja/orders"])
+def test_a_transaction_that_is_rolled_back_frees_the_key(
+    url: str, desk: Desk, atomic: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def order(item: str) -> int:
+        desk.orders.append(item)
+        transaction.set_rollback(len(desk.orders) == 1)
+        return len(desk.orders)
+
+    monkeypatch.setattr(DESK, "order", order)
+    first, second, third = (post(url) for _ in range(3))
+    assert first.content != second.content == third.content
+    assert "Idempotency-Replayed" not in second
+    assert third["Idempotency-Replayed"] == "true"
+
+
 # Whom a key belongs to
 
 

@@ -170,6 +170,34 @@ class TestTransactions:
         assert run(RequestFactory().post("/", headers=KEY)).content == b"order 2"
         assert run(RequestFactory().post("/", headers=KEY)).content == b"order 2"
 
+    @pytest.mark.parametrize(("status", "orders"), [(200, [b"order 1", b"order 2"]), (402, [b"order 1"] * 2)])
+    def test_that_are_rolled_back_free_the_key_of_a_success(
+        self, desk: Desk, atomic: None, caplog: pytest.LogCaptureFixture, status: int, orders: list[bytes]
+    ) -> None:
+        """A 402 tells that nothing was done, and is kept."""
+
+        @idempotent(principal=everyone)
+        def view(request: HttpRequest) -> HttpResponse:
+            DESK.orders.append("tea")
+            transaction.set_rollback(True)
+            return HttpResponse(f"order {len(DESK.orders)}", status=status)
+
+        assert [view(RequestFactory().post("/", headers=KEY)).content for _ in range(2)] == orders
+        told = "its view answered 200, and its transaction is rolled back: the key is freed"
+        assert (told in caplog.text) is (status == 200)
+
+    def test_that_end_well_within_are_kept(self, desk: Desk, atomic: None) -> None:
+        """A savepoint that was rolled back leaves the rest of the work."""
+
+        @idempotent(principal=everyone)
+        def view(request: HttpRequest) -> HttpResponse:
+            DESK.orders.append("tea")
+            with transaction.atomic():
+                transaction.set_rollback(True)
+            return HttpResponse(f"order {len(DESK.orders)}")
+
+        assert [view(RequestFactory().post("/", headers=KEY)).content for _ in range(2)] == [b"order 1"] * 2
+
     def test_are_left_alone_where_the_view_says_so(self, desk: Desk, atomic: None) -> None:
         def view(request: HttpRequest) -> HttpResponse:
             assert not transaction.get_connection().in_atomic_block

@@ -5,12 +5,14 @@ A view's response is captured once it is rendered. A stream is passed on as it c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 from asgiref.sync import sync_to_async
 from django.core.signals import got_request_exception
+from django.db import connections
+from django.db.transaction import get_rollback
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 
@@ -20,7 +22,6 @@ from ...sync import Claim
 from .bridge import AWAITING, BLOCKING, Bridge, drive
 from .convert import mark, reply, take
 from .settling import Hold, give_back, settle
-from .views import in_request_transaction
 
 _HOLD = "_fastdedup_hold"
 
@@ -81,13 +82,15 @@ async def _run(bridge: Bridge, hold: Hold, view: Callable[[], Any]) -> HttpRespo
 
 async def finish(bridge: Bridge, hold: Hold, response: HttpResponse) -> HttpResponse:
     """Settle by a view's response, now or once it is rendered or sent. Return the response to send."""
+    if hold.within:
+        note_rollback(hold, response)
     if response.streaming:
         _watch(hold, response)
         return response
     if callable(getattr(response, "render", None)) and not response.is_rendered:
         _settle_once_rendered(hold, response)
         return response
-    if hold.within and in_request_transaction():
+    if hold.within and any(_request_transactions()):
         _settle_after_transaction(hold, response)
         return response
     take(hold.recorder, response)
@@ -123,6 +126,35 @@ def _settle_after_transaction(hold: Hold, response: Any) -> None:
 
     response.render, response.is_rendered = rendered, False
     response.add_post_render_callback = callbacks.append
+
+
+# The transaction of ATOMIC_REQUESTS
+
+
+def note_rollback(hold: Hold | None, response: Any) -> None:
+    """Let a response that tells of success free its key where the view's transaction will be rolled back.
+
+    A 4xx is kept all the same: it tells that nothing was done. Of several databases all must be rolled back, because
+    a retry would do again what another one has committed.
+    """
+    status = getattr(response, "status_code", 500)
+    if hold is None or status >= 400:
+        return
+    rolled_back = [get_rollback(alias) for alias in _request_transactions()]
+    if rolled_back and all(rolled_back):
+        hold.recorder.undone = True
+        hold.recorder.claim._warn(
+            "responses of work that is rolled back",
+            "%s: its view answered %d, and its transaction is rolled back: the key is freed, and a retry runs again",
+            status,
+        )
+
+
+def _request_transactions() -> Iterator[str]:
+    """Yield the databases inside of a transaction that ATOMIC_REQUESTS has begun around the view."""
+    for alias, database in connections.settings.items():
+        if database["ATOMIC_REQUESTS"] and connections[alias].in_atomic_block:
+            yield alias
 
 
 # Claims whose response does not come

@@ -13,6 +13,7 @@ from django.http import HttpRequest
 from ...errors import ConfigError
 from ...web.rules import Rule
 from .bridge import AWAITING, BLOCKING, Bridge, drive
+from .capture import hold_of, note_rollback
 
 Handle = Callable[[Bridge, HttpRequest, Callable[[], Any]], Coroutine[Any, Any, Any]]
 
@@ -77,18 +78,16 @@ class _Every(set[str]):
         return True
 
 
-def in_request_transaction() -> bool:
-    """True inside of a transaction that ATOMIC_REQUESTS has begun around the view."""
-    return any(
-        database["ATOMIC_REQUESTS"] and connections[alias].in_atomic_block
-        for alias, database in connections.settings.items()
-    )
-
-
 def _atomic(view: Callable[..., Any], outside: set[str]) -> Callable[..., Any]:
     """Return the view inside of the transactions that ATOMIC_REQUESTS asks for."""
     without = {*getattr(view, "_non_atomic_requests", ()), *outside}
+
+    def run(request: HttpRequest, *args: Any, **kwargs: Any) -> Any:
+        response = view(request, *args, **kwargs)
+        note_rollback(hold_of(request), response)
+        return response
+
     for alias, database in connections.settings.items():
         if database["ATOMIC_REQUESTS"] and alias not in without:
-            view = transaction.atomic(using=alias)(view)
-    return view
+            run = transaction.atomic(using=alias)(run)
+    return run
