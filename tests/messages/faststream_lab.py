@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-import pytest
 from faststream import Context
 
 from fastdedup import Dedup
@@ -163,9 +162,8 @@ class Cases:
     ) -> None:
         async with Dedup(redis_url, namespace="f", timeout=5.0) as dedup:
             lab = make(dedup, attempts=1)
-            if not lab.limit:
-                pytest.skip("it has none")
-            await bury_large(lab, wait_until)
+            if lab.limit:  # Redis takes any
+                await bury_large(lab, wait_until)
 
     async def test_a_failing_message_ends_among_the_dead_letters(
         self, redis_url: str, make: Callable[..., Lab], wait_until: Any

@@ -6,6 +6,7 @@ with all others in hand, for ever: it never became a dead letter, and no ack of 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from types import SimpleNamespace
@@ -89,6 +90,7 @@ async def test_the_largest_headers_of_a_full_frame_are_left_out(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is held for its next attempt: a copy would lack what the handler needs."""
+    caplog.set_level(logging.WARNING, "fastdedup.messages")
     async with shop(rabbitmq, redis_url, robust=True) as orders:
         dead = await fail(orders, left, wait_until)
         assert {len(each.headers["big"]) for each in orders.seen if each.message_id == "big"} == {
