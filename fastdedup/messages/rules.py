@@ -33,9 +33,9 @@ def abandoned(answer: Resolution) -> AbandonedError:
 
 
 class ExhaustedError(DedupError):
-    """Every attempt at this message was begun, and not one has ended.
+    """All attempts at this message are spent, and the last one has not ended.
 
-    Their consumers died, of this message or of another one beside it; or the key was claimed and released elsewhere.
+    Its consumer died, of this message or of another one beside it; or the key was claimed and released elsewhere.
     """
 
 
@@ -131,8 +131,9 @@ class MessageRules:
         if attempt <= self.attempts:
             return None
         error = ExhaustedError(
-            f"{self.attempts} attempts were begun, and none has ended: the consumers that had it died, of this "
-            "message or of another one beside it, or somebody else has claimed and released its key"
+            f"{self.attempts} attempts were begun, and the last has not ended: its consumer died, of this message or "
+            "of another one beside it, or somebody else has claimed and released its key. Earlier ones may have "
+            "failed: the log has a line for each that did"
         )
         return Decision(Action.DEAD_LETTER, Reason.EXHAUSTED, key, attempt - 1, error=error)
 
