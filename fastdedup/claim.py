@@ -630,6 +630,21 @@ class Claim:
             self._namespace.connection.undo.add(self._call, self.fence)
             raise
 
+    def _free_later(self, error: UnavailableError, free_at: float) -> None:
+        """Release by the policy, where that answers in the store's place; else see that the key is free in time.
+
+        The store is not asked to release it now, as that could take effect too soon.
+
+        Args:
+            error: why the store did not answer.
+            free_at: when the key shall be free, in the loop's time.
+        """
+        ask = self._namespace.ask
+        try:
+            ask.counted(ReleaseOp(self._call.wire, self._call.owner, self.fence), error, ask.now)
+        except UnavailableError:
+            self._namespace.connection.undo.add(self._call, self.fence, free_at)
+
     async def _fail_for_its_result(self, why: str) -> None:
         settling = self._namespace.connection.keep(self._record_unstorable(why))
         with contextlib.suppress(DedupError):

@@ -3,7 +3,8 @@
 A claim that timed out, or whose caller was cancelled while the store was silent, may have taken effect all the
 same. The engine names it here; as soon as the store answers, its record is read and, where this owner holds it,
 released with that very fence, so that a repetition never hits the next holding. A token that such a claim consumed
-is issued again. An owner that the caller chose is left alone: the same name gets its own claim back.
+is issued again. An owner that the caller chose is left alone: the same name gets its own claim back. A key that is to
+be free later gets a lease that ends then.
 
 Where nothing is found, the key is looked at once more a moment later: a server that was frozen may find the old
 command in its socket only after it has answered the new one.
@@ -12,6 +13,7 @@ command in its socket only after it has answered the new one.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,7 @@ from ..forking import InChild
 from ..protocol.keyspace import names_of
 from ..protocol.ledger_ids import NONCE_BYTES
 from ..protocol.ledgers import FirstOp, ForgetIdOp
-from ..protocol.operations import ClaimOp, Code, Op, ReadOp, RefusedAlone, ReleaseOp, Reply, Stored
+from ..protocol.operations import ClaimOp, Code, Op, ReadOp, RefusedAlone, ReleaseOp, RenewOp, Reply, Stored
 from ..protocol.owners import is_drawn
 from ..tasks import stop
 
@@ -51,20 +53,39 @@ class GivenUp:
         consumed: it consumed a token.
         fence: the fence of its holding; 0 where no answer has told it.
         id: what remembered an id; None for a claim.
+        free_at: when its key shall be free, in the loop's time; 0 for at once.
+        kept_ms: how long its record outlives its lease.
         again_at: when to look again, in the loop's time, once nothing was found; 0 before.
     """
 
-    __slots__ = ("again_at", "consumed", "fence", "id")
+    __slots__ = ("again_at", "consumed", "fence", "free_at", "id", "kept_ms")
 
-    def __init__(self, consumed: bool, id: FirstOp | None = None, fence: int = 0) -> None:
+    def __init__(
+        self,
+        consumed: bool,
+        id: FirstOp | None = None,
+        fence: int = 0,
+        free_at: float = 0.0,
+        kept_ms: int = 0,
+    ) -> None:
         self.consumed = consumed
         self.fence = fence
         self.id = id
+        self.free_at = free_at
+        self.kept_ms = kept_ms
         self.again_at = 0.0
 
     def look(self, wire: bytes) -> Op:
         """Return the operation that finds out what it left; of an id, that removes it at once, by its nonce."""
         return ReadOp(wire) if self.id is None else ForgetIdOp(wire, self.id.entry, self.id.terms)
+
+    def freeing(self, holding: Holding, fence: int) -> ReleaseOp | RenewOp:
+        """Return the operation that frees the key of a holding that was found: now, or by a lease that ends later."""
+        wire, owner = holding
+        left_ms = math.ceil((self.free_at - asyncio.get_running_loop().time()) * 1000)
+        if left_ms <= 0:
+            return ReleaseOp(wire, owner, fence, consumed=self.consumed)
+        return RenewOp(wire, owner, fence, left_ms, left_ms + self.kept_ms)
 
 
 class UndoList:
@@ -108,14 +129,19 @@ class UndoList:
     def __len__(self) -> int:
         return len(self._given_up)
 
-    def add(self, op: ClaimOp, fence: int = 0) -> None:
+    def add(self, op: ClaimOp, fence: int = 0, free_at: float = 0.0) -> None:
         """Remember a claim that was sent and whose reply did not come, or whose release did not take effect.
 
-        `fence`: of the holding, where it is known: a later one of the same owner is another claim's.
+        Args:
+            op: the claim.
+            fence: of the holding, where it is known: a later one of the same owner is another claim's.
+            free_at: when its key shall be free, in the loop's time; 0 for at once.
         """
         if op.named or self._closed or not is_drawn(op.owner):  # a name of the caller's own gets it back
             return
-        holding, given_up = (op.wire, op.owner), GivenUp(op.terms.consumes, fence=fence)
+        terms = op.terms
+        given_up = GivenUp(terms.consumes, None, fence, free_at, terms.keep_ms - terms.lease_ms)
+        holding = op.wire, op.owner
         if holding in self._waiting:
             self._waiting[holding] = given_up
         else:
@@ -219,7 +245,7 @@ class UndoList:
     def take_over(self, former: UndoList) -> None:
         """Go on with what another list has left, whose event loop has ended."""
         for holding, given_up in former._given_up.items():
-            mine = GivenUp(given_up.consumed, given_up.id, given_up.fence)
+            mine = GivenUp(given_up.consumed, given_up.id, given_up.fence, given_up.free_at, given_up.kept_ms)
             self._given_up.setdefault(holding, mine)
             if given_up.id is not None:
                 self._places.setdefault(given_up.id.place, []).append(given_up.id.entry)
@@ -296,13 +322,12 @@ class UndoList:
     async def _look(self, looked_at: list[tuple[Holding, GivenUp]]) -> bool:
         """Find out what these have left, and take it back."""
         found = await self._ask([given_up.look(wire) for (wire, _), given_up in looked_at])
-        held: list[tuple[Holding, ReleaseOp]] = []
+        held: list[tuple[Holding, Op]] = []
         for (holding, given_up), record in zip(looked_at, found, strict=True):
             if self._given_up.get(holding) is not given_up:
                 continue  # its owner has asked again meanwhile
-            wire, owner = holding
-            if isinstance(record, Stored) and is_held(record, owner, given_up):
-                held.append((holding, ReleaseOp(wire, owner, record.fence, consumed=given_up.consumed)))
+            if isinstance(record, Stored) and is_held(record, holding[1], given_up):
+                held.append((holding, given_up.freeing(holding, record.fence)))
             elif is_unanswered(record):
                 # To the end: where a store is made of parts, the others' turn must come.
                 self._given_up.move_to_end(holding)
@@ -311,7 +336,7 @@ class UndoList:
                 self.undone += 1
             else:
                 self._nothing_found(holding, given_up)
-        answers = await self._ask([release for _, release in held])
+        answers = await self._ask([freeing for _, freeing in held])
         for (holding, _), answer in zip(held, answers, strict=True):
             given_up_then = self._given_up.pop(holding, None)
             self.undone += answer is Code.OK
@@ -327,7 +352,7 @@ class UndoList:
         else:
             given_up.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
 
-    async def _ask(self, ops: list[Op] | list[ReleaseOp] | list[ReadOp]) -> list[object]:
+    async def _ask(self, ops: list[Op]) -> list[object]:
         """Return a reply for each; an operation that the store did not answer has UnavailableError."""
         futures = [self._asked(op) for op in ops]
         return await asyncio.gather(*futures, return_exceptions=True)

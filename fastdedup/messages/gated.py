@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import suppress
 from typing import Any, Final
@@ -16,6 +17,7 @@ from ..errors import (
     InProgressError,
     ResultError,
     ResultTooLargeError,
+    ShortfallError,
     UnavailableError,
 )
 from ..gateway import Dedup
@@ -137,7 +139,7 @@ class GatedWay:
 
 
 async def settle(claim: Claim, decision: Decision, delay: float) -> None:
-    """Tell the gate of a message that was not done. Where that fails the lease ends by itself.
+    """Tell the gate of a message that was not done. Where that fails, its lease ends by itself at the latest.
 
     `delay`: seconds until the next attempt may begin.
     """
@@ -158,15 +160,17 @@ async def _free_after(claim: Claim, seconds: float) -> None:
     """Free the key in so many seconds, by a lease that ends then.
 
     Not at once: the delivery that failed comes again after its delay, but copies of its message are here already, and
-    would spend all attempts without a delay.
+    would spend all attempts without a delay. Where the store does not answer, it is told as soon as it does.
     """
     if claim._renewal is not None:
         claim._renewal.stop()
+    free_at = asyncio.get_running_loop().time() + seconds
     try:
         await claim.renew(seconds)
-    except UnavailableError:
-        # Which the policy may take, of a claim that the store has given. Not `_free`: that would be too soon.
-        await claim.release()
+    except ShortfallError:
+        pass  # it was done
+    except UnavailableError as error:
+        claim._free_later(error, free_at)
 
 
 async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:
