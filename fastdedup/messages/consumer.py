@@ -5,8 +5,10 @@ Main path: `BrokerConsumer.run` → `take` → a `MessageJob` for each message �
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import logging
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ RETRY_DELAY: Final = 1.0
 """Seconds until a message that was not done is delivered again, by default."""
 _REFUSED_PAUSE: Final = 0.1
 """Seconds at least until the broker is asked again to take a dead letter."""
+_CANCELLED: Final = "a task of the consumer was cancelled, and nobody has cancelled run() or called stop()"
 log = logging.getLogger("fastdedup.messages")
 Message = TypeVar("Message")
 JobT = TypeVar("JobT", bound="MessageJob[Any]")
@@ -75,10 +78,13 @@ class ConsumerLife(ABC):
         self._name = deliveries.rules.consumer
         self._grace = check_seconds(grace, "grace", least=0.0)
         self._stop = anyio.Event()
-        # Mutable: may `run` be called, is it at work, and why it cannot go on.
+        # Mutable: may `run` be called, is it at work, and why it cannot go on; its task, and how often that had been
+        # cancelled before.
         self._is_open = False
         self._is_running = False
-        self._fault: Exception | None = None
+        self._fault: BaseException | None = None
+        self._runner: asyncio.Task[Any] | None = None
+        self._cancelled_before = 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._name!r}>"
@@ -136,10 +142,24 @@ class ConsumerLife(ABC):
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Be running within; tell of an error by which that ends."""
+        """Be running within; tell of an end that neither `stop` nor the caller has asked for.
+
+        Raises:
+            RuntimeError: it ended by a cancellation that nobody has asked for.
+        """
+        self._runner = asyncio.current_task()
+        assert self._runner is not None
+        self._cancelled_before = self._runner.cancelling()
         self._is_running = True
         try:
-            yield
+            try:
+                yield
+            except asyncio.CancelledError as error:
+                if self._is_cancelled():
+                    raise
+                raise RuntimeError(_CANCELLED) from error
+            if not self._stop.is_set():  # one of its tasks was cancelled, and with that the group
+                raise RuntimeError(_CANCELLED)
         except Exception as error:
             self._is_running = False
             self._deliveries.tell_end(error)
@@ -147,7 +167,33 @@ class ConsumerLife(ABC):
         finally:
             self._is_running = False
 
-    def _give_up(self, error: Exception) -> None:
+    def _is_cancelled(self) -> bool:
+        """True where the caller has cancelled `run`, or a scope of anyio around the running task was cancelled."""
+        assert self._runner is not None
+        is_ours = anyio.current_effective_deadline() == -math.inf
+        return is_ours or self._runner.cancelling() > self._cancelled_before
+
+    async def _guarded(self, call: Callable[..., Awaitable[None]], *given: Any) -> None:
+        """Await a call; its error stops the consumer, and is raised by `run`."""
+        try:
+            await call(*given)
+        except BaseException as error:
+            if self._passes(error):
+                raise
+            self._give_up(error)
+
+    def _passes(self, error: BaseException) -> bool:
+        """True where an error ends the task that it was raised in, as somebody has asked for, or the process."""
+        if isinstance(error, asyncio.CancelledError):
+            return self._is_cancelled()
+        return not isinstance(error, Exception)
+
+    def _give_up(self, error: BaseException) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            if self._stop.is_set():  # it ends in any case
+                return
+            cancelled, error = error, RuntimeError(_CANCELLED)
+            error.__cause__ = cancelled
         self._fault = self._fault or error
         self.stop()
 
@@ -186,6 +232,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         Raises:
             ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
             UsageError: the consumer is not open.
+            RuntimeError: one of its own tasks was cancelled, and not `run`.
             an error of the broker's client that no repeating mends.
         """
         self._handler = self._checked(handler)
@@ -251,7 +298,9 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
         async def lay(decision: Decision) -> None:
             await self._lay_at_last(job, decision)
 
-        return await self._deliveries.handle(job.message, handler, lay, failed=failed, again=again)
+        return await self._deliveries.handle(
+            job.message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
+        )
 
     async def _decide_in_place(self, job: JobT, *, failed: int, again: bool) -> Decision:
         """Decide as `decide` does, for a broker that cannot deliver one message again: repeat here, after pauses."""
@@ -282,13 +331,6 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
     def _start_beside(self, call: Callable[..., Awaitable[None]]) -> None:
         """Run a call in a task of its own, until it ends or all work has; its error stops the consumer."""
         self._tasks.start_soon(self._guarded, call)
-
-    async def _guarded(self, call: Callable[..., Awaitable[None]], *given: Any) -> None:
-        """Await a call; its error stops the consumer, and is raised by `run`."""
-        try:
-            await call(*given)
-        except Exception as error:  # noqa: BLE001 -- raised by run()
-            self._give_up(error)
 
     async def _run_job(self, job: JobT) -> None:
         try:

@@ -13,6 +13,7 @@ What happens where something fails, by the place of the failure:
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from ..claims.resolving import Check, check_resolve
@@ -137,7 +138,14 @@ class Deliveries:
         emit(self._on_event, ConsumerEnded(self.rules.consumer, reason))
 
     async def handle(
-        self, message: Any, handler: Handler, lay: Lay, *, failed: int = 0, again: bool = False
+        self,
+        message: Any,
+        handler: Handler,
+        lay: Lay,
+        *,
+        failed: int = 0,
+        again: bool = False,
+        is_cancelled: Callable[[], bool] | None = None,
     ) -> Decision:
         """Do the work of a delivery if it is the first; return what the broker shall be told.
 
@@ -147,6 +155,8 @@ class Deliveries:
             lay: lays the message where dead letters lie; awaited before a decision DEAD_LETTER is returned.
             failed: attempts at this message that its own headers tell of.
             again: somebody has taken it from the dead letters: work on it though it has failed for good.
+            is_cancelled: returns whether the running task was cancelled by its consumer, or with it: any other
+                cancellation is a failed attempt. None where the task is a framework's, and each of them ends it.
 
         Raises:
             ConfigError, UsageError: the gate or the inbox is set up wrongly, or is not open.
@@ -154,7 +164,7 @@ class Deliveries:
         """
         self.counts.delivered += 1
         delivery = Delivery(
-            self.rules.consumer, "", None, message, handler, lay, failed, again, self._on_event
+            self.rules.consumer, "", None, message, handler, lay, failed, again, self._on_event, is_cancelled
         )
         try:
             delivery.key = self.rules.key_of(message)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+from ..claim import Claim
 from ..events import DeadLettered, OnEvent, emit
 from .decisions import Decision
 
@@ -15,11 +17,18 @@ Handler = Callable[..., Awaitable[Any]]
 """The user's own: `async def on_order(message)`, or `(transaction, message)` with an inbox."""
 Lay = Callable[[Decision], Awaitable[None]]
 """Lays a message where dead letters lie. Returns once the broker has confirmed it; an error settles nothing."""
+T = TypeVar("T")
 log = logging.getLogger("fastdedup.messages")
 
 
 class HandlerCancelled(Exception):
-    """Something that the handler awaits was cancelled, and not the handler itself."""
+    """The handler, or something that it awaits, was cancelled, and not the consumer."""
+
+
+def take_back_cancels(task: asyncio.Task[Any], *, but: int = 0) -> None:
+    """Take back the cancellations of a task, `but` so many: timeouts and task groups would count them as theirs."""
+    while task.cancelling() > but:
+        task.uncancel()
 
 
 @dataclass(slots=True)
@@ -36,6 +45,9 @@ class Delivery:
         failed: attempts at this message that its own headers tell of.
         again: somebody has taken it from the dead letters: work on it though it has failed for good.
         on_event: told of a dead letter.
+        is_cancelled: returns whether the running task was cancelled by its consumer, or with it; None where the task
+            is a framework's: then each cancellation of it counts.
+        claim: the key's claim, where losing its lease cancels the task.
         attempt: how often the handler was begun for the message, once it is begun by this delivery; until then 0.
         done: what was decided once the handler returned.
         is_buried: whether it lies where dead letters lie.
@@ -50,25 +62,45 @@ class Delivery:
     failed: int
     again: bool
     on_event: OnEvent | None
+    is_cancelled: Callable[[], bool] | None = None
+    claim: Claim | None = None
     attempt: int = 0
     done: Decision | None = None
     is_buried: bool = False
 
-    async def work(self, *transaction: Any) -> Any:
-        """Return what the handler returns.
+    def work(self, *transaction: Any) -> Awaitable[Any]:
+        """Return what awaits the handler. Raises as `result_of`."""
+        return self.result_of(self.handler(*transaction, self.message))
+
+    async def result_of(self, call: Awaitable[T]) -> T:
+        """Return what the user's code returns.
 
         Raises:
             HandlerCancelled: it ended by a cancellation that nobody has asked for: that would end the consumer.
-            any error of the handler.
+            any error of the user's code.
         """
+        task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
         try:
-            return await self.handler(*transaction, self.message)
+            return await call
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if self._was_cancelled(task, before):
                 raise
             cancelled = error
-        raise HandlerCancelled("something that the handler awaits was cancelled") from cancelled
+        finally:
+            if task.cancelling() > before and not self._was_cancelled(task, before):
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)  # else one that is still on its way would end what comes next
+                take_back_cancels(task, but=before)
+        text = "it was cancelled, or something that it awaits, and not the consumer"
+        raise HandlerCancelled(text).with_traceback(cancelled.__traceback__) from cancelled
+
+    def _was_cancelled(self, task: asyncio.Task[Any], before: int) -> bool:
+        """True where the running task was cancelled by somebody who may, since it had been so often before."""
+        if self.is_cancelled is None:
+            return task.cancelling() > before
+        return self.is_cancelled() or (self.claim is not None and self.claim.lost)
 
     async def bury(self, decision: Decision) -> None:
         """Lay the message where dead letters lie, once, and say so in one line. Raises the errors of `lay`."""

@@ -88,6 +88,7 @@ class GatedWay:
 
     async def _work(self, delivery: Delivery, claim: Claim, call: ClaimCall) -> Decision:
         rules, key = self._rules, delivery.key
+        delivery.claim = claim
         delivery.attempt = attempt = max(delivery.failed + 1, claim.attempt)
         decision = rules.exhausted(key, attempt)
         if decision is None:
@@ -121,7 +122,7 @@ class GatedWay:
         takeover = None if self._resolve is None else takeover_of(claim, delivery.attempt)
         if takeover is not None:
             assert self._resolve is not None
-            answer = await answer_of(self._resolve, takeover)
+            answer = await delivery.result_of(answer_of(self._resolve, takeover))
             if claim.lost:  # the check has swallowed the cancellation that this brought
                 raise claim._lost_error()
             if answer.kind is Resolved.DONE:

@@ -42,7 +42,12 @@ class Handout(Generic[T]):
             return self._messages.popleft()
         task: asyncio.Future[T] = self._loop.create_future()
         self._tasks.append(task)
-        return await task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if task.done() and not task.cancelled():  # cancelled just as it was given a message
+                self._hand(task.result())
+            raise
 
     def _turn(self) -> None:
         """Wait for another turn while messages come; else hand them out."""

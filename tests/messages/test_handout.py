@@ -39,3 +39,16 @@ async def test_a_cancelled_task_loses_no_message() -> None:
     gone.cancel()
     handout.give(7)
     assert await other == 7
+
+
+async def test_a_task_that_is_cancelled_as_it_gets_a_message_hands_it_on() -> None:
+    handout = Handout[int]()
+    gone, other = (asyncio.create_task(handout.take()) for _ in range(2))
+    await asyncio.sleep(0)
+    for number in range(BURST):
+        handout.give(number)
+    while handout._tasks:  # both have a message, and have not run since
+        handout._turn()
+    gone.cancel()
+    assert await other == 1
+    assert sorted([await handout.take() for _ in range(BURST - 1)]) == [0, *range(2, BURST)]

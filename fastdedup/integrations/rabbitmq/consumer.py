@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -21,6 +22,7 @@ from ...ledger import Ledger
 from ...messages.consumer import GRACE, RETRY_DELAY, ConsumerLife
 from ...messages.decisions import Action, Decision
 from ...messages.deliveries import Deliveries
+from ...messages.delivery import take_back_cancels
 from ...messages.handout import Handout
 from ...messages.headers import attempts_of, is_again
 from ...messages.rules import ATTEMPTS, WAIT, MessageRules
@@ -138,6 +140,7 @@ class Consumer(ConsumerLife):
         Raises:
             ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
             ConnectionError: the connection was lost, or the queue deleted; a robust connection opens both again.
+            RuntimeError: one of its own tasks was cancelled, and not `run`.
         """
         self._checked(handler)
         with self._at_work():
@@ -155,11 +158,11 @@ class Consumer(ConsumerLife):
         tag = await reply(self._queue.consume(self._taker(handout)))
         try:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._acks.run)
+                group.start_soon(self._guarded, self._acks.run)
                 for _ in range(self._prefetch):
-                    group.start_soon(self._work, handout, handler)
+                    group.start_soon(self._guarded, self._work, handout, handler)
                 if not isinstance(channel, AbstractRobustChannel):
-                    group.start_soon(self._watch, underlay, tag)
+                    group.start_soon(self._guarded, self._watch, underlay, tag)
                 await self._stop.wait()
                 await self._leave(tag)
                 await self._finish(group)
@@ -197,8 +200,17 @@ class Consumer(ConsumerLife):
 
     async def _work(self, handout: Handout[AbstractIncomingMessage], handler: Handler) -> None:
         """Be one of the `prefetch` tasks that handle messages: to start a task for each message costs more."""
+        task = asyncio.current_task()
+        assert task is not None
         while True:
-            await self._deliver(await handout.take(), handler)
+            try:
+                message = await handout.take()
+            except asyncio.CancelledError:
+                if self._is_cancelled():
+                    raise
+                take_back_cancels(task)  # which its last handler has brought about
+                continue
+            await self._deliver(message, handler)
 
     async def _leave(self, tag: str) -> None:
         """Let the broker deliver no more."""
@@ -231,12 +243,11 @@ class Consumer(ConsumerLife):
             await self._decide(message, handler)
         except LOST as error:
             log.info("consumer %r: the channel of a message was lost: %s", self._name, error)
-        except Exception as error:  # noqa: BLE001 -- raised by run()
+        except BaseException as error:
             self._late.append(message)
+            if self._passes(error):
+                raise
             self._give_up(error)
-        except BaseException:
-            self._late.append(message)
-            raise
         finally:
             del self._in_hand[id(message)]
             if not self._in_hand and self._stop.is_set():
@@ -250,7 +261,9 @@ class Consumer(ConsumerLife):
         failed, again = attempts_of(headers), is_again(headers)
         restore_origin(message)
         while True:
-            decision = await self._deliveries.handle(message, handler, lay, failed=failed, again=again)
+            decision = await self._deliveries.handle(
+                message, handler, lay, failed=failed, again=again, is_cancelled=self._is_cancelled
+            )
             if decision.action is not Action.RETRY or await self._places.retry(message, decision):
                 break
             failed = max(failed, decision.attempts)
