@@ -21,7 +21,7 @@ from ..checks import Seconds, check_count, check_seconds
 from ..errors import ConfigError, UsageError
 from .decisions import Action, Counts, Decision
 from .deliveries import Deliveries
-from .delivery import Handler
+from .delivery import Handler, is_failure
 from .lost_cancel import heeding_cancel
 from .rare_line import RareLine
 
@@ -160,7 +160,9 @@ class ConsumerLife(ABC):
                 raise RuntimeError(_CANCELLED) from error
             if not self._stop.is_set():  # one of its tasks was cancelled, and with that the group
                 raise RuntimeError(_CANCELLED)
-        except Exception as error:
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
             self._is_running = False
             self._deliveries.tell_end(error)
             raise
@@ -184,9 +186,7 @@ class ConsumerLife(ABC):
 
     def _passes(self, error: BaseException) -> bool:
         """True where an error ends the task that it was raised in, as somebody has asked for, or the process."""
-        if isinstance(error, asyncio.CancelledError):
-            return self._is_cancelled()
-        return not isinstance(error, Exception)
+        return self._is_cancelled() if isinstance(error, asyncio.CancelledError) else not is_failure(error)
 
     def _give_up(self, error: BaseException) -> None:
         if isinstance(error, asyncio.CancelledError):

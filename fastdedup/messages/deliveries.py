@@ -131,8 +131,10 @@ class Deliveries:
         self._failed_attempts.tell_count()
         self.broker_is_back()
 
-    def tell_end(self, error: Exception) -> None:
+    def tell_end(self, error: BaseException) -> None:
         """Tell that an error has ended the consumer."""
+        while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+            error = error.exceptions[0]
         reason = f"{type(error).__name__}: {error}"
         log.error("consumer %r has ended, and takes no more messages: %s", self.rules.consumer, reason)
         emit(self._on_event, ConsumerEnded(self.rules.consumer, reason))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..claim import Claim
 from ..events import DeadLettered, OnEvent, emit
@@ -23,6 +23,23 @@ log = logging.getLogger("fastdedup.messages")
 
 class HandlerCancelled(Exception):
     """The handler, or something that it awaits, was cancelled, and not the consumer."""
+
+
+class NoFailure(BaseException):
+    """What an integration raises through the rules where its handler has not failed."""
+
+
+_NO_FAILURES: Final = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit, NoFailure)
+
+
+def is_failure(error: BaseException) -> bool:
+    """True where an error of the user's code is a failed attempt, be it no Exception, such as a panic of Rust code.
+
+    False where it ends the task or the process.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return error.subgroup(_NO_FAILURES) is None
+    return not isinstance(error, _NO_FAILURES)
 
 
 def take_back_cancels(task: asyncio.Task[Any], *, but: int = 0) -> None:

@@ -25,7 +25,7 @@ from ..ledger import Ledger
 from ..model import Outcome
 from ..protocol.operations import ForgetOp, ReadOp, Stored
 from .decisions import Action, Decision
-from .delivery import Delivery
+from .delivery import Delivery, is_failure
 from .failed_attempts import FailedAttempts
 from .holding import HeldMessage, Pauses
 from .rules import MessageRules, abandoned
@@ -94,7 +94,9 @@ class GatedWay:
         if decision is None:
             try:
                 result = await self._result_of(delivery, claim)
-            except Exception as error:  # noqa: BLE001 -- the rules decide, whatever it is
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
                 if hasattr(call, "_span"):  # somebody traces
                     call.fault = error
                 self._failed_attempts.tell(key, attempt, error)

@@ -25,7 +25,7 @@ from ..sql.once import (
     wait_at,
 )
 from .decisions import Action, Decision, Reason
-from .delivery import Delivery
+from .delivery import Delivery, is_failure
 from .failed_attempts import FailedAttempts
 from .gated import reopen, settle
 from .holding import HeldMessage, Pauses
@@ -137,11 +137,11 @@ class InboxWay:
                 except _Exhausted:
                     assert exhausted is not None
                     return exhausted
-                except Exception as fault:
-                    if begun:
+                except BaseException as fault:
+                    if begun and is_failure(fault):
                         self._failed_attempts.tell(delivery.key, attempt, fault)
                         return self._rules.of_error(delivery.key, attempt, fault)
-                    if isinstance(fault, (*_MISTAKES, InvalidKeyError)):
+                    if not isinstance(fault, Exception) or isinstance(fault, (*_MISTAKES, InvalidKeyError)):
                         raise
                     error = fault
                 else:

@@ -14,6 +14,7 @@ from faststream.message.source_type import SourceType
 
 from ...errors import ConfigError, UsageError
 from ...messages.decisions import Action, Decision, Reason
+from ...messages.delivery import NoFailure
 from ...messages.headers import attempts_of, is_again
 from ...messages.rules import DeadLetterError
 from .guarded import Guarded
@@ -24,8 +25,8 @@ CallNext = Callable[[Any], Awaitable[Any]]
 log = logging.getLogger("fastdedup.messages")
 
 
-class _Stop(BaseException):
-    """Carries `StopConsume` past the rules: it is no failure of the work."""
+class _Stop(NoFailure):
+    """Carries `StopConsume` past the rules."""
 
 
 class Processing(BaseMiddleware):
