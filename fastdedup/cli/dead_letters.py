@@ -100,7 +100,7 @@ def _when(at: str | None) -> str | None:
     """Return a time in full seconds and this machine's zone; as it stands where it is none."""
     try:
         return None if at is None else f"{datetime.fromisoformat(at).astimezone():%Y-%m-%d %H:%M:%S}"
-    except ValueError:
+    except (ValueError, OverflowError):  # the latter: its year in this zone is 0 or 10000
         return at
 
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from yarl import URL
 
 from fastdedup.cli.main import cli
+from fastdedup.messages.headers import AT, REASON
 
 from ..brokers import RabbitServer
 from .dead_letter_desk import desk_at
@@ -99,6 +100,21 @@ def test_no_key_is_broken_and_none_reaches_the_terminal_raw(
     printed = run("list", dead, "--json").stdout
     assert printed.replace("\n", "").isprintable()
     assert [json.loads(line)["key"] for line in printed.splitlines()] == [key, hostile]
+
+
+@pytest.mark.parametrize("at", ["0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "yesterday"])
+def test_a_time_that_this_zone_does_not_have_is_shown_as_it_stands(
+    rabbitmq: RabbitServer, run: Run, at: str
+) -> None:
+    """A header that any publisher can set ended the command with a traceback."""
+
+    async def publish() -> str:
+        async with desk_at(rabbitmq) as desk:
+            await desk.publish("a", headers={REASON: "failed", AT: at})
+            return desk.queue
+
+    shown = run("list", asyncio.run(publish()), COLUMNS="200")
+    assert (shown.exit_code, shown.exception, at in shown.stdout) == (0, None, True)
 
 
 def test_list_says_where_there_are_more_or_none(run: Run, dead: str) -> None:
