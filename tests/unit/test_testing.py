@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from fastdedup import (
+    Claim,
     ClaimLostError,
     Dedup,
     InProgressError,
@@ -713,3 +714,25 @@ async def test_what_is_stuck_is_listed_and_resolved(store: FakeStore) -> None:
         assert (await dedup.claim("k", resolve=paid)).result == "attempt 1"
         with store.outage("refused"), pytest.raises(UnavailableError):
             await dedup.records()
+
+
+async def test_a_lease_whose_outcome_was_not_recorded_ends() -> None:
+    """As in life: it was renewed for as long as somebody held the claim."""
+    store = FakeStore()
+    dedup = fake_dedup(store)
+    claims: list[Claim] = []
+
+    async def work() -> None:
+        async with dedup.claim("order:42", lease=3.0, renew=True) as claim:
+            claims.append(claim)
+            await asyncio.sleep(0)
+            store.outage.start("refused")
+            await claim.complete("done", within=0.0)
+
+    with pytest.raises(UnavailableError) as caught:
+        await work()
+    assert caught.value.unrecorded
+    store.outage.stop()
+    store.clock.advance(3.1)
+    assert (await dedup.claim("order:42")).attempt == 2
+    assert claims[0].acquired
