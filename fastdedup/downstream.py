@@ -90,9 +90,8 @@ class ClaimedWork:
     @property
     def is_over(self) -> bool:
         """True where what runs in this context is no part of it any more."""
-        if (
-            self.is_left or self.forks != _forks
-        ):  # siblings that it forks would count alike, and send one key twice
+        # Processes that it forks are no part of it: siblings would count alike, and send one key twice.
+        if self.is_left or self.forks != _forks:
             return True
         if self.holder is None:
             return False

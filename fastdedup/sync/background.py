@@ -175,9 +175,8 @@ class PerProcess:
     def _make_here(self) -> BackgroundDedup:
         if self._closed:
             raise UsageError("this Dedup is closed: open it again first, by open() or `with`")
-        former, thread = self._background, current()
-        if self._background is not former:  # a signal's handler has made one, as the thread started
-            former = self._background
+        thread = current()  # first: a signal's handler that comes as it starts may make one
+        former = self._background
         if former is not None and former.here:
             return former
         if former is not None:

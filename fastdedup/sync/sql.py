@@ -292,9 +292,8 @@ class Once:
 def _count_duplicate(rules: OnceRules, seconds: float) -> None:
     with suppress(UsageError):  # the gate is closed by now
         background, dedup = rules.gate._dedup.get()
-        background.tell(
-            lambda: count_duplicate(dedup, seconds)
-        )  # in the gate's thread, where all else is counted
+        # In the gate's thread, where all else is counted.
+        background.tell(lambda: count_duplicate(dedup, seconds))
 
 
 def _settle(claim: Claim | None, settle: Callable[[AsyncClaim], Coroutine[Any, Any, None]]) -> None:
