@@ -309,9 +309,9 @@ class Transactions:
                 if not receipt.first:
                     receipt.replay()  # may raise
                     return receipt._answer()
-                result = await self._work(transaction)
-                # Where the work has caught an error that ended the transaction, its COMMIT would do nothing.
-                await (receipt._confirm() if result is None else receipt.complete(result))
+                await receipt._begin_work()
+                # The work may have ended the transaction, or caught an error that has: its COMMIT would do nothing.
+                await receipt._finish(await self._work(transaction))
                 commits = True
         except BaseException as error:
             if commits and is_committed_perhaps(error):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from ..errors import InProgressError, UsageError
 from ..model import Outcome
+from .dialects.base import Flow
 from .drivers import Driver
 from .drivers.base import run
 from .local_calls import Answer
-from .rules import Found, InboxRules
+from .rules import Found, InboxRules, ended
+
+_ANCHOR: Final = "fastdedup_once"
 
 
 class AnyReceipt:
@@ -79,6 +82,15 @@ class AnyReceipt:
                 f"the transaction that received {self.key!r} has ended: complete it before the commit"
             )
 
+    def _anchor(self) -> str:
+        """Return the name of the savepoint. Within another transaction of an inbox's it must be another one's."""
+        return f"{_ANCHOR}_{self._id.hex()}" if self._driver.is_nested() else _ANCHOR
+
+    def _finishing(self, result: Any) -> Flow[bytes]:
+        if not self._driver.is_open():
+            raise ended()
+        return self._rules.finish(self._driver.dialect, self._id, result, self._anchor())
+
     def _keep(self, payload: bytes) -> None:
         """Remember the result in the form that duplicates get it."""
         self._completed = True
@@ -108,7 +120,12 @@ class Receipt(AnyReceipt):
         flow = rules.complete(driver.dialect, self._id, result)
         self._keep(await run(driver, flow, rules.table_name))
 
-    async def _confirm(self) -> None:
-        """Look whether the row can be committed: see `InboxRules.confirm`."""
-        rules, driver = self._rules, self._driver
-        await run(driver, rules.confirm(driver.dialect, self._id), rules.table_name)
+    async def _begin_work(self) -> None:
+        """See that `_finish` will recognize the transaction."""
+        driver, rules = self._driver, self._rules
+        await run(driver, rules.dialect(driver.dialect).anchor(self._anchor()), rules.table_name)
+
+    async def _finish(self, result: Any) -> None:
+        """Keep the result in the transaction that holds the row, before its COMMIT: see `InboxRules.finish`."""
+        driver, rules = self._driver, self._rules
+        self._keep(await run(driver, self._finishing(result), rules.table_name))

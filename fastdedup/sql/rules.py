@@ -172,17 +172,20 @@ class InboxRules(TableRules):
         payload = encode(self.codec, result, self.max_result)
         sql = self._dialects[dialect]  # as the row was received
         if not (yield sql.complete(row_id, payload)).count:
-            raise rolled_back()
+            raise ended()
         return payload
 
-    def confirm(self, dialect: str, row_id: bytes) -> Flow[None]:
-        """Look whether the row of a key that was received as first can be committed.
+    def finish(self, dialect: str, row_id: bytes, result: Any, anchor: str) -> Flow[bytes]:
+        """Keep the result of a key that was received as first, before the COMMIT; return its bytes.
 
         Raises:
-            UsageError: its transaction, or its savepoint, was rolled back; or a statement has failed in it.
+            ResultError, ResultTooLargeError: it cannot be stored.
+            UsageError: the transaction or savepoint that holds the row has ended, or a statement has failed in it.
         """
-        if not (yield from self.dialect(dialect).is_there(row_id)):
-            raise rolled_back()
+        payload = encode(self.codec, result, self.max_result)
+        if not (yield from self.dialect(dialect).finish(row_id, payload or None, anchor)):
+            raise ended()
+        return payload
 
     def result(self, found: Found, key: str) -> Any:
         """Return the result that a duplicate finds; None where the first kept none."""
@@ -230,10 +233,12 @@ class InboxRules(TableRules):
         return Found(Outcome.SUCCEEDED, results.get(row_id, b""))
 
 
-def rolled_back() -> UsageError:
-    """Return the error for a row that was inserted, and is gone."""
+def ended() -> UsageError:
+    """Return the error for a row that the present transaction does not hold any more."""
     return UsageError(
-        "the inbox's row is not there: its transaction, or the savepoint it was received in, was rolled back"
+        "the transaction that holds the inbox's row has ended: it, or the savepoint that the row was received in, "
+        "was rolled back or committed before the work was done, and what the work did after that is rolled back. "
+        "Leave commit and rollback to the block that begins the transaction; to go on after an error, use a savepoint"
     )
 
 

@@ -67,10 +67,14 @@ class Receipt(AnyReceipt):
         flow = rules.complete(driver.dialect, self._id, result)
         self._keep(run_now(driver, flow, rules.table_name))
 
-    def _confirm(self) -> None:
-        """Look whether the row can be committed: see `InboxRules.confirm`."""
-        rules, driver = self._rules, self._driver
-        run_now(driver, rules.confirm(driver.dialect, self._id), rules.table_name)
+    def _begin_work(self) -> None:
+        """See that `_finish` will recognize the transaction."""
+        driver, rules = self._driver, self._rules
+        run_now(driver, rules.dialect(driver.dialect).anchor(self._anchor()), rules.table_name)
+
+    def _finish(self, result: Any) -> None:
+        """Keep the result in the transaction that holds the row, before its COMMIT: see `InboxRules.finish`."""
+        self._keep(run_now(self._driver, self._finishing(result), self._rules.table_name))
 
 
 class Inbox(AnyInbox[Begin]):
@@ -265,11 +269,8 @@ class Once:
                 if not receipt.first:
                     receipt.replay()  # may raise
                     return receipt._answer()
-                result = self._work(transaction)
-                if result is None:
-                    receipt._confirm()
-                else:
-                    receipt.complete(result)
+                receipt._begin_work()
+                receipt._finish(self._work(transaction))
                 commits = True
         except BaseException as error:
             if commits and is_committed_perhaps(error):

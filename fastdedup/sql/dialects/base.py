@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from ...errors import ConfigError
+from ..faults import DatabaseFault, fault_of
 
 T = TypeVar("T")
 MAX_NAME = 48
@@ -132,12 +133,24 @@ class Dialect(ABC):
     def complete(self, row_id: bytes, payload: bytes) -> Statement:
         """Return the statement that keeps a result. It changes one row where the row is there, otherwise no row."""
 
-    @abstractmethod
-    def is_there(self, row_id: bytes) -> Flow[bool]:
-        """Look whether a row that this transaction has inserted can still be committed with it.
+    def anchor(self, name: str) -> Flow[None]:
+        """Set a savepoint in the transaction that has inserted a row. The transaction's end removes it."""
+        yield Statement(f"SAVEPOINT {name}")
 
-        Where a statement has failed in the transaction, and the database has ended it for that, the look fails.
+    def finish(self, row_id: bytes, payload: bytes | None, anchor: str) -> Flow[bool]:
+        """Keep a row's result, if there is one; return whether the row was inserted by the present transaction.
+
+        A row that is merely there may be a twin's, or committed before, if a rollback or a commit has ended the
+        transaction of the row. `anchor`: the name that `anchor` was given. If a statement has failed in the
+        transaction, and the database has ended it for that, this fails.
         """
+        try:
+            yield Statement(f"RELEASE SAVEPOINT {anchor}")
+        except Exception as error:
+            if fault_of(error) is not DatabaseFault.REFUSED:
+                raise
+            return False
+        return payload is None or bool((yield self.complete(row_id, payload)).count)
 
     @abstractmethod
     def purge(self, keep: float, size: int) -> Flow[int | None]:

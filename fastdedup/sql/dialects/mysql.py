@@ -117,11 +117,6 @@ class MySQL(Dialect):
         """See `Dialect`. The row has no result yet, so the update changes it, and counts under FOUND_ROWS or not."""
         return Statement(self._complete, (payload.hex(), row_id.hex()))
 
-    def is_there(self, row_id: bytes) -> Flow[bool]:
-        """See `Dialect`."""
-        found = yield Statement(f"SELECT 1 FROM {self.table} WHERE id = ?", (row_id,))
-        return bool(found.rows)
-
     def purge(self, keep: float, size: int) -> Flow[int | None]:
         """See `Dialect`. The lock is the connection's, so it is given back within the batch.
 

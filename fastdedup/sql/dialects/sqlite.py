@@ -78,11 +78,6 @@ class SQLite(Dialect):
         """See `Dialect`."""
         return Statement(self._complete, (payload, row_id))
 
-    def is_there(self, row_id: bytes) -> Flow[bool]:
-        """See `Dialect`."""
-        found = yield Statement(f"SELECT 1 FROM {self.table} WHERE id = ?", (row_id,))
-        return bool(found.rows)
-
     def purge(self, keep: float, size: int) -> Flow[int | None]:
         """See `Dialect`. There is one writer, so nobody else purges just now."""
         done = yield Statement(
