@@ -90,6 +90,9 @@ def place_options(command: Command) -> Command:
             metavar="VALUE",
             help="Whose web key, where by_header(…) or a proxy's gate tells callers apart: the header's value.",
         ),
+        click.option(
+            "--tenant", help="For which tenant: what the function given as tenant= returns, such as the host."
+        ),
         click.option("--key", "web_key", help="The request's Idempotency-Key, for --http."),
         click.option("--ledger", help="KEY is an id of this ledger."),
         click.option(
@@ -112,13 +115,16 @@ def place_of(
     http: tuple[str, str] | None,
     principal: str | None,
     principal_header: str | None,
+    tenant: str | None,
     web_key: str | None,
     ledger: str | None,
 ) -> RecordPlace:
     """Return the place that the options name; a mistake ends the command."""
     if http is None:
-        if any(each is not None for each in (principal, principal_header, web_key)):
-            raise click.UsageError("--principal, --principal-header and --key go with --http METHOD PATH")
+        if any(each is not None for each in (principal, principal_header, tenant, web_key)):
+            raise click.UsageError(
+                "--principal, --principal-header, --tenant and --key go with --http METHOD PATH"
+            )
         if key is None:
             raise click.UsageError("the key is missing: give KEY, or --http METHOD PATH --key …")
         return RecordPlace(key, kind, digest, ledger)
@@ -133,6 +139,8 @@ def place_of(
     if principal is not None and principal_header is not None:
         raise click.UsageError("give --principal or --principal-header, not both")
     at_gate = http[0].upper() == GATE  # a proxy's requests, whose records are in the namespace that it names
+    if at_gate and tenant is not None:
+        raise click.UsageError("--tenant is not for GATE: a proxy's gate knows no tenants")
     if not at_gate and _is_default_of_sidecar():
         raise click.UsageError("--http with --socket takes --namespace: the one of the service's gate")
     hint = ""
@@ -144,7 +152,7 @@ def place_of(
         principal = as_received(value) if at_gate else principal_of_header(value)
     elif principal is not None and not at_gate:
         hint += " Where by_header(…) tells callers apart, give the header's value by --principal-header."
-    request = place_of_request(*http, principal, web_key)
+    request = place_of_request(*http, principal, web_key, tenant)
     return RecordPlace(request.key, "claim", False, None, request=request, hint=hint)
 
 

@@ -8,7 +8,7 @@ from typing import Unpack
 from ..gateway import Dedup
 from ..web.fingerprints import json_fingerprint
 from ..web.policy import PublishedPolicy, docs_at
-from ..web.request import by_header, everyone
+from ..web.request import by_header, by_host, everyone
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
 from .exchange import AsgiExchange
 from .guard import Guard
@@ -20,6 +20,7 @@ __all__ = [
     "IdempotencyMiddleware",
     "Route",
     "by_header",
+    "by_host",
     "claim_of",
     "everyone",
     "json_fingerprint",

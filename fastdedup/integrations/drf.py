@@ -30,7 +30,7 @@ from django.http import HttpRequest, RawPostDataException
 from ..errors import ConfigError
 from ..keys import fingerprint
 from ..web.forms import CONTENT_TYPES
-from ..web.request import Principal, by_header, everyone
+from ..web.request import Principal, by_header, by_host, everyone
 from ..web.rules import UUID, KeySettings
 from .django.bridge import drive
 from .django.capture import claim_of
@@ -40,7 +40,7 @@ from .django.inside import answered
 from .django.tokens import by_user
 from .django.views import check_settings
 
-__all__ = ["UUID", "by_header", "by_user", "claim_of", "everyone", "idempotent"]
+__all__ = ["UUID", "by_header", "by_host", "by_user", "claim_of", "everyone", "idempotent"]
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 

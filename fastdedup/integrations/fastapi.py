@@ -20,7 +20,7 @@ from ..web.forms import FIELD, HEADER, FormRefused, Refusal
 from ..web.header import NAME, parse
 from ..web.policy import docs_at, rule_facts
 from ..web.record_keys import SCOPE
-from ..web.request import EVERYONE, RequestTooLarge, Shared, name_of_caller
+from ..web.request import EVERYONE, RequestTooLarge, Shared, by_host, name_of_caller
 from ..web.request import everyone as everybody
 from ..web.response import Response
 from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
@@ -44,6 +44,7 @@ __all__ = [
     "Idempotency",
     "OneTimeToken",
     "Refusal",
+    "by_host",
     "everyone",
     "json_fingerprint",
 ]

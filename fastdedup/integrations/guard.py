@@ -58,12 +58,12 @@ class Guard:
         self.forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
 
     async def claim(self, request: Request, principal: Any, key: str, *, tied: bool = False) -> Claim:
-        """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise.
+        """Claim a key for its tenant, caller, method and route. Raises what `record_key` and `Dedup.claim` raise.
 
         `tied`: see `ClaimCall.tied`.
         """
         rule, mark = self.rule, self.rule.mark(request)
-        name = rule.scope_key(request.method, request.path, principal, key, mount=request.mount)
+        name = rule.record_key(request, principal, key)
         # Not by `patiently`, which takes a coroutine more.
         call = self.dedup.claim(name, fingerprint=mark, renew=rule.renew)
         call.tied = tied

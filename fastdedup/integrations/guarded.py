@@ -11,7 +11,7 @@ from ..errors import ConfigError
 from ..gateway import Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import parse
-from ..web.request import EVERYONE, Request
+from ..web.request import EVERYONE, Request, normal_host
 from ..web.response import Response
 from .exchange import CLAIM, AsgiExchange, supported
 from .guard import Guard
@@ -80,8 +80,10 @@ def values_of(headers: Any, name: bytes) -> list[bytes]:
 def request_of(scope: Scope, body: bytes) -> Request:
     """Return the request of an ASGI scope."""
     mount = scope.get("root_path", "")
+    headers = scope["headers"]
+    host = normal_host(b",".join(values_of(headers, b"host")).decode("latin-1"), scope.get("scheme", "http"))
     return Request(
-        scope["method"].upper(), scope["path"], scope["query_string"], scope["headers"], body, scope, mount
+        scope["method"].upper(), scope["path"], scope["query_string"], headers, body, scope, mount, host
     )
 
 

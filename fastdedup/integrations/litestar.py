@@ -8,7 +8,7 @@ from typing import Any, TypeVar, Unpack
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..web.fingerprints import json_fingerprint
-from ..web.request import Principal, by_header, everyone
+from ..web.request import Principal, by_header, by_host, everyone
 from ..web.rules import UUID, KeySettings
 from .endpoint import EndpointGate
 from .guarded import claim_of
@@ -19,7 +19,7 @@ try:
 except ImportError as error:
     raise ImportError("fastdedup.integrations.litestar needs Litestar: pip install litestar") from error
 
-__all__ = ["UUID", "by_header", "claim_of", "everyone", "idempotent", "json_fingerprint"]
+__all__ = ["UUID", "by_header", "by_host", "claim_of", "everyone", "idempotent", "json_fingerprint"]
 
 Handler = TypeVar("Handler", bound=HTTPRouteHandler)
 

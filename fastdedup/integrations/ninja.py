@@ -28,7 +28,7 @@ from asgiref.sync import iscoroutinefunction
 from django.http import HttpRequest
 
 from ..errors import ConfigError
-from ..web.request import Named, Principal, Request, by_header, everyone, name_of_caller
+from ..web.request import Named, Principal, Request, by_header, by_host, everyone, name_of_caller
 from ..web.rules import UUID, KeySettings
 from .django.bridge import AWAITING, BLOCKING, drive
 from .django.capture import claim_of
@@ -38,7 +38,7 @@ from .django.inside import begun, ended
 from .django.tokens import by_user, name_of
 from .django.views import check_settings
 
-__all__ = ["UUID", "by_auth", "by_header", "by_user", "claim_of", "everyone", "idempotent"]
+__all__ = ["UUID", "by_auth", "by_header", "by_host", "by_user", "claim_of", "everyone", "idempotent"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

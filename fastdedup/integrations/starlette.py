@@ -9,7 +9,7 @@ from typing import Any, Unpack
 from ..errors import ConfigError
 from ..gateway import Dedup
 from ..web.fingerprints import json_fingerprint
-from ..web.request import Principal, by_header, everyone
+from ..web.request import Principal, by_header, by_host, everyone
 from ..web.rules import UUID, KeySettings
 from .endpoint import EndpointGate, GuardedEndpoint
 from .guarded import claim_of
@@ -21,7 +21,7 @@ try:
 except ImportError as error:
     raise ImportError("fastdedup.integrations.starlette needs Starlette: pip install starlette") from error
 
-__all__ = ["UUID", "by_header", "claim_of", "everyone", "idempotent", "json_fingerprint"]
+__all__ = ["UUID", "by_header", "by_host", "claim_of", "everyone", "idempotent", "json_fingerprint"]
 
 Endpoint = Callable[..., Any]
 Decorated = Callable[..., Coroutine[Any, Any, Any]]

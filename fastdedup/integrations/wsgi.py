@@ -19,7 +19,7 @@ from ..web.forms import redeemed_subject
 from ..web.header import parse
 from ..web.policy import PublishedPolicy, docs_at
 from ..web.record_keys import SCOPE
-from ..web.request import Named, Request, by_header, everyone
+from ..web.request import Named, Request, by_header, by_host, everyone
 from ..web.response import Response, ResponseCodec
 from ..web.rules import UUID, Route, RouteSettings, RouteTable, Rule, make_rules
 from .guard import record_settings
@@ -31,6 +31,7 @@ __all__ = [
     "IdempotencyMiddleware",
     "Route",
     "by_header",
+    "by_host",
     "claim_of",
     "everyone",
     "json_fingerprint",
@@ -88,10 +89,10 @@ class WsgiGuard:
         return key
 
     def claim(self, request: Request, key: str) -> Claim:
-        """Claim a key for its caller, method and route. Raises what `scope_key` and `Dedup.claim` raise."""
+        """Claim a key for its tenant, caller, method and route. Raises what `record_key` and `Dedup.claim` raise."""
         rule = self.rule
         principal = self._principal(request)
-        name = rule.scope_key(request.method, request.path, principal, key, mount=request.mount)
+        name = rule.record_key(request, principal, key)
         mark = rule.mark(request)
         return _patiently(
             self._dedup,

@@ -8,7 +8,7 @@ from wsgiref.types import InputStream, WSGIEnvironment
 from wsgiref.util import FileWrapper
 
 from ..web.problems import ProblemType, respond
-from ..web.request import Request, RequestTooLarge
+from ..web.request import Request, RequestTooLarge, normal_host
 from ..web.response import Response
 
 _LENGTH = re.compile("[0-9]{1,18}")
@@ -44,7 +44,8 @@ def request_of(environ: WSGIEnvironment, body: bytes) -> Request:
     """Return the request of a WSGI environ."""
     method, path = environ["REQUEST_METHOD"].upper(), whole_path(environ)
     query = _raw(environ.get("QUERY_STRING", ""))
-    return Request(method, path, query, headers_of(environ), body, environ, mount_of(environ))
+    host = normal_host(environ.get("HTTP_HOST", ""), environ.get("wsgi.url_scheme", "http"))
+    return Request(method, path, query, headers_of(environ), body, environ, mount_of(environ), host)
 
 
 def headers_of(environ: WSGIEnvironment) -> list[tuple[bytes, bytes]]:

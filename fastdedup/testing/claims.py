@@ -153,6 +153,7 @@ def claims_of(
     kind: ClaimKind = "claim",
     http: tuple[str, str] | None = None,
     principal: Caller = None,
+    tenant: Caller = None,
 ) -> ClaimsOfKey:
     """Return what was claimed under a key, in this gate's namespace.
 
@@ -160,19 +161,20 @@ def claims_of(
 
     Raises:
         ConfigError: `kind` is none that is claimed; `dedup` is no gate, or `http` no pair.
-        UsageError: the gate is on no `FakeStore`; `principal` is given without `http`, or `kind` with it.
+        UsageError: the gate is on no `FakeStore`; `principal` or `tenant` is given without `http`, or `kind` with it.
     """
     _check_gate(dedup)
     _check_kind(kind)
     _check_http(http)
     if http is None:
-        if principal is not None:
-            raise UsageError('principal= is of a web request: give http=("POST", "/orders") with it')
+        if principal is not None or tenant is not None:
+            given = "tenant" if principal is None else "principal"
+            raise UsageError(f'{given}= is of a web request: give http=("POST", "/orders") with it')
         namespace, log = _namespace_and_log(dedup)
         return log.of(wire_of(namespace, key, kind), key)
     if kind != "claim":
         raise UsageError(f"http= is of a web request, which is a claim: leave out kind={kind!r}")
-    place = place_of_request(*http, principal, key)
+    place = place_of_request(*http, principal, key, tenant)
     namespace, log = _namespace_and_log(dedup.scoped(place.scope_in(dedup.settings.namespace)))
     return log.of(namespace.claims.wire(place.key), place.key)
 
@@ -184,6 +186,7 @@ def assert_claimed_once(
     kind: ClaimKind = "claim",
     http: tuple[str, str] | None = None,
     principal: Caller = None,
+    tenant: Caller = None,
     end: End | None = None,
 ) -> ClaimsOfKey:
     """Assert that a key was acquired once, however often it was claimed; return what was claimed.
@@ -203,6 +206,7 @@ def assert_claimed_once(
             its routers and the mount.
         principal: with `http`, what the principal function returns for the caller; None where the route is open to
             everyone.
+        tenant: with `http`, what the function given as `tenant=` returns; None if the route has no such function.
         end: how the acquisition has to have ended: "completed", "failed", "released", "consumed"; or "at work".
 
     Raises:
@@ -211,7 +215,7 @@ def assert_claimed_once(
         UsageError: the gate is on no `FakeStore`.
     """
     __tracebackhide__ = True  # pytest then shows the test's own line
-    seen = claims_of(dedup, key, kind=kind, http=http, principal=principal)
+    seen = claims_of(dedup, key, kind=kind, http=http, principal=principal, tenant=tenant)
     if seen.times == 1:
         if end is None or seen.acquisitions[0].end == end:
             return seen
@@ -230,10 +234,11 @@ def assert_not_claimed(
     kind: ClaimKind = "claim",
     http: tuple[str, str] | None = None,
     principal: Caller = None,
+    tenant: Caller = None,
 ) -> None:
     """Assert that nobody has acquired a key. Arguments and errors as for `assert_claimed_once`."""
     __tracebackhide__ = True
-    seen = claims_of(dedup, key, kind=kind, http=http, principal=principal)
+    seen = claims_of(dedup, key, kind=kind, http=http, principal=principal, tenant=tenant)
     if seen.times:
         raise AssertionError(f"{key!r} was claimed {seen.times} times, not never:\n{seen}")
 

@@ -12,7 +12,7 @@ import orjson
 
 from ..checks import named
 from ..codec import Codec, JSONCodec
-from ..errors import ForeignRecordError, InvalidKeyError
+from ..errors import ConfigError, ForeignRecordError, InvalidKeyError
 from ..gate.settings import Settings
 from ..gateway import Dedup
 from ..model import Record
@@ -68,7 +68,9 @@ class SyncGate(Protocol):
         """Remove a record."""
 
 
-def place_of_request(method: str, path: str, principal: Caller, key: str) -> RequestPlace:
+def place_of_request(
+    method: str, path: str, principal: Caller, key: str, tenant: Caller = None
+) -> RequestPlace:
     """Return where the record of a request is, by the rule of the middlewares, or of the sidecar's gate (GATE).
 
     Arguments and errors as for `get_request`.
@@ -81,25 +83,34 @@ def place_of_request(method: str, path: str, principal: Caller, key: str) -> Req
         raise InvalidKeyError(f"the key is no Idempotency-Key: {error}") from None
     caller = EVERYONE if principal is None else name_of_caller(principal, "principal")
     if method.upper() == GATE:
+        if tenant is not None:
+            raise ConfigError("the sidecar's gate knows no tenants: leave out the tenant")
         return RequestPlace(scope_key(f"{GATE} {shortened(path)}", caller, name), of_sidecar=True)
     rule = Rule(path, principal=lambda request: None)
-    return RequestPlace(rule.scope_key(method.upper(), path, caller, name), of_sidecar=False)
+    whose = "" if tenant is None else name_of_caller(tenant, "tenant")
+    return RequestPlace(rule.scope_key(method.upper(), path, caller, name, tenant=whose), of_sidecar=False)
 
 
 @overload
 def get_request(
-    dedup: Dedup, method: str, path: str, *, key: str, principal: Caller = None
+    dedup: Dedup, method: str, path: str, *, key: str, principal: Caller = None, tenant: Caller = None
 ) -> Coroutine[Any, Any, Record | None]: ...
 
 
 @overload
 def get_request(
-    dedup: SyncGate, method: str, path: str, *, key: str, principal: Caller = None
+    dedup: SyncGate, method: str, path: str, *, key: str, principal: Caller = None, tenant: Caller = None
 ) -> Record | None: ...
 
 
 def get_request(
-    dedup: Dedup | SyncGate, method: str, path: str, *, key: str, principal: Caller = None
+    dedup: Dedup | SyncGate,
+    method: str,
+    path: str,
+    *,
+    key: str,
+    principal: Caller = None,
+    tenant: Caller = None,
 ) -> Any:
     """Return the record of a web request, or None where there is none.
 
@@ -116,19 +127,27 @@ def get_request(
         key: the request's Idempotency-Key.
         principal: what the principal function returns for the caller; where that is `by_header(…)`,
             `principal_of_header("the header's value")`; None where the route is open to everyone.
+        tenant: what the function given as `tenant=` returns, such as the host; None if the route has no `tenant=`.
 
     Raises:
         InvalidKeyError: no request can have this key.
         ConfigError: the path is not one, or the principal is of another type.
         UnavailableError: the store does not answer.
     """
-    place = place_of_request(method, path, principal, key)
+    place = place_of_request(method, path, principal, key, tenant)
     return dedup.scoped(place.scope_in(dedup.settings.namespace), codec=AnyCodec()).get(place.key)
 
 
 @overload
 def forget_request(
-    dedup: Dedup, method: str, path: str, *, key: str, principal: Caller = None, reason: str | None = None
+    dedup: Dedup,
+    method: str,
+    path: str,
+    *,
+    key: str,
+    principal: Caller = None,
+    tenant: Caller = None,
+    reason: str | None = None,
 ) -> Coroutine[Any, Any, bool]: ...
 
 
@@ -140,6 +159,7 @@ def forget_request(
     *,
     key: str,
     principal: Caller = None,
+    tenant: Caller = None,
     reason: str | None = None,
 ) -> bool: ...
 
@@ -151,6 +171,7 @@ def forget_request(
     *,
     key: str,
     principal: Caller = None,
+    tenant: Caller = None,
     reason: str | None = None,
 ) -> Any:
     """Remove the record of a web request, whoever holds it, so that its next repeat runs; False where there was none.
@@ -158,7 +179,7 @@ def forget_request(
     It leaves a `KeyForgotten` event with who and why. Arguments and errors as for `get_request`; `reason`: up to 256
     characters.
     """
-    place = place_of_request(method, path, principal, key)
+    place = place_of_request(method, path, principal, key, tenant)
     return dedup.scoped(place.scope_in(dedup.settings.namespace)).forget(place.key, reason=reason)
 
 

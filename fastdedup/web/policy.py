@@ -51,7 +51,7 @@ class PublishedPolicy:
             "key": "a String of RFC 8941, quotes optional: 1 to 255 characters, best a UUID; new for each request, "
             "the same for each retry",
             "scope": 'the caller, the method and the route, or its path where key_scope is "path": the same key '
-            "elsewhere is another key",
+            "elsewhere is another key. Under another host it is refused, or is another tenant's key",
             "operations": [operation_facts(rule, settings) for rule in rules],
             "headers_not_replayed": sorted(name.decode() for name in NEVER),
             "errors": [

@@ -102,7 +102,7 @@ MISMATCH = ProblemType(
     "key-reused",
     422,
     "Idempotency-Key is already used",
-    "The key came before with another request: another path, query or body. Nothing was processed. Use a new "
+    "The key came before with another request: another host, path, query or body. Nothing was processed. Use a new "
     "key for a new request, and repeat a request unchanged.",
 )
 UNAVAILABLE = ProblemType(

@@ -16,9 +16,14 @@ _LONGEST: Final = 128
 """The longest path or principal, in bytes, that is in a record's key (at most 1024 bytes) as it is."""
 
 
-def scope_key(place: str, principal: object, key: str) -> str:
-    """Return the record's key, which is unique for a place, a caller and a key. Errors as of `Rule.scope_key`."""
+def scope_key(place: str, principal: object, key: str, tenant: str = "") -> str:
+    """Return the record's key, which is unique for a place, a tenant, a caller and a key.
+
+    Errors as of `Rule.scope_key`.
+    """
     owner = "-" if principal is EVERYONE else "=" + _owner(principal)
+    if tenant:
+        return business_key(place, "@" + shortened(tenant), owner, key)
     return business_key(place, owner, key)
 
 

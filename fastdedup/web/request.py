@@ -47,6 +47,8 @@ class Request:
     """The ASGI scope or WSGI environ, with what outer middleware has put there (`scope["user"]`)."""
     mount: str = ""
     """The part of the path at which the application is mounted, "" for none."""
+    host: str = ""
+    """The host that the client named, by `normal_host`; "" if it named none."""
 
     def header(self, name: str) -> str | None:
         """Return the first header of this name, or None."""
@@ -59,6 +61,10 @@ Principal = Callable[[Request], Named] | Callable[[Request], Awaitable[Named]]
 
 Name it wholly: where each tenant has users 1, 2, 3 of its own, the tenant as well. A digest of it is kept. Where it
 returns None or "", a request with a key is answered 400, `principal-required`; see `everyone`."""
+Tenant = Callable[[Request], str | int | UUID | None]
+"""A plain function that names the tenant whom a request is for; "" stands for all of them. See `by_host`.
+
+If it returns None, a request with a key is answered 400, `principal-required`."""
 FingerprintOf = Callable[[Request], Any]
 """Returns what makes two requests the same: a value to digest, or what `fastdedup.fingerprint()` returned."""
 
@@ -68,7 +74,7 @@ def name_of_caller(value: object, what: str) -> Named:
 
     Args:
         value: text, a number or a UUID; None and `EVERYONE` stay as they are.
-        what: what it is the name of, for the error: a principal or a subject.
+        what: what it is the name of, for the error: a principal, a tenant or a subject.
 
     Raises:
         ConfigError: it is of another type.
@@ -83,6 +89,17 @@ def name_of_caller(value: object, what: str) -> Named:
 def everyone(request: Request) -> Literal[Shared.EVERYONE]:
     """Let all callers share their keys: right where there is only one caller, or keys cannot be guessed."""
     return EVERYONE
+
+
+def by_host(request: Request) -> str:
+    """Give each host keys of its own: a `tenant=` for an application that has a tenant for each host."""
+    return request.host
+
+
+def normal_host(host: str, scheme: str) -> str:
+    """Return the value of a Host header in one spelling: lower case, no default port, no dot at the end."""
+    name = host.strip().lower().removesuffix(":443" if scheme == "https" else ":80")
+    return name.removesuffix(".").replace(".:", ":")
 
 
 def by_header(name: str) -> Callable[[Request], str | None]:

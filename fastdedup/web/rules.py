@@ -14,7 +14,7 @@ from ..keys import Fingerprint, fingerprint
 from .fingerprints import bare_path, request_fingerprint
 from .header import BadKey, KeyMissing
 from .record_keys import scope_key, shortened
-from .request import FingerprintOf, Named, Principal, Request
+from .request import FingerprintOf, Named, Principal, PrincipalMissing, Request, Tenant, name_of_caller
 from .response import HeaderFilter
 
 T = TypeVar("T")
@@ -59,6 +59,7 @@ class KeySettings(ClaimSettings, total=False):
     wait: float
     key_format: str | None
     key_scope: Literal["route", "path"]
+    tenant: Tenant | None
 
 
 class RouteSettings(KeySettings, total=False):
@@ -137,6 +138,11 @@ class Rule:
     422 at `/c/2`. "path": `/c/1`, with its parameters; at `/c/2` the same key is another key. Where an application is
     mounted at two paths, each has keys of its own. Starlette 1.0 and older does not tell its route: "route" then is
     "path" for the decorator of `fastdedup.integrations.starlette`."""
+    tenant: Tenant | None = None
+    """Names the tenant whom a request is for; each tenant has keys of its own. See `by_host`. None: all hosts share
+    their keys, and a key that comes again under another host is answered 422, because the host may select a tenant
+    or a view. If a function is given, only the function decides: `lambda request: ""` is for one application that
+    has several hosts."""
     fingerprint: FingerprintOf = request_fingerprint
     """Returns the parts by which two requests are the same; by default method, path, query and body."""
     retry_after: float = 1.0
@@ -153,6 +159,10 @@ class Rule:
             raise ConfigError(
                 "fingerprint must be a function that takes a Request and returns what to digest, "
                 f"got {shown(self.fingerprint)}"
+            )
+        if self.tenant is not None and not callable(self.tenant):
+            raise ConfigError(
+                f"tenant must be a function from a Request to a name, or None, got {shown(self.tenant)}"
             )
         self._normalise()
         for name in ("required", "renew", "keep_unreached"):
@@ -208,23 +218,47 @@ class Rule:
         elif self.key_format is not None and re.fullmatch(self.key_format, key) is None:
             raise BadKey(f"a key of this operation must match {self.key_format}")
 
-    def scope_key(self, method: str, path: str, principal: Named, key: str, *, mount: str = "") -> str:
-        """Return the record's key, which is unique for caller, method, mount, route and key.
+    def record_key(self, request: Request, principal: Named, key: str) -> str:
+        """Return the key of a request's record, with its tenant.
+
+        Raises:
+            PrincipalMissing: the tenant function returned None. Also as for `scope_key`.
+            ConfigError: the tenant function returned a value of another type. Also as for `scope_key`.
+        """
+        tenant: object = ""
+        if self.tenant is not None:
+            tenant = name_of_caller(self.tenant(request), "tenant")
+            if tenant is None:
+                raise PrincipalMissing("the tenant function found no tenant for this request")
+        return self.scope_key(
+            request.method, request.path, principal, key, mount=request.mount, tenant=tenant
+        )
+
+    def scope_key(
+        self, method: str, path: str, principal: Named, key: str, *, mount: str = "", tenant: object = ""
+    ) -> str:
+        """Return the record's key, which is unique for tenant, caller, method, mount, route and key.
 
         A route that ends in * stands for many paths: there the request's path counts, as with `key_scope="path"`.
 
         Raises:
             PrincipalMissing: the principal is None or "": callers without a name would share their keys.
-            ConfigError: the principal is of another type.
+            ConfigError: the principal or the tenant is of another type.
         """
+        if not isinstance(tenant, str):
+            raise ConfigError(f"a tenant must be text, a number or a UUID, got {shown(tenant)}")
         if self.path[-1] == "*":
             place = path
         else:
             place = mount.rstrip("/") + self.path if self.key_scope == "route" else bare_path(path)
-        return scope_key(f"{method} {shortened(place)}", principal, key)
+        return scope_key(f"{method} {shortened(place)}", principal, key, tenant)
 
     def mark(self, request: Request) -> Fingerprint:
-        """Return a request's fingerprint. Bytes that a fingerprint function returns are a client's, and digested.
+        """Return a request's fingerprint: what `fingerprint` returns, with the host, the route and the path.
+
+        The record's key alone does not tell these apart, and each of them may select a view or a tenant. The host is
+        left out if `tenant` is given, because then the tenant is in the key. Django's patterns give one route many
+        paths without a name in braces.
 
         Raises:
             ConfigError: a fingerprint function returned None, or a value that cannot be digested.
@@ -234,13 +268,10 @@ class Rule:
             raise ConfigError(
                 "the function given as fingerprint= returned None; return a value to digest, such as request.body"
             )
-        if self.fingerprint is request_fingerprint:
-            return value  # type: ignore[no-any-return]
-        mark = fingerprint(value)
-        # A route has one record for each key: only the fingerprint tells which path the key was sent to. Django's
-        # patterns give one route many paths without a name in braces.
-        path = bare_path(request.path).encode("utf-8", "surrogatepass")
-        return Fingerprint(blake2b(mark + path, digest_size=16, person=b"path").digest())
+        mark = value if self.fingerprint is request_fingerprint else fingerprint(value)
+        host = request.host if self.tenant is None else ""
+        place = f"{host}\n{self.path}\n{bare_path(request.path)}".encode("utf-8", "surrogatepass")
+        return Fingerprint(blake2b(mark + place, digest_size=16, person=b"place").digest())
 
 
 def declared(path: str) -> str:

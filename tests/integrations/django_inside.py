@@ -30,7 +30,7 @@ from fastdedup.integrations import drf, ninja
 
 from .django_shop import DESK
 
-__all__ = ["SETTINGS", "Router", "View", "drf", "made", "ninja", "order"]
+__all__ = ["SETTINGS", "APIView", "NinjaAPI", "Router", "View", "drf", "made", "ninja", "order"]
 USERS = {"ann's": "ann", "bob's": "bob"}
 SETTINGS: dict[str, Any] = {
     "ROOT_URLCONF": __name__,

@@ -255,7 +255,7 @@ async def test_a_chunked_request_is_the_same_as_one_with_its_length(
         wire.send("/orders", "k", b"hello")
         first = await wire.answer()
         wire.writer.write(
-            b"POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"POST /orders HTTP/1.1\r\nHost: shop.test\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n"
             b"2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
         )
         again = await wire.answer()

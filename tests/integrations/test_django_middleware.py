@@ -358,7 +358,7 @@ async def leave(url: str, desk: Desk, wait_until: Any) -> None:
         "method": "POST",
         "path": url,
         "query_string": b"",
-        "headers": [(b"host", b"t"), (b"idempotency-key", b"k1")],
+        "headers": [(b"host", b"testserver"), (b"idempotency-key", b"k1")],
     }
     serving = asyncio.ensure_future(ASGIHandler()(scope, receive, send))
     await wait_until(lambda: desk.started.acquire(blocking=False), description="the view runs")

@@ -15,11 +15,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fastdedup import Dedup
+from fastdedup.integrations.asgi import IdempotencyMiddleware
 
 from ..sql_pages.pages import Page
 
 PAGE = Page("http-rules.md")
-FIRST, ENDPOINTS, CORS = PAGE.all_blocks("python")
+FIRST, TENANTS, ENDPOINTS, CORS = PAGE.all_blocks("python")
 ORIGIN = "https://shop.example"
 TELLS_ROUTES = 'scope["route"]' in Path(starlette.routing.__file__).read_text()
 
@@ -52,6 +53,18 @@ async def test_its_middleware_guards_and_publishes_the_rules() -> None:
         refused = await client.post("/orders")
         assert (refused.status_code, refused.links["describedby"]["url"]) == (400, "/idempotency")
         assert (await client.get("/idempotency")).json()["operations"]
+
+
+async def test_its_tenants_have_keys_of_their_own(dedup: Dedup) -> None:
+    async def told(request: Request) -> Response:
+        return Response(request.url.hostname)
+
+    shop = Starlette(routes=[Route("/orders", told, methods=["POST"])])
+    names = names_of(TENANTS, dedup, app=shop, IdempotencyMiddleware=IdempotencyMiddleware)
+    async with dedup, client_of(names["shops"]) as client:
+        hosts = ["a.test", "b.test", "a.test"]
+        asked = [{"idempotency-key": "k", "host": host} for host in hosts]
+        assert [(await client.post("/orders", headers=one)).text for one in asked] == hosts
 
 
 async def test_its_endpoints_work(dedup: Dedup) -> None:

@@ -443,7 +443,7 @@ async def test_asgi_and_wsgi_serve_the_same_records(redis_url: str) -> None:
     async with AsyncDedup(redis_url, namespace="t") as other:
         app = asgi.IdempotencyMiddleware(no_app, other, principal=by_header("x-api-key"))
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
             headers = {"idempotency-key": "k", "x-api-key": "ada", "content-type": "application/json"}
             second = await client.post("/caf\xe9/1?a=1", content=b"{}", headers=headers)
     assert (second.status_code, second.content) == (first.status, first.body)

@@ -174,6 +174,19 @@ def test_another_fingerprint_is_a_mismatch(http: httpx.Client) -> None:
         assert outcome(other) == (status, "mismatch")
 
 
+@pytest.mark.parametrize("envoy", [False, True])
+def test_another_host_is_a_mismatch(http: httpx.Client, envoy: bool) -> None:
+    ask = ANN | ({"FastDedup-Gate": f"{BY}&deny=own"} if envoy else {})
+    url = f"{GATE}/orders" if envoy else f"{GATE}?{BY}&deny=own"
+    hosts = ["a.test", "b.test", "A.test.:80"]
+    answers = [http.get(url, headers=ask | {"Host": host}) for host in hosts]
+    assert [outcome(answer) for answer in answers] == [
+        (200, "acquired"),
+        (422, "mismatch"),
+        (409, "in_progress"),
+    ]
+
+
 def many(**headers: str) -> list[tuple[str, str]]:
     return [*ANN.items(), *headers.items()]
 
@@ -319,7 +332,7 @@ async def test_a_proxy_that_hangs_up_while_it_waits_claims_nothing(
         tasks = sidecar.server.server_state.tasks
         with sidecar.raw() as raw:
             head = "".join(f"{name}: {value}\r\n" for name, value in ANN.items())
-            raw.sendall(f"GET {GATE}?{BY}&wait=60000 HTTP/1.1\r\nhost: x\r\n{head}\r\n".encode())
+            raw.sendall(f"GET {GATE}?{BY}&wait=60000 HTTP/1.1\r\nhost: sidecar\r\n{head}\r\n".encode())
             await wait_until(lambda: bool(tasks), description="the request waits")
         await wait_until(lambda: not tasks, description="the request ends")
         settle(http, first, "release")

@@ -22,7 +22,7 @@ except ImportError as error:
 
 from ...web.fingerprints import json_fingerprint
 from ...web.forms import FormRefused, Refusal
-from ...web.request import by_header, everyone
+from ...web.request import by_header, by_host, everyone
 from ...web.rules import UUID, Route
 from .capture import claim_of
 from .config import gate
@@ -41,6 +41,7 @@ __all__ = [
     "Route",
     "UUID",
     "by_header",
+    "by_host",
     "by_user",
     "everyone",
     "json_fingerprint",

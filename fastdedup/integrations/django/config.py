@@ -23,7 +23,7 @@ from ...web.record_keys import SCOPE
 from ...web.rules import Rule, make_rules
 
 _EXAMPLE = 'FASTDEDUP = {"url": "redis://localhost:6379/0", "namespace": "shop"}'
-_FUNCTIONS = ("principal", "subject", "fingerprint", "keep")
+_FUNCTIONS = ("principal", "tenant", "subject", "fingerprint", "keep")
 """Settings that may be given as dotted paths."""
 
 

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from http.client import responses
 from typing import Any
 
-from django.core.exceptions import RequestDataTooBig
+from django.core.exceptions import DisallowedHost, RequestDataTooBig
 from django.core.files.uploadedfile import UploadedFile
 from django.http import (
     HttpRequest,
@@ -21,7 +21,7 @@ from django.http import (
 from ...web.forms import contents
 from ...web.header import parse
 from ...web.recorder import Recorder
-from ...web.request import Request, RequestTooLarge
+from ...web.request import Request, RequestTooLarge, normal_host
 from ...web.response import Response
 
 SOURCE = "django.request"
@@ -52,7 +52,16 @@ def request_of(request: HttpRequest, body: bytes) -> Request:
     query = request.META.get("QUERY_STRING", "").encode("utf-8", "surrogateescape")
     source = ChainMap({SOURCE: request}, request.META)
     mount = request.META.get("SCRIPT_NAME") or ""
-    return Request(request.method.upper(), request.path, query, headers, body, source, mount)
+    host = normal_host(_host_of(request), request.scheme or "http")
+    return Request(request.method.upper(), request.path, query, headers, body, source, mount, host)
+
+
+def _host_of(request: HttpRequest) -> str:
+    """Return the host as Django tells it, which may be a proxy's X-Forwarded-Host."""
+    try:
+        return str(request.get_host())
+    except DisallowedHost:  # a view that asks for it is not reached
+        return str(request.META.get("HTTP_HOST", ""))
 
 
 def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:

@@ -17,7 +17,7 @@ except ImportError as error:
 
 from ...web.fingerprints import json_fingerprint
 from ...web.forms import FormRefused, Refusal
-from ...web.request import by_header, everyone
+from ...web.request import by_header, by_host, everyone
 from ...web.rules import UUID
 from .exchange import claim_of
 from .extension import FastDedup
@@ -34,6 +34,7 @@ __all__ = [
     "idempotent",
     "UUID",
     "by_header",
+    "by_host",
     "by_session",
     "everyone",
     "json_fingerprint",

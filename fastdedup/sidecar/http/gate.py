@@ -19,7 +19,7 @@ from ...errors import UnavailableError
 from ...web import header
 from ...web.problems import ProblemType
 from ...web.record_keys import scope_key, shortened
-from ...web.request import EVERYONE
+from ...web.request import EVERYONE, normal_host
 from ..namespaces import Namespaces
 from . import models, problems
 from .problems import RequestProblem, problem_of
@@ -172,11 +172,13 @@ def _key_of(ask: GateQuery, request: HttpRequest) -> str | None:
 
 
 def _claim_of(ask: GateQuery, request: HttpRequest, key: str) -> models.ClaimRequest:
-    mark = None if ask.fingerprint is None else _one(request, ask.fingerprint)
+    mark = b"" if ask.fingerprint is None else _one(request, ask.fingerprint) or b""
+    # A proxy that passes the client's Host on may serve another tenant under each name.
+    host = normal_host((_one(request, "Host") or b"").decode("latin-1"), "http")
     return models.ClaimRequest(
         key=scope_key(f"GATE {shortened(_route_of(ask, request))}", _principal_of(ask, request), key),
         namespace=ask.namespace,
-        fingerprint=None if mark is None else mark.decode("latin-1"),
+        fingerprint=[host, mark.decode("latin-1")],
         lease=ask.lease if ask.once is None else ask.once,
         ttl=ask.ttl if ask.once is None else _KEEPS_MS,
         wait=ask.wait,
