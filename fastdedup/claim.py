@@ -39,6 +39,8 @@ _SUCCEEDED: Final = Outcome.SUCCEEDED
 _SHAREABLE: Final = (str, int, float, bool)
 """Decoded once for all who ask; what could be changed by one caller is decoded for each."""
 _LOST: Final = "lost"
+_SETTLED: Final = {"S": "completed", "F": "failed", "R": "released"}
+"""How a record in that state was settled."""
 _FIRST_PAUSE: Final = 0.02
 """Seconds between two tries to settle while the store is unavailable, at first."""
 
@@ -107,8 +109,8 @@ class Claim:
     """Set once the gate's listeners know that the lease is lost."""
     _trace: object
     """The context of the claim's span; set by whoever traces."""
-    _unsure: bool
-    """True where a release got no reply: it may have taken effect."""
+    _unsure: tuple[str, ...]
+    """How it was settled without a reply: each of these may have taken effect."""
     _unstorable: str
     """The type of the error by which the last result cannot be stored, "" where it can; set once one was given."""
 
@@ -297,15 +299,15 @@ class Claim:
         await self._finish("failed", self._outcome_op("failed", error, ttl), until)
 
     async def release(self) -> None:
-        """Free the key: nothing happened, the next claimant may try."""
+        """Free the key: nothing happened, the next claimant may try.
+
+        If the caller is cancelled before the store has answered, the key is freed as soon as the store answers.
+        """
         self._check_live("released")
         op = ReleaseOp(self._call.wire, self._call.owner, self._verdict.fence)
-        op.unsure = getattr(self, "_unsure", False)
-        try:
-            await self._finish("released", op)
-        except UnavailableError:
-            self._unsure = True
-            raise
+        op.unsure = self._may_be("released")
+        await self._finish("released", op)
+        self._unsure = ()
 
     async def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now: `lease` seconds, as long as the first by default."""
@@ -378,8 +380,18 @@ class Claim:
 
     def _may_say_anew(self, how: str) -> bool:
         """True where the caller was cancelled as it said how it ends; what is recorded by now can be repeated."""
+        if self._settled == "released":
+            return how == "released" and self._may_be(how)
         recording = getattr(self, "_recording", None)
         return bool(how) and recording is not None and (not recording.done() or how == self._settled)
+
+    def _may_be(self, how: str) -> bool:
+        """True where it was settled so without a reply."""
+        return how in getattr(self, "_unsure", ())
+
+    def _note_unsure(self, how: str) -> None:
+        if not self._may_be(how):
+            self._unsure = (*getattr(self, "_unsure", ()), how)
 
     async def _finish(
         self,
@@ -398,16 +410,13 @@ class Claim:
         tracing = self._namespace.watchers.tracing
         if tracing is not None and traces and (span := tracing.settling(self, how)) is not None:
             return await traced(tracing, span, self._finish(how, op, until, traces=False))
-        recording, recorded = getattr(self, "_recording", None), ""
-        anew = False
+        recording = getattr(self, "_recording", None)
         if recording is not None and not alone:  # its caller was cancelled, and says anew how it ends
             recording.cancel()
-            self._recording, anew = None, True
+            self._recording = None
         self._settled = how
         pause, began = _FIRST_PAUSE, self._namespace.ask.now
         try:
-            if anew and (recorded := await self._recorded_otherwise(how)):
-                raise UsageError(f"this claim was {recorded} already; settle it once")
             while True:
                 try:
                     return await self._act(op)
@@ -427,29 +436,36 @@ class Claim:
             self._tell_lost()
             raise
         except asyncio.CancelledError:
-            # Of a release no more is asked. The effect of an outcome has happened: its recording goes on by itself.
-            if self._settling and not alone:
-                self._settled = None
+            if not alone:  # it goes on by itself
+                self._note_unsure(how)
                 if isinstance(op, SettleOp):
+                    self._settled = None
                     self._recording = self._namespace.connection.keep(self._record_alone(how, op, until))
+                else:
+                    self._namespace.connection.undo.add(self._call, self.fence, asked=True)
             raise
-        except BaseException:
-            self._settled = recorded or None
+        except BaseException as error:
+            if isinstance(error, UnavailableError):
+                self._note_unsure(how)
+            if self._settled == how:
+                self._settled = None
             raise
         finally:
             if self._settled is not None and self._renewal is not None:
                 self._renewal.stop()
 
-    async def _recorded_otherwise(self, how: str) -> str:
-        """Return how the store has this claim settled, where that is not as `how` says; "" where it has not."""
+    async def _recorded(self) -> str:
+        """Return how the store has this claim settled; "" where its record is another's, or there is none."""
+        op, ask = ReadOp(self._call.wire), self._namespace.ask
         try:
-            found = await self._namespace.ask.begin(ReadOp(self._call.wire), degraded=self._verdict.degraded)
-        except UnavailableError:
+            answer = await ask.begin(op, degraded=self._verdict.degraded)
+        except UnavailableError as error:
+            found = ask.verdict(op, error)
+        else:
+            found = ask.verdict(op, answer)
+        if not isinstance(found, Stored) or found.owner != self._call.owner or found.fence != self.fence:
             return ""
-        if not isinstance(found, Stored) or found.owner != self._call.owner:
-            return ""
-        recorded = {"S": "completed", "F": "failed"}.get(found.state, "")
-        return "" if recorded == how else recorded
+        return _SETTLED.get(found.state, "")
 
     async def _record_alone(self, how: str, op: SettleOp, until: float | None) -> None:
         """Go on recording an outcome whose caller was cancelled; where that is in vain, the log tells it."""
@@ -503,6 +519,11 @@ class Claim:
             elsewhere = await self._elsewhere(op)
             if elsewhere is not None:
                 return await self._act(elsewhere)
+        if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and self._may_be_otherwise(op):
+            recorded = await self._recorded()
+            if recorded:
+                self._settled = recorded
+                raise UsageError(f"this claim was {recorded} already; settle it once")
         if code == Code.LOST and isinstance(op, ReleaseOp | SettleOp) and op.unsure:
             if self._lease_left() > 0:
                 # Within its lease nobody takes a key that was not freed: the first sending did it, and a settled
@@ -518,6 +539,11 @@ class Claim:
             )
         self._lost, self._outage = True, False
         raise self._lost_error()
+
+    def _may_be_otherwise(self, op: ReleaseOp | SettleOp) -> bool:
+        """True where it was settled before, in another way and without a reply."""
+        how = "released" if isinstance(op, ReleaseOp) else "completed" if op.succeeded else "failed"
+        return any(each != how for each in getattr(self, "_unsure", ()))
 
     async def _elsewhere(self, op: Op) -> Op | None:
         """Return the operation for where the policy has taken the claim; None where that is the same place."""
@@ -607,7 +633,7 @@ class Claim:
             if error is None:
                 raise self._lost_error()
             return
-        if error is None and not release:
+        if error is None and not release and not self._may_be("released"):
             await self.complete()  # where this task is cancelled, recording goes on by itself
             return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.

@@ -63,7 +63,7 @@ async def keep_renewed(
                 return None if is_over(claim) else claim._lose(outage=False)
             unanswered = True
             if loop.time() >= ends:
-                return claim._lose(outage=True)
+                return None if is_over(claim) else claim._lose(outage=True)
             pause = lease / 10
         del claim  # only weakly held while asleep
 

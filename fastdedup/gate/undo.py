@@ -129,15 +129,18 @@ class UndoList:
     def __len__(self) -> int:
         return len(self._given_up)
 
-    def add(self, op: ClaimOp, fence: int = 0, free_at: float = 0.0) -> None:
+    def add(self, op: ClaimOp, fence: int = 0, free_at: float = 0.0, *, asked: bool = False) -> None:
         """Remember a claim that was sent and whose reply did not come, or whose release did not take effect.
 
         Args:
             op: the claim.
             fence: of the holding, where it is known: a later one of the same owner is another claim's.
             free_at: when its key shall be free, in the loop's time; 0 for at once.
+            asked: its owner has asked for its release, so it does not matter whether the caller chose the name.
         """
-        if op.named or self._closed or not is_drawn(op.owner):  # a name of the caller's own gets it back
+        if self._closed:
+            return
+        if not asked and (op.named or not is_drawn(op.owner)):  # a name of the caller's own gets it back
             return
         terms = op.terms
         given_up = GivenUp(terms.consumes, None, fence, free_at, terms.keep_ms - terms.lease_ms)

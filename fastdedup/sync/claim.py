@@ -148,8 +148,8 @@ class Claim:
         self._say(within)
 
     def release(self) -> None:
-        """Free the key: nothing happened, the next claimant may try."""
-        self._run(lambda: self._to_its_end(self._claim.release()), settles=True)
+        """Free the key: nothing happened, the next claimant may try. If interrupted, it goes on by itself."""
+        self._run(self._claim.release, settles=True)
 
     def _free(self) -> None:
         """Release, where nobody is there to try again: see `fastdedup.Claim._free`."""
