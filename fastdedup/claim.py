@@ -609,6 +609,9 @@ class Claim:
         self._unbind()
         if not self.acquired:
             return
+        if self._lost_in_outage and not self._settling and (release or error is not None):
+            # A renewal that still lies in a socket would hold the key for an owner that has stopped.
+            self._namespace.connection.undo.add(self._call, self.fence)
         if self._stopped_body and body is not None:
             outside = body.uncancel() > 0  # cancelled from outside as well: that goes first
             if not outside and (error is None or isinstance(error, asyncio.CancelledError)):
