@@ -12,7 +12,7 @@ from ..web.policy import PublishedPolicy, docs_at
 from ..web.record_keys import SCOPE
 from ..web.rules import declared, make_rules
 from .guard import Guard
-from .guarded import GuardedApp, claim_of
+from .guarded import GuardedApp
 from .lifespan import ASGIApp, Receive, Scope, Send
 
 _ANY = "/*"
@@ -46,13 +46,12 @@ class EndpointGate:
         return GuardedEndpoint(app, self._dedup, self)
 
     def guard_of(self, scope: Scope, route: str | None) -> Guard | None:
-        """Return the guard of a request's route; None where its method takes no key, or it is claimed already."""
+        """Return the guard of a request's route; None if its method takes no key."""
         path = _ANY if route is None else declared(route)
         guard = self._guards.get(path)
         if guard is None:
             guard = self._guards[path] = Guard(self._dedup, make_rules([path], self._settings)[0])
-        keyed = scope["method"].upper() in guard.rule.methods and claim_of(scope) is None
-        return guard if keyed else None
+        return guard if scope["method"].upper() in guard.rule.methods else None
 
     def docs_at(self, scope: Scope) -> str | None:
         """Return the documentation's address: a path of this application's is below its mount."""

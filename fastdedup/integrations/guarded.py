@@ -41,6 +41,10 @@ class GuardedApp:
         if not self._watched:
             self._watched = True
             watch(scope.get("app", self.app))
+        if (
+            claim_of(scope) is not None
+        ):  # an outer guard has claimed it: one response cannot settle two claims
+            return await self.app(scope, receive, send)
         exchange = AsgiExchange(receive, send, guard.rule.max_request)
         claim: Claim | None = None
         refused: Response | None = None

@@ -64,11 +64,12 @@ class WsgiGuard:
     def ask(self, environ: WSGIEnvironment, docs: str | None, read: ReadBody) -> Claim | Response | None:
         """Return the claim that a request acquired, or the answer in its handler's place.
 
-        None for a request without a key. Raises what the principal and fingerprint functions raise.
+        None for a request without a key, and for a request that an outer guard has claimed. Raises what the principal
+        and fingerprint functions raise.
         """
         try:
             key = self.key_of(environ)
-            if key is None:
+            if key is None or claim_of(environ) is not None:
                 return None
             claim = self.claim(request_of(environ, read(environ, self.rule.max_request)), key)
         except (*REFUSALS, BadBody) as error:

@@ -23,6 +23,7 @@ from ...web.header import parse
 from ...web.recorder import Recorder
 from ...web.request import Request, RequestTooLarge, normal_host
 from ...web.response import Response
+from ..exchange import CLAIM
 
 SOURCE = "django.request"
 """The name under which a principal function finds the HttpRequest: `request.source["django.request"].user`."""
@@ -62,6 +63,11 @@ def _host_of(request: HttpRequest) -> str:
         return str(request.get_host())
     except DisallowedHost:  # a view that asks for it is not reached
         return str(request.META.get("HTTP_HOST", ""))
+
+
+def is_claimed_outside(request: HttpRequest) -> bool:
+    """Return whether a middleware of ASGI or WSGI around Django has claimed the request."""
+    return CLAIM in request.META or CLAIM in getattr(request, "scope", ())
 
 
 def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:

@@ -16,7 +16,7 @@ from ...web.rules import RouteTable, Rule
 from .bridge import AWAITING, BLOCKING, Bridge, drive
 from .capture import hold_of, run
 from .config import gate, http
-from .convert import body_of, key_of, reply, request_of
+from .convert import body_of, is_claimed_outside, key_of, reply, request_of
 from .settling import Guards, Hold
 
 __all__ = ["IdempotencyMiddleware", "claimed", "keyed"]
@@ -101,8 +101,8 @@ async def claimed(
         key = key_of(request)
         rule.check_key(key)
         asked = None if key is None else request_of(request, read(request, rule.max_request))
-        # A decorated view that the middleware has claimed already is not claimed again.
-        if asked is None or key is None or hold_of(request) is not None:
+        # A request that a middleware has claimed, Django's or an outer one, is not claimed again.
+        if asked is None or key is None or hold_of(request) is not None or is_claimed_outside(request):
             return None
         principal = await bridge.call(rule.principal, asked)
         got = await guards.ask(
