@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Any, Unpack
 
 from ..gateway import Dedup
 from ..web.fingerprints import json_fingerprint
@@ -13,6 +13,7 @@ from ..web.rules import UUID, Route, RouteSettings, RouteTable, make_rules
 from .exchange import AsgiExchange
 from .guard import Guard
 from .guarded import GuardedApp, claim_of, request_of
+from .late_exits import warn_of_late_exits
 from .lifespan import ASGIApp, Receive, Scope, Send
 
 __all__ = [
@@ -65,6 +66,7 @@ class IdempotencyMiddleware(GuardedApp):
         """Serve one connection."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
+                warn_of_late_exits(scope.get("app", self.app), self._guards_route)
                 return await self._lifespan.run(self.app, scope, receive, send)
             return await self.app(scope, receive, send)
         path = route_path(scope)
@@ -76,6 +78,9 @@ class IdempotencyMiddleware(GuardedApp):
             return await self.app(scope, receive, send)
         docs = docs_at(self._policy.docs, scope.get("root_path", ""))
         return await self._guarded(guard, docs, scope, receive, send)
+
+    def _guards_route(self, route: Any) -> bool:
+        return any(self._table.find(method, route.path) is not None for method in route.methods or ())
 
 
 def route_path(scope: Scope) -> str:

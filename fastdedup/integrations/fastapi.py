@@ -27,6 +27,7 @@ from ..web.rules import UUID, ClaimSettings, KeySettings, Rule, make_rules
 from .exchange import AsgiExchange, supported
 from .guard import Guard
 from .guarded import claim_of, request_of, values_of
+from .late_exits import dependencies_of, warn_of_late_exits
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .openapi import MARK, describe
 from .unreached import watch_handlers
@@ -50,6 +51,8 @@ __all__ = [
 ]
 
 _SLOT = "fastdedup.slot"
+_GUARDS: Final = "_fastdedup_guards"
+"""The attribute of a dependency that guards its operation."""
 _IN_HANDLER: Final = (
     "The store of idempotency keys did not answer while the request was handled. Repeat the request, as it is, after "
     "Retry-After seconds."
@@ -121,6 +124,7 @@ class _Capture:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
+            warn_of_late_exits(self._idempotency.app, _has_claim)
             return await self._idempotency.lifespan.run(self.app, scope, receive, send)
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
@@ -128,6 +132,10 @@ class _Capture:
         scope = supported(scope)
         scope[_SLOT] = (self._idempotency, exchange)
         return await exchange.run(self.app, scope)
+
+
+def _has_claim(route: Any) -> bool:
+    return any(hasattr(one.call, _GUARDS) for one in dependencies_of(route.dependant))
 
 
 class _Answered(Exception):
@@ -203,6 +211,7 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
         exchange.hold(request.scope, claim, guard.rule, docs)
         return claim
 
+    setattr(claimed, _GUARDS, True)
     return Depends(claimed)
 
 
@@ -263,6 +272,7 @@ def OneTimeToken(  # noqa: N802
             return claim
         raise _Answered(forms.first_response(claim, contents, docs, person=False))
 
+    setattr(redeemed, _GUARDS, True)
     return Depends(redeemed)
 
 

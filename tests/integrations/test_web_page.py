@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from fastdedup.integrations.asgi import IdempotencyMiddleware
 from ..sql_pages.pages import Page
 
 PAGE = Page("http-rules.md")
-FIRST, TENANTS, ENDPOINTS, CORS = PAGE.all_blocks("python")
+FIRST, COMMITS, TENANTS, ENDPOINTS, CORS = PAGE.all_blocks("python")
 ORIGIN = "https://shop.example"
 TELLS_ROUTES = 'scope["route"]' in Path(starlette.routing.__file__).read_text()
 
@@ -53,6 +55,23 @@ async def test_its_middleware_guards_and_publishes_the_rules() -> None:
         refused = await client.post("/orders")
         assert (refused.status_code, refused.links["describedby"]["url"]) == (400, "/idempotency")
         assert (await client.get("/idempotency")).json()["operations"]
+
+
+async def test_its_session_commits_before_the_response(dedup: Dedup) -> None:
+    fails = iter([True, False])
+
+    @asynccontextmanager
+    async def begin() -> AsyncIterator[None]:
+        yield
+        if next(fails):
+            raise OSError("the database has gone")
+
+    names = names_of(COMMITS, dedup, begin=begin)
+    transport = httpx.ASGITransport(names["books"], raise_app_exceptions=False)
+    async with dedup, httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        answers = [await client.post("/orders", headers={"idempotency-key": "k"}) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [500, 201, 201]
+    assert "idempotency-replayed" in answers[2].headers
 
 
 async def test_its_tenants_have_keys_of_their_own(dedup: Dedup) -> None:
