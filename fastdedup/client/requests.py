@@ -23,6 +23,7 @@ except ImportError as error:
     ) from error
 
 from .rules import RetryRules
+from .whole_lines import read_whole_lines
 
 __all__ = ["IdempotentAdapter", "RetryRules"]
 
@@ -54,6 +55,17 @@ class IdempotentAdapter(HTTPAdapter):
         super().__init__(**options)
         self._rules = RetryRules() if rules is None else rules
         self._sleep = time.sleep if sleep is None else sleep
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        """Make the connections; see `HTTPAdapter`. A response that was cut anywhere is a lost connection."""
+        super().init_poolmanager(*args, **options)
+        read_whole_lines(self.poolmanager)
+
+    def proxy_manager_for(self, proxy: str, **options: Any) -> Any:
+        """Return the connections through a proxy; see `HTTPAdapter`."""
+        manager = super().proxy_manager_for(proxy, **options)
+        read_whole_lines(manager)
+        return manager
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_rules": self._rules, "_sleep": self._sleep}
