@@ -240,6 +240,7 @@ class Rule:
         """Return the record's key, which is unique for tenant, caller, method, mount, route and key.
 
         A route that ends in * stands for many paths: there the request's path counts, as with `key_scope="path"`.
+        `/orders` and `/orders/` are one path: an application may serve both, or redirect from one to the other.
 
         Raises:
             PrincipalMissing: the principal is None or "": callers without a name would share their keys.
@@ -247,10 +248,8 @@ class Rule:
         """
         if not isinstance(tenant, str):
             raise ConfigError(f"a tenant must be text, a number or a UUID, got {shown(tenant)}")
-        if self.path[-1] == "*":
-            place = path
-        else:
-            place = mount.rstrip("/") + self.path if self.key_scope == "route" else bare_path(path)
+        by_path = self.path[-1] == "*" or self.key_scope == "path"
+        place = bare_path(path if by_path else mount.rstrip("/") + self.path)
         return scope_key(f"{method} {shortened(place)}", principal, key, tenant)
 
     def mark(self, request: Request) -> Fingerprint:
