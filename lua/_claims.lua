@@ -57,22 +57,35 @@ local function conflicts()
     answer(i, refusal or REENTERED, refusal and '' or record)
   end
 
+  -- Consumes a token that the same owner redeemed or consumed before: one use, so the fence and the attempt stay. A
+  -- use that has a result was completed, so it is over.
+  local function consume_own(i, key, record, state, terms)
+    local last, printed = shape(record)
+    if #record > last + (printed and 16 or 0) then return answer(i, SUCCEEDED, record) end
+    local refusal
+    if state == 'S' then
+      refusal = write_again(key)
+    else
+      local consumed = VERSION .. 'S' .. sub(record, 3, 9) .. terms.deadline .. sub(record, 16)
+      refusal = put('SET', key, consumed, 'PX', terms.keep)
+      if not refusal then wake(record, key) end
+      record = consumed
+    end
+    answer(i, refusal or REENTERED, refusal and '' or record)
+  end
+
   local function judge(i, key, tail, record, terms)
     -- Checked first: else a token whose first holder died would open to another subject.
     if differs(tail, record) then return answer(i, MISMATCH, sub(record, 1, shape(record) + 16)) end
     local state = sub(record, 2, 2)
-    if state == 'S' then
-      -- The same owner consumes again because its first reply was lost: the token is still its own.
-      if terms.mode == 'consume' and same_owner(tail, record) then
-        if write_again(key) then return answer(i, REFUSED, '') end
-        return answer(i, REENTERED, record)
-      end
+    local live = (state == 'P' or state == 'W') and unpack_number(record, 10, 15) > now_ms
+    if terms.mode == 'consume' and (live or state == 'S') and same_owner(tail, record) then
+      return consume_own(i, key, record, state, terms)
     end
     if state == 'S' or state == 'F' then
       room = room - #record
       return answer(i, state == 'S' and SUCCEEDED or FAILED, record)
     end
-    local live = (state == 'P' or state == 'W') and unpack_number(record, 10, 15) > now_ms
     if not live then
       if terms.known then return answer(i, UNKNOWN, '') end
       return take(i, key, tail, record, terms)

@@ -29,7 +29,18 @@ class Store(Protocol):
     7.  A settled record answers every claimant with the first payload until it expires.
     8.  A released key is free: attempt + 1, a higher fence, any fingerprint.
     9.  Two different fingerprints on one key are a MISMATCH in every state.
-    10. A token is acquired once, only if it was issued, only by its subject.
+    10. A token is acquired once, only if it was issued, only by its subject. An owner is one use of it: the same
+        owner gets that use back, with its fence and attempt, in the mode of its call:
+
+        what the owner's record says    the owner redeems         the owner consumes
+        ------------------------------  ------------------------  ---------------------------------------------
+        PROCESSING, within its lease    ACQUIRED, a new lease     ACQUIRED, and the record becomes SUCCEEDED
+        SUCCEEDED without a result      SUCCEEDED                 ACQUIRED
+        SUCCEEDED with a result         SUCCEEDED                 SUCCEEDED
+        FAILED                          FAILED                    FAILED
+        any other                       acquired anew: attempt + 1, a higher fence
+
+        Another owner gets IN_PROGRESS, SUCCEEDED, SUCCEEDED, FAILED, and acquires what is free, in either mode.
     11. A transition is one atomic step and moves only along the definition.
     12. Every record expires by itself.
     13. The operations of a batch are independent: a bad key fails alone.

@@ -287,15 +287,21 @@ class MemoryStore:
             raise
 
     def _contend(self, op: ClaimOp, entry: Entry, now: int) -> Verdict:
+        held = is_held(entry, now)
+        own = entry.owner == op.owner
+        if op.terms.consumes and own and (held or (entry.state == "S" and not entry.payload)):
+            if held:
+                entry.until = self._from + op.terms.keep_ms
+                self._keep(op.wire, entry, entry.until)
+                self._free(op.wire, entry, "S")
+            return verdict_on(Outcome.ACQUIRED, entry, self._from, fresh=False)
         if entry.state == "S":
-            if op.terms.mode is Mode.CONSUME and op.owner == entry.owner:
-                return verdict_on(Outcome.ACQUIRED, entry, self._from, fresh=False)
             return verdict_on(Outcome.SUCCEEDED, entry, self._from)
         if entry.state == "F":
             return verdict_on(Outcome.FAILED, entry, self._from)
-        if not is_held(entry, now):
+        if not held:
             return self._take(op, now, entry)
-        if entry.owner == op.owner:
+        if own:
             entry.until = max(entry.until, self._from + op.terms.lease_ms)
             self._keep(op.wire, entry, max(entry.expires, self._from + op.terms.keep_ms))
             return verdict_on(Outcome.ACQUIRED, entry, self._from, fresh=False)

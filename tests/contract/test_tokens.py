@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import Outcome, UnavailableError
+from fastdedup import Outcome, State, UnavailableError
 
 from ..stores import Backend
 
@@ -135,3 +135,46 @@ async def test_redeem_waits_for_the_first_result(backend: Backend) -> None:
         await asyncio.sleep(0)
         await first.complete("first")
         assert (await second).result == "first"
+
+
+async def test_consuming_a_redeemed_token_ends_its_use(backend: Backend) -> None:
+    """The use becomes a success at once, so that no lease can give the token away again."""
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue("user:7")
+        claim = await dedup.tokens.redeem(token, "user:7", owner="desk")
+        assert await dedup.tokens.consume(token, "user:7", owner="other") is Outcome.IN_PROGRESS
+        for _ in range(2):
+            assert await dedup.tokens.consume(token, "user:7", owner="desk") is Outcome.ACQUIRED
+            record = await dedup.get(token, "token")
+            assert record is not None
+            assert (record.state, record.fence, record.attempt) == (State.SUCCEEDED, claim.fence, 1)
+            assert await dedup.tokens.consume(token, "user:7", owner="other") is Outcome.SUCCEEDED
+            again = await dedup.tokens.redeem(token, "user:7", owner="desk")
+            assert again.outcome is Outcome.SUCCEEDED
+
+
+async def test_redeeming_a_consumed_token_does_not_open_it(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue()
+        assert await dedup.tokens.consume(token, owner="desk") is Outcome.ACQUIRED
+        assert (await dedup.tokens.redeem(token, owner="desk")).outcome is Outcome.SUCCEEDED
+        assert await dedup.tokens.consume(token, owner="desk") is Outcome.ACQUIRED
+
+
+async def test_consuming_a_completed_token_tells_of_its_result(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue()
+        claim = await dedup.tokens.redeem(token, owner="desk")
+        await claim.complete({"order": 1})
+        assert await dedup.tokens.consume(token, owner="desk") is Outcome.SUCCEEDED
+
+
+async def test_consuming_wakes_those_who_wait_to_redeem(backend: Backend) -> None:
+    async with backend.make() as dedup:
+        token = await dedup.tokens.issue()
+        await dedup.tokens.redeem(token, owner="desk")
+        waiter = asyncio.create_task(dedup.tokens.redeem(token, wait=10))
+        await asyncio.sleep(0)
+        assert await dedup.tokens.consume(token, owner="desk") is Outcome.ACQUIRED
+        async with asyncio.timeout(5):
+            assert (await waiter).outcome is Outcome.SUCCEEDED
