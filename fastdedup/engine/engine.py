@@ -22,7 +22,7 @@ from typing import Any, Final, NoReturn, cast
 from ..errors import ConfigError, UnavailableError
 from ..forking import InChild
 from ..model import BreakerState
-from ..protocol.operations import ClaimOp, Code, Op, Redirect, Reply, Verb, Verdict
+from ..protocol.operations import ClaimOp, Code, Op, Redirect, Reply, Verb, Verdict, Witness
 from ..stores.base import DirectStore, Store, TimedStore
 from .answers import behind, closed, copy_of, heir, too_late, too_many, wrong_loop
 from .clock import NOTE_EVERY, ClockBound, named_claims
@@ -416,10 +416,7 @@ class Engine:
             if type(reply) is Redirect:
                 self._send_on(op, reply)
                 continue
-            if op.witness is not None:
-                reply = op.witness(op, reply)
-            if not op.future.done():
-                op.take(reply)
+            self._give(op, reply, op.witness)
 
     def _deliver_claims(self, ops: Sequence[ClaimOp], replies: Sequence[Reply]) -> None:
         leaders = self._leaders
@@ -427,7 +424,10 @@ class Engine:
             if leaders.get(op.wire) is op:  # else it was sent beside the leader
                 del leaders[op.wire]
             if type(reply) is Verdict and op.followers is None and not op.future.done():
-                op.future.set_result(reply)
+                try:
+                    op.future.set_result(reply)
+                except Exception as fault:  # noqa: BLE001 -- see `_give`
+                    self._give_error(op, self._reported(op, fault))
             elif type(reply) is UnavailableError:
                 self._fail(op, reply, sent=True)  # the store refused this key alone
             elif type(reply) is Redirect:
@@ -466,9 +466,7 @@ class Engine:
     def _claim_done(self, op: ClaimOp, reply: Reply) -> None:
         """Deliver the reply of a claim with followers or a witness, without a verdict, or with a cancelled caller."""
         if not op.future.done():
-            if op.followers is not None and op.witness is not None:  # see `Op.witness`
-                reply = op.witness(op, reply)
-            op.take(reply)
+            reply = self._give(op, reply, None if op.followers is None else op.witness)  # see `Op.witness`
         elif self._unwanted.release(op, reply, self.named):
             # The release overtakes the followers, so one of them may become the owner.
             self._promote(op)
@@ -478,8 +476,36 @@ class Engine:
         self._pending -= len(followers)
         answer = behind(reply, op.owner)
         for follower in followers:
-            if not follower.future.done():
-                follower.take(answer)
+            self._give(follower, answer, None)
+
+    def _give(self, op: Op, reply: Reply, witness: Witness | None) -> Reply:
+        """Give a reply to a witness, which may change it, and to the operation's caller; return it.
+
+        Both may run code that is not the engine's. If it raises, the loop's exception handler is called, the caller
+        gets the error, and the other operations of the batch get their replies all the same.
+        """
+        try:
+            if witness is not None:
+                reply = witness(op, reply)
+            if not op.future.done():
+                op.take(reply)
+        except Exception as fault:  # noqa: BLE001 -- it is reported
+            self._give_error(op, self._reported(op, fault))
+        return reply
+
+    def _give_error(self, op: Op, error: BaseException) -> None:
+        """Give an error to an operation's caller; see `_give`."""
+        try:
+            if not op.future.done():
+                op.fail(error)
+        except Exception as fault:  # noqa: BLE001 -- it is reported
+            self._reported(op, fault)
+
+    def _reported(self, op: Op, fault: Exception) -> Exception:
+        """Tell the loop of what was raised while an operation was answered; return that."""
+        what = f"fastdedup could not deliver the answer to an operation ({op.verb.value})"
+        self._loop.call_exception_handler({"message": what, "exception": fault})
+        return fault
 
     def _forget_claim(self, op: ClaimOp) -> None:
         if self._leaders.get(op.wire) is op:
@@ -488,8 +514,7 @@ class Engine:
     def _fail(self, op: Op, error: BaseException, *, sent: bool) -> None:
         if op.verb in _CLAIMS:
             self._given_up(cast(ClaimOp, op), sent=sent)  # before the caller learns of it and may claim again
-        if not op.future.done():
-            op.fail(copy_of(error))
+        self._give_error(op, copy_of(error))
         if op.verb not in _CLAIMS:
             return
         claim = cast(ClaimOp, op)
@@ -497,8 +522,7 @@ class Engine:
         followers, claim.followers = claim.followers, None
         for follower in followers or ():
             self._pending -= 1
-            if not follower.future.done():
-                follower.fail(copy_of(error))
+            self._give_error(follower, copy_of(error))
 
     def _given_up(self, op: ClaimOp, *, sent: bool = False) -> None:
         """Tell of a claim that has no answer and was sent, from here or from the part that sent it on.

@@ -121,11 +121,11 @@ class Op:
     at: float
     """When the engine accepted the operation, in the loop's time."""
     future: asyncio.Future[Any]
-    witness: Callable[[Op, Reply], Reply] | None
+    witness: Witness | None
     """Called with the store's reply before the caller goes on; may change the reply. A claim has a witness only where
     `followers` is a list, because the claim's path does not look for witnesses."""
 
-    def let_witness(self, witness: Callable[[Op, Reply], Reply]) -> None:
+    def let_witness(self, witness: Witness) -> None:
         """Let the engine call `witness` once the store has answered, before the caller goes on."""
         self.witness = witness
 
@@ -178,7 +178,7 @@ class ClaimOp(Op):
         op.key = self.key
         return op
 
-    def let_witness(self, witness: Callable[[Op, Reply], Reply]) -> None:
+    def let_witness(self, witness: Witness) -> None:
         """Let the engine call `witness`, as `Op.let_witness` does."""
         self.witness = witness
         self.followers = (
@@ -553,3 +553,6 @@ means OK, but too few replicas confirmed the change. Any operation may get Unava
 RefusedAlone where certainly nothing was done, scripts say REFUSED), ResultTooLargeError (the result is over the
 store's own limit) or ForeignRecordError (the key's value is over the store's limit for a record; scripts say
 TOO_LARGE). A part of a store answers Redirect where the operation belongs to another part; scripts say ELSEWHERE."""
+
+Witness = Callable[[Op, Reply], Reply]
+"""Hears the store's reply before the caller does; returns the reply that the caller gets."""

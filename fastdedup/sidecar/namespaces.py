@@ -39,12 +39,12 @@ class Audit(Protocol):
         namespace: str,
         key: str,
         result: str,
-        transport: Any,
+        peer: Any,
         *,
         kind: str = "claim",
         reason: str = "",
     ) -> None:
-        """Take the namespace, the key or the list's prefix, what came of it, and the transport of the client."""
+        """Take the namespace, the key or the list's prefix, what came of it, and the client's process."""
 
 
 class Namespaces:
@@ -195,7 +195,7 @@ def _names_of(dedup: Dedup) -> tuple[str | bytes, ...]:
 
 
 def _unheard(
-    namespace: str, key: str, result: str, transport: Any, *, kind: str = "claim", reason: str = ""
+    namespace: str, key: str, result: str, peer: Any, *, kind: str = "claim", reason: str = ""
 ) -> None:
     pass
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import orjson
@@ -177,28 +178,28 @@ async def forget(
     namespaces: Namespaces,
     dedup: Dedup,
     key: str,
-    transport: Any,
+    peer: Any,
     *,
     kind: RecordKind = "claim",
     digest: bool = False,
     reason: str | None = None,
 ) -> bool:
-    """Remove a key's record for the client behind `transport`, and report that; False where there was none."""
+    """Remove a key's record for the client `peer`, and report that; False where there was none."""
     name, why = dedup.settings.namespace, check_reason(reason)
     # As a list shows it: a long key as its digest, however the client has named it.
     listed = names_of(inspection.wire_of(dedup._namespace, key, kind, digest=digest))[1]
 
     def heard(told: str, found: bool | None) -> None:
         result = "unknown" if found is None else "forgotten" if found else "absent"
-        namespaces.audit(name, listed, result, transport, kind=kind, reason=why)
+        namespaces.audit(name, listed, result, peer, kind=kind, reason=why)
 
     return await inspection.forget(dedup._namespace, key, kind, digest=digest, reason=why, heard=heard)
 
 
 def id_audit(
-    namespaces: Namespaces, name: str, transport: Any, reason: str | None
+    namespaces: Namespaces, name: str, peer: Any, reason: str | None
 ) -> Callable[[str, bool | None], None]:
-    """Return what reports each id of a ledger that the client behind `transport` has forgotten, and why.
+    """Return what reports each id of a ledger that the client `peer` has forgotten, and why.
 
     Raises:
         ConfigError: the reason is too long.
@@ -207,9 +208,25 @@ def id_audit(
 
     def heard(told: str, found: bool | None) -> None:
         result = "unknown" if found is None else "forgotten" if found else "absent"
-        namespaces.audit(name, told, result, transport, kind="id", reason=why)
+        namespaces.audit(name, told, result, peer, kind="id", reason=why)
 
     return heard
+
+
+@contextmanager
+def list_audit(
+    namespaces: Namespaces, name: str, prefix: str, peer: Any, why: str
+) -> Iterator[Callable[[int], None]]:
+    """Report a list of records for the client `peer`; the block tells how many there are.
+
+    A client that hangs up ends the block: what it was sent until then is not known.
+    """
+    told: list[int] = []
+    try:
+        yield told.append
+    finally:
+        result = f"{told[0]} records" if told else "unknown"
+        namespaces.audit(name, prefix, result, peer, kind=LISTED, reason=why)
 
 
 class ListOptions:
@@ -239,24 +256,22 @@ class ListOptions:
         self.reason = reason
 
 
-async def records(
-    namespaces: Namespaces, dedup: Dedup, wanted: ListOptions, transport: Any
-) -> dict[str, Any]:
-    """Return a list of records for JSON, for the client behind `transport`, and report that."""
+async def records(namespaces: Namespaces, dedup: Dedup, wanted: ListOptions, peer: Any) -> dict[str, Any]:
+    """Return a list of records for JSON, for the client `peer`, and report that."""
     why = check_reason(wanted.reason)
-    found = await inspection.listing(
-        dedup._namespace,
-        kind=wanted.kind,
-        prefix=wanted.prefix,
-        state=None if wanted.state is None else inspection.state_of(wanted.state),
-        older=wanted.older / 1000,
-        limit=wanted.limit,
-        within=wanted.within / 1000,
-        cursor=wanted.cursor,
-        reason=why,
-    )
-    count = f"{len(found.records)} records"
-    namespaces.audit(dedup.settings.namespace, wanted.prefix, count, transport, kind=LISTED, reason=why)
+    with list_audit(namespaces, dedup.settings.namespace, wanted.prefix, peer, why) as told:
+        found = await inspection.listing(
+            dedup._namespace,
+            kind=wanted.kind,
+            prefix=wanted.prefix,
+            state=None if wanted.state is None else inspection.state_of(wanted.state),
+            older=wanted.older / 1000,
+            limit=wanted.limit,
+            within=wanted.within / 1000,
+            cursor=wanted.cursor,
+            reason=why,
+        )
+        told(len(found.records))
     return {
         "records": [record_facts(namespaces, record) for record in found.records],
         "cursor": found.cursor,

@@ -212,9 +212,9 @@ class HttpClient:
         self._request = request
 
     @property
-    def transport(self) -> asyncio.Transport:
-        """The connection to it."""
-        return self._connection.transport
+    def peer(self) -> Any:
+        """Its process; None if the system does not tell."""
+        return self._connection.peer
 
     @property
     def request(self) -> HttpRequest:

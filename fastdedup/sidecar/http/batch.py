@@ -244,9 +244,9 @@ class BatchedClient:
         self._client = client
 
     @property
-    def transport(self) -> Any:
-        """The connection to it."""
-        return self._client.transport
+    def peer(self) -> Any:
+        """Its process; None if the system does not tell."""
+        return self._client.peer
 
     @property
     def request(self) -> HttpRequest:

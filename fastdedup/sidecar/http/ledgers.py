@@ -66,7 +66,7 @@ async def _seen(
 async def _forget(
     namespaces: Namespaces, served: ServedLedger, ask: models.ForgetIdsRequest, client: Client
 ) -> HttpAnswer:
-    heard = id_audit(namespaces, served.namespace, client.transport, ask.reason)
+    heard = id_audit(namespaces, served.namespace, client.peer, ask.reason)
     return HttpAnswer(200, {"forgotten": await served.forget(ask.ids, heard)})
 
 

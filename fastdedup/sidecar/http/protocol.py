@@ -77,10 +77,12 @@ class HttpProtocol(asyncio.Protocol):
         self.parser: Any = httptools.HttpRequestParser(self)
         # Requests behind one that asks to close are parsed, and never answered: they are no fault of the first one.
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-        # Mutable, of the connection: its transport and flow; has the client hung up; since when the transport keeps
-        # bytes that the client has not read, or 0.0; the bytes that were written since then, and the most of them in
-        # one write; callbacks for its end; the claims that the answer on its way gives.
+        # Mutable, of the connection: its transport; its client's process, if the system tells it; its flow; has the
+        # client hung up; since when the transport keeps bytes that the client has not read, or 0.0; the bytes that
+        # were written since then, and the most of them in one write; callbacks for its end; the claims that the
+        # answer on its way gives.
         self.transport: asyncio.Transport
+        self.peer: Any = None
         self.flow: Flow
         self.gone = False
         self.stalled_at = 0.0

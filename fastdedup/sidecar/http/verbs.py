@@ -61,8 +61,8 @@ class Client(Protocol):
     """The client that sent a request."""
 
     @property
-    def transport(self) -> Any:
-        """The connection to it."""
+    def peer(self) -> Any:
+        """Its process; None if the system does not tell."""
 
     @property
     def request(self) -> HttpRequest:
@@ -446,13 +446,11 @@ async def forget(namespaces: Namespaces, ask: models.ForgetQuery, client: Client
     """`DELETE /v1/records`."""
     dedup = namespaces.passing(ask.namespace)
     how: dict[str, Any] = {"kind": ask.kind, "digest": ask.digest, "reason": ask.reason}
-    return HttpAnswer(
-        200, {"forgotten": await forget_key(namespaces, dedup, ask.key, client.transport, **how)}
-    )
+    return HttpAnswer(200, {"forgotten": await forget_key(namespaces, dedup, ask.key, client.peer, **how)})
 
 
 async def list_records(namespaces: Namespaces, ask: models.ListQuery, client: Client) -> HttpAnswer:
     """`GET /v1/records/list`."""
     dedup = namespaces.passing(ask.namespace)
     wanted = ListOptions(**ask.model_dump(exclude={"namespace"}))
-    return HttpAnswer(200, await records(namespaces, dedup, wanted, client.transport))
+    return HttpAnswer(200, await records(namespaces, dedup, wanted, client.peer))

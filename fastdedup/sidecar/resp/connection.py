@@ -104,6 +104,8 @@ class RespConnection(asyncio.Protocol):
         self._hurried = False
         self._used = False
         self._transport: asyncio.Transport
+        self.peer: Any = None
+        """The client's process, if the system tells it. Read as it connects: a closed connection does not tell it."""
 
     # The transport's calls
 

@@ -48,7 +48,7 @@ def seen(connection: RespConnection, command: list[bytes]) -> Slot:
 def forget(connection: RespConnection, command: list[bytes]) -> Slot:
     """`FD.FORGETID [NS n] [REASON text] ledger id [id …]`: the reply is 1 for each id that was remembered, else 0."""
     served, options, ids = _asked(connection, command, _FORGET)
-    heard = id_audit(connection.namespaces, served.namespace, connection.transport, options.reason)
+    heard = id_audit(connection.namespaces, served.namespace, connection.peer, options.reason)
 
     async def work() -> bytes:
         return encode([int(answer) for answer in await served.forget(ids, heard)])

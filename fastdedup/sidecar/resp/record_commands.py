@@ -48,7 +48,7 @@ def forget(connection: RespConnection, command: list[bytes]) -> Slot:
             connection.namespaces,
             dedup,
             key,
-            connection.transport,
+            connection.peer,
             kind=cast(Any, options.kind or "claim"),
             digest=options.digest,
             reason=options.reason,
@@ -77,7 +77,7 @@ def list_records(connection: RespConnection, command: list[bytes]) -> Slot:
     )
 
     async def work() -> bytes:
-        found = await records(connection.namespaces, dedup, wanted, connection.transport)
+        found = await records(connection.namespaces, dedup, wanted, connection.peer)
         return encode(orjson.dumps(found), connection.resp3)
 
     return connection.spawn(work, dedup, "list", repeatable=True)

@@ -52,8 +52,7 @@ from ...stores.sidecar.wire import (
 from ..limits import MOST_PAGE, LimitError
 from ..namespaces import Namespaces
 from ..reply_memory import LARGE
-from ..verbs import LISTED as LISTS
-from ..verbs import without_addresses
+from ..verbs import list_audit, without_addresses
 from .connection import Command, RespConnection
 from .errors import error_reply
 from .frames import OK
@@ -173,8 +172,8 @@ class Run(Slot):
         if isinstance(op, ForgetIdOp):
             name, ledger = ledger_of(op.wire)
             key, kind = f"{ledger}/{op.id.decode(errors='backslashreplace')}", "id"
-        namespaces, transport = self._connection.namespaces, self._connection.transport
-        namespaces.audit(name, key, result, transport, kind=kind, reason=op.reason)
+        namespaces, peer = self._connection.namespaces, self._connection.peer
+        namespaces.audit(name, key, result, peer, kind=kind, reason=op.reason)
 
     def fail(self, fault: Exception) -> None:
         """Reply with an error for the whole batch: a fault, unlike an outage, is not one operation's."""
@@ -380,9 +379,9 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
             raise ConfigError("the store of this sidecar cannot list its records")
         wanted = tuple(KINDS[kind] for kind in kinds.split(",") if kind in LISTED)
         count = min(max(number_of("FD.PAGE", command[5], 1), 1), MOST_PAGE)
-        found = await backend.page(Query(name, wanted, prefix), cursor, count)
-        told = f"{len(found.found)} records"
-        namespaces.audit(name, prefix, told, connection.transport, kind=LISTS, reason=why)
+        with list_audit(namespaces, name, prefix, connection.peer, why) as told:
+            found = await backend.page(Query(name, wanted, prefix), cursor, count)
+            told(len(found.found))
         head = [encode_value(value) for value in (found.cursor, found.seen, found.now_us)]
         wires = encode_value([wire for wire, _ in found.found])
         return b"*5\r\n" + b"".join(head) + wires + encode([stored for _, stored in found.found])

@@ -23,7 +23,7 @@ import orjson
 from ...events import BreakerClosed, Degraded, Event, Replayed, name_of
 from ...inspection import KINDS
 from ..verbs import LISTED
-from .listener import peer_of
+from .listener import Peer
 
 log = logging.getLogger("fastdedup.sidecar")
 
@@ -175,14 +175,12 @@ class EventLog:
         namespace: str,
         key: str,
         result: str,
-        transport: Any,
+        peer: Peer | None,
         *,
         kind: str = "claim",
         reason: str = "",
     ) -> None:
         """Log that a client forgot a key, or listed records, each time; an `audit` of `Namespaces`."""
-        connection = transport.get_extra_info("socket")
-        peer = None if connection is None else peer_of(connection)
         # A digest of a list is shown as it is, so that the line can be found by what the list has shown.
         plain = self._keys or not key or (kind in KINDS and _LISTED_DIGEST.fullmatch(key) is not None)
         shown = key if plain else "#" + self._digest(key)

@@ -61,9 +61,10 @@ class Sniffer(asyncio.Protocol):
 
     def __init__(self, server: SidecarServer) -> None:
         self._server = server
-        # Mutable: the connection; the socket that it came in by; why it is refused, once its client has said in which
-        # language to tell that; the timer that closes it if it sends nothing.
+        # Mutable: the connection; the client's process; the socket that it came in by; why it is refused, once its
+        # client has said in which language to tell that; the timer that closes it if it sends nothing.
         self._transport: asyncio.Transport
+        self.peer: Peer | None = None
         self._served: ServedSocket
         self._refusal = ""
         self._timer: asyncio.TimerHandle | None = None
@@ -75,7 +76,7 @@ class Sniffer(asyncio.Protocol):
         )  # uvloop's transports do not inherit from asyncio's
         server = self._server
         served = self._served = server.socket_of(self._transport)
-        who = peer_at(self._transport)
+        who = self.peer = peer_at(self._transport)
         stranger = server.refusal(who, served)
         if stranger:
             server.refused(stranger)
@@ -109,6 +110,7 @@ class Sniffer(asyncio.Protocol):
             protocol = HttpProtocol(limits, memory, served.app, server.server_state)
         if end is not None:
             protocol.on_gone.append(end)
+        protocol.peer = self.peer
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         protocol.data_received(data)

@@ -12,7 +12,7 @@ from typing import Any
 from ..namespaces import Namespaces
 from .listener import BoundSocket
 from .reload import Merged
-from .server import Allowed, ServedSocket, SidecarServer, peer_at
+from .server import Allowed, ServedSocket, SidecarServer
 from .sockets import allow_list, others
 
 _LAST_CALL = 0.02
@@ -84,10 +84,10 @@ class ServiceServer(SidecarServer):
                 self.namespaces, self.main.app, allowed=allow_list(config), stores=config.allow_stores
             )
         self.others |= new
-        for each in list(self.connections):
+        for each in [each for each in self.connections if not each.transport.is_closing()]:
             served = self.socket_of(each.transport)
             changed = served in new.values() or (served is self.main and "allow_stores" in news.changed)
-            if changed or self.refusal(peer_at(each.transport), served):
+            if changed or self.refusal(each.peer, served):
                 each.shutdown()
 
     async def _hand_over(self) -> None:

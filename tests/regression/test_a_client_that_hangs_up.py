@@ -1,0 +1,147 @@
+"""A client that hung up before its answer took the audit's line with it, and the answers of others in its batch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import hiredis
+import pytest
+
+from fastdedup.engine.engine import Engine
+from fastdedup.protocol.operations import ClaimOp, Mode, Op, ReadOp, Reply, terms
+from fastdedup.protocol.owners import draw_owner
+from fastdedup.stores.memory import MemoryStore
+
+from ..servers import RedisServer
+from ..sidecar.fuzz import pack
+from ..sidecar.running import Sidecar
+
+CONFIG = """
+namespace = "shop"
+timeout = 10.0
+allow_stores = true
+log_format = "json"
+log_keys = true
+
+[ledgers.orders]
+window = 60.0
+capacity = 1000
+"""
+ASKED: dict[str, Callable[[bytes], bytes]] = {
+    "FD.FORGET": lambda key: pack(b"FD.FORGET", key),
+    "FD.FORGETID": lambda key: pack(b"FD.FORGETID", b"orders", key),
+    "FD.LIST": lambda key: pack(b"FD.LIST", b"PREFIX", key),
+    "FD.RUN": lambda key: pack(b"FD.RUN", b"forget", b"1", b"shop:=" + key),
+    "HTTP": lambda key: b"DELETE /v1/records?key=%s HTTP/1.1\r\nhost: fd\r\n\r\n" % key,
+    "HTTP list": lambda key: b"GET /v1/records/list?prefix=%s HTTP/1.1\r\nhost: fd\r\n\r\n" % key,
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+async def test_every_audited_request_of_a_gone_client_is_logged(
+    server: RedisServer, asked: str, wait_until: Callable[..., Any]
+) -> None:
+    keys = [f"{number:02}" for number in range(20)]
+    with Sidecar("--url", server.url, config=CONFIG) as sidecar:
+        with server.frozen():
+            for key in keys:
+                with socket.socket(socket.AF_UNIX) as client:
+                    client.connect(str(sidecar.path))
+                    client.sendall(ASKED[asked](key.encode()))
+            figures = sidecar.figures()  # by then it has read them all, and seen their ends
+            assert "fastdedup" in figures
+
+        def audited() -> list[dict[str, Any]]:
+            told = [json.loads(line) for line in sidecar.log.splitlines()]
+            return [line for line in told if line.get("uid") == os.getuid()]
+
+        await wait_until(lambda: len(audited()) >= len(keys), description=lambda: sidecar.log[-2000:])
+        named = [line.get("key") or line["prefix"] for line in audited()]
+    assert {name.rpartition("/")[2] for name in named} == set(keys)
+
+
+async def test_a_gone_client_costs_no_other_client_its_answer(server: RedisServer) -> None:
+    """Their operations are in one batch: the store has as many batches under way as it may have."""
+    with (
+        Sidecar("--url", server.url, config=CONFIG) as sidecar,
+        socket.socket(socket.AF_UNIX) as first,
+        socket.socket(socket.AF_UNIX) as other,
+    ):
+        for each in (first, other):
+            each.settimeout(20.0)
+            each.connect(str(sidecar.path))
+        with server.frozen():
+            for number in range(8):
+                other.sendall(ASKED["FD.RUN"](b"before:%d" % number))
+                sidecar.figures()  # it has read that, and sends it alone while it may
+            first.sendall(ASKED["FD.RUN"](b"gone"))
+            sidecar.figures()
+            first.close()
+            other.sendall(b"".join(ASKED["FD.RUN"](b"%d" % number) for number in range(50)))
+            sidecar.figures()
+        reader, answers = hiredis.Reader(), 0
+        while answers < 58:
+            received = other.recv(65_536)
+            assert received, "the connection has ended"
+            reader.feed(received)
+            while reader.gets() is not False:
+                answers += 1
+
+
+# In the library: whatever raises as one operation is answered
+
+
+class Failing:
+    """Takes a claim's reply in place of a future, and raises."""
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, reply: Reply) -> None:
+        raise RuntimeError("a taker")
+
+    set_exception = set_result
+
+
+def claim(key: bytes) -> ClaimOp:
+    return ClaimOp(key, terms(Mode.CLAIM, 1000, 2000, False), draw_owner(), None)
+
+
+async def test_a_taker_that_raises_costs_no_other_claim_its_answer() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    engine = Engine(MemoryStore(), timeout=5)
+    for key in (b"failing", b"joined"):
+        engine.claim(claim(key), Failing())
+    others = [engine.claim(claim(key)) for key in (b"joined", b"k1", b"k2")]
+    for answer in await asyncio.wait_for(asyncio.gather(*others), 10):
+        assert answer.outcome in ("acquired", "in_progress")
+    assert [str(context["exception"]) for context in told] == ["a taker"] * 4, (
+        "each as it takes the reply, and the error"
+    )
+    assert engine.pending == 0
+
+
+async def test_a_witness_that_raises_costs_no_other_operation_its_answer() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+
+    def fail(op: Op, reply: Reply) -> Reply:
+        raise RuntimeError("a witness")
+
+    engine = Engine(MemoryStore(), timeout=5)
+    reading, claiming = ReadOp(b"read"), claim(b"claimed")
+    for op in (reading, claiming):
+        op.let_witness(fail)
+    failing = [engine.submit(reading), engine.claim(claiming)]
+    others = [engine.submit(ReadOp(b"other")), engine.claim(claim(b"another"))]
+    await asyncio.wait_for(asyncio.gather(*others), 10)
+    for future in failing:
+        with pytest.raises(RuntimeError, match="a witness"):
+            await future
+    assert len(told) == 2
