@@ -101,6 +101,7 @@ MIRRORS = {
         "integrations.dramatiq",
         "integrations.taskiq",
     },
+    "Migration": {"sql.django.migrations.0001_inbox", "sql.django.migrations.0002_fingerprint"},
     "AsyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "SyncDriver": {"sql.drivers.sqlalchemy", "sql.drivers.psycopg"},
     "IdempotencyMiddleware": {"integrations.asgi", "integrations.wsgi", "integrations.django.middleware"},

@@ -24,7 +24,7 @@ from ..gateway import Dedup
 from ..ledger import Ledger
 from ..model import Outcome
 from ..protocol.operations import ForgetOp, ReadOp, Stored
-from .decisions import Action, Decision
+from .decisions import Action, Decision, Reason
 from .delivery import Delivery, is_failure
 from .failed_attempts import FailedAttempts
 from .holding import HeldMessage, Pauses
@@ -148,6 +148,11 @@ async def settle(claim: Claim, decision: Decision, delay: float) -> None:
     """
     try:
         with suppress(DedupError):
+            if (
+                decision.reason is Reason.MISMATCH
+            ):  # the inbox's: the key is another message's, which did not fail
+                await claim._free()
+                return
             if decision.action is not Action.DEAD_LETTER:
                 await (claim._free() if delay < _SHORTEST_LEASE else _free_after(claim, delay))
                 return

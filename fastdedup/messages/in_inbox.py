@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ..claim import Claim
 from ..claims.call import ClaimCall
-from ..errors import ConfigError, InvalidKeyError, UsageError
+from ..errors import ConfigError, InvalidKeyError, MismatchError, UsageError
 from ..gateway import Dedup
 from ..model import Outcome
 from ..sql.inbox import Inbox
@@ -126,7 +126,7 @@ class InboxWay:
             result = await delivery.work(transaction)
             return result if self._rules.keep_result else None
 
-        transactions = Transactions(self._inbox.receive, self._once, self._begin, work)
+        transactions = Transactions(self._inbox.receive, self._once, self._begin, work, delivery.mark)
         with HeldMessage(self._pauses) as hold:
             while True:
                 begun = False
@@ -138,6 +138,8 @@ class InboxWay:
                     assert exhausted is not None
                     return exhausted
                 except BaseException as fault:
+                    if not begun and isinstance(fault, MismatchError):
+                        return self._rules.of_mismatch(delivery.key, attempt)
                     if begun and is_failure(fault):
                         self._failed_attempts.tell(delivery.key, attempt, fault)
                         return self._rules.of_error(delivery.key, attempt, fault)

@@ -121,10 +121,12 @@ class MessageRules:
             case Outcome.IN_PROGRESS:
                 return Decision(Action.RETRY, Reason.IN_PROGRESS, key)  # no attempt is spent
             case _:
-                error = MismatchError(
-                    "another message had the same key: its publisher uses one id for two messages"
-                )
-                return Decision(Action.DEAD_LETTER, Reason.MISMATCH, key, claim.attempt, error=error)
+                return self.of_mismatch(key, claim.attempt)
+
+    def of_mismatch(self, key: str, attempt: int) -> Decision:
+        """Decide on a message whose key has another fingerprint."""
+        error = MismatchError("another message had the same key: its publisher uses one id for two messages")
+        return Decision(Action.DEAD_LETTER, Reason.MISMATCH, key, attempt, error=error)
 
     def exhausted(self, key: str, attempt: int) -> Decision | None:
         """Decide on a message before the handler is begun: None while an attempt is left."""

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Generic, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, TypeVar
 
 from ..checks import Seconds
 from ..codec import Codec
 from ..errors import ConfigError
+from ..keys import Fingerprint
+from ..keys import fingerprint as as_fingerprint
 from .dialects.base import TableName
 from .rules import MAX_RESULT, TABLE, InboxRules
+
+
+def mark_of(fingerprint: Any) -> Fingerprint | None:
+    """Return the 16 bytes that a row keeps of a caller's `fingerprint=`."""
+    return None if fingerprint is None else as_fingerprint(fingerprint)
+
+
+def marks_of(fingerprints: Sequence[Any] | None, keys: Sequence[str]) -> list[Fingerprint | None]:
+    """Return a fingerprint for each key.
+
+    Raises:
+        ConfigError: there is not one for each.
+    """
+    if fingerprints is None:
+        return [None] * len(keys)
+    if len(fingerprints) != len(keys):
+        raise ConfigError(f"{len(fingerprints)} fingerprints for {len(keys)} keys: give one for each")
+    return [mark_of(each) for each in fingerprints]
+
 
 B = TypeVar("B")
 """What begins a transaction: of async, or of synchronous code."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from ..checks import Seconds
 from ..errors import ConfigError, InProgressError, UsageError
 from ..gateway import Dedup
-from .any_inbox import AnyInbox
+from .any_inbox import AnyInbox, mark_of, marks_of
 from .dialects.base import Figures
 from .drivers import Driver, driver_of
 from .drivers.base import run
@@ -44,7 +44,9 @@ class Inbox(AnyInbox[Begin]):
             keeps its rows for another time.
     """
 
-    async def receive(self, transaction: Any, key: str, *, busy: Busy = "wait") -> Receipt:
+    async def receive(
+        self, transaction: Any, key: str, *, fingerprint: Any = None, busy: Busy = "wait"
+    ) -> Receipt:
         """Remember a key in the caller's own transaction; say whether it is the first.
 
         Waits for a twin in flight: where that commits this one is a duplicate, where it rolls back the first.
@@ -53,23 +55,35 @@ class Inbox(AnyInbox[Begin]):
             transaction: an async session or connection of SQLAlchemy, or a connection of asyncpg, psycopg, aiosqlite
                 or aiomysql.
             key: what names the message; at most 1024 bytes of UTF-8.
+            fingerprint: what must be equal under one key, such as the amount: a value to digest, or what
+                `fastdedup.fingerprint()` returned. The row keeps it, for which an older table needs a new column.
             busy: "skip" does not wait for a twin in flight, and answers IN_PROGRESS.
 
         Raises:
             UsageError: no transaction, a closed or read-only one, or a synchronous one.
-            ConfigError: the table is not there, or does not fit.
+            ConfigError: the table is not there, or does not fit; or a `fingerprint` cannot be digested, or kept.
+            MismatchError: the key was received with another fingerprint. The transaction goes on.
             InvalidKeyError: the key cannot be used.
             RetryTransaction: run the whole transaction again.
         """
         rules, driver = self._rules, async_driver(transaction)
         row_id = rules.id_of(key)
-        found = await run(driver, rules.receive(driver.dialect, row_id, busy), rules.table_name)
+        flow = rules.receive(driver.dialect, row_id, busy, mark_of(fingerprint))
+        found = await run(driver, flow, rules.table_name)
         return Receipt(rules, driver, key, row_id, found)
 
     async def receive_many(
-        self, transaction: Any, keys: Sequence[str], *, busy: Busy = "wait"
+        self,
+        transaction: Any,
+        keys: Sequence[str],
+        *,
+        fingerprints: Sequence[Any] | None = None,
+        busy: Busy = "wait",
     ) -> list[Receipt]:
         """Remember many keys; the receipts are in the order of the keys. Arguments and errors as for `receive`.
+
+        `fingerprints` gives one for each key, or None. A MismatchError tells of the first of them: roll back, and
+        receive the messages one by one.
 
         The keys are inserted sorted, so that two calls with the same keys do not deadlock. A key that stands in the
         list twice is first once.
@@ -78,7 +92,8 @@ class Inbox(AnyInbox[Begin]):
             raise UsageError("receive_many() takes a list of keys, not one text")
         rules, driver, keys = self._rules, async_driver(transaction), list(keys)
         ids = [rules.id_of(key) for key in keys]
-        found = await run(driver, rules.receive_many(driver.dialect, ids, busy), rules.table_name)
+        marks = marks_of(fingerprints, keys)
+        found = await run(driver, rules.receive_many(driver.dialect, ids, busy, marks), rules.table_name)
         return [Receipt(rules, driver, *each) for each in zip(keys, ids, found, strict=True)]
 
     def once(
@@ -86,6 +101,7 @@ class Inbox(AnyInbox[Begin]):
         key: Callable[..., str],
         *,
         begin: Begin | None = None,
+        fingerprint: Callable[..., Any] | None = None,
         gate: Dedup | None = None,
         wait: Seconds = 0.0,
         busy: Busy = "wait",
@@ -100,6 +116,7 @@ class Inbox(AnyInbox[Begin]):
             key: returns the key; called as the function is, with None in the transaction's place. A method gets the
                 transaction behind `self`.
             begin: begins a transaction, as `Session.begin` does.
+            fingerprint: returns what must be equal under one key; called as `key` is. None: nothing is compared.
             gate: a `Dedup` that answers duplicates before they reach the database. Where it does not answer, the
                 inbox decides alone, and the event `GateBypassed` tells of it.
             wait: seconds to wait for another owner's work at the gate.
@@ -108,6 +125,7 @@ class Inbox(AnyInbox[Begin]):
 
         Raises, when it is called:
             InProgressError: another owner is at work, and `wait` is over; or `busy="skip"` met a twin.
+            MismatchError: the key is known with another fingerprint.
             RetryTransaction: the last attempt was ended by the database, too.
             any error of the function: the transaction is rolled back, and the gate is free again.
             any error of the driver: where it comes from the COMMIT, whether that took effect is unknown. Deliver the
@@ -118,7 +136,7 @@ class Inbox(AnyInbox[Begin]):
             raise ConfigError(
                 "once() must begin a transaction: give it, or the inbox, begin=, such as begin=Session.begin"
             )
-        return once(self.receive, OnceRules(self._rules, key, gate, wait, busy, attempts), begin)
+        return once(self.receive, OnceRules(self._rules, key, gate, wait, busy, attempts, fingerprint), begin)
 
     async def purge(
         self,

@@ -17,6 +17,8 @@ from typing import Any, Generic, TypeVar
 E = TypeVar("E")
 Answer = Callable[[], Any]
 """Gives a call's result: another object to each caller, as they may change it."""
+Name = tuple[str, bytes | None]
+"""A key at the gate, and the fingerprint: a call with another one is no duplicate."""
 OnDuplicate = Callable[[float], None]
 """Hears that a call got the answer of another one, after so many seconds: the gate, which counts, was not asked."""
 
@@ -27,9 +29,9 @@ class Ends(Generic[E]):
     def __init__(self, new_end: Callable[[], E]) -> None:
         self._new_end = new_end
         # Mutable: the ends by their keys.
-        self._ends: dict[str, E] = {}
+        self._ends: dict[Name, E] = {}
 
-    def ahead(self, name: str) -> tuple[E, bool]:
+    def ahead(self, name: Name) -> tuple[E, bool]:
         """Return the end of the call that is ahead, and whether that is this call: `over` then ends it."""
         end = self._ends.get(name)
         if end is not None:
@@ -38,7 +40,7 @@ class Ends(Generic[E]):
         end = self._ends.setdefault(name, own)  # another thread may have been quicker
         return end, end is own
 
-    def over(self, name: str, end: E) -> None:
+    def over(self, name: Name, end: E) -> None:
         """Let the next call of a key go ahead, where this end is that of the call that is ahead."""
         if self._ends.get(name) is end:
             self._ends.pop(name, None)
@@ -51,7 +53,7 @@ class LocalCalls(Ends["asyncio.Future[Answer | None]"]):
         super().__init__(lambda: asyncio.get_running_loop().create_future())
         self._on_duplicate = on_duplicate
 
-    async def run(self, name: str, call: Callable[[], Coroutine[Any, Any, Answer]], wait: float) -> Answer:
+    async def run(self, name: Name, call: Callable[[], Coroutine[Any, Any, Answer]], wait: float) -> Answer:
         """Return the answer of the call that is ahead, or run this call.
 
         It is run where no other is ahead; or where that has failed, or has not ended within `wait` seconds.
@@ -69,7 +71,7 @@ class LocalCalls(Ends["asyncio.Future[Answer | None]"]):
         return await call()
 
     async def _run_ahead(
-        self, name: str, call: Callable[[], Coroutine[Any, Any, Answer]], end: asyncio.Future[Answer | None]
+        self, name: Name, call: Callable[[], Coroutine[Any, Any, Answer]], end: asyncio.Future[Answer | None]
     ) -> Answer:
         answer: Answer | None = None
         try:
@@ -100,7 +102,7 @@ class ThreadCalls(Ends[ThreadEnd]):
         # Mutable: the process whose calls these are.
         self._pid = os.getpid()
 
-    def run(self, name: str, call: Callable[[], Answer], wait: float) -> Answer:
+    def run(self, name: Name, call: Callable[[], Answer], wait: float) -> Answer:
         """Return the answer of the call that is ahead, or run this call: see `LocalCalls.run`."""
         if self._pid != os.getpid():  # forked: the calls of the former process never end here
             self._pid, self._ends = os.getpid(), {}
@@ -115,7 +117,7 @@ class ThreadCalls(Ends[ThreadEnd]):
         self._on_duplicate(perf_counter() - began)
         return end.answer
 
-    def _run_ahead(self, name: str, call: Callable[[], Answer], end: ThreadEnd) -> Answer:
+    def _run_ahead(self, name: Name, call: Callable[[], Answer], end: ThreadEnd) -> Answer:
         pid = self._pid
         try:
             end.answer = call()

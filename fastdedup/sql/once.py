@@ -37,7 +37,9 @@ from ..errors import (
 )
 from ..events import GateBypassed
 from ..gateway import Dedup
+from ..keys import Fingerprint
 from ..model import Outcome
+from .any_inbox import mark_of
 from .drivers import Driver
 from .drivers.base import is_retryable
 from .faults import DatabaseFault, fault_of
@@ -64,21 +66,38 @@ class OnceRules:
     """The settings of one decorated function, checked once; what they mean without I/O."""
 
     def __init__(
-        self, inbox: InboxRules, key: Callable[..., str], gate: Any, wait: Seconds, busy: Busy, attempts: int
+        self,
+        inbox: InboxRules,
+        key: Callable[..., str],
+        gate: Any,
+        wait: Seconds,
+        busy: Busy,
+        attempts: int,
+        fingerprint: Callable[..., Any] | None = None,
     ) -> None:
         if not callable(key) or inspect.iscoroutinefunction(key):
             raise ConfigError(
                 "once(key=…) must be a function, not async, that returns the key: "
                 "for example key=lambda session, message: message.id"
             )
+        if fingerprint is not None and (
+            not callable(fingerprint) or inspect.iscoroutinefunction(fingerprint)
+        ):
+            raise ConfigError(f"once(fingerprint=…) must be a function, not async, got {fingerprint!r}")
         self.inbox = inbox
-        self.key = key
+        self._key = key
+        self._fingerprint = fingerprint
         self.gate = gate
         self.wait = check_seconds(wait, "wait", least=0.0)
         self.busy = busy
         self.attempts = check_count(attempts, "attempts")
         # Mutable: was it seen that `begin` commits.
         self.proven = False
+
+    def key_and_mark(self, *args: Any, **kwargs: Any) -> tuple[str, Fingerprint | None]:
+        """Return the key of a call, and its fingerprint, which is None where calls are not compared."""
+        value = None if self._fingerprint is None else self._fingerprint(*args, **kwargs)
+        return self._key(*args, **kwargs), mark_of(value)
 
     def check_outermost(self, driver: Driver) -> None:
         """Check that what is committed stays, where a gate is told of it.
@@ -179,8 +198,8 @@ def once(
             def work(transaction: Any) -> Coroutine[Any, Any, T]:
                 return function(*args[:before], transaction, *args[before:], **kwargs)
 
-            key = rules.key(*args[:before], None, *args[before:], **kwargs)
-            answer = await Once(receive, rules, begin, work).run(key, calls)
+            key, mark = rules.key_and_mark(*args[:before], None, *args[before:], **kwargs)
+            answer = await Once(receive, rules, begin, work, mark).run(key, calls)
             result: T = answer()
             return result
 
@@ -203,9 +222,11 @@ class Once:
         rules: OnceRules,
         begin: Begin,
         work: Callable[[Any], Coroutine[Any, Any, Any]],
+        mark: Fingerprint | None,
     ) -> None:
         self._rules = rules
-        self._transactions = Transactions(receive, rules, begin, work)
+        self._mark = mark
+        self._transactions = Transactions(receive, rules, begin, work, mark)
 
     async def run(self, key: str, calls: LocalCalls) -> Answer:
         """Claim at the gate, decide in the transaction, tell the gate."""
@@ -216,14 +237,16 @@ class Once:
         if not rules.wait:
             return await self._through_the_gate(key, name, 0.0)
         ends = monotonic() + rules.wait
-        return await calls.run(name, lambda: self._through_the_gate(key, name, ends), rules.wait)
+        return await calls.run(
+            (name, self._mark), lambda: self._through_the_gate(key, name, ends), rules.wait
+        )
 
     async def _through_the_gate(self, key: str, name: str, ends: float) -> Answer:
         """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
         gate: Dedup = self._rules.gate
         claim: Claim | None = None
         try:
-            claim = await claim_at(gate, name, ends)
+            claim = await claim_at(gate, name, ends, self._mark)
             if not claim.acquired:
                 claim.replay()  # may raise
                 return claim.replay
@@ -263,11 +286,13 @@ class Transactions:
         rules: OnceRules,
         begin: Begin,
         work: Callable[[Any], Coroutine[Any, Any, Any]],
+        mark: Fingerprint | None,
     ) -> None:
         self._receive = receive
         self._rules = rules
         self._begin = begin
         self._work = work
+        self._mark = mark
 
     async def run(self, key: str, wire: bytes | None) -> Any:
         """Return the result of the work, or of the work that was first. Arguments and errors as for `answer`."""
@@ -283,6 +308,7 @@ class Transactions:
 
         Raises:
             CommitUnknown: the COMMIT's reply was lost.
+            MismatchError: the key has another fingerprint in its row.
             RetryTransaction: the database has ended as many transactions as one call may have.
             InProgressError: `busy="skip"` met a twin.
             any other error, of the work or of the database: the transaction is rolled back.
@@ -304,7 +330,7 @@ class Transactions:
         commits = False
         try:
             async with self._begin() as transaction:
-                receipt = await self._receive(transaction, key, busy=self._rules.busy)
+                receipt = await self._receive(transaction, key, fingerprint=self._mark, busy=self._rules.busy)
                 self._rules.check_outermost(receipt._driver)
                 if not receipt.first:
                     receipt.replay()  # may raise
@@ -332,9 +358,9 @@ class Transactions:
             return
 
 
-async def claim_at(gate: Dedup, name: str, ends: float) -> Claim:
+async def claim_at(gate: Dedup, name: str, ends: float, mark: Fingerprint | None) -> Claim:
     """Claim at the gate, and wait there as `wait_at` does."""
-    call = gate.claim(name, renew=True)
+    call = gate.claim(name, fingerprint=mark, renew=True)
     call.goes_on = ends > monotonic()
     return await wait_at(call, await call, ends)
 

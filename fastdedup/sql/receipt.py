@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from ..errors import InProgressError, UsageError
+from ..errors import InProgressError, MismatchError, UsageError
 from ..model import Outcome
 from .dialects.base import Flow
 from .drivers import Driver
@@ -27,6 +27,11 @@ class AnyReceipt:
         self._id = row_id
         self._found = found
         rules.received[found.outcome] += 1
+        if found.outcome is Outcome.MISMATCH:
+            raise MismatchError(
+                f"{key!r} was received before with another fingerprint: its publisher uses one key for two messages, "
+                "so dead-letter this one"
+            )
         self.key = key
         """The key that was received."""
         # Mutable: was a result kept; what duplicates find; the result.

@@ -11,12 +11,12 @@ from weakref import WeakValueDictionary
 
 from ..checks import Seconds, check_count, check_seconds
 from ..codec import Codec, JSONCodec, decode, encode
-from ..errors import ConfigError, RetryTransaction, UsageError
+from ..errors import ConfigError, UsageError
 from ..keys import check_namespace
 from ..model import Outcome
 from ..protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from .dialects import Dialect, TableName, dialect_of
-from .dialects.base import MISSING, Figures, Flow
+from .dialects.base import MISSING, Figures, Flow, Kept, Marks, misfits
 from .faults import LockedError, no_table
 
 TABLE: Final = "fastdedup_inbox"
@@ -36,7 +36,9 @@ class Found(NamedTuple):
 
 
 _FIRST: Final = Found(Outcome.ACQUIRED)
+_MISMATCH: Final = Found(Outcome.MISMATCH)
 _NONE: Final[frozenset[bytes]] = frozenset()
+_UNMARKED: Final[Marks] = {}
 
 
 class TableRules:
@@ -50,9 +52,11 @@ class TableRules:
     def __init__(self, table_name: TableName, keep: float) -> None:
         self.table_name = table_name
         self.keep = keep
-        # Mutable: the dialects in use by their names, and those whose table was looked at.
+        # Mutable: the dialects in use by their names, those whose table was looked at, and those of them whose table
+        # was seen to keep fingerprints.
         self._dialects: dict[str, Dialect] = {}
         self._checked: dict[str, Dialect] = {}
+        self._marked: dict[str, Dialect] = {}
 
     def dialect(self, name: str) -> Dialect:
         """Return the dialect of a database, for this table."""
@@ -70,6 +74,23 @@ class TableRules:
         if dialect not in self._checked:
             yield from self._check(sql)
             self._checked[dialect] = sql
+        return sql
+
+    def marked(self, dialect: str) -> Flow[Dialect]:
+        """Return the dialect of a database, once its table was found to be an inbox that keeps fingerprints.
+
+        Raises:
+            ConfigError: as for `checked`; or the table has no column for fingerprints.
+        """
+        sql = yield from self.checked(dialect)
+        if dialect not in self._marked:
+            faults = misfits((yield from sql.columns()), {"fingerprint": (sql.mark_type.lower(),)})
+            if faults:
+                raise ConfigError(
+                    f"fingerprint= needs the column fingerprint of {self.table_name}, and {faults[0]}: "
+                    f"run {sql.add_fingerprint().strip()}"
+                )
+            self._marked[dialect] = sql
         return sql
 
     def purge(self, dialect: str, size: int) -> Flow[int | None]:
@@ -139,29 +160,48 @@ class InboxRules(TableRules):
 
     # Flows
 
-    def receive(self, dialect: str, row_id: bytes, busy: Busy) -> Flow[Found]:
-        """Remember a key; return how it stood. The way of most messages: no lists, and no flow inside the flow."""
-        if busy != "wait":
-            return (yield from self.receive_many(dialect, [row_id], busy))[0]
-        sql = self._checked.get(dialect) or (yield from self.checked(dialect))
-        if (yield sql.insert_one(row_id)).count:
-            return _FIRST
-        return Found(Outcome.SUCCEEDED, (yield from self._results(sql, [row_id]))[row_id])
+    def receive(self, dialect: str, row_id: bytes, busy: Busy, mark: bytes | None = None) -> Flow[Found]:
+        """Remember a key; return how it stood. The way of most messages: no lists, and no flow inside the flow.
 
-    def receive_many(self, dialect: str, ids: Sequence[bytes], busy: Busy) -> Flow[list[Found]]:
+        `mark`: the message's fingerprint. A row with another one is a MISMATCH; a row without one is not compared.
+        """
+        if busy != "wait":
+            return (yield from self.receive_many(dialect, [row_id], busy, [mark]))[0]
+        if mark is None:
+            sql = self._checked.get(dialect) or (yield from self.checked(dialect))
+        else:
+            sql = self._marked.get(dialect) or (yield from self.marked(dialect))
+        if (yield sql.insert_one(row_id, mark)).count:
+            return _FIRST
+        kept = (yield from sql.kept([row_id], marked=mark is not None)).get(row_id)
+        if kept is None:
+            kept = yield from self._insert_again(sql, row_id, mark)
+        return _FIRST if kept is None else _duplicate(kept, mark)
+
+    def receive_many(
+        self, dialect: str, ids: Sequence[bytes], busy: Busy, fingerprints: Sequence[bytes | None]
+    ) -> Flow[list[Found]]:
         """Remember keys; return how each stood. The second of two equal keys is a duplicate of the first."""
         if busy not in ("wait", "skip"):
             raise ConfigError(f'busy= must be "wait" or "skip", got {busy!r}')
         if not ids:
             return []
-        sql = yield from self.checked(dialect)
-        different = sorted(set(ids))  # in one order, or two calls wait for each other
-        new, locked = yield from (self._skip if busy == "skip" else self._wait)(sql, different)
+        # The first of two equal keys is inserted, with its own fingerprint.
+        own: Marks = dict(zip(reversed(ids), reversed(fingerprints), strict=True))
+        is_marked = any(mark is not None for mark in fingerprints)
+        sql = yield from (self.marked if is_marked else self.checked)(dialect)
+        marks = own if is_marked else _UNMARKED
+        different = sorted(own)  # in one order, or two calls wait for each other
+        new, locked = yield from (self._skip if busy == "skip" else self._wait)(sql, different, marks)
         if len(new) == len(ids):
             return [_FIRST] * len(ids)
         known = [each for each in different if each not in new and each not in locked]
-        results = yield from self._results(sql, known)
-        return [self._found(each, new, locked, results) for each in ids]
+        rows = yield from self._rows(sql, known, marks)
+        new |= {each for each in known if each not in rows}
+        return [
+            self._found(each, mark, new, locked, rows.get(each) or Kept(b"", own[each]))
+            for each, mark in zip(ids, fingerprints, strict=True)
+        ]
 
     def complete(self, dialect: str, row_id: bytes, result: Any) -> Flow[bytes]:
         """Keep the result of a key that was received as first; return its bytes.
@@ -191,46 +231,69 @@ class InboxRules(TableRules):
         """Return the result that a duplicate finds; None where the first kept none."""
         return decode(self.codec, found.payload, key)
 
-    def _results(self, sql: Dialect, known: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
-        """Return the results of ids that were not new.
+    def _rows(self, sql: Dialect, known: Sequence[bytes], marks: Marks) -> Flow[dict[bytes, Kept]]:
+        """Return what the rows of ids keep that were not new. Leaves out an id that is new by now."""
+        rows: dict[bytes, Kept] = {}
+        for part in parts(known):
+            rows |= yield from sql.kept(part, marked=bool(marks))
+        for each in known:
+            if each not in rows:
+                kept = yield from self._insert_again(sql, each, marks.get(each))
+                if kept is not None:
+                    rows[each] = kept
+        return rows
+
+    def _insert_again(self, sql: Dialect, row_id: bytes, mark: bytes | None) -> Flow[Kept | None]:
+        """Insert a row that was not inserted, and is not there; return what a twin keeps, None where it is new now.
+
+        A purge may have deleted it in between: the message is older than `keep`.
 
         Raises:
-            RetryTransaction: a row is gone: never a duplicate without its row.
+            ConfigError: the database drops the insert: never a duplicate without its row.
         """
-        results: dict[bytes, bytes] = {}
-        for part in parts(known):
-            results |= yield from sql.results(part)
-        if len(results) < len(known):
-            raise RetryTransaction(
-                f"a row of {self.table_name} was deleted just now, by a purge: run the whole transaction again"
+        if (yield sql.insert_one(row_id, mark)).count:
+            return None
+        kept = (yield from sql.kept([row_id], marked=mark is not None)).get(row_id)
+        if kept is None:
+            raise ConfigError(
+                f"the database drops what the inbox inserts into {self.table_name}, without an error: look for a "
+                "trigger that returns NULL or ignores the row, for a foreign key of the table, or for a partition "
+                "that is not there"
             )
-        return results
+        return kept
 
-    def _wait(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], Set[bytes]]]:
+    def _wait(self, sql: Dialect, ids: Sequence[bytes], marks: Marks) -> Flow[tuple[set[bytes], Set[bytes]]]:
         new: set[bytes] = set()
         for part in parts(ids):
-            new |= yield from sql.insert(part)
+            new |= yield from sql.insert(part, marks)
         return new, _NONE
 
-    def _skip(self, sql: Dialect, ids: Sequence[bytes]) -> Flow[tuple[set[bytes], Set[bytes]]]:
+    def _skip(self, sql: Dialect, ids: Sequence[bytes], marks: Marks) -> Flow[tuple[set[bytes], Set[bytes]]]:
         new, locked = set(), set()
         for each in ids:
             try:
-                if (yield from sql.insert_unless_busy(each)):
+                if (yield from sql.insert_unless_busy(each, marks.get(each))):
                     new.add(each)
             except LockedError:
                 locked.add(each)
         return new, locked
 
     def _found(
-        self, row_id: bytes, new: set[bytes], locked: Set[bytes], results: dict[bytes, bytes]
+        self, row_id: bytes, mark: bytes | None, new: set[bytes], locked: Set[bytes], kept: Kept
     ) -> Found:
         if row_id in locked:
             return Found(Outcome.IN_PROGRESS)
         if row_id in new:
             new.discard(row_id)  # a second place in the list is a duplicate
             return _FIRST
-        return Found(Outcome.SUCCEEDED, results.get(row_id, b""))
+        return _duplicate(kept, mark)
+
+
+def _duplicate(kept: Kept, mark: bytes | None) -> Found:
+    """Return how a key stands that another message, or an earlier delivery of this one, has inserted."""
+    if mark is not None and kept.mark is not None and mark != kept.mark:
+        return _MISMATCH
+    return Found(Outcome.SUCCEEDED, kept.payload)
 
 
 def ended() -> UsageError:

@@ -32,9 +32,10 @@ def inbox_table(metadata: MetaData, name: str = TABLE, schema: str | None = None
     table = Table(
         where.table,
         metadata,
-        Column("id", _id(), primary_key=True),
+        Column("id", _sixteen_bytes(), primary_key=True),
         Column("at", _at(), nullable=False),
         Column("result", _result()),
+        Column("fingerprint", _sixteen_bytes()),
         Index(f"{where.table}_at", "at"),
         schema=where.schema,
         sqlite_with_rowid=False,
@@ -47,7 +48,7 @@ def inbox_table(metadata: MetaData, name: str = TABLE, schema: str | None = None
     return table
 
 
-def _id() -> TypeEngine[bytes]:
+def _sixteen_bytes() -> TypeEngine[bytes]:
     return (
         LargeBinary(ID_BYTES)
         .with_variant(postgresql.UUID(), "postgresql")

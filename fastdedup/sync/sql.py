@@ -21,8 +21,9 @@ from ..errors import (
     RetryTransaction,
     UsageError,
 )
+from ..keys import Fingerprint
 from ..protocol.keyspace import Keyspace, Kind
-from ..sql.any_inbox import AnyInbox
+from ..sql.any_inbox import AnyInbox, mark_of, marks_of
 from ..sql.dialects.base import Figures
 from ..sql.drivers import Driver, driver_of
 from ..sql.drivers.base import is_retryable, run_now
@@ -80,7 +81,7 @@ class Receipt(AnyReceipt):
 class Inbox(AnyInbox[Begin]):
     """Remembers which messages a consumer has handled. Arguments and errors as for `fastdedup.sql.Inbox`."""
 
-    def receive(self, transaction: Any, key: str, *, busy: Busy = "wait") -> Receipt:
+    def receive(self, transaction: Any, key: str, *, fingerprint: Any = None, busy: Busy = "wait") -> Receipt:
         """Remember a key in the caller's own transaction; say whether it is the first.
 
         `transaction`: a session or connection of SQLAlchemy, a connection of psycopg, sqlite3 or PyMySQL, or Django's
@@ -88,16 +89,25 @@ class Inbox(AnyInbox[Begin]):
         """
         rules, driver = self._rules, sync_driver(transaction)
         row_id = rules.id_of(key)
-        found = run_now(driver, rules.receive(driver.dialect, row_id, busy), rules.table_name)
+        flow = rules.receive(driver.dialect, row_id, busy, mark_of(fingerprint))
+        found = run_now(driver, flow, rules.table_name)
         return Receipt(rules, driver, key, row_id, found)
 
-    def receive_many(self, transaction: Any, keys: Sequence[str], *, busy: Busy = "wait") -> list[Receipt]:
+    def receive_many(
+        self,
+        transaction: Any,
+        keys: Sequence[str],
+        *,
+        fingerprints: Sequence[Any] | None = None,
+        busy: Busy = "wait",
+    ) -> list[Receipt]:
         """Remember many keys; see `fastdedup.sql.Inbox.receive_many`."""
         if isinstance(keys, str | bytes):
             raise UsageError("receive_many() takes a list of keys, not one text")
         rules, driver, keys = self._rules, sync_driver(transaction), list(keys)
         ids = [rules.id_of(key) for key in keys]
-        found = run_now(driver, rules.receive_many(driver.dialect, ids, busy), rules.table_name)
+        marks = marks_of(fingerprints, keys)
+        found = run_now(driver, rules.receive_many(driver.dialect, ids, busy, marks), rules.table_name)
         return [Receipt(rules, driver, *each) for each in zip(keys, ids, found, strict=True)]
 
     def once(
@@ -105,6 +115,7 @@ class Inbox(AnyInbox[Begin]):
         key: Callable[..., str],
         *,
         begin: Begin | None = None,
+        fingerprint: Callable[..., Any] | None = None,
         gate: Dedup | None = None,
         wait: Seconds = 0.0,
         busy: Busy = "wait",
@@ -114,7 +125,7 @@ class Inbox(AnyInbox[Begin]):
         beginning = self._beginning(begin)
         if gate is not None and not isinstance(gate, Dedup):
             raise not_a_gate(gate, "a fastdedup.sync.Dedup")
-        rules = OnceRules(self._rules, key, gate, wait, busy, attempts)
+        rules = OnceRules(self._rules, key, gate, wait, busy, attempts, fingerprint)
 
         def decorate(function: Callable[..., T]) -> Callable[..., T]:
             check_blocking(function, "once() of fastdedup.sql.Inbox")
@@ -128,8 +139,8 @@ class Inbox(AnyInbox[Begin]):
                     check_done(function, result)
                     return result
 
-                key = rules.key(*args[:before], None, *args[before:], **kwargs)
-                result: T = Once(self, rules, beginning, work).run(key, calls)()
+                key, mark = rules.key_and_mark(*args[:before], None, *args[before:], **kwargs)
+                result: T = Once(self, rules, beginning, work, mark).run(key, calls)()
                 return result
 
             return wrapper
@@ -185,8 +196,16 @@ def figures_of(rules: TableRules, begin: Begin, stretch: Seconds) -> Figures:
 class Once:
     """One call of a decorated function: see `fastdedup.sql.once`, which this follows step by step."""
 
-    def __init__(self, inbox: Inbox, rules: OnceRules, begin: Begin, work: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        rules: OnceRules,
+        begin: Begin,
+        work: Callable[[Any], Any],
+        mark: Fingerprint | None,
+    ) -> None:
         self._inbox = inbox
+        self._mark = mark
         self._rules = rules
         self._begin = begin
         self._work = work
@@ -200,7 +219,7 @@ class Once:
         if not rules.wait:
             return self._through_the_gate(key, name, 0.0)
         ends = time.monotonic() + rules.wait
-        return calls.run(name, lambda: self._through_the_gate(key, name, ends), rules.wait)
+        return calls.run((name, self._mark), lambda: self._through_the_gate(key, name, ends), rules.wait)
 
     def _through_the_gate(self, key: str, name: str, ends: float) -> Answer:
         """See `run`. `name`: the key at the gate; `ends`: when to wait there no longer."""
@@ -245,7 +264,9 @@ class Once:
         gate: Dedup = self._rules.gate
         background, dedup = gate._dedup.get()
         seconds = gate._per_process.seconds + self._rules.wait
-        return Claim(background, background.run(lambda: claim_at(dedup, name, ends), seconds, take_back))
+        return Claim(
+            background, background.run(lambda: claim_at(dedup, name, ends, self._mark), seconds, take_back)
+        )
 
     def _transact(self, key: str, wire: bytes | None) -> Answer:
         attempt = 0
@@ -264,7 +285,7 @@ class Once:
         commits = False
         try:
             with self._begin() as transaction:
-                receipt = self._inbox.receive(transaction, key, busy=self._rules.busy)
+                receipt = self._inbox.receive(transaction, key, fingerprint=self._mark, busy=self._rules.busy)
                 self._rules.check_outermost(receipt._driver)
                 if not receipt.first:
                     receipt.replay()  # may raise

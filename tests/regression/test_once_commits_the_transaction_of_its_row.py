@@ -175,3 +175,22 @@ async def test_a_caught_error_behind_a_gate_is_told_truly(postgres_place: Place,
             with pytest.raises(UsageError, match="rolled back or committed before the work was done"):
                 await work(key)
         assert done(postgres_place, key) == []
+
+
+@pytest.mark.parametrize("result", [None, "paid"])
+async def test_a_row_of_a_partition_is_recognized(of: Callable[[str], Any], key: str, result: Any) -> None:
+    async with of("asyncpg")() as party:
+        table = party.place.fresh_table()
+        party.place.create(f"{table}_of")
+        party.place.sql(
+            f"CREATE TABLE {table} (LIKE {table}_of INCLUDING ALL) PARTITION BY HASH (id)",
+            f"CREATE TABLE {table}_0 PARTITION OF {table} FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+        )
+
+        @party.inbox(table=table, begin=party.begin).once(lambda transaction, key: key)
+        async def work(transaction: Any, key: str) -> Any:
+            await party.work(key)
+            return result
+
+        assert [await work(key), await work(key)] == [result] * 2
+        assert done(party.place, key) == [key]

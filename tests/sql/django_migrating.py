@@ -40,6 +40,7 @@ def found(alias: str, table: str) -> dict[str, Any]:
     """Migrate, use the inbox, and migrate back."""
     from django.db import connections, transaction
 
+    from fastdedup import MismatchError
     from fastdedup.sync.sql import Inbox
 
     @contextmanager
@@ -48,11 +49,17 @@ def found(alias: str, table: str) -> dict[str, Any]:
             yield connections[alias]
 
     inbox = Inbox("billing", keep=timedelta(days=7), table=table)
-    facts: dict[str, Any] = {"sql": output("sqlmigrate", "fastdedup_inbox", "0001", database=alias)}
+    facts: dict[str, Any] = {
+        "sql": [output("sqlmigrate", "fastdedup_inbox", name, database=alias) for name in ("0001", "0002")]
+    }
     output("migrate", "fastdedup_inbox", database=alias)
     facts["tables"] = tables(alias)
     with begin() as inside:
-        facts["first"] = [inbox.receive(inside, "message 1").first for _ in range(2)]
+        facts["first"] = [inbox.receive(inside, "message 1", fingerprint=7).first for _ in range(2)]
+        try:
+            inbox.receive(inside, "message 1", fingerprint=999)
+        except MismatchError:
+            facts["first"].append(None)
     facts["rows"] = inbox.stats(begin=begin).rows
     facts["purged"] = inbox.purge(begin=begin)
     facts["plan"] = output("migrate", "fastdedup_inbox", "zero", plan=True, database=alias)

@@ -98,18 +98,6 @@ async def crossed(party: Party, key: str) -> Any:
         await party.rollback()
 
 
-async def test_no_key_is_a_duplicate_without_its_row(of: Of, key: str) -> None:
-    """INSERT IGNORE ignores more than duplicates: here the table has no partition for the row."""
-    async with of("aiomysql")() as party:
-        table = party.place.fresh_table()
-        party.place.create(table)
-        place = "PARTITION BY RANGE COLUMNS(id) (PARTITION p VALUES LESS THAN (X'00000001'))"
-        party.place.sql(f"ALTER TABLE {table} {place}")
-        async with party.transaction():
-            with pytest.raises(RetryTransaction, match="run the whole transaction again"):
-                await party.receive(party.inbox(table=table), key)
-
-
 LOCKED = {"postgresql": "SET LOCAL lock_timeout = '1ms'", "mysql": "SET SESSION innodb_lock_wait_timeout = 0"}
 
 
@@ -128,7 +116,7 @@ async def test_a_lock_not_given_in_time_asks_for_a_retry(server_way: Opener, key
 @pytest.mark.parametrize(("ends", "error"), [(0, LockedError), (1, RetryTransaction)])
 def test_a_timeout_that_rolls_all_back_skips_no_twin(ends: int, error: type[Exception]) -> None:
     """innodb_rollback_on_timeout is set where the server starts, so the flow is asked without one."""
-    flow = MySQL(TableName("inbox")).insert_unless_busy(b"i" * 16)
+    flow = MySQL(TableName("inbox")).insert_unless_busy(b"i" * 16, None)
     assert "rollback_on_timeout" in next(flow).sql
     assert flow.send(Rows([(50, "10.11-MariaDB", ends)], 1)).sql.endswith("= 0")
     assert "INSERT" in flow.send(Rows([], 0)).sql

@@ -371,10 +371,12 @@ class DjangoParty(SyncParty):
 
 def alias_of(place: Place) -> str:
     """Give the alias under which Django knows a database, which it learns here."""
-    if place.kind not in connections.settings:
-        configured = connections.configure_settings({"default": {}, place.kind: place.database.django})
-        connections.settings[place.kind] = configured[place.kind]
-    return place.kind
+    settings = place.database.django
+    alias = f"{place.kind} {settings['NAME']}"
+    if alias not in connections.settings:
+        configured = connections.configure_settings({"default": {}, alias: settings})
+        connections.settings[alias] = configured[alias]
+    return alias
 
 
 @dataclass(frozen=True, slots=True)

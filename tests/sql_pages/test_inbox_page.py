@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -31,6 +32,7 @@ PAGE = Page("inbox.md")
 (ASYNC,) = PAGE.blocks("Receive", "python")
 SYNC, ASYNCPG, PSYCOPG, SQLITE3, PYMYSQL, AIOMYSQL, DJANGO = PAGE.blocks("The other drivers", "python")
 GATE, BEGIN = PAGE.blocks("Once, with a gate in front", "python")
+(FINGERPRINT,) = PAGE.blocks("Two messages with one key", "python")
 (SKIP,) = PAGE.blocks("A twin in flight: wait or skip", "python")
 (MANY,) = PAGE.blocks("Many messages in one transaction", "python")
 (ENGINES,) = PAGE.blocks("SQLite", "python")
@@ -250,6 +252,22 @@ async def test_once_with_a_gate_in_front(postgresql: PostgresDatabase, redis_url
     assert await balance_of(postgresql)() == 500
 
 
+async def test_another_message_with_a_used_key(postgresql: PostgresDatabase) -> None:
+    ends: list[str] = []
+
+    async def end(name: str) -> None:
+        ends.append(name)
+
+    async with sessions(postgresql.urls["asyncpg"]) as session:
+        consume = PAGE.run(FINGERPRINT, Session=session)["consume"]
+        for amount in (500, 500, 1):
+            each = message(amount=amount)
+            each.ack, each.dead_letter = partial(end, "ack"), partial(end, "dead letter")
+            await consume(each)
+    assert ends == ["ack", "ack", "dead letter"]
+    assert await balance_of(postgresql)() == 500
+
+
 async def test_a_beginning_of_ones_own_yields_the_transaction(postgresql: PostgresDatabase) -> None:
     inbox = PAGE.run(ASYNCPG)["inbox"]
     async with asyncpg.create_pool(**postgresql.asyncpg, min_size=1) as pool:
@@ -350,6 +368,7 @@ def test_each_block_of_the_page_has_a_test() -> None:
         DJANGO,
         GATE,
         BEGIN,
+        FINGERPRINT,
         SKIP,
         MANY,
         ENGINES,

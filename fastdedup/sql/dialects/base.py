@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -38,6 +38,17 @@ class Rows:
 
 
 Flow = Generator[Statement, Rows, T]
+
+
+class Kept(NamedTuple):
+    """What a row keeps: the result's bytes, b"" for no result; and the fingerprint, or None for none."""
+
+    payload: bytes
+    mark: bytes | None = None
+
+
+Marks = Mapping[bytes, bytes | None]
+"""The fingerprints of ids; empty if the table need not have the column `fingerprint`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,40 +105,56 @@ class Dialect(ABC):
     quote: ClassVar[str] = '"'
     batch: ClassVar[int] = 1000
     """Rows of one purge's transaction by default: what the database deletes in about ten milliseconds."""
+    mark_type: ClassVar[str]
+    """The type of the column `fingerprint`."""
 
     def __init__(self, table_name: TableName) -> None:
         self.table_name = table_name
         self.table = table_name.quoted(self.quote)
 
     @abstractmethod
-    def ddl(self) -> str:
-        """Return the statements that create the table, each ended by a semicolon."""
+    def ddl(self, *, marked: bool = True) -> str:
+        """Return the statements that create the table, each ended by a semicolon.
+
+        `marked`: with the column `fingerprint`, which tables of fastdedup 0.1.0 do not have.
+        """
+
+    def add_fingerprint(self) -> str:
+        """Return the statement that gives a table of fastdedup 0.1.0 the column `fingerprint`."""
+        return f"ALTER TABLE {self.table} ADD COLUMN fingerprint {self.mark_type};\n"
+
+    @abstractmethod
+    def columns(self) -> Flow[dict[str, str]]:
+        """Look at the table; return the type of each column, nothing for a table that is not there."""
 
     @abstractmethod
     def faults_of_the_table(self) -> Flow[list[str]]:
         """Look at the table; return what does not fit, or nothing. A table that is not there is `MISSING`."""
 
     @abstractmethod
-    def insert_one(self, row_id: bytes) -> Statement:
+    def insert_one(self, row_id: bytes, mark: bytes | None = None) -> Statement:
         """Return the statement that inserts a row. It changes one row where the id is new, and no row otherwise.
 
-        Waits for a twin in flight, as `insert` does.
+        Waits for a twin in flight, as `insert` does. `mark`: the fingerprint.
         """
 
     @abstractmethod
-    def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
+    def insert(self, ids: Sequence[bytes], marks: Marks) -> Flow[set[bytes]]:
         """Insert rows; return the ids that are new. `ids` are different and sorted.
 
         Waits for a twin in flight: where that commits the id is not new, where it rolls back it is.
         """
 
     @abstractmethod
-    def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
+    def insert_unless_busy(self, row_id: bytes, mark: bytes | None) -> Flow[bool]:
         """Insert one row; return whether it is new. Raises `LockedError` at once where a twin is in flight."""
 
     @abstractmethod
-    def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
-        """Return the result of each of these ids, b"" for no result. Leaves out an id without a row."""
+    def kept(self, ids: Sequence[bytes], *, marked: bool) -> Flow[dict[bytes, Kept]]:
+        """Return what the row of each of these ids keeps. Leaves out an id without a row.
+
+        `marked`: read the fingerprints as well.
+        """
 
     @abstractmethod
     def complete(self, row_id: bytes, payload: bytes) -> Statement:

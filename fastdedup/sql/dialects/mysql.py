@@ -12,13 +12,26 @@ from collections.abc import Sequence
 
 from ...errors import RetryTransaction
 from ..faults import LockedError
-from .base import MISSING, Dialect, Figures, Flow, Statement, TableName, ages_of, misfits, text_of
+from .base import (
+    MISSING,
+    Dialect,
+    Figures,
+    Flow,
+    Kept,
+    Marks,
+    Statement,
+    TableName,
+    ages_of,
+    misfits,
+    text_of,
+)
 
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "id": ("binary(16)",),
     "at": ("datetime(3)", "datetime(6)"),
     "result": ("mediumblob", "longblob"),
 }
+_IS_IT = "table_schema = COALESCE(?, DATABASE()) AND table_name = ?"
 
 
 class MySQL(Dialect):
@@ -27,33 +40,42 @@ class MySQL(Dialect):
     name = "mysql"
     quote = "`"
     batch = 500
+    mark_type = "BINARY(16)"
 
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
-        self._insert_one = f"INSERT IGNORE INTO {self.table} (id, at) VALUES (UNHEX(?), UTC_TIMESTAMP(3))"
+        insert = f"INSERT IGNORE INTO {self.table} (id, at"
+        self._insert_one = f"{insert}) VALUES (UNHEX(?), UTC_TIMESTAMP(3))"
+        self._insert_marked = f"{insert}, fingerprint) VALUES (UNHEX(?), UTC_TIMESTAMP(3), UNHEX(?))"
         self._complete = f"UPDATE {self.table} SET result = UNHEX(?) WHERE id = UNHEX(?)"
 
-    def ddl(self) -> str:
+    def ddl(self, *, marked: bool = True) -> str:
         """See `Dialect`."""
+        fingerprint = f"    fingerprint {self.mark_type},\n" if marked else ""
         return (
             f"CREATE TABLE {self.table} (\n"
             "    id BINARY(16) NOT NULL PRIMARY KEY,\n"
             "    at DATETIME(3) NOT NULL,\n"
-            "    result MEDIUMBLOB,\n"
+            f"    result MEDIUMBLOB,\n{fingerprint}"
             f"    KEY `{self.table_name.table}_at` (at)\n"
             ") ENGINE=InnoDB;\n"
         )
 
+    def columns(self) -> Flow[dict[str, str]]:
+        """See `Dialect`."""
+        found = yield Statement(
+            f"SELECT column_name, column_type FROM information_schema.columns WHERE {_IS_IT}",
+            (self.table_name.schema, self.table_name.table),
+        )
+        return {text_of(name): text_of(kind).lower() for name, kind in found.rows}
+
     def faults_of_the_table(self) -> Flow[list[str]]:
         """See `Dialect`. Without a unique id `INSERT IGNORE` would let every duplicate through."""
-        where = "table_schema = COALESCE(?, DATABASE()) AND table_name = ?"
-        names = (self.table_name.schema, self.table_name.table)
-        columns = yield Statement(
-            f"SELECT column_name, column_type FROM information_schema.columns WHERE {where}", names
-        )
-        if not columns.rows:
+        where, names = _IS_IT, (self.table_name.schema, self.table_name.table)
+        columns = yield from self.columns()
+        if not columns:
             return [MISSING]
-        faults = misfits({text_of(name): text_of(kind).lower() for name, kind in columns.rows}, _COLUMNS)
+        faults = misfits(columns, _COLUMNS)
         engine = yield Statement(f"SELECT engine FROM information_schema.tables WHERE {where}", names)
         kind = text_of(engine.rows[0][0])
         if kind.lower() != "innodb":
@@ -68,19 +90,21 @@ class MySQL(Dialect):
             faults.append("its column id is not unique")
         return faults
 
-    def insert_one(self, row_id: bytes) -> Statement:
+    def insert_one(self, row_id: bytes, mark: bytes | None = None) -> Statement:
         """See `Dialect`."""
-        return Statement(self._insert_one, (row_id.hex(),))
+        if mark is None:
+            return Statement(self._insert_one, (row_id.hex(),))
+        return Statement(self._insert_marked, (row_id.hex(), mark.hex()))
 
-    def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
+    def insert(self, ids: Sequence[bytes], marks: Marks) -> Flow[set[bytes]]:
         """See `Dialect`. One by one, as the count of many does not say which of them are new."""
         new = set()
         for each in ids:
-            if (yield self.insert_one(each)).count:
+            if (yield self.insert_one(each, marks.get(each))).count:
                 new.add(each)
         return new
 
-    def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
+    def insert_unless_busy(self, row_id: bytes, mark: bytes | None) -> Flow[bool]:
         """See `Dialect`. MariaDB does not wait at all; MySQL's shortest wait is one second."""
         found = yield Statement("SELECT @@innodb_lock_wait_timeout, VERSION(), @@innodb_rollback_on_timeout")
         before, version, ends = found.rows[0]
@@ -88,7 +112,7 @@ class MySQL(Dialect):
         yield Statement(f"SET SESSION innodb_lock_wait_timeout = {shortest}")
         new, fault = None, None
         try:
-            new = bool((yield self.insert_one(row_id)).count)
+            new = bool((yield self.insert_one(row_id, mark)).count)
         except Exception as error:  # noqa: BLE001 -- it is raised below
             fault = error
         yield Statement(f"SET SESSION innodb_lock_wait_timeout = {int(before)}")
@@ -102,16 +126,18 @@ class MySQL(Dialect):
             raise fault
         return new
 
-    def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
+    def kept(self, ids: Sequence[bytes], *, marked: bool) -> Flow[dict[bytes, Kept]]:
         """See `Dialect`. One by one: a locking read of several may go through the whole table."""
-        results = {}
+        fingerprint = "fingerprint" if marked else "NULL"
+        kept = {}
         for each in ids:
             found = yield Statement(
-                f"SELECT result FROM {self.table} WHERE id = UNHEX(?) LOCK IN SHARE MODE", (each.hex(),)
+                f"SELECT result, {fingerprint} FROM {self.table} WHERE id = UNHEX(?) LOCK IN SHARE MODE",
+                (each.hex(),),
             )
-            if found.rows:
-                results[each] = bytes(found.rows[0][0] or b"")
-        return results
+            for result, mark in found.rows:
+                kept[each] = Kept(bytes(result or b""), mark and bytes(mark))
+        return kept
 
     def complete(self, row_id: bytes, payload: bytes) -> Statement:
         """See `Dialect`. The row has no result yet, so the update changes it, and counts under FOUND_ROWS or not."""

@@ -11,7 +11,19 @@ from typing import Any
 from uuid import UUID
 
 from ..faults import LockedError
-from .base import MISSING, Dialect, Figures, Flow, Statement, TableName, ages_of, misfits, text_of
+from .base import (
+    MISSING,
+    Dialect,
+    Figures,
+    Flow,
+    Kept,
+    Marks,
+    Statement,
+    TableName,
+    ages_of,
+    misfits,
+    text_of,
+)
 
 _COLUMNS: dict[str, tuple[str, ...]] = {
     "id": ("uuid",),
@@ -33,35 +45,47 @@ class PostgreSQL(Dialect):
 
     name = "postgresql"
     batch = 3000
+    mark_type = "uuid"
 
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
-        insert = f"INSERT INTO {self.table} (id, at) {{}} ON CONFLICT (id) DO NOTHING"
-        self._insert_one = insert.format(f"VALUES (?, {_SECOND})")
-        self._insert_many = insert.format(f"SELECT unnest(CAST(? AS uuid[])), {_SECOND}") + " RETURNING id"
+        insert = f"INSERT INTO {self.table} (id, at{{}} ON CONFLICT (id) DO NOTHING"
+        self._insert_one = insert.format(f") VALUES (?, {_SECOND})")
+        self._insert_marked = insert.format(f", fingerprint) VALUES (?, {_SECOND}, ?)")
+        self._insert_many = insert.format(f") SELECT unnest(CAST(? AS uuid[])), {_SECOND}") + " RETURNING id"
+        pairs = "unnest(CAST(? AS uuid[]), CAST(? AS uuid[])) AS new (id, mark)"
+        self._insert_many_marked = (
+            insert.format(f", fingerprint) SELECT id, {_SECOND}, mark FROM {pairs}") + " RETURNING id"
+        )
         self._complete = f"UPDATE {self.table} SET result = ? WHERE id = ? AND {_OWN}"
         self._is_own = f"SELECT 1 FROM {self.table} WHERE id = ? AND {_OWN}"
 
-    def ddl(self) -> str:
+    def ddl(self, *, marked: bool = True) -> str:
         """See `Dialect`. The name of an index takes no schema."""
+        fingerprint = f",\n    fingerprint {self.mark_type}" if marked else ""
         return (
             f"CREATE TABLE {self.table} (\n"
             "    id uuid PRIMARY KEY,\n"
             "    at timestamptz NOT NULL DEFAULT now(),\n"
-            "    result bytea\n"
+            f"    result bytea{fingerprint}\n"
             ");\n"
             f'CREATE INDEX "{self.table_name.table}_at" ON {self.table} (at);\n'
         )
 
-    def faults_of_the_table(self) -> Flow[list[str]]:
+    def columns(self) -> Flow[dict[str, str]]:
         """See `Dialect`."""
         where = "attrelid = to_regclass(CAST(? AS text)) AND attnum > 0 AND NOT attisdropped"
-        columns = yield Statement(
+        found = yield Statement(
             f"SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE {where}", (self.table,)
         )
-        if not columns.rows:
+        return {text_of(name): text_of(kind) for name, kind in found.rows}
+
+    def faults_of_the_table(self) -> Flow[list[str]]:
+        """See `Dialect`."""
+        columns = yield from self.columns()
+        if not columns:
             return [MISSING]
-        faults = misfits({text_of(name): text_of(kind) for name, kind in columns.rows}, _COLUMNS)
+        faults = misfits(columns, _COLUMNS)
         if not faults:
             unique = yield Statement(
                 "SELECT 1 FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attname = 'id' "
@@ -73,22 +97,29 @@ class PostgreSQL(Dialect):
                 faults.append("its column id is not unique")
         return faults
 
-    def insert_one(self, row_id: bytes) -> Statement:
+    def insert_one(self, row_id: bytes, mark: bytes | None = None) -> Statement:
         """See `Dialect`. Without RETURNING, for which the server and the driver would handle a row more."""
-        return Statement(self._insert_one, (self._uuid(row_id),))
+        if mark is None:
+            return Statement(self._insert_one, (self._uuid(row_id),))
+        return Statement(self._insert_marked, (self._uuid(row_id), self._uuid(mark)))
 
-    def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
+    def insert(self, ids: Sequence[bytes], marks: Marks) -> Flow[set[bytes]]:
         """See `Dialect`. One statement for all, in the order of the ids."""
-        done = yield Statement(self._insert_many, ([self._uuid(each) for each in ids],))
+        rows = [self._uuid(each) for each in ids]
+        if marks:
+            fingerprints = [mark and self._uuid(mark) for mark in map(marks.get, ids)]
+            done = yield Statement(self._insert_many_marked, (rows, fingerprints))
+        else:
+            done = yield Statement(self._insert_many, (rows,))
         return {_id(row[0]) for row in done.rows}
 
-    def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
+    def insert_unless_busy(self, row_id: bytes, mark: bytes | None) -> Flow[bool]:
         """See `Dialect`."""
         before = (yield Statement("SELECT current_setting('lock_timeout')")).rows[0][0]
         yield Statement("SAVEPOINT fastdedup_inbox")
         try:
             yield Statement("SET LOCAL lock_timeout = '1ms'")
-            new = bool((yield self.insert_one(row_id)).count)
+            new = bool((yield self.insert_one(row_id, mark)).count)
         except LockedError:
             locked = True
         else:
@@ -101,13 +132,17 @@ class PostgreSQL(Dialect):
         yield Statement("RELEASE SAVEPOINT fastdedup_inbox")
         return new
 
-    def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
+    def kept(self, ids: Sequence[bytes], *, marked: bool) -> Flow[dict[bytes, Kept]]:
         """See `Dialect`. A statement of its own: the one that inserts does not see what its twin has committed."""
         those = "= ?" if len(ids) == 1 else "= ANY(CAST(? AS uuid[]))"
+        fingerprint = "fingerprint" if marked else "NULL"
         found = yield Statement(
-            f"SELECT id, result FROM {self.table} WHERE id {those}", (self._parameter(ids),)
+            f"SELECT id, result, {fingerprint} FROM {self.table} WHERE id {those}", (self._parameter(ids),)
         )
-        return {_id(row[0]): bytes(row[1] or b"") for row in found.rows}
+        return {
+            _id(row_id): Kept(bytes(result or b""), None if mark is None else _id(mark))
+            for row_id, result, mark in found.rows
+        }
 
     def complete(self, row_id: bytes, payload: bytes) -> Statement:
         """See `Dialect`."""

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .base import MISSING, Dialect, Figures, Flow, Statement, TableName, ages_of, misfits, text_of
+from .base import (
+    MISSING,
+    Dialect,
+    Figures,
+    Flow,
+    Kept,
+    Marks,
+    Statement,
+    TableName,
+    ages_of,
+    misfits,
+    text_of,
+)
 
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000 AS INTEGER)"
 """Milliseconds since 1970."""
@@ -15,33 +27,41 @@ class SQLite(Dialect):
     """Times are whole milliseconds since 1970."""
 
     name = "sqlite"
+    mark_type = "BLOB"
 
     def __init__(self, table_name: TableName) -> None:
         super().__init__(table_name)
         self._insert_one = f"INSERT INTO {self.table} (id, at) VALUES (?, {_NOW}) ON CONFLICT (id) DO NOTHING"
+        self._insert_marked = self._insert_one.replace("at)", "at, fingerprint)").replace(_NOW, f"{_NOW}, ?")
         self._complete = f"UPDATE {self.table} SET result = ? WHERE id = ?"
 
-    def ddl(self) -> str:
+    def ddl(self, *, marked: bool = True) -> str:
         """See `Dialect`. An index of an attached database is named with it, and its table is not."""
+        fingerprint = f",\n    fingerprint {self.mark_type}" if marked else ""
         index = self.table_name.quoted(self.quote)[:-1] + '_at"'
         return (
             f"CREATE TABLE {self.table} (\n"
             "    id BLOB NOT NULL PRIMARY KEY,\n"
             "    at INTEGER NOT NULL,\n"
-            "    result BLOB\n"
+            f"    result BLOB{fingerprint}\n"
             ") WITHOUT ROWID;\n"
             f'CREATE INDEX {index} ON "{self.table_name.table}" (at);\n'
         )
 
-    def faults_of_the_table(self) -> Flow[list[str]]:
-        """See `Dialect`. SQLite itself refuses the insert where the id is not unique."""
-        columns = yield Statement(
+    def columns(self) -> Flow[dict[str, str]]:
+        """See `Dialect`."""
+        found = yield Statement(
             "SELECT name, lower(type) FROM pragma_table_info(?, ?)",
             (self.table_name.table, self.table_name.schema or "main"),
         )
-        if not columns.rows:
+        return {text_of(name): text_of(kind) for name, kind in found.rows}
+
+    def faults_of_the_table(self) -> Flow[list[str]]:
+        """See `Dialect`. SQLite itself refuses the insert where the id is not unique."""
+        columns = yield from self.columns()
+        if not columns:
             return [MISSING]
-        faults = misfits({text_of(name): text_of(kind) for name, kind in columns.rows}, _COLUMNS)
+        faults = misfits(columns, _COLUMNS)
         unique = yield Statement(
             'SELECT 1 FROM pragma_index_list(?, ?) AS found WHERE found."unique" '
             "AND NOT found.partial AND (SELECT group_concat(name) FROM pragma_index_info(found.name, ?)) = 'id'",
@@ -51,28 +71,34 @@ class SQLite(Dialect):
             faults.append("its column id is not unique")
         return faults
 
-    def insert_one(self, row_id: bytes) -> Statement:
+    def insert_one(self, row_id: bytes, mark: bytes | None = None) -> Statement:
         """See `Dialect`. RETURNING would make a temporary table of its rows, which costs as much as the insert."""
-        return Statement(self._insert_one, (row_id,))
+        if mark is None:
+            return Statement(self._insert_one, (row_id,))
+        return Statement(self._insert_marked, (row_id, mark))
 
-    def insert(self, ids: Sequence[bytes]) -> Flow[set[bytes]]:
+    def insert(self, ids: Sequence[bytes], marks: Marks) -> Flow[set[bytes]]:
         """See `Dialect`."""
-        places = ", ".join([f"(?, {_NOW})"] * len(ids))
+        columns, place = ("id, at, fingerprint", f"(?, {_NOW}, ?)") if marks else ("id, at", f"(?, {_NOW})")
+        places = ", ".join([place] * len(ids))
         done = yield Statement(
-            f"INSERT INTO {self.table} (id, at) VALUES {places} ON CONFLICT (id) DO NOTHING RETURNING id",
-            tuple(ids),
+            f"INSERT INTO {self.table} ({columns}) VALUES {places} ON CONFLICT (id) DO NOTHING RETURNING id",
+            tuple(value for each in ids for value in ((each, marks.get(each)) if marks else (each,))),
         )
         return {bytes(row[0]) for row in done.rows}
 
-    def insert_unless_busy(self, row_id: bytes) -> Flow[bool]:
+    def insert_unless_busy(self, row_id: bytes, mark: bytes | None) -> Flow[bool]:
         """See `Dialect`. A transaction that may write has no twin in flight."""
-        return bool((yield self.insert_one(row_id)).count)
+        return bool((yield self.insert_one(row_id, mark)).count)
 
-    def results(self, ids: Sequence[bytes]) -> Flow[dict[bytes, bytes]]:
+    def kept(self, ids: Sequence[bytes], *, marked: bool) -> Flow[dict[bytes, Kept]]:
         """See `Dialect`."""
         places = ", ".join("?" * len(ids))
-        found = yield Statement(f"SELECT id, result FROM {self.table} WHERE id IN ({places})", tuple(ids))
-        return {bytes(row[0]): bytes(row[1] or b"") for row in found.rows}
+        fingerprint = "fingerprint" if marked else "NULL"
+        found = yield Statement(
+            f"SELECT id, result, {fingerprint} FROM {self.table} WHERE id IN ({places})", tuple(ids)
+        )
+        return {bytes(row_id): Kept(bytes(result or b""), mark) for row_id, result, mark in found.rows}
 
     def complete(self, row_id: bytes, payload: bytes) -> Statement:
         """See `Dialect`."""

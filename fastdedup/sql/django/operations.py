@@ -1,4 +1,4 @@
-"""The migration's operation."""
+"""The migrations' operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .settings import table_name
 
 
 class CreateInbox(Operation):
-    """Create the inbox's table, by the SQL of `fastdedup inbox ddl` for the database at hand. Backwards: drop it."""
+    """Create the inbox's table as 0.1.0 did, for the database at hand. Backwards: drop it."""
 
     reduces_to_sql = True
     reversible = True
@@ -27,7 +27,7 @@ class CreateInbox(Operation):
             ConfigError: no inbox can be kept in such a database.
         """
         if router.allow_migrate(schema_editor.connection.alias, app_label):
-            ddl = dialect_of(schema_editor.connection.vendor, table_name()).ddl()
+            ddl = dialect_of(schema_editor.connection.vendor, table_name()).ddl(marked=False)
             for statement in filter(str.strip, ddl.split(";\n")):
                 schema_editor.execute(statement, params=None)
 
@@ -39,3 +39,23 @@ class CreateInbox(Operation):
     def describe(self) -> str:
         """Return what `migrate --plan` shows."""
         return f"Create the inbox's table {table_name()}"
+
+
+class AddFingerprint(CreateInbox):
+    """Give the table the column `fingerprint`. Backwards: drop it."""
+
+    def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Add the column."""
+        if router.allow_migrate(schema_editor.connection.alias, app_label):
+            statement = dialect_of(schema_editor.connection.vendor, table_name()).add_fingerprint()
+            schema_editor.execute(statement.rstrip(";\n"), params=None)
+
+    def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
+        """Drop the column, with the fingerprints."""
+        if router.allow_migrate(schema_editor.connection.alias, app_label):
+            table = schema_editor.quote_name(table_name().table)
+            schema_editor.execute(f"ALTER TABLE {table} DROP COLUMN fingerprint", params=None)
+
+    def describe(self) -> str:
+        """Return what `migrate --plan` shows."""
+        return f"Add the column fingerprint to the inbox's table {table_name()}"
