@@ -21,7 +21,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-c
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test test-clients test-compiled test-servers lowest wheels matrix lint types format bench bench-check compiled chaos docs release-check clean
+.PHONY: help demo demo-web test test-clients test-compiled test-servers lowest wheels matrix lint types format bench bench-check compiled chaos docs release-check fresh clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -139,6 +139,10 @@ release-check: $(RELEASE) ## build sdist and wheel into dist/, check both and th
 	@rm -rf dist
 	@$(BIN)/python -m build --outdir dist . >/dev/null
 	@$(BIN)/twine check --strict dist/*
+
+# A developer's machine has what a fresh one lacks. An hour and more without TARGETS='bench docs', which names some.
+fresh: ## run each target of this list in a clone and an environment of its own, measurements shortened
+	@.ci/fresh.sh $(TARGETS)
 
 clean: ## remove the virtual environment and every cache
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .coverage .coverage.* dist build

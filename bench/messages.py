@@ -12,18 +12,19 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aio_pika
 import orjson
-from aio_pika.abc import AbstractIncomingMessage
 
 from bench.pairs import Figures, clean
-from bench.queues import PREFETCH, Broker, Filled, broker
+from bench.queues import PREFETCH, Broker, Filled, broker, new_message
 from bench.run import Run
 from fastdedup import Dedup
 from fastdedup.bench import ClaimedTwiceError, Row, Table, collector, reason
-from fastdedup.integrations.rabbitmq import Consumer, message_id
+
+if TYPE_CHECKING:
+    from aio_pika import Message
+    from aio_pika.abc import AbstractIncomingMessage
 
 MESSAGES = 20_000  # for a second of the plan's turns: so many that a consumer's start and end hardly count
 LISTS, ITEMS = 8000, 50  # messages that carry many items, as many for the same reason, and the items of one
@@ -63,11 +64,11 @@ Way = Callable[[Filled], AbstractAsyncContextManager[Consume]]
 # The ways to consume a queue. Each opens what it needs, connections too, before it gives what the clock measures.
 
 
-async def consume(filled: Filled, callback: Callable[[AbstractIncomingMessage], Awaitable[None]]) -> None:
+async def consume(filled: Filled, callback: Callable[["AbstractIncomingMessage"], Awaitable[None]]) -> None:
     """Let aio-pika call a function, as a task, for each message, until all are done."""
     left, acknowledged = filled.messages, asyncio.get_running_loop().create_future()
 
-    async def call(message: AbstractIncomingMessage) -> None:
+    async def call(message: "AbstractIncomingMessage") -> None:
         nonlocal left
         try:
             await callback(message)
@@ -104,7 +105,7 @@ def pooled(filled: Filled) -> AbstractAsyncContextManager[Consume]:
 
 @asynccontextmanager
 async def _by_hand(filled: Filled, client: Any) -> AsyncIterator[Consume]:
-    async def callback(message: AbstractIncomingMessage) -> None:
+    async def callback(message: "AbstractIncomingMessage") -> None:
         if await client.set(f"{filled.namespace}:{message.message_id}", b"1", nx=True, ex=KEPT):
             await filled.on_message(message)
 
@@ -149,7 +150,7 @@ async def a_key_each(filled: Filled) -> AsyncIterator[Consume]:
     # Thousands of claims at once, and then as many to complete: on a busy machine they outlast the default timeout.
     async with Dedup(filled.redis, namespace=filled.namespace, timeout=10.0) as dedup:
 
-        async def callback(message: AbstractIncomingMessage) -> None:
+        async def callback(message: "AbstractIncomingMessage") -> None:
             items = orjson.loads(message.body)
             claims = await dedup.claim_many([item["id"] for item in items])
             for item, claim in zip(items, claims, strict=True):
@@ -162,6 +163,8 @@ async def a_key_each(filled: Filled) -> AsyncIterator[Consume]:
 
 @asynccontextmanager
 async def _consumer(filled: Filled, handler: Any) -> AsyncIterator[Consume]:
+    from fastdedup.integrations.rabbitmq import Consumer, message_id
+
     async with (
         Dedup(filled.redis, namespace=filled.namespace) as dedup,
         Consumer(filled.queue, dedup, key=message_id, declare=True, prefetch=PREFETCH) as consumer,
@@ -198,17 +201,17 @@ CONTESTANTS = (
 )
 
 
-def plain_messages(count: int) -> list[aio_pika.Message]:
+def plain_messages(count: int) -> list["Message"]:
     """Make messages, each with an id of its own."""
-    return [aio_pika.Message(BODY, message_id=secrets.token_hex(16)) for _ in range(count)]
+    return [new_message(BODY, secrets.token_hex(16)) for _ in range(count)]
 
 
-def lists(count: int) -> list[aio_pika.Message]:
+def lists(count: int) -> list["Message"]:
     """Make messages that carry items, each item with an id of its own."""
     return [
-        aio_pika.Message(
+        new_message(
             orjson.dumps([{"id": secrets.token_hex(16), "amount": 7} for _ in range(ITEMS)]),
-            message_id=secrets.token_hex(16),
+            secrets.token_hex(16),
         )
         for _ in range(count)
     ]
@@ -261,9 +264,9 @@ async def turn(run: Run, rabbit: Broker, contestant: Contestant) -> Figures:
     """Fill a queue and let a contestant consume it; return its rate and its CPU."""
     await clean(run.plan)
     count = max(ITEMS, round(run.plan.seconds * (LISTS if contestant.lists else MESSAGES)))
-    made = lists(count) if contestant.lists else plain_messages(count)
+    published = lists(count) if contestant.lists else plain_messages(count)
     items = count * ITEMS if contestant.lists else count
-    async with rabbit.filled(run, made, items) as filled:
+    async with rabbit.filled(run, published, items) as filled:
         async with contestant.way(filled) as consume_all:
             with collector(tuned=True):
                 began, cpu = time.perf_counter(), time.process_time()

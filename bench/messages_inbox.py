@@ -1,5 +1,7 @@
 """Consumers of RabbitMQ whose inbox decides, with a gate before it and without. Main path: `messages_inbox`."""
 
+from __future__ import annotations
+
 import asyncio
 import random
 import secrets
@@ -7,21 +9,21 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from time import perf_counter, process_time
-from typing import Any
-
-import aio_pika
-from aio_pika.abc import AbstractIncomingMessage
+from typing import TYPE_CHECKING, Any
 
 from bench.inbox import BARE as INSERT
 from bench.inbox import KEEP, Postgres, open_postgres
 from bench.messages import BODY, check
 from bench.pairs import Figures, Pair, play_pairs
-from bench.queues import Broker, Filled, broker
+from bench.queues import Broker, Filled, broker, new_message
 from bench.run import Run
 from fastdedup import Dedup
 from fastdedup.bench import Table, collector
-from fastdedup.integrations.rabbitmq import Consumer, message_id
 from fastdedup.sql import Inbox
+
+if TYPE_CHECKING:
+    from aio_pika import Message
+    from aio_pika.abc import AbstractIncomingMessage
 
 CONNECTIONS = 32
 MESSAGES = 2000  # of a turn of one second; each is delivered twice
@@ -68,6 +70,8 @@ async def _turn(run: Run, rabbit: Broker, database: Postgres, gate: Dedup | None
 
 
 async def _consume(filled: Filled, database: Postgres, gate: Dedup | None) -> None:
+    from fastdedup.integrations.rabbitmq import Consumer, message_id
+
     async def work(connection: Any, message: AbstractIncomingMessage) -> None:
         await connection.execute(INSERT, message.message_id)
         await filled.on_message(message)
@@ -88,8 +92,8 @@ async def _until(holds: Callable[[], bool], running: Awaitable[None]) -> None:
             await running
 
 
-def _twice(count: int) -> list[aio_pika.Message]:
+def _twice(count: int) -> list[Message]:
     """Make messages, each twice, in random order."""
     names = [secrets.token_hex(16) for _ in range(count)] * 2
     random.shuffle(names)
-    return [aio_pika.Message(BODY, message_id=name) for name in names]
+    return [new_message(BODY, name) for name in names]

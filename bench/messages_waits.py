@@ -3,6 +3,8 @@
 Its twin is at work, or Redis is down; a consumer that gives it back to the broker at once gets it at once again.
 """
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections import Counter
@@ -10,23 +12,23 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aio_pika
 import redis.asyncio as redis_py
-from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from bench.messages import plain_messages
 from bench.pairs import Figures
-from bench.queues import Broker, broker, publish
+from bench.queues import Broker, broker, new_message, publish
 from bench.run import Run
 from fastdedup import Dedup
 from fastdedup.bench import Row, Table, reason
-from fastdedup.integrations.rabbitmq import Consumer, message_id
 from tests.servers import RedisServer
+
+if TYPE_CHECKING:
+    from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
 WORK = 2.0  # seconds that the twin is at work
 SHORT_WAIT = 1.0
@@ -56,6 +58,8 @@ class Watched:
 
     def key(self, message: AbstractIncomingMessage) -> str | None:
         """Note a delivery."""
+        from fastdedup.integrations.rabbitmq import message_id
+
         self.deliveries[str(message.message_id)] += 1
         return message_id(message)
 
@@ -71,7 +75,7 @@ class Watched:
         await asyncio.sleep(self.work)
 
 
-Consume = Callable[[AbstractQueue, Watched, str, asyncio.Event], Awaitable[None]]
+Consume = Callable[["AbstractQueue", Watched, str, asyncio.Event], Awaitable[None]]
 
 
 async def by_hand(queue: AbstractQueue, watched: Watched, url: str, stop: asyncio.Event) -> None:
@@ -101,6 +105,8 @@ async def ours(
     queue: AbstractQueue, watched: Watched, url: str, stop: asyncio.Event, *, wait: float = 5.0
 ) -> None:
     """Consume with the gate."""
+    from fastdedup.integrations.rabbitmq import Consumer
+
     async with (
         Dedup(url, namespace="waits") as dedup,
         Consumer(queue, dedup, key=watched.key, declare=True, wait=wait, prefetch=PREFETCH) as consumer,
@@ -126,7 +132,7 @@ async def twin(rabbit: Broker, consume: Consume) -> Figures:
     watched, stop = Watched(WORK), asyncio.Event()
     with killable_redis() as server:
         async with rabbit.queue() as queue:
-            await publish(rabbit.connection, queue.name, [aio_pika.Message(b"{}", message_id="one")] * 2)
+            await publish(rabbit.connection, queue.name, [new_message(b"{}", "one")] * 2)
             running = asyncio.create_task(consume(queue, watched, server.url, stop))
             await watched.begun(1)
             await asyncio.sleep(WORK + 0.5)

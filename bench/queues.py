@@ -1,19 +1,23 @@
 """A private RabbitMQ for the benchmark, and queues that are filled before the clock starts."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aio_pika
 import orjson
-from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
 from bench.run import Run
 from tests.brokers import RabbitServer
+
+if TYPE_CHECKING:  # not installed, aio-pika makes rows that say so
+    from aio_pika import Message
+    from aio_pika.abc import AbstractIncomingMessage, AbstractQueue
 
 PREFETCH = 256
 
@@ -69,9 +73,7 @@ class Broker:
                     await channel.queue_delete(each)
 
     @asynccontextmanager
-    async def filled(
-        self, run: Run, messages: Sequence[aio_pika.Message], count: int
-    ) -> AsyncIterator[Filled]:
+    async def filled(self, run: Run, messages: Sequence[Message], count: int) -> AsyncIterator[Filled]:
         """Give a new queue with messages, of which the handler shall handle `count` items; in the end it is empty."""
         async with self.queue() as queue:
             await publish(self.connection, queue.name, messages)
@@ -84,13 +86,22 @@ class Broker:
 @asynccontextmanager
 async def broker() -> AsyncIterator[Broker]:
     """Start a RabbitMQ and connect to it."""
+    import aio_pika
+
     async with AsyncExitStack() as stack:
         server = stack.enter_context(RabbitServer())
         connection = await stack.enter_async_context(await aio_pika.connect(server.url))
         yield Broker(server, connection)
 
 
-async def publish(connection: Any, queue: str, messages: Sequence[aio_pika.Message]) -> None:
+def new_message(body: bytes, name: str) -> Message:
+    """Make a message with an id."""
+    import aio_pika
+
+    return aio_pika.Message(body, message_id=name)
+
+
+async def publish(connection: Any, queue: str, messages: Sequence[Message]) -> None:
     """Publish messages without confirms, which is faster."""
     async with connection.channel(publisher_confirms=False) as channel:
         for message in messages:

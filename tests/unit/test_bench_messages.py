@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,7 +26,7 @@ from bench.messages import (
     play_rounds,
     row_of,
 )
-from bench.messages_inbox import NAMES
+from bench.messages_inbox import NAMES, messages_inbox
 from bench.messages_waits import ROWS, Watched
 from bench.pairs import ABOVE
 from bench.queues import Broker, Filled, ready
@@ -184,3 +186,32 @@ def test_a_forked_process_shows_its_error(capfd: pytest.CaptureFixture[str]) -> 
     assert process.wire.recv(10) == b""
     process.close()
     assert "no such customer" in capfd.readouterr().err
+
+
+# Without a package
+
+
+async def test_a_missing_package_is_a_row_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aio_pika", None)
+    tables = [
+        await play(run()) for play in (messages.messages, messages_inbox, messages_waits.messages_waits)
+    ]
+    notes = [row.note for table in tables for row in table.rows if row.contestant not in NOT_PLAYED]
+    assert len(notes) == len(CONTESTANTS) + len(NAMES) + len(ROWS)
+    assert {note for note in notes if "aio_pika" not in note} == set()
+
+
+def test_the_benchmark_starts_without_its_peers() -> None:
+    missing = (
+        "aio_pika",
+        "aiomysql",
+        "asyncpg",
+        "boto3",
+        "coredis",
+        "fastapi",
+        "faststream",
+        "glide",
+        "psycopg",
+    )
+    program = f"import sys; sys.modules.update(dict.fromkeys({missing})); import bench.__main__"
+    subprocess.run([sys.executable, "-c", program], check=True)
