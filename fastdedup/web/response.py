@@ -88,7 +88,10 @@ class Response:
 
 
 class HeaderFilter:
-    """The headers that are stored: those to keep (None: all), less those to drop, less `NEVER`."""
+    """The headers that are stored: those to keep (None: all), less those to drop, less `NEVER`.
+
+    A header that `Connection` names is of one connection as well (RFC 9110, section 7.6.1), so it is not stored.
+    """
 
     def __init__(self, keep: Collection[str] | None, drop: Collection[str]) -> None:
         self._keep = None if keep is None else frozenset([name.lower().encode() for name in keep])
@@ -99,7 +102,16 @@ class HeaderFilter:
         keep, drop = self._keep, self._drop
         pairs: Any = headers  # pairs of any kind: some applications send lists
         kept = [pair for pair in pairs if pair[0].lower() not in drop]
+        if len(kept) < len(pairs):
+            of_connection = _names_in_connection(pairs)
+            kept = [pair for pair in kept if pair[0].lower() not in of_connection]
         return kept if keep is None else [pair for pair in kept if pair[0].lower() in keep]
+
+
+def _names_in_connection(pairs: Any) -> set[bytes]:
+    """Return the names that the header `Connection` lists, in lower case."""
+    listed = [bytes(value).lower() for name, value in pairs if name.lower() == b"connection"]
+    return {name.strip() for value in listed for name in value.split(b",")}
 
 
 class ResponseCodec:
