@@ -83,12 +83,12 @@ def values_of(headers: Any, name: bytes) -> list[bytes]:
 
 def request_of(scope: Scope, body: bytes) -> Request:
     """Return the request of an ASGI scope."""
-    mount = scope.get("root_path", "")
+    mount, path = scope.get("root_path", ""), scope["path"]
+    if mount and not f"{path}/".startswith(mount.rstrip("/") + "/"):
+        path = mount.rstrip("/") + path  # a proxy has removed the mount, and a retry may come past that proxy
     headers = scope["headers"]
     host = normal_host(b",".join(values_of(headers, b"host")).decode("latin-1"), scope.get("scheme", "http"))
-    return Request(
-        scope["method"].upper(), scope["path"], scope["query_string"], headers, body, scope, mount, host
-    )
+    return Request(scope["method"].upper(), path, scope["query_string"], headers, body, scope, mount, host)
 
 
 def claim_of(scope: Scope) -> Claim | None:
