@@ -31,9 +31,11 @@ __all__ = [
 class IdempotencyMiddleware(GuardedApp):
     """Makes requests with an Idempotency-Key happen once, and replays the first response to the others.
 
-        app.add_middleware(IdempotencyMiddleware, dedup=dedup, principal=by_header("x-api-key"))
+        app.add_middleware(IdempotencyMiddleware, dedup=dedup, principal=account)
+        app.add_middleware(AuthenticationMiddleware, backend=ApiKeys())    # added last, so it is outside
 
-    Put it inside of the middleware that authenticates or compresses, and outside of the routing. It opens `dedup` and
+    Put it inside of the middleware that authenticates or compresses, and outside of the routing. If it stands outside
+    of what authenticates, a caller whose key was revoked still gets stored responses. It opens `dedup` and
     closes it again, unless it was open before. Records live in the namespace `<dedup's>:http`.
 
     Args:

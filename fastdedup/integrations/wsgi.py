@@ -134,10 +134,13 @@ def _patiently(dedup: Dedup, claim: Callable[[AsyncDedup, float], ClaimCall], wa
 class IdempotencyMiddleware:
     """Makes requests with an Idempotency-Key happen once, and replays the first response to the others.
 
-        app.wsgi_app = IdempotencyMiddleware(app.wsgi_app, dedup, principal=by_header("x-api-key"))    # Flask
-        application = IdempotencyMiddleware(get_wsgi_application(), dedup, principal=…)                # Django
+        application = IdempotencyMiddleware(application, dedup, principal=account)
+        application = Authentication(application)    # yours
 
-    Put it inside of the middleware that authenticates or compresses. Records live in the namespace `<dedup's>:http`,
+    Put it inside of the middleware that authenticates or compresses. If it stands outside of what authenticates, a
+    caller whose key was revoked still gets stored responses: in Flask and Django take their decorators.
+
+    Records live in the namespace `<dedup's>:http`,
     and are those of the ASGI middleware: both may serve one API. A duplicate that waits (`wait=`) blocks its thread.
 
     Nothing can stop a WSGI handler whose lease is lost: where that matters it checks `claim_of(environ).lost` before

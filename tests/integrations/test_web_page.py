@@ -12,7 +12,8 @@ import litestar
 import pytest
 import starlette.routing
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.authentication import AuthCredentials, AuthenticationBackend, AuthenticationError, SimpleUser
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -48,13 +49,25 @@ async def test_its_middleware_guards_and_publishes_the_rules() -> None:
         return Response(status_code=201)
 
     shop = Starlette(routes=[Route("/orders", created, methods=["POST"])])
-    names = names_of(FIRST.replace("redis://localhost:6379/0", "memory://"), app=shop)
+    keys = {"ann": "ann"}
+
+    class ApiKeys(AuthenticationBackend):
+        async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, SimpleUser]:
+            key = conn.headers.get("x-api-key", "")
+            if key not in keys:
+                raise AuthenticationError("this key is not known")
+            return AuthCredentials(), SimpleUser(keys[key])
+
+    names = names_of(FIRST.replace("redis://localhost:6379/0", "memory://"), app=shop, ApiKeys=ApiKeys)
     async with names["dedup"], client_of(names["app"]) as client:
         answers = [await client.post("/orders", headers={"idempotency-key": "k"}) for _ in range(2)]
         assert answers[1].headers["idempotency-replayed"] == "true"
         refused = await client.post("/orders")
         assert (refused.status_code, refused.links["describedby"]["url"]) == (400, "/idempotency")
         assert (await client.get("/idempotency")).json()["operations"]
+        del keys["ann"]
+        revoked = await client.post("/orders", headers={"idempotency-key": "k"})
+        assert revoked.status_code == 400, "what authenticates answers, and not the gate"
 
 
 async def test_its_session_commits_before_the_response(dedup: Dedup) -> None:

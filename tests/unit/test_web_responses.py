@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import tracemalloc
 from typing import Any
 
@@ -194,6 +195,13 @@ def mark(
 ) -> bytes:
     headers = [(b"content-type", kind.encode())] if kind else []
     return request_fingerprint(Request(method, path, query, headers, body, {}))
+
+
+def test_a_body_that_is_compressed_anew_is_another_one() -> None:
+    now, later = (gzip.compress(b"{}", mtime=seconds) for seconds in (1, 2))
+    head = [(b"content-type", b"application/json"), (b"content-encoding", b"gzip")]
+    marks = {json_fingerprint(Request("POST", "/", b"", head, body, {})) for body in (now, later)}
+    assert len(marks) == 2
 
 
 def test_method_path_query_and_body_tell_requests_apart() -> None:
