@@ -442,7 +442,7 @@ class Claim:
                     self._settled = None
                     self._recording = self._namespace.connection.keep(self._record_alone(how, op, until))
                 else:
-                    self._namespace.connection.undo.add(self._call, self.fence, asked=True)
+                    self._namespace.connection.free_soon(self._call, self.fence, asked=True)
             raise
         except BaseException as error:
             if isinstance(error, UnavailableError):
@@ -458,7 +458,7 @@ class Claim:
         """Return how the store has this claim settled; "" where its record is another's, or there is none."""
         op, ask = ReadOp(self._call.wire), self._namespace.ask
         try:
-            answer = await ask.begin(op, degraded=self._verdict.degraded)
+            answer = await ask.begin(op, degraded=self._verdict.degraded, granted=True)
         except UnavailableError as error:
             found = ask.verdict(op, error)
         else:
@@ -504,7 +504,7 @@ class Claim:
         ask = self._namespace.ask
         since, settles = ask.now, isinstance(op, SettleOp)
         try:  # as in `Ask.run`, which would be a coroutine more
-            answer = await ask.begin(op, degraded=self._verdict.degraded)
+            answer = await ask.begin(op, degraded=self._verdict.degraded, granted=True)
         except UnavailableError as error:
             code = ask.counted(op, error, since, is_tried_again=settles)
         else:
@@ -611,7 +611,7 @@ class Claim:
             return
         if self._lost_in_outage and not self._settling and (release or error is not None):
             # A renewal that still lies in a socket would hold the key for an owner that has stopped.
-            self._namespace.connection.undo.add(self._call, self.fence)
+            self._namespace.connection.free_soon(self._call, self.fence)
         if self._stopped_body and body is not None:
             outside = body.uncancel() > 0  # cancelled from outside as well: that goes first
             if not outside and (error is None or isinstance(error, asyncio.CancelledError)):

@@ -163,7 +163,11 @@ class Dedup(Inspected):
         return self
 
     async def aclose(self) -> None:
-        """Answer what was accepted, then close, with all scopes. Closing twice is fine."""
+        """Answer what was accepted, then close, with all scopes. Closing twice is fine.
+
+        Claims that were granted before are still settled, renewed and freed afterwards, until the event loop ends: a
+        connection is opened for that, and closed at once. Only a gate on a URL can do that, and not on `memory://`.
+        """
         await self._namespace.connection.aclose()
 
     async def __aenter__(self) -> Self:

@@ -91,20 +91,27 @@ class Ask:
                 op.let_witness(self._heard)
         return engine.claim(op, taker)
 
-    def begin(self, op: Op, taker: Any = None, *, degraded: bool = False) -> asyncio.Future[Reply]:
+    def begin(
+        self, op: Op, taker: Any = None, *, degraded: bool = False, granted: bool = False
+    ) -> asyncio.Future[Reply]:
         """Send any operation, which stands for itself; arguments and errors as for `begin_claim`.
 
         `degraded`: it belongs to a record that the policy made. Where no journal brings that into the store,
-        the policy alone knows it.
+        the policy alone knows it. `granted`: it concerns a claim of this gate, so it is sent after closing as well.
         """
-        engine = self._connection.running_engine()
+        connection = self._connection
+        engine = None
+        if granted and connection.engine is None:
+            connection.check_afterwards()
+        else:
+            engine = connection.running_engine()
         if self._remembers:
             self._prepare(op)
         if isinstance(op, ClaimOp):
-            self._connection.undo.keep(op)
-        if degraded and self._journal is None and not self._connection.behind_a_policy:
+            connection.undo.keep(op)
+        if degraded and self._journal is None and not connection.behind_a_policy:
             raise HeldLocally
-        return engine.submit(op, taker)
+        return connection.begin_afterwards(op) if engine is None else engine.submit(op, taker)
 
     async def run(self, op: Op, *, degraded: bool = False) -> Reply:
         """Execute one operation that is not a claim: `begin`, then `verdict`. Errors as theirs."""

@@ -19,7 +19,7 @@ from ..fallback.base import JournalledPolicy
 from ..fallback.reconcile import Reconciler
 from ..forking import InChild
 from ..model import Batching, BreakerState
-from ..protocol.operations import ClaimOp, Op, Reply
+from ..protocol.operations import ClaimOp, Op, ReleaseOp, Reply
 from ..stores import make_store
 from ..stores.base import (
     RECORD_HEAD,
@@ -36,6 +36,7 @@ from ..stores.base import (
     Store,
 )
 from ..stores.memory import MemoryStore
+from .afterwards import Afterwards
 from .counters import MAX_NAMESPACES, GateCounters
 from .incidents import Incidents
 from .loop_end import LoopEnd
@@ -71,12 +72,20 @@ class Leftover:
     Attributes:
         store: with connections of the former loop, to be closed; None where it is used again.
         undo: what is still to be taken back.
+        afterwards: what settled its claims after it was closed.
         policies: whose journals are still to be brought into the store.
     """
 
-    def __init__(self, store: Store | None, undo: UndoList, policies: list[JournalledPolicy]) -> None:
+    def __init__(
+        self,
+        store: Store | None,
+        undo: UndoList,
+        afterwards: Afterwards,
+        policies: list[JournalledPolicy],
+    ) -> None:
         self.store = store
         self.undo = undo
+        self.afterwards = afterwards
         self.policies = policies
 
 
@@ -130,9 +139,22 @@ class Connection:
             raise ConfigError(f"on_shortfall must be 'report' or 'raise', got {shown(on_shortfall)}")
         self.raises_shortfall = on_shortfall == "raise"
         self._max_record = 0
+        self._ends_with_loop = True
         self._credentials = credentials
         # Not the URL itself, which holds a password: whatever shows this object shows its attributes.
         self._make_store = (lambda: self._store_of(store)) if isinstance(store, str) else None
+        self._make_another: Callable[[], Connection] = lambda: Connection(
+            store,
+            timeout=timeout,
+            max_pending=max_pending,
+            replicas=replicas,
+            on_shortfall=on_shortfall,
+            known_duplicates=False,
+            lease=lease,
+            on_event=None,
+            namespace=namespace,
+            credentials=credentials,
+        )
         self.store = self._store_of(store)
         self.behind_a_policy = isinstance(self.store, DegradingStore)
         self.policy_listener = self.store if isinstance(self.store, ListeningStore) else None
@@ -163,6 +185,7 @@ class Connection:
         self._closing: asyncio.Future[None] | None = None
         # Mutable: work that goes on when its caller is cancelled; what brings journals home; renewals by lease.
         self._kept: set[asyncio.Task[Any]] = set()
+        self._afterwards = Afterwards(self._for_afterwards, self._kept, self.timeout)
         self._reconcilers: dict[int, Reconciler] = {}
         self._journals: dict[int, str] = {}
         self._renewals: dict[float, RenewalQueue] = {}
@@ -219,7 +242,8 @@ class Connection:
         self._hear_from(store)
         try:
             await store.open()
-            self._loop_end = await LoopEnd.awaited(self._end_with_loop)
+            if self._ends_with_loop:
+                self._loop_end = LoopEnd.awaited(self._end_with_loop)
         except BaseException as error:
             if self.incidents is not None and isinstance(error, ConfigError):
                 self.incidents.mistaken(str(error))
@@ -256,8 +280,10 @@ class Connection:
         forked = self._forked
         if forked:
             _left_behind.extend((self.store, self.last_engine, self._loop_end, self._kept, self._closing))
+            _left_behind.append(self._afterwards)
         policies = [reconciler.policy for reconciler in self._reconcilers.values()]
-        left = Leftover(None if used_again or forked else self.store, self.undo, policies)
+        former = None if used_again or forked else self.store
+        left = Leftover(former, self.undo, self._afterwards, policies)
         if self._make_store is not None and not used_again:
             self.store = self._make_store()
             self.keep_records_of(0)
@@ -269,6 +295,7 @@ class Connection:
 
     async def _take_over(self, left: Leftover) -> None:
         await self._close_former(left)
+        await left.afterwards.replaced()
         self.undo.take_over(left.undo)
         for policy in left.policies:
             self.reconcile(policy)
@@ -279,7 +306,10 @@ class Connection:
                 await left.store.aclose()
 
     async def aclose(self) -> None:
-        """Answer what was accepted, then close. Closing twice is fine, and so is closing when its loop has ended."""
+        """Answer what was accepted, then close. Closing twice is fine, and so is closing when its loop has ended.
+
+        Claims that this gate has granted are still settled, renewed and freed afterwards; see `Afterwards`.
+        """
         if self._closed and self.engine is None and self._closing is None:
             return
         # Not get_running_loop(): a forked child in its parent's loop has none.
@@ -329,10 +359,8 @@ class Connection:
         if engine is not None:
             await engine.drain()
         if self._kept:
-            # Without an engine their next try fails, and is told.
+            # Without an engine their next try goes over a connection of its own, or fails, and is told.
             await asyncio.wait(self._kept, timeout=LONGEST_PAUSE)
-        for renewals in self._renewals.values():
-            renewals.close()
 
     async def _end_with_loop(self) -> None:
         """The event loop ends, and nobody has closed this: close the connections while they can be.
@@ -345,6 +373,8 @@ class Connection:
         with contextlib.suppress(Exception):  # nobody is there to be told
             await self._finish_work()
             await self._stop()
+        for renewals in self._renewals.values():
+            renewals.close()
         if not isinstance(self.store, MemoryStore):
             with contextlib.suppress(Exception):
                 await self.store.aclose()
@@ -497,7 +527,9 @@ class Connection:
                 given_up=lambda: self.undo.all(),
             )
             self._reconcilers[id(policy)] = reconciler
-        if self._closing is None:
+        if self._closed:
+            reconciler.give_up()
+        elif self._closing is None:
             reconciler.wake()
 
     def journals(self) -> dict[str, int]:
@@ -543,6 +575,44 @@ class Connection:
             raise wrong_loop()
         return engine
 
+    # After closing
+
+    def begin_afterwards(self, op: Op) -> asyncio.Future[Reply]:
+        """Send an operation on a claim that this gate granted before it was closed.
+
+        Raises:
+            UsageError: not possible: it was never open, its loop has ended, or nothing outlives its store.
+        """
+        self.check_afterwards()
+        return self.keep(self._afterwards.run(op))
+
+    def check_afterwards(self) -> None:
+        """Raise what `begin_afterwards` raises."""
+        if not self._settles_afterwards:
+            raise self.not_open()
+        if self.last_engine is not None and asyncio._get_running_loop() is not self.last_engine.loop:
+            raise wrong_loop()
+
+    @property
+    def _settles_afterwards(self) -> bool:
+        if not self._closed or self.last_engine is None or self._is_loop_gone() or self._afterwards.is_over:
+            return False
+        return self._make_store is not None and not isinstance(self.store, MemoryStore)
+
+    def _for_afterwards(self) -> Connection:
+        connection = self._make_another()
+        connection.incidents = None
+        connection._ends_with_loop = False
+        connection.keep_records_of(self._max_record - RECORD_HEAD)
+        return connection
+
+    def free_soon(self, op: ClaimOp, fence: int, *, asked: bool = False) -> None:
+        """Free a key as soon as the store answers; after closing, try it once. See `UndoList.add`."""
+        if not self.undo.is_closed:
+            self.undo.add(op, fence, asked=asked)
+        elif self._settles_afterwards:
+            self.begin_afterwards(ReleaseOp(op.wire, op.owner, fence))
+
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
         """The event loop in which it is open; None where it is not."""
@@ -576,6 +646,8 @@ class Connection:
 
     def keep(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Run work that must end even when its caller is cancelled; aclose waits for it."""
+        if self.engine is None and self._settles_afterwards:
+            self._afterwards.watch_loop()
         task = asyncio.get_running_loop().create_task(work)
         self._kept.add(task)
         task.add_done_callback(self._kept_done)

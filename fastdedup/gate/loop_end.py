@@ -6,6 +6,7 @@ asynchronous generators before they close the loop. So a generator that waits le
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
 
@@ -19,10 +20,11 @@ class LoopEnd:
         self._generator = generator
 
     @classmethod
-    async def awaited(cls, on_end: Callable[[], Awaitable[None]]) -> LoopEnd:
+    def awaited(cls, on_end: Callable[[], Awaitable[None]]) -> LoopEnd:
         """Begin: from now on `on_end` is awaited when the loop ends. It must not raise."""
         generator = _until_the_end(on_end)
-        await anext(generator)
+        with contextlib.suppress(StopIteration):  # it yields at once, so nothing is to be awaited
+            generator.__anext__().send(None)
         return cls(generator)
 
     async def forget(self) -> None:

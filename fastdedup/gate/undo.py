@@ -129,6 +129,11 @@ class UndoList:
     def __len__(self) -> int:
         return len(self._given_up)
 
+    @property
+    def is_closed(self) -> bool:
+        """True once `finish` was called: then nothing more is remembered."""
+        return self._closed
+
     def add(self, op: ClaimOp, fence: int = 0, free_at: float = 0.0, *, asked: bool = False) -> None:
         """Remember a claim that was sent and whose reply did not come, or whose release did not take effect.
 

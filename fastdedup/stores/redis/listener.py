@@ -52,13 +52,16 @@ class Listener:
         # Mutable: the connection that is subscribed, or the last that was.
         self.connection: RedisConnection | None = None
         # Mutable: the task that listens; a future that is done once it has subscribed; whether the server has sent
-        # anything in the present interval.
+        # anything in the present interval; was it closed, for good.
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._heard = False
+        self._closed = False
 
     async def start(self, on_freed: OnFreed) -> None:
         """Subscribe, and return when that is done; at once where it is subscribed. Callers share one attempt."""
+        if self._closed:
+            raise ConnectionError("the store was closed")
         if self._task is None or self._task.done() or self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
             self._task = asyncio.create_task(self._run(on_freed, self._ready), name="fastdedup-listener")
@@ -70,7 +73,8 @@ class Listener:
             self.connection.abort(reason)
 
     async def aclose(self) -> None:
-        """Stop listening."""
+        """Stop listening, for good: a waiter may begin to listen at this very moment."""
+        self._closed = True
         if self._task is not None:
             await stop(self._task)
         if self._ready is not None:
