@@ -18,7 +18,7 @@ class Codec(Protocol):
     """Turns results into bytes and back. `None` never reaches a codec: it is stored without any bytes."""
 
     def dumps(self, value: Any) -> bytes:
-        """Encode a value; raise TypeError or ValueError where that is not possible."""
+        """Encode a value in one byte or more; raise TypeError or ValueError if that is not possible."""
         ...
 
     def loads(self, data: bytes) -> Any:
@@ -67,7 +67,7 @@ def encode(codec: Codec, value: Any, limit: int) -> bytes:
     """Return the payload for a result.
 
     Raises:
-        ResultError: the codec cannot encode the value.
+        ResultError: the codec cannot encode the value, or makes no bytes of it, which stand for None.
         ResultTooLargeError: the payload has more than `limit` bytes.
     """
     if value is None:
@@ -83,6 +83,11 @@ def encode(codec: Codec, value: Any, limit: int) -> bytes:
         ) from error
     if not isinstance(payload, bytes):
         raise ResultError(f"the codec's dumps() must return bytes, it returned {type(payload).__name__}")
+    if not payload:
+        raise ResultError(
+            f"the codec's dumps() made no bytes of a result of type {type(value).__name__}, and those are None to "
+            "duplicates: let dumps() return one byte at least"
+        )
     check_size(payload, limit)
     return payload
 
