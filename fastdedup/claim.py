@@ -48,8 +48,8 @@ _FIRST_PAUSE: Final = 0.02
 class Body(Protocol):
     """The work under a claim, as far as a lost lease concerns it: an asyncio.Task is one."""
 
-    def cancel(self) -> object:
-        """Stop it."""
+    def cancel(self) -> bool:
+        """Stop it. Return False if it cannot be stopped: then it goes on, and its end settles the claim."""
 
     def uncancel(self) -> int:
         """Take that back; returns how many others have cancelled it."""
@@ -588,8 +588,7 @@ class Claim:
         self._tell_lost()
         body = getattr(self, "_body", None)
         if body is not None:
-            self._stopped_body = True
-            body.cancel()
+            self._stopped_body = body.cancel()
 
     def _tell_lost(self) -> None:
         """Report that the lease is lost, once, whoever found it: a renewal, or what was to settle the claim."""

@@ -15,6 +15,7 @@ from ..web.response import Response
 from ..web.rules import Rule
 from .lifespan import ASGIApp, Message, Receive, Scope, Send
 from .settling import settle
+from .threads import runs_in_thread
 
 CLAIM: Final = "fastdedup.claim"
 RECORDER: Final = "fastdedup.recorder"
@@ -50,8 +51,10 @@ class AsgiExchange:
         self._size = 0
         self._ended = False
         self._gone = False
-        # Of the claim, once there is one: its response, and who cancels the handler when the client leaves.
+        # Of the claim, once there is one: its response, the scope of its request until the application has ended, and
+        # who cancels the handler when the client leaves.
         self.recorder: Recorder | None = None
+        self._scope: Scope | None = None
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
         # What ends the work that clients of HTTP ask for, while the application runs.
@@ -151,9 +154,10 @@ class AsgiExchange:
         await self._send({"type": "http.response.body", "body": response.body})
 
     def hold(self, scope: Scope, claim: Claim, rule: Rule, docs: str | None, mark: bytes = b"") -> None:
-        """Settle a claim by the response. Where the lease is lost, the handler is cancelled."""
+        """Settle a claim by the response. If the lease is lost, `cancel` stops the handler."""
         recorder = self.recorder = Recorder(claim, rule, docs, scope["path"], mark)
         scope[CLAIM], scope[RECORDER] = claim, recorder
+        self._scope = scope
         claim._bind_body(self)  # the task that it cancels and uncancels
         self._work = enter(claim._base_wire)
         if rule.on_disconnect == "cancel":
@@ -169,17 +173,23 @@ class AsgiExchange:
         elif not recorder.settled:
             self.cancel()
 
-    def cancel(self) -> None:
+    def cancel(self) -> bool:
         """Stop the handler: tell it of the connection's end where it listens for that, else cancel it.
 
         A cancelled Django leaves its view running, but it cancels the view when it hears that the client is gone.
+        Return False for a handler in a thread: it would go on beside a retry, so its end is awaited, and its response
+        kept unless another request has taken over.
         """
+        in_thread = self._scope is not None and runs_in_thread(self._scope)
+        if in_thread and not (self.recorder is not None and self.recorder.passing):
+            return False
         self._stopping = True
         self._tell()
         if self._listening:
             self._timer = asyncio.get_running_loop().call_later(_GRACE, self._cancel)
         else:
             self._cancel()
+        return True
 
     def _cancel(self) -> None:
         if self.recorder is None or not self.recorder.settled:
@@ -215,6 +225,7 @@ class AsgiExchange:
                 raise failure
         finally:
             failure = None  # its traceback refers to this frame
+            self._scope = None  # it refers to this exchange
             leave(self._work)
             if self._watcher is not None:
                 self._watcher.cancel()

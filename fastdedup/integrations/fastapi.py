@@ -7,7 +7,6 @@ OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Asgi
 # No `from __future__ import annotations` here: FastAPI reads the annotations of dependencies made in a function.
 
 from collections.abc import Callable
-from inspect import isasyncgenfunction, iscoroutinefunction, isfunction
 from typing import Annotated, Any, Final, Literal, Unpack
 
 from ..claim import Claim
@@ -30,6 +29,7 @@ from .guarded import claim_of, request_of, values_of
 from .late_exits import dependencies_of, warn_of_late_exits
 from .lifespan import ASGIApp, Lifespan, Receive, Scope, Send
 from .openapi import MARK, describe
+from .threads import is_plain_function
 from .unreached import watch_handlers
 
 try:
@@ -328,8 +328,7 @@ def _check(rule: Rule, limit: int, endpoint: Any) -> None:
         raise ConfigError(
             f"max_request={rule.max_request} is over the {limit} of Idempotency(...): lower it, or raise that one"
         )
-    in_thread = isfunction(endpoint) and not (iscoroutinefunction(endpoint) or isasyncgenfunction(endpoint))
-    if rule.on_disconnect == "cancel" and in_thread:
+    if rule.on_disconnect == "cancel" and is_plain_function(endpoint):
         raise ConfigError(
             f"on_disconnect='cancel' needs an async handler: {endpoint.__name__}() runs in a thread, which cannot "
             "be cancelled and would go on beside the retry"

@@ -69,7 +69,7 @@ def idempotent(
                 )
             method = args[:-1]  # an HTTPEndpoint is made anew for each request
             own = gate.guarded(request_response(functools.partial(endpoint, *method))) if method else app
-            return _Exchanged(own)
+            return _Exchanged(own, endpoint)
 
         return guarded
 
@@ -79,9 +79,14 @@ def idempotent(
 class _Exchanged:
     """Stands for the endpoint's response, which Starlette calls as an application: it runs the endpoint."""
 
-    def __init__(self, app: GuardedEndpoint) -> None:
+    def __init__(self, app: GuardedEndpoint, endpoint: Endpoint) -> None:
         self._app = app
+        self._endpoint = endpoint
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = getattr(scope.get("route"), "path", None)
+        scope = {
+            **scope,
+            "endpoint": self._endpoint,
+        }  # it may run in a thread; the decorator's own function does not
         await self._app.serve(route, scope, receive, send)

@@ -124,7 +124,7 @@ class Rule:
     on_disconnect: Literal["finish", "cancel"] = "finish"
     """For a client that goes away. "finish": the handler finishes, and a retry gets its response; a stream ends, and
     its key is released. "cancel": the handler is cancelled, and a retry runs again. Only coroutines can be
-    cancelled: a handler in a thread would go on beside the retry."""
+    cancelled: a handler that is known to run in a thread finishes in any case."""
     keep_headers: Collection[str] | None = None
     """The headers of a response that are kept; None stands for all but `drop_headers`."""
     drop_headers: Collection[str] = ("set-cookie",)
