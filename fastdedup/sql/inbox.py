@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..checks import Seconds
 from ..errors import ConfigError, InProgressError, UsageError
@@ -18,7 +18,9 @@ from .once import ATTEMPTS, Begin, OnceRules, once
 from .purge import Ticker
 from .receipt import Receipt
 from .rules import Busy
+from .signatures import OnceFunction
 
+P = ParamSpec("P")
 T = TypeVar("T")
 DAY = 86_400.0
 
@@ -106,7 +108,9 @@ class Inbox(AnyInbox[Begin]):
         wait: Seconds = 0.0,
         busy: Busy = "wait",
         attempts: int = ATTEMPTS,
-    ) -> Callable[[Callable[..., Coroutine[Any, Any, T]]], Callable[..., Coroutine[Any, Any, T]]]:
+    ) -> Callable[
+        [Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]], OnceFunction[P, Coroutine[Any, Any, T]]
+    ]:
         """Decorate `async def work(transaction, …)` to be done once for each key; later calls return its result.
 
         The decorated function is called without the transaction, which `begin` begins for it. A transaction that the

@@ -18,7 +18,7 @@ import random
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
 from time import monotonic
-from typing import Any, Final, TypeVar
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 from ..checks import Seconds, check_count, check_seconds
 from ..claim import Claim
@@ -46,7 +46,9 @@ from .faults import DatabaseFault, fault_of
 from .local_calls import Answer, LocalCalls
 from .receipt import Receipt
 from .rules import Busy, InboxRules
+from .signatures import OnceFunction, arguments_before, hide_transaction
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Begin = Callable[[], AbstractAsyncContextManager[Any]]
 """Begins a transaction: returns an async context manager that yields it, commits it, or on an error rolls it back."""
@@ -181,36 +183,37 @@ class CommitUnknown(Exception):
 
 def once(
     receive: Receive, rules: OnceRules, begin: Begin
-) -> Callable[[Callable[..., Coroutine[Any, Any, T]]], Callable[..., Coroutine[Any, Any, T]]]:
+) -> Callable[
+    [Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]], OnceFunction[P, Coroutine[Any, Any, T]]
+]:
     """Return the decorator; see `Inbox.once`."""
     if rules.gate is not None and not isinstance(rules.gate, Dedup):
         raise not_a_gate(rules.gate, "a fastdedup.Dedup")
 
-    def decorate(function: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., Coroutine[Any, Any, T]]:
+    def decorate(
+        function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+    ) -> OnceFunction[P, Coroutine[Any, Any, T]]:
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function!r} is not async: use once() of fastdedup.sync.sql.Inbox")
 
+        call: Callable[..., Coroutine[Any, Any, T]] = function
         before = arguments_before(function)
         calls = LocalCalls(lambda seconds: count_duplicate(rules.gate, seconds))
 
         @functools.wraps(function)
         async def wrapper(*args: Any, **kwargs: Any) -> T:
             def work(transaction: Any) -> Coroutine[Any, Any, T]:
-                return function(*args[:before], transaction, *args[before:], **kwargs)
+                return call(*args[:before], transaction, *args[before:], **kwargs)
 
             key, mark = rules.key_and_mark(*args[:before], None, *args[before:], **kwargs)
             answer = await Once(receive, rules, begin, work, mark).run(key, calls)
             result: T = answer()
             return result
 
-        return wrapper
+        hide_transaction(wrapper, before)
+        return wrapper  # type: ignore[return-value] # a function, whose signature the protocol describes
 
     return decorate
-
-
-def arguments_before(function: Callable[..., Any]) -> int:
-    """Return how many arguments stand before the transaction: a method's `self`, or none."""
-    return 1 if next(iter(inspect.signature(function).parameters), "") == "self" else 0
 
 
 class Once:

@@ -9,7 +9,7 @@ import functools
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ..checks import Seconds
 from ..claim import Claim as AsyncClaim
@@ -35,7 +35,6 @@ from ..sql.once import (
     UNHEARD,
     CommitUnknown,
     OnceRules,
-    arguments_before,
     bypassed,
     claim_at,
     count_duplicate,
@@ -47,10 +46,12 @@ from ..sql.once import (
 from ..sql.purge import Ticker
 from ..sql.receipt import AnyReceipt
 from ..sql.rules import Busy, TableRules
+from ..sql.signatures import OnceFunction, arguments_before, hide_transaction
 from .claim import Claim, take_back
 from .gateway import Dedup
 from .once import check_blocking, check_done
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Begin = Callable[[], AbstractContextManager[Any]]
 """Begins a transaction: returns a context manager that yields it, commits it, and rolls it back on an error."""
@@ -120,22 +121,23 @@ class Inbox(AnyInbox[Begin]):
         wait: Seconds = 0.0,
         busy: Busy = "wait",
         attempts: int = ATTEMPTS,
-    ) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    ) -> Callable[[Callable[Concatenate[Any, P], T]], OnceFunction[P, T]]:
         """Decorate `def work(transaction, …)` to be done once for each key; see `fastdedup.sql.Inbox.once`."""
         beginning = self._beginning(begin)
         if gate is not None and not isinstance(gate, Dedup):
             raise not_a_gate(gate, "a fastdedup.sync.Dedup")
         rules = OnceRules(self._rules, key, gate, wait, busy, attempts, fingerprint)
 
-        def decorate(function: Callable[..., T]) -> Callable[..., T]:
+        def decorate(function: Callable[Concatenate[Any, P], T]) -> OnceFunction[P, T]:
             check_blocking(function, "once() of fastdedup.sql.Inbox")
+            call: Callable[..., T] = function
             before = arguments_before(function)
             calls = ThreadCalls(functools.partial(_count_duplicate, rules))
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> T:
                 def work(transaction: Any) -> T:
-                    result = function(*args[:before], transaction, *args[before:], **kwargs)
+                    result = call(*args[:before], transaction, *args[before:], **kwargs)
                     check_done(function, result)
                     return result
 
@@ -143,7 +145,8 @@ class Inbox(AnyInbox[Begin]):
                 result: T = Once(self, rules, beginning, work, mark).run(key, calls)()
                 return result
 
-            return wrapper
+            hide_transaction(wrapper, before)
+            return wrapper  # type: ignore[return-value] # a function, whose signature the protocol describes
 
         return decorate
 

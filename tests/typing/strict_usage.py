@@ -4,7 +4,9 @@ from collections.abc import Coroutine
 from typing import Any, assert_type
 
 from fastdedup import Claim, Dedup
+from fastdedup.sql import Inbox
 from fastdedup.sync import Dedup as SyncDedup
+from fastdedup.sync.sql import Inbox as SyncInbox
 
 
 class Order:
@@ -62,3 +64,32 @@ async def claimed(dedup: Dedup) -> None:
             await claim.complete({"order": 1})
     claims = [claim, await dedup.claim("other", wait=1.0, renew=True), *await dedup.claim_many(["a", "b"])]
     assert_type(claims, list[Claim])
+
+
+def key_in_a_transaction(transaction: object, order: Order) -> str:
+    return order.id
+
+
+async def decorated_in_a_transaction(inbox: Inbox, sync_inbox: SyncInbox) -> None:
+    @inbox.once(key_in_a_transaction)
+    async def place(transaction: object, order: Order) -> Receipt:
+        return Receipt()
+
+    assert_type(await place(Order()), Receipt)
+    assert_type(await place(order=Order()), Receipt)
+
+    @sync_inbox.once(key_in_a_transaction)
+    def place_now(transaction: object, order: Order) -> Receipt:
+        return Receipt()
+
+    assert_type(place_now(Order()), Receipt)
+
+    def key_of_a_method(self: object, transaction: object, order: Order) -> str:
+        return order.id
+
+    class Desk:
+        @inbox.once(key_of_a_method)
+        async def place(self, transaction: object, order: Order) -> Receipt:
+            return Receipt()
+
+    assert_type(await Desk().place(Order()), Receipt)
