@@ -202,7 +202,8 @@ def Claimed(  # noqa: N802 - like FastAPI's own Depends() and Header()
             body = await _body(request, exchange, guard.rule.max_request)
             await idempotency.lifespan.ready()
             named = name_of_caller(caller, "principal")
-            claim = await guard.claim(request_of(request.scope, body), named, key)
+            asked = request_of(request.scope, body)
+            claim = await guard.claim(*guard.rule.identify(asked, named, key))
         except REFUSALS as error:
             raise _Answered(refusal(error, guard.rule, docs)) from None
         if not claim.acquired:

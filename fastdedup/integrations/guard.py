@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from ..claim import Claim
 from ..claims.call import ClaimCall
 from ..gateway import Dedup
+from ..keys import Fingerprint
 from ..model import Outcome
 from ..web.forms import redeemed_subject
 from ..web.record_keys import SCOPE
-from ..web.request import Request
 from ..web.response import ResponseCodec
 from ..web.rules import Rule
 
@@ -57,13 +57,12 @@ class Guard:
         self.dedup = dedup.scoped(SCOPE, **settings)
         self.forms = dedup.scoped(**settings)  # the namespace in which the application issues its tokens
 
-    async def claim(self, request: Request, principal: Any, key: str, *, tied: bool = False) -> Claim:
-        """Claim a key for its tenant, caller, method and route. Raises what `record_key` and `Dedup.claim` raise.
+    async def claim(self, name: str, mark: Fingerprint, *, tied: bool = False) -> Claim:
+        """Claim a record of `Rule.identify`. Raises what `Dedup.claim` raises.
 
         `tied`: see `ClaimCall.tied`.
         """
-        rule, mark = self.rule, self.rule.mark(request)
-        name = rule.record_key(request, principal, key)
+        rule = self.rule
         # Not by `patiently`, which takes a coroutine more.
         call = self.dedup.claim(name, fingerprint=mark, renew=rule.renew)
         call.tied = tied

@@ -90,11 +90,10 @@ class WsgiGuard:
         return key
 
     def claim(self, request: Request, key: str) -> Claim:
-        """Claim a key for its tenant, caller, method and route. Raises what `record_key` and `Dedup.claim` raise."""
+        """Claim a request's key. Raises what `Rule.identify` and `Dedup.claim` raise."""
         rule = self.rule
         principal = self._principal(request)
-        name = rule.record_key(request, principal, key)
-        mark = rule.mark(request)
+        name, mark = rule.identify(request, principal, key)
         return _patiently(
             self._dedup,
             lambda dedup, wait: dedup.claim(name, fingerprint=mark, wait=wait, renew=rule.renew),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import blake2b
+from inspect import iscoroutinefunction
 from typing import Any, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from ..checks import check_count, check_seconds, shown
@@ -160,9 +161,9 @@ class Rule:
                 "fingerprint must be a function that takes a Request and returns what to digest, "
                 f"got {shown(self.fingerprint)}"
             )
-        if self.tenant is not None and not callable(self.tenant):
+        if self.tenant is not None and (not callable(self.tenant) or iscoroutinefunction(self.tenant)):
             raise ConfigError(
-                f"tenant must be a function from a Request to a name, or None, got {shown(self.tenant)}"
+                f"tenant must be a plain function from a Request to a name, or None, got {shown(self.tenant)}"
             )
         self._normalise()
         for name in ("required", "renew", "keep_unreached"):
@@ -218,21 +219,25 @@ class Rule:
         elif self.key_format is not None and re.fullmatch(self.key_format, key) is None:
             raise BadKey(f"a key of this operation must match {self.key_format}")
 
-    def record_key(self, request: Request, principal: Named, key: str) -> str:
-        """Return the key of a request's record, with its tenant.
+    @property
+    def asks_application(self) -> bool:
+        """True if `identify` calls functions of the application."""
+        return self.tenant is not None or self.fingerprint is not request_fingerprint
+
+    def identify(self, request: Request, principal: Named, key: str) -> tuple[str, Fingerprint]:
+        """Return the key of a request's record, with its tenant, and the request's fingerprint.
 
         Raises:
             PrincipalMissing: the tenant function returned None. Also as for `scope_key`.
-            ConfigError: the tenant function returned a value of another type. Also as for `scope_key`.
+            ConfigError: the tenant function returned a value of another type. Also as for `scope_key` and `mark`.
         """
         tenant: object = ""
         if self.tenant is not None:
             tenant = name_of_caller(self.tenant(request), "tenant")
             if tenant is None:
                 raise PrincipalMissing("the tenant function found no tenant for this request")
-        return self.scope_key(
-            request.method, request.path, principal, key, mount=request.mount, tenant=tenant
-        )
+        method, path, mount = request.method, request.path, request.mount
+        return self.scope_key(method, path, principal, key, mount=mount, tenant=tenant), self.mark(request)
 
     def scope_key(
         self, method: str, path: str, principal: Named, key: str, *, mount: str = "", tenant: object = ""

@@ -6,7 +6,9 @@ stored response of another tenant's user with the same name, and its own request
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
@@ -16,7 +18,7 @@ import httpx
 import litestar
 import pytest
 from django.http import HttpRequest, HttpResponse
-from django.test import Client
+from django.test import AsyncClient, Client, override_settings
 from django.urls import include, path
 from fastapi import FastAPI
 from starlette.applications import Starlette
@@ -213,6 +215,54 @@ def test_django_replays_nothing_under_another_host(
     assert answers_of(got) == expected(settings)
 
 
+CHOSEN = threading.local()
+
+
+def chooses(get_response: Any) -> Any:
+    """Choose a tenant for this thread, as applications with a database for each tenant do."""
+
+    def middleware(request: HttpRequest) -> HttpResponse:
+        CHOSEN.tenant = request.get_host()
+        return get_response(request)  # type: ignore[no-any-return]
+
+    return middleware
+
+
+def of_this_thread(request: Any) -> str:
+    return str(CHOSEN.tenant)
+
+
+def of_the_database(request: Any) -> str:
+    with pytest.raises(RuntimeError, match="no running event loop"):
+        asyncio.get_running_loop()  # Django refuses the database in a thread with a loop
+    return str(request.host)
+
+
+async def aview(request: HttpRequest) -> HttpResponse:
+    return view(request)
+
+
+urlpatterns += [
+    path("thread", idempotent(principal=everyone, tenant=of_this_thread)(view)),
+    path("database", idempotent(principal=everyone, fingerprint=of_the_database)(view)),
+    path("adatabase", idempotent(principal=everyone, tenant=of_the_database)(aview)),
+]
+
+
+def test_django_asks_for_the_tenant_in_the_views_thread(redis_url: str) -> None:
+    with browser(redis_url, False, {}) as client, override_settings(MIDDLEWARE=[f"{__name__}.chooses"]):
+        got = [client.post("/thread", HTTP_HOST=host) for host in ("a.test", "b.test", "a.test")]
+    assert answers_of(got) == ["a.test", "b.test", "a.test"]
+
+
+@pytest.mark.parametrize("url", ["/database", "/adatabase"])
+async def test_django_asks_where_the_database_may_be_used(url: str, redis_url: str) -> None:
+    with browser(redis_url, False, {}), override_settings(ALLOWED_HOSTS=["testserver"]):
+        answers = [await AsyncClient().post(url, headers=KEY) for _ in range(2)]
+    assert answers_of(answers) == ["testserver"] * 2
+    assert answers[1]["idempotency-replayed"] == "true"
+
+
 # The rule
 
 
@@ -240,7 +290,7 @@ async def test_a_tenant_that_is_not_known_is_refused(tenant: Any, status: int, r
 
 
 def test_a_tenant_is_named_by_a_function() -> None:
-    with pytest.raises(ConfigError, match="tenant must be a function"):
+    with pytest.raises(ConfigError, match="tenant must be a plain function"):
         Rule("/", everyone, tenant="a.test")  # type: ignore[arg-type]
 
 

@@ -105,9 +105,11 @@ async def claimed(
         if asked is None or key is None or hold_of(request) is not None or is_claimed_outside(request):
             return None
         principal = await bridge.call(rule.principal, asked)
-        got = await guards.ask(
-            bridge, lambda guard: guard.claim(asked, principal, key), path=asked.path, docs=docs
-        )
+        if rule.asks_application:
+            name, mark = await bridge.call(rule.identify, asked, principal, key)
+        else:
+            name, mark = rule.identify(asked, principal, key)
+        got = await guards.ask(bridge, lambda guard: guard.claim(name, mark), path=asked.path, docs=docs)
     except UnreadablePostError:  # the client left before it had sent the request: nothing has happened
         return HttpResponseBadRequest()
     except REFUSALS as error:
