@@ -13,12 +13,12 @@ from typing import Any, Final, cast
 
 from ..checks import named
 from ..errors import ConfigError, ShortfallError, UnavailableError, foreign
-from ..events import KEPT_LOCALLY, Degraded, Shortfall
+from ..events import KEPT_LOCALLY, Degraded, Shortfall, Unreplayed
 from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPolicy
 from ..fallback.reject import Reject
 from ..protocol.keyspace import names_of
 from ..protocol.ledgers import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
-from ..protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, Verb, Verdict
+from ..protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
 from ..protocol.owners import owner_text
 from .connection import Connection
 from .counters import verb_of
@@ -295,7 +295,10 @@ class Ask:
         if isinstance(op, ClaimOp) and type(reply) is Verdict and reply.outcome == "acquired":
             connection.undo.keep(op)
         if self._journal is not None:
-            connection.reconcile(self._journal, self._namespace)
+            is_brought = connection.reconcile(self._journal, self._namespace)
+            if not is_brought and isinstance(op, SettleOp):
+                owner = owner_text(op.owner)
+                connection.report(Unreplayed(self._namespace, self._key_of(op), owner, "the gate is closed"))
         if op.verb in _FREEING:
             connection.wakeups.freed(op.wire)
         return reply

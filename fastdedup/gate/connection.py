@@ -511,8 +511,11 @@ class Connection:
 
         self.on_batch = heard
 
-    def reconcile(self, policy: JournalledPolicy, namespace: str = "") -> None:
-        """A policy has answered: what it made is brought into the store as soon as that takes it."""
+    def reconcile(self, policy: JournalledPolicy, namespace: str = "") -> bool:
+        """A policy has answered: what it made is brought into the store as soon as that takes it.
+
+        Return False if the gate is closed: then only its next opening brings it there.
+        """
         name = self.name if policy is self.own_policy else namespace
         if name:
             self._journals.setdefault(id(policy), name)
@@ -527,10 +530,9 @@ class Connection:
                 given_up=lambda: self.undo.all(),
             )
             self._reconcilers[id(policy)] = reconciler
-        if self._closed:
-            reconciler.give_up()
-        elif self._closing is None:
+        if self._closing is None and not self._closed:
             reconciler.wake()
+        return self._closing is not None or not self._closed
 
     def journals(self) -> dict[str, int]:
         """Return how many records each journal has for the store, by the namespace of its policy's gate."""

@@ -19,7 +19,8 @@ from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route as Path
 
-from fastdedup import ClaimLostError, Dedup, InProgressError, Outcome, UsageError
+from fastdedup import ClaimLostError, Dedup, InProgressError, LocalLRU, Outcome, UsageError
+from fastdedup.events import Event, Unreplayed
 from fastdedup.integrations import asgi
 from fastdedup.sync import Dedup as SyncDedup
 
@@ -241,6 +242,18 @@ def test_the_loops_end_tells_of_what_it_could_not_record(
     gc.collect()
     assert "k: its caller was cancelled, and its result could not be recorded: " in caplog.text
     assert "destroyed" not in caplog.text
+
+
+async def test_what_only_the_policy_knows_is_told_once(redis_url: str, redis_server: RedisServer) -> None:
+    """Redis goes away after the gate was closed, and the policy answers in its place."""
+    events: list[Event] = []
+    local = {"on_unavailable": LocalLRU(), "on_event": events.append, "timeout": 0.2}
+    async with gate(redis_url, **local) as dedup:
+        claims = await dedup.claim_many(["k", "l", "m"])
+    with redis_server.frozen():
+        await asyncio.gather(claims[0].complete(), claims[1].fail(), claims[2].release())
+    told = [event.key for event in events if isinstance(event, Unreplayed)]
+    assert sorted(told) == ["k", "l"]
 
 
 @pytest.mark.parametrize("raises", [False, True])
