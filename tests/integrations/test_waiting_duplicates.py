@@ -204,8 +204,8 @@ async def test_of_a_call_before_an_inbox(wait: float) -> None:
     dedup = Dedup(namespace="shop", known_duplicates=0)
     watch(dedup, registry=registry)
     async with dedup:
-        first = await claim_at(dedup, "m-1", monotonic())
-        second = asyncio.create_task(claim_at(dedup, "m-1", monotonic() + wait))
+        first = await claim_at(dedup, "m-1", monotonic(), None)
+        second = asyncio.create_task(claim_at(dedup, "m-1", monotonic() + wait, None))
         await asyncio.wait([second], timeout=0.05)
         await first.complete("done")
         outcome = (await second).outcome
