@@ -84,12 +84,13 @@ class TableRules:
         """
         sql = yield from self.checked(dialect)
         if dialect not in self._marked:
-            faults = misfits((yield from sql.columns()), {"fingerprint": (sql.mark_type.lower(),)})
-            if faults:
+            columns = yield from sql.columns()
+            if "fingerprint" not in columns:
                 raise ConfigError(
-                    f"fingerprint= needs the column fingerprint of {self.table_name}, and {faults[0]}: "
+                    f"fingerprint= needs a column that the table {self.table_name} does not have: "
                     f"run {sql.add_fingerprint().strip()}"
                 )
+            self._refuse(sql, misfits(columns, {"fingerprint": (sql.mark_type.lower(),)}))
             self._marked[dialect] = sql
         return sql
 
@@ -107,6 +108,9 @@ class TableRules:
         faults = yield from sql.faults_of_the_table()
         if faults == [MISSING]:
             raise no_table(self.table_name)
+        self._refuse(sql, faults)
+
+    def _refuse(self, sql: Dialect, faults: list[str]) -> None:
         if faults:
             raise ConfigError(
                 f"the table {self.table_name} is no inbox: {', and '.join(faults)}. "

@@ -86,7 +86,7 @@ class Inbox(AnyInbox[Begin]):
         """Remember a key in the caller's own transaction; say whether it is the first.
 
         `transaction`: a session or connection of SQLAlchemy, a connection of psycopg, sqlite3 or PyMySQL, or Django's
-        inside `transaction.atomic()`. Errors as for `fastdedup.sql.Inbox.receive`.
+        inside `transaction.atomic()`. The other arguments, and the errors, as for `fastdedup.sql.Inbox.receive`.
         """
         rules, driver = self._rules, sync_driver(transaction)
         row_id = rules.id_of(key)

@@ -88,13 +88,27 @@ async def test_a_table_without_the_column_serves_all_but_fingerprints(database: 
         async with party.transaction():
             with pytest.raises(ConfigError) as caught:
                 await party.receive(inbox, f"{key} marked", fingerprint=5)
-        assert str(caught.value).endswith(f"it has no column fingerprint: run {statement}")
+        assert str(caught.value).endswith(
+            f"needs a column that the table {table} does not have: run {statement}"
+        )
         party.place.sql(statement)
         async with party.transaction():
             assert (await party.receive(inbox, f"{key} marked", fingerprint=5)).first
             assert not (await party.receive(inbox, key, fingerprint=5)).first  # its row has none to compare
             with pytest.raises(MismatchError):
                 await party.receive(inbox, f"{key} marked", fingerprint=999)
+
+
+async def test_a_column_of_another_type_is_told(database: Opener, key: str) -> None:
+    async with database() as party:
+        table = party.place.fresh_table()
+        party.place.run(dialect_of(party.place.kind, TableName(table)).ddl(marked=False))
+        party.place.sql(f"ALTER TABLE {table} ADD COLUMN fingerprint INTEGER")
+        async with party.transaction():
+            with pytest.raises(
+                ConfigError, match=f"the table {table} is no inbox: its column fingerprint is int"
+            ):
+                await party.receive(party.inbox(table=table), key, fingerprint=5)
 
 
 @asynccontextmanager

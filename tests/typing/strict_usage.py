@@ -77,6 +77,7 @@ async def decorated_in_a_transaction(inbox: Inbox, sync_inbox: SyncInbox) -> Non
 
     assert_type(await place(Order()), Receipt)
     assert_type(await place(order=Order()), Receipt)
+    await place("no order")  # type: ignore[arg-type]
 
     @sync_inbox.once(key_in_a_transaction)
     def place_now(transaction: object, order: Order) -> Receipt:
