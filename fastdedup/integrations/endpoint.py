@@ -5,18 +5,32 @@ Main path: `EndpointGate.serve` → `GuardedApp._guarded`, as in the middleware.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ..gateway import Dedup
+from ..keys import fingerprint
 from ..web.policy import PublishedPolicy, docs_at
 from ..web.record_keys import SCOPE
-from ..web.rules import declared, make_rules
+from ..web.request import Request
+from ..web.rules import Rule, declared, make_rules
 from .guard import Guard
 from .guarded import GuardedApp
 from .lifespan import ASGIApp, Receive, Scope, Send
 
 _ANY = "/*"
-"""The rule's path where the framework does not tell the route: then the request's path is in the record's key."""
+"""The rule's path if the framework does not tell the route: then the request's path is in the record's key."""
+
+
+def _with_path(rule: Rule) -> Rule:
+    """Return a rule that compares the path as it is: `/orders` and `/orders/` may be two routes."""
+    own = rule.fingerprint
+
+    def mark(request: Request) -> Any:
+        value, path = own(request), request.path.encode("utf-8", "surrogatepass")
+        return None if value is None else fingerprint(value) + path
+
+    return replace(rule, fingerprint=mark)
 
 
 class EndpointGate:
@@ -50,7 +64,9 @@ class EndpointGate:
         path = _ANY if route is None else declared(route)
         guard = self._guards.get(path)
         if guard is None:
-            guard = self._guards[path] = Guard(self._dedup, make_rules([path], self._settings)[0])
+            rule = make_rules([path], self._settings)[0]
+            guard = Guard(self._dedup, _with_path(rule) if route is None else rule)
+            self._guards[path] = guard
         return guard if scope["method"].upper() in guard.rule.methods else None
 
     def docs_at(self, scope: Scope) -> str | None:

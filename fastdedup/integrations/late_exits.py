@@ -61,4 +61,5 @@ def _ends_late(dependency: Any) -> bool:
         call = call.func
     calls = (call, type(call).__call__)
     generates = any(isgeneratorfunction(one) or isasyncgenfunction(one) for one in calls)
-    return generates and dependency.scope != "function"
+    # Versions without scopes are left alone: there no other end could be chosen.
+    return generates and getattr(dependency, "scope", "function") != "function"

@@ -51,8 +51,8 @@ def shop(guard: Callable[..., Any], dedup: Dedup, dependency: Any) -> FastAPI:
     app, router = FastAPI(), APIRouter(prefix="/api")
     guards = guard(app, dedup)
 
-    @router.post("/orders", status_code=201, dependencies=[*guards, dependency])
-    async def order() -> str:
+    @router.post("/orders", status_code=201, dependencies=guards)
+    async def order(session: Any = dependency) -> str:
         return "ordered"
 
     @router.get("/health", dependencies=[Depends(unguarded)])
