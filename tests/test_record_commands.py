@@ -6,6 +6,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Callable, Coroutine
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from fastdedup import ConfigError, Dedup, ResultError
 from fastdedup.cli.main import cli
-from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header
+from fastdedup.integrations.asgi import IdempotencyMiddleware, by_header, by_host
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.web.inspection import (
     forget_request,
@@ -163,14 +164,16 @@ def test_python_names_a_web_key_by_its_request(
             assert forget_request(gate, "POST", "/orders/{id}", key="k-1", principal="ann")
 
 
-async def answered(dedup: Dedup, principal: Any = lambda _: "ann", **headers: str) -> None:
+async def answered(
+    dedup: Dedup, principal: Any = lambda _: "ann", tenant: Any = None, **headers: str
+) -> None:
     """Send a request through the middleware."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 201, "headers": []})
         await send({"type": "http.response.body", "body": b"made"})
 
-    guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=principal)
+    guarded = IdempotencyMiddleware(app, dedup, routes=["/orders/{id}"], principal=principal, tenant=tenant)
     transport = httpx.ASGITransport(guarded)
     async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
         answer = await client.post("/orders/7", headers={"idempotency-key": '"k-1"', **headers})
@@ -243,6 +246,18 @@ def test_a_caller_of_by_header_is_named_by_the_headers_value(
     assert (gone.exit_code, "--principal-header" in gone.stderr) == (1, False)
 
 
+def test_a_web_key_of_a_tenant_is_found_by_the_tenant(
+    run: Callable[..., Result], at_gate: Callable[..., None]
+) -> None:
+    at_gate(partial(answered, tenant=by_host))
+    request = ["--http", "POST", "/orders/{id}", "--principal", "ann", "--key", "k-1"]
+    assert run("inspect", *request).exit_code == 1
+    assert run("inspect", *request, "--tenant", "other").exit_code == 1
+    assert run("inspect", *request, "--tenant", "shop").exit_code == 0
+    assert run("forget", *request, "--tenant", "shop").exit_code == 0
+    assert run("inspect", *request, "--tenant", "shop").exit_code == 1
+
+
 def test_a_caller_of_a_proxys_gate_is_named_by_the_headers_value(
     run: Callable[..., Result], at_gate: Callable[..., None]
 ) -> None:
@@ -310,6 +325,8 @@ def test_locks_tokens_machines_and_ids_are_reached(
             "not both",
         ),
         (["forget", "--http", "POST", "/o", "--key", "k", "--principal-header", ""], "is not empty"),
+        (["forget", "k", "--tenant", "a.test"], "go with --http"),
+        (["inspect", "--http", "GATE", "*", "--key", "k", "--tenant", "a"], "knows no tenants"),
         (["forget", "k", "--http", "POST", "/orders", "--key", "k"], "given by --key"),
         (["forget", "--http", "POST", "/orders", "--key", "k", "--digest"], "goes without"),
         (["inspect", "--http", "POST", "orders", "--key", "k"], "must start with '/'"),
