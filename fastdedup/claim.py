@@ -25,6 +25,7 @@ from .errors import (
     ShortfallError,
     UnavailableError,
     UsageError,
+    error_text,
 )
 from .gate.connection import LONGEST_PAUSE
 from .gate.namespace import Namespace
@@ -294,7 +295,7 @@ class Claim:
         type's name and its text. Raises as `complete`.
         """
         if isinstance(error, BaseException):
-            error = {"type": type(error).__name__, "message": str(error)}
+            error = {"type": type(error).__name__, "message": error_text(error)}
         until = settle_until(within)
         await self._finish("failed", self._outcome_op("failed", error, ttl), until)
 

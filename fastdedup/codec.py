@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import orjson
 
-from .errors import DedupError, ResultError, ResultTooLargeError
+from .errors import DedupError, ResultError, ResultTooLargeError, error_text
 
 
 @runtime_checkable
@@ -78,7 +78,7 @@ def encode(codec: Codec, value: Any, limit: int) -> bytes:
         raise
     except Exception as error:  # whatever a codec raises, callers handle one error
         raise ResultError(
-            f"cannot store a result of type {type(value).__name__}: {error}; "
+            f"cannot store a result of type {type(value).__name__}: {error_text(error)}; "
             "return JSON-able data, or give Dedup a codec= that knows the type"
         ) from error
     if not isinstance(payload, bytes):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 
 class DedupError(Exception):
     """Root of all errors of this library. Never raised itself."""
@@ -138,6 +140,19 @@ class RetryTransaction(DedupError):
     A serialization failure, a deadlock, or a lock that was not given in time: SQLSTATE 40001 and 40P01, MySQL's
     errors 1213, 1020 and 1205, SQLITE_BUSY. Nothing of the transaction has happened. `Inbox.once` runs it again.
     """
+
+
+def error_text(error: BaseException, form: Callable[[BaseException], str] = str) -> str:
+    """Return an error's text; if its own code raises instead of giving one, a text that says so."""
+    try:
+        return form(error)
+    except Exception as fault:  # noqa: BLE001 -- code of the user's, whose fault must stop nothing of ours
+        return f"{type(error).__name__} without a text: its own code raised {type(fault).__name__}"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an error's type and text."""
+    return f"{type(error).__name__}: {error_text(error)}"
 
 
 def foreign(key: str) -> ForeignRecordError:

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..downstream import downstream_key
+from ..errors import error_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,5 +78,5 @@ class Resolution:
     def unknown(cls, error: Any = "unknown whether the work was done") -> Resolution:
         """Return "nobody can know": the claim fails for good with this error, and somebody must look into it."""
         if isinstance(error, BaseException):
-            error = {"type": type(error).__name__, "message": str(error)}
+            error = {"type": type(error).__name__, "message": error_text(error)}
         return cls(Resolved.UNKNOWN, error)

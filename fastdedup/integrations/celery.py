@@ -21,7 +21,7 @@ except ImportError as error:
 from ..checks import Seconds
 from ..claims.takeover import Resolution, Takeover
 from ..downstream import claimed_work
-from ..errors import ConfigError, FailedError, InProgressError
+from ..errors import ConfigError, FailedError, InProgressError, error_text
 from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
@@ -260,7 +260,7 @@ def _recorded(app: Any, error: BaseException) -> Any:
     try:
         return app.backend.prepare_exception(error, serializer="json")
     except Exception:  # noqa: BLE001 -- an exception of the user's own kind may refuse
-        return repr(error)
+        return error_text(error, repr)
 
 
 def _packed(task: DedupTask, result: Any) -> Any:
@@ -270,7 +270,7 @@ def _packed(task: DedupTask, result: Any) -> Any:
     try:
         text = task.backend.encode(result)
     except Exception as error:  # noqa: BLE001 -- Celery itself reports what it cannot encode, after this
-        log.warning("task %r: a result is not kept: %r", task.name, error)
+        log.warning("task %r: a result is not kept: %s", task.name, error_text(error, repr))
         return None
     return {"base64": base64.b64encode(text).decode()} if isinstance(text, bytes) else text
 

@@ -22,6 +22,7 @@ from ..errors import (
     ResultError,
     ResultTooLargeError,
     UnavailableError,
+    error_text,
 )
 from ..sync.claim import Claim
 from ..sync.gateway import Dedup
@@ -66,6 +67,10 @@ def check_ledger(remember: Any, dedup: Dedup) -> Ledger | None:
     if remember is None or (isinstance(remember, Ledger) and remember._is_of(dedup._per_process)):
         return remember
     raise ConfigError(f"remember must be a ledger of the gate's, made by its ledger(), got {remember!r}")
+
+
+def _repr_of(error: BaseException) -> str:
+    return error_text(error, repr)
 
 
 class Attempt:
@@ -174,7 +179,7 @@ class BlockingWay:
         self,
         rules: MessageRules,
         dedup: Dedup,
-        record: Record = repr,
+        record: Record = _repr_of,
         remember: Ledger | None = None,
         resolve: SyncCheck | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..claims.resolving import Check, check_resolve
-from ..errors import ConfigError, ForeignRecordError, InvalidKeyError
+from ..errors import ConfigError, ForeignRecordError, InvalidKeyError, describe_error
 from ..events import ConsumerEnded, emit
 from ..gateway import Dedup
 from ..ledger import Ledger
@@ -135,7 +135,7 @@ class Deliveries:
         """Tell that an error has ended the consumer."""
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
-        reason = f"{type(error).__name__}: {error}"
+        reason = describe_error(error)
         log.error("consumer %r has ended, and takes no more messages: %s", self.rules.consumer, reason)
         emit(self._on_event, ConsumerEnded(self.rules.consumer, reason))
 

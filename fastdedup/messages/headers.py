@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from ..errors import describe_error
 from .decisions import Decision
 
 ATTEMPTS: Final = "x-fastdedup-attempts"
@@ -51,7 +52,7 @@ def retry_headers(headers: Mapping[str, Any], decision: Decision) -> dict[str, A
 def dead_letter_headers(headers: Mapping[str, Any], decision: Decision, consumer: str) -> dict[str, Any]:
     """Return the headers of a dead letter: its own, and what it died of."""
     error = decision.error
-    words = "" if error is None else f"{type(error).__name__}: {error}"
+    words = "" if error is None else describe_error(error)
     more = {
         ATTEMPTS: decision.attempts,
         REASON: str(decision.reason),

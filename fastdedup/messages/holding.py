@@ -10,6 +10,7 @@ from typing import Final
 
 import anyio
 
+from ..errors import describe_error
 from ..events import ConsumerPaused, ConsumerResumed, OnEvent, emit
 from .decisions import Counts
 
@@ -82,7 +83,7 @@ class HeldMessage:
         self.count()
         if not self._waits:
             self._waits = True
-            self._pauses.add(f"{type(error).__name__}: {error}")
+            self._pauses.add(describe_error(error))
         await anyio.sleep(random.uniform(_LEAST_PAUSE, _MOST_PAUSE))
 
     def end(self) -> None:

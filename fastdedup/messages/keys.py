@@ -7,7 +7,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
-from ..errors import ConfigError, InvalidKeyError
+from ..errors import ConfigError, InvalidKeyError, describe_error
 from ..protocol.keyspace import MAX_KEY_BYTES
 
 KeyRule = Callable[[Any], str | None]
@@ -42,7 +42,7 @@ def key_of(rule: KeyRule, message: Any) -> str:
     try:
         key = rule(message)
     except Exception as error:
-        raise NoKeyError(f"the rule for its key failed: {type(error).__name__}: {error}") from error
+        raise NoKeyError(f"the rule for its key failed: {describe_error(error)}") from error
     if not key:
         raise NoKeyError("the message has no key: its publisher must set what key= reads")
     if not isinstance(key, str):

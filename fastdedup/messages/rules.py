@@ -7,7 +7,14 @@ from typing import Any, Final
 
 from ..checks import Seconds, check_count, check_seconds
 from ..claims.takeover import Resolution
-from ..errors import ConfigError, DedupError, FailedError, InvalidKeyError, MismatchError
+from ..errors import (
+    ConfigError,
+    DedupError,
+    FailedError,
+    InvalidKeyError,
+    MismatchError,
+    describe_error,
+)
 from ..keys import fingerprint as digest_of
 from ..model import Outcome
 from .decisions import Action, Decision, Reason
@@ -100,7 +107,7 @@ class MessageRules:
         try:
             return digest_of(self._fingerprint(message))
         except Exception as error:
-            raise InvalidKeyError(f"the rule for its fingerprint failed: {error}") from error
+            raise InvalidKeyError(f"the rule for its fingerprint failed: {describe_error(error)}") from error
 
     # What an outcome means
 
