@@ -25,6 +25,7 @@ from fastdedup.integrations import asgi
 from fastdedup.sync import Dedup as SyncDedup
 
 from ..servers import RedisServer
+from ..stores import Backend
 
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]
 WaitUntil = Callable[..., Any]
@@ -198,6 +199,25 @@ async def test_many_use_one_connection(redis_url: str, redis_server: RedisServer
         assert raw.info("stats")["total_connections_received"] - before == 1
     async with dedup:
         assert (await dedup.claim("k7")).outcome is Outcome.SUCCEEDED
+
+
+async def test_on_every_store_that_has_a_url(backend: Backend) -> None:
+    async with backend.make(lease=60.0) as dedup:
+        first, second = await dedup.claim_many(["k", "l"])
+    if backend.name in (
+        "memory",
+        "local",
+        "fakeredis",
+        "cluster by slot",
+    ):  # objects, or they end with their gate
+        with pytest.raises(UsageError, match="is closed"):
+            await first.complete()
+        return
+    await first.renew()
+    await asyncio.gather(first.complete(), second.release())
+    async with backend.make() as other:
+        outcomes = [claim.outcome for claim in await other.claim_many(["k", "l"])]
+    assert outcomes == [Outcome.SUCCEEDED, Outcome.ACQUIRED]
 
 
 async def test_a_gate_that_is_open_again_settles_by_itself(redis_url: str) -> None:
