@@ -17,6 +17,7 @@ from ..errors import (
 )
 from ..keys import fingerprint as digest_of
 from ..model import Outcome
+from ..sql.rules import TransactionEndedError
 from .decisions import Action, Decision, Reason
 from .keys import KeyRule, check_rule, gate_key, key_of
 
@@ -152,7 +153,8 @@ class MessageRules:
 
     def of_error(self, key: str, attempt: int, error: BaseException) -> Decision:
         """Decide on a message at which the handler raised."""
-        last = attempt >= self.attempts or isinstance(error, DeadLetterError)
+        # After the handler's own commit() the next delivery would be a duplicate, though not all of the work is done.
+        last = attempt >= self.attempts or isinstance(error, DeadLetterError | TransactionEndedError)
         action = Action.DEAD_LETTER if last else Action.RETRY
         return Decision(action, Reason.FAILED, key, attempt, error=error)
 

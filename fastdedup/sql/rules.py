@@ -300,9 +300,13 @@ def _duplicate(kept: Kept, mark: bytes | None) -> Found:
     return Found(Outcome.SUCCEEDED, kept.payload)
 
 
-def ended() -> UsageError:
+class TransactionEndedError(UsageError):
+    """The work has ended the transaction that holds its row. What it did before its own commit() stands."""
+
+
+def ended() -> TransactionEndedError:
     """Return the error for a row that the present transaction does not hold any more."""
-    return UsageError(
+    return TransactionEndedError(
         "the transaction that holds the inbox's row has ended: it, or the savepoint that the row was received in, "
         "was rolled back or committed before the work was done, and what the work did after that is rolled back. "
         "Leave commit and rollback to the block that begins the transaction; to go on after an error, use a savepoint"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from fastdedup import Dedup, UsageError
+from fastdedup.messages import Action
 from fastdedup.sql import Inbox
 
+from ..messages.test_rules import Billing, Shop
 from ..sql import conftest as sql
 from ..sql.places import Place
 from ..sql.ways import WAYS, WEEK, Party, SyncParty, async_engine_of
@@ -194,3 +197,24 @@ async def test_a_row_of_a_partition_is_recognized(of: Callable[[str], Any], key:
 
         assert [await work(key), await work(key)] == [result] * 2
         assert done(party.place, key) == [key]
+
+
+@pytest.mark.parametrize("gated", [True, False])
+async def test_a_message_whose_handler_commits_is_a_dead_letter(
+    tmp_path: Path, key: str, gated: bool
+) -> None:
+    """Its next delivery was a duplicate, and acknowledged, though the rest of the work was not done."""
+    shop = Shop(tmp_path / "shop.db")
+
+    class Committing(Billing):
+        async def handler(self, *given: Any) -> None:
+            await super().handler(*given)
+            await given[0].commit()
+            await given[0].execute("BEGIN")
+            await given[0].execute("INSERT INTO work VALUES ('more')")
+
+    async with Dedup(namespace="shop") as gate:
+        consumer = Committing(gate if gated else None, inbox=shop.inbox)
+        assert (await consumer.get({"id": key})).action is Action.DEAD_LETTER
+    assert "rolled back or committed before the work was done" in str(consumer.dead[0].error)
+    assert shop.effects() == 1
