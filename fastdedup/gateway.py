@@ -58,7 +58,8 @@ class Dedup(Inspected):
         ttl: seconds that a success is remembered; also how long a dead claim's attempts are counted.
         failure_ttl: seconds that a failure is remembered.
         token_ttl: seconds in which a token can be redeemed.
-        timeout: seconds, the deadline of one operation.
+        timeout: seconds, the deadline of one operation. A token's use or a ledger's id that got no answer is taken
+            back before its error is raised, within one further `timeout`.
         replicas: replicas that shall confirm each write (WAIT), within two fifths of `timeout`. It narrows
             the window in which a failover forgets a write that was acknowledged, and shows when it
             stands open; it does not close it (see README). A primary that restarts without its data

@@ -21,7 +21,7 @@ from .gate.namespace import Namespace
 from .gate.together import Together
 from .gate.undo import MAX_GIVEN_UP
 from .keys import check_namespace
-from .model import LedgerResize, LedgerStats, Record
+from .model import BreakerState, LedgerResize, LedgerStats, Record
 from .protocol.ledger_forms import DENSE_WIDTH, FILLING, SLOTS, LedgerForm
 from .protocol.ledger_ids import (
     NONCE_BYTES,
@@ -144,7 +144,8 @@ class Ledger:
             id: text, bytes, an integer or a UUID, of 1 byte to 64 KiB. Text and its UTF-8 are one id, and so are an
                 integer and its decimal text.
             owner: your own name for this call, of up to 63 bytes: the same name gets the same answer again. Without
-                it, a call that ends in an error takes back what it remembered.
+                it, a call that ends in an error takes back what it remembered: before the error is raised, if the
+                store answers within one further `timeout`.
 
         Raises:
             UnavailableError: the store did not answer and the policy does not either. Call again, with
@@ -160,6 +161,7 @@ class Ledger:
         nonce, named = nonce_of(name), owner is not None
         namespace = self._namespace
         since = namespace.ask.now
+        op: FirstOp | None = None
         try:
             for tries in range(_TRIES):
                 view = self._view
@@ -198,8 +200,13 @@ class Ledger:
                     return False
             raise self._changes_all_the_time()
         except DedupError as error:
-            self._count_error(error, since)
-            raise
+            fault = error
+        try:
+            await namespace.ask.until_taken_back([] if op is None else [op])
+            self._count_error(fault, since)
+            raise fault
+        finally:
+            del fault  # it refers to this frame
 
     async def first_many(self, ids: Iterable[Any], *, owner: str | None = None) -> list[bool]:
         """Remember ids, as `first` does each; of one that stands in the list twice the first is True.
@@ -225,13 +232,20 @@ class Ledger:
                 error.owner = owner_text(name)
             if owner is None:
                 self._take_back(asked)
-            if isinstance(error, DedupError):
-                self._count_error(error, since)
-            raise
-        # The first of equal ids takes the answer away, so the others are duplicates.
-        answered = [answers.pop(each, False) for each in data]
-        self._count(answered, since)
-        return answered
+            if not isinstance(error, DedupError):
+                raise
+            fault = error
+        else:
+            # The first of equal ids takes the answer away, so the others are duplicates.
+            answered = [answers.pop(each, False) for each in data]
+            self._count(answered, since)
+            return answered
+        try:
+            await self._namespace.ask.until_taken_back(asked)
+            self._count_error(fault, since)
+            raise fault
+        finally:
+            del fault  # it refers to this frame
 
     def _count(self, answers: list[bool], since: float) -> None:
         counters = self._namespace.watchers.counters
@@ -538,14 +552,22 @@ class Ledger:
             if op.answer is not Code.ALREADY:
                 ask.take_back(op)
 
-    def _take_back_call(self, ids: Iterable[bytes], owner: str) -> None:
+    async def _take_back_failed(self, ids: Sequence[bytes], owner: str) -> None:
+        """As `_take_back_call`, for a call that ends in an error; wait as `Ask.until_taken_back` does."""
+        ops = self._take_back_call(ids, owner)
+        connection = self._namespace.connection
+        if connection.breaker is not BreakerState.OPEN:
+            await connection.undo.until_asked([(op.wire, op.entry) for op in ops], connection.timeout)
+
+    def _take_back_call(self, ids: Sequence[bytes], owner: str) -> list[FirstOp]:
         """Take back what a call of that name has remembered, because its caller did not hear the answer."""
         view, nonce = self._view, nonce_of(owner_field(owner))
         if view is None:
-            return
-        for each in ids:
-            wire, entry = view.addresses.entry(each, nonce)
-            self._namespace.ask.take_back(FirstOp(wire, entry, view.terms, each))
+            return []
+        ops = [FirstOp(*view.addresses.entry(each, nonce), view.terms, each) for each in ids]
+        for op in ops:
+            self._namespace.ask.take_back(op)
+        return ops
 
     def _judge(self, reply: Reply) -> None:
         """Let a STALE operation be asked again; raise for any other reply that is no answer."""

@@ -72,9 +72,10 @@ class Tokens:
             owner: your own name for this use. The same name gets ACQUIRED again, for example after a lost reply.
 
         Raises:
-            UnavailableError: neither the store nor the policy answered. A use whose answer did not reach its caller
-                is taken back as soon as the store answers. With `owner=` it is kept, so that the same owner can
-                ask again.
+            UnavailableError: neither the store nor the policy answered. A use that got no answer is taken back
+                before the error is raised, within one further `timeout`; if the store does not answer by then, as
+                soon as it does. With `owner=` it is kept, so that the same owner can ask again.
+            ShortfallError: too few replicas confirmed the use (`replicas=`); it is taken back in the same way.
         """
         claim = await self._use(token, subject, owner)
         return claim.outcome

@@ -144,12 +144,17 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         try:
             reply = yield from ask.begin_claim(self)
         except UnavailableError as error:
+            if self.terms.consumes:
+                return claim_of(namespace, self, (yield from self._judged_use(error).__await__()))
             return claim_of(namespace, self, self._judged(error), self._renews)
         except asyncio.CancelledError:
             ask.abandon(self)
             raise
         if type(reply) is not Verdict or reply.short:
-            reply = self._judged(reply)
+            if self.terms.consumes:
+                reply = yield from self._judged_use(reply).__await__()
+            else:
+                reply = self._judged(reply)
         elif counters is not None and not (reply.outcome is _IN_PROGRESS and self._is_no_answer(reply)):
             if self.patient or not self.terms.shared:
                 counters.observe(
@@ -174,6 +179,18 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
             raise
         count_claim(namespace, self, verdict, self)
         return verdict
+
+    async def _judged_use(self, answer: Any) -> Verdict:
+        """As `_judged`, for a token's use: before an error is raised, the use is taken back."""
+        try:
+            return self._judged(answer)
+        except UnavailableError as error:
+            fault = error
+        try:
+            await self._namespace.ask.until_taken_back([self])
+            raise fault
+        finally:
+            del fault, answer  # they refer to this frame
 
     def _is_no_answer(self, answer: Any) -> bool:
         """True where the caller goes on to wait: see `goes_on`."""

@@ -39,6 +39,7 @@ from ..protocol.operations import (
     StoredForm,
     TransitionOp,
     Verdict,
+    was_accepted,
 )
 from ..stores.entry import LIVE, SETTLED, Entry, is_free, stored
 from ..stores.memory import MemoryStore
@@ -496,8 +497,3 @@ def makes_a_record(op: Op) -> bool:
     if isinstance(op, ClaimOp):
         return op.terms.mode is Mode.CLAIM
     return isinstance(op, IssueOp | TransitionOp)
-
-
-def was_accepted(op: Op) -> bool:
-    """True where the engine took the operation, so that the store may have got it; False where it was refused."""
-    return hasattr(op, "at")

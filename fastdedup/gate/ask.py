@@ -8,6 +8,7 @@ operation, a claim, a settling, a token, a lock, a machine, the sidecar, calls t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any, Final, cast
 
@@ -18,7 +19,18 @@ from ..fallback.base import FallbackPolicy, IdPolicy, JournalledPolicy, TimedPol
 from ..fallback.reject import Reject
 from ..protocol.keyspace import names_of
 from ..protocol.ledgers import FirstOp, ForgetIdOp, RememberedClaimOp, SeenOp
-from ..protocol.operations import ClaimOp, Code, Moved, Op, ReleaseOp, Reply, SettleOp, Verb, Verdict
+from ..protocol.operations import (
+    ClaimOp,
+    Code,
+    Moved,
+    Op,
+    ReleaseOp,
+    Reply,
+    SettleOp,
+    Verb,
+    Verdict,
+    was_accepted,
+)
 from ..protocol.owners import owner_text
 from .connection import Connection
 from .counters import verb_of
@@ -181,6 +193,19 @@ class Ask:
         if self._ids is not None:
             self._ids.took_back(op)
 
+    async def until_taken_back(self, ops: Sequence[ClaimOp | FirstOp]) -> None:
+        """Wait until what these calls have left is taken back, for one more `timeout` at most.
+
+        A token's use and an id have no lease. So their caller gets its error only then: a message that it returns
+        because of the error must not be told that it is a duplicate of the very call that has failed.
+        """
+        undo = self._connection.undo
+        if undo:
+            sent = [
+                (op.wire, op.entry if isinstance(op, FirstOp) else op.owner) for op in ops if was_accepted(op)
+            ]
+            await undo.until_asked(sent, self._connection.timeout)
+
     def _holds(self, op: Op) -> bool:
         """True where the policy keeps what an operation is about: a key, or one id of a ledger's bucket."""
         if self._ids is not None:
@@ -240,7 +265,7 @@ class Ask:
         reply = self.answer(op, answer)
         if type(reply) is Verdict:
             if reply.short:
-                self._fell_short(op, fresh=reply.fresh)
+                self._fell_short(op, reply)
             return reply
         if type(reply) is Moved:
             if reply.code is Code.FOREIGN:
@@ -306,15 +331,20 @@ class Ask:
     def _report_degraded(self, op: Op, error: UnavailableError, *, answered: bool) -> None:
         self._connection.report(Degraded(self._namespace, verb_of(op), answered, str(error)))
 
-    def _fell_short(self, op: Op, *, fresh: bool = False) -> None:
-        """Say that too few replicas confirmed, or raise; then a claim is released, as nobody is told of it."""
+    def _fell_short(self, op: Op, acquired: Verdict | None = None) -> None:
+        """Say that too few replicas confirmed; or raise, and take an acquisition back, of which no caller is told."""
         connection = self._connection
         wanted, key = connection.replicas, self._key_of(op)
         connection.report(Shortfall(self._namespace, verb_of(op), key, wanted))
         if not connection.raises_shortfall:
             return
-        if fresh and isinstance(op, ClaimOp) and not op.terms.consumes:
-            self.release_later(op.wire, op.owner)
+        if acquired is not None and acquired.fresh and isinstance(op, ClaimOp):
+            if op.terms.consumes:
+                connection.undo.add(
+                    op, acquired.fence
+                )  # not where the caller named the owner, who can ask again
+            else:
+                self.release_later(op.wire, op.owner)
         raise ShortfallError(
             f"{verb_of(op)} of {key!r} was done, but fewer than {wanted} replicas confirmed it in time"
         )

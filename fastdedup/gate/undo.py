@@ -166,9 +166,25 @@ class UndoList:
     async def until_free(self, ops: Sequence[FirstOp]) -> None:
         """Wait until none of these ids is just being taken back: that could come behind what is sent now."""
         while not self._under_way.isdisjoint([op.place for op in ops]):
-            if self._round_ended is None or self._round_ended.done():
-                self._round_ended = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._round_ended)
+            await self._end_of_round()
+
+    async def until_asked(self, holdings: Sequence[Holding], timeout: float) -> None:
+        """Wait until the store has answered what each of these has left, for `timeout` seconds at most."""
+        try:
+            async with asyncio.timeout(timeout):
+                while any(map(self._is_unasked, holdings)):
+                    await self._end_of_round()
+        except TimeoutError:
+            pass
+
+    def _is_unasked(self, holding: Holding) -> bool:
+        given_up = self._given_up.get(holding)
+        return given_up is not None and not given_up.again_at
+
+    async def _end_of_round(self) -> None:
+        if self._round_ended is None or self._round_ended.done():
+            self._round_ended = asyncio.get_running_loop().create_future()
+        await asyncio.shield(self._round_ended)
 
     def keep_id(self, op: FirstOp, *, named: bool) -> None:
         """Leave an id alone: the call that gave it up asks for it again.

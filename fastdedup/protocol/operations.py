@@ -350,6 +350,11 @@ class AdoptOp(Op):
         return len(self.record.payload)
 
 
+def was_accepted(op: Op) -> bool:
+    """True if the engine took the operation, so that the store may have got it; False if it was refused."""
+    return hasattr(op, "at")
+
+
 def mark_unsure(ops: Iterable[Op]) -> None:
     """Mark operations that were sent and got no reply, so that sending them again does not act twice."""
     for op in ops:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Self, TypeVar
 
+from ..errors import UnavailableError
 from ..ledger import Ledger as AsyncLedger
 from ..model import LedgerResize, LedgerStats
 from ..protocol.ledger_ids import listed_bytes
@@ -100,6 +101,9 @@ class Ledger:
         async def remembered() -> T:
             try:
                 return await call(ledger, name)
+            except UnavailableError:
+                await ledger._take_back_failed(data, name)
+                raise
             except BaseException:
                 take_back()
                 raise
