@@ -143,7 +143,8 @@ class Transition:
         state: the machine's present state, also where this call did not change it.
         version: the number of the machine's changes.
         degraded: True where the fallback policy answered instead of the store.
-        confirmed: False where too few replicas confirmed the change in time (`replicas=`).
+        confirmed: False if too few replicas confirmed in time (`replicas=`) that they have the change: this call's,
+            or for ALREADY the former one.
     """
 
     outcome: TransitionOutcome

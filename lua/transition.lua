@@ -26,7 +26,9 @@ local function transition(key, keep, change, expected, to, initial, sources, aga
   if again == '1' and version > (expected or 0) + 1 then return UNSURE, version, state end
   local behind = expected and version - expected or 0
   -- One version later and in the wanted state: the same message was delivered again.
-  if state == to and (behind == 0 or behind == 1) then return ALREADY, version, state end
+  if state == to and (behind == 0 or behind == 1) then
+    return record and write_again(key) or ALREADY, version, state -- so that the replicas are asked for the former change
+  end
   if behind ~= 0 then return STALE, version, state end
   if not string.find(sources, '\n' .. state .. '\n', 1, true) then return ILLEGAL, version, state end
   version = version + 1

@@ -353,10 +353,13 @@ def refuses_keys(answer: Any) -> bool:
 
 
 def marked_short(replies: Sequence[Reply | None]) -> list[Any]:
-    """Return the replies, each that took effect marked as short: too few replicas have confirmed it."""
+    """Return the replies, each that took effect marked as short: too few replicas have confirmed it.
+
+    So is a transition that took effect before: ALREADY.
+    """
     for reply in replies:
         if type(reply) is Verdict:
             reply.short = reply.outcome is Outcome.ACQUIRED
         elif type(reply) is Moved:
-            reply.short = reply.code is Code.OK
+            reply.short = reply.code in (Code.OK, Code.ALREADY)
     return [Code.UNCONFIRMED if reply is Code.OK else reply for reply in replies]
