@@ -426,7 +426,7 @@ class Engine:
             if type(reply) is Verdict and op.followers is None and not op.future.done():
                 try:
                     op.future.set_result(reply)
-                except Exception as fault:  # noqa: BLE001 -- see `_give`
+                except (Exception, asyncio.CancelledError) as fault:  # noqa: BLE001 -- see `_give`
                     self._give_error(op, self._reported(op, fault))
             elif type(reply) is UnavailableError:
                 self._fail(op, reply, sent=True)  # the store refused this key alone
@@ -489,7 +489,7 @@ class Engine:
                 reply = witness(op, reply)
             if not op.future.done():
                 op.take(reply)
-        except Exception as fault:  # noqa: BLE001 -- it is reported
+        except (Exception, asyncio.CancelledError) as fault:  # noqa: BLE001 -- it is reported
             self._give_error(op, self._reported(op, fault))
         return reply
 
@@ -498,14 +498,14 @@ class Engine:
         try:
             if not op.future.done():
                 op.fail(error)
-        except Exception as fault:  # noqa: BLE001 -- it is reported
+        except (Exception, asyncio.CancelledError) as fault:  # noqa: BLE001 -- it is reported
             self._reported(op, fault)
 
-    def _reported(self, op: Op, fault: Exception) -> Exception:
-        """Tell the loop of what was raised while an operation was answered; return that."""
+    def _reported(self, op: Op, fault: BaseException) -> Exception:
+        """Tell the loop of what was raised while an operation was answered; return the error for its caller."""
         what = f"fastdedup could not deliver the answer to an operation ({op.verb.value})"
         self._loop.call_exception_handler({"message": what, "exception": fault})
-        return fault
+        return fault if isinstance(fault, Exception) else RuntimeError(what)
 
     def _forget_claim(self, op: ClaimOp) -> None:
         if self._leaders.get(op.wire) is op:

@@ -42,4 +42,8 @@ class Wakeups:
             if future is not None and not future.done():
                 future.set_result(None)
         for on_freed in tuple(self.overheard_by):
-            on_freed(wire)
+            try:
+                on_freed(wire)
+            except Exception as fault:  # noqa: BLE001 -- the others must hear of it as well
+                about = "fastdedup: an error was raised when a client was told of a freed key"
+                asyncio.get_running_loop().call_exception_handler({"message": about, "exception": fault})

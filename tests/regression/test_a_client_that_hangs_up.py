@@ -13,6 +13,7 @@ import hiredis
 import pytest
 
 from fastdedup.engine.engine import Engine
+from fastdedup.gate.wakeups import Wakeups
 from fastdedup.protocol.operations import ClaimOp, Mode, Op, ReadOp, Reply, terms
 from fastdedup.protocol.owners import draw_owner
 from fastdedup.stores.memory import MemoryStore
@@ -99,11 +100,14 @@ async def test_a_gone_client_costs_no_other_client_its_answer(server: RedisServe
 class Failing:
     """Takes a claim's reply in place of a future, and raises."""
 
+    def __init__(self, fault: BaseException) -> None:
+        self._fault = fault
+
     def done(self) -> bool:
         return False
 
     def set_result(self, reply: Reply) -> None:
-        raise RuntimeError("a taker")
+        raise self._fault
 
     set_exception = set_result
 
@@ -112,12 +116,15 @@ def claim(key: bytes) -> ClaimOp:
     return ClaimOp(key, terms(Mode.CLAIM, 1000, 2000, False), draw_owner(), None)
 
 
-async def test_a_taker_that_raises_costs_no_other_claim_its_answer() -> None:
+@pytest.mark.parametrize(
+    "fault", [RuntimeError("a taker"), asyncio.CancelledError("a taker")], ids=["error", "end"]
+)
+async def test_a_taker_that_raises_costs_no_other_claim_its_answer(fault: BaseException) -> None:
     told: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
     engine = Engine(MemoryStore(), timeout=5)
     for key in (b"failing", b"joined"):
-        engine.claim(claim(key), Failing())
+        engine.claim(claim(key), Failing(fault))
     others = [engine.claim(claim(key)) for key in (b"joined", b"k1", b"k2")]
     for answer in await asyncio.wait_for(asyncio.gather(*others), 10):
         assert answer.outcome in ("acquired", "in_progress")
@@ -145,3 +152,20 @@ async def test_a_witness_that_raises_costs_no_other_operation_its_answer() -> No
         with pytest.raises(RuntimeError, match="a witness"):
             await future
     assert len(told) == 2
+
+
+async def test_a_listener_that_raises_costs_no_other_its_news() -> None:
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+    wakeups, heard = Wakeups(), []
+
+    def first(wire: bytes | None) -> None:
+        heard.append(wire)
+        raise RuntimeError("a listener")
+
+    def second(wire: bytes | None) -> None:
+        first(wire)
+
+    wakeups.overheard_by |= {first, second}
+    wakeups.freed(b"k")
+    assert (heard, len(told)) == ([b"k", b"k"], 2)

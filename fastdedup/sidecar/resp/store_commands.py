@@ -278,6 +278,9 @@ def run(connection: RespConnection, command: list[bytes]) -> Slot:
             dedup._namespace.ask.begin(op, taker)
         except (UnavailableError, ResultTooLargeError) as refusal:
             taker.judge(refusal)
+        except Exception as fault:  # noqa: BLE001 -- those before it are under way: the batch ends in order
+            batch.fail(fault)
+            break
     return batch
 
 
