@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol
 from ..errors import UnavailableError
 from .ledger_forms import SLOTS, STRAYS, LedgerForm
 from .ledger_ids import NONCE_BYTES
-from .operations import ClaimOp, Code, Op, SettleOp, Terms, Verb
+from .operations import READ_WEIGHT, ClaimOp, Code, Op, SettleOp, Terms, Verb
 
 _EXPIRY_SLOTS: Final = 125
 """Slots after which a bucket expires, from when it was written anew; see `_ledger.lua`."""
@@ -302,3 +302,8 @@ class WeighOp(Op):
         self.wire = wire
         self.witness = None
         self.terms = terms
+
+    @property
+    def weight(self) -> int:
+        """As much as a read's: the store looks at each entry, and a call for statistics weighs 1,000 buckets."""
+        return READ_WEIGHT

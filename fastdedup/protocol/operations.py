@@ -186,7 +186,7 @@ class ClaimOp(Op):
         )
 
 
-_READ_WEIGHT: Final = 32 * 1024
+READ_WEIGHT: Final = 32 * 1024
 NOBODY: Final[list[ClaimOp]] = []
 """The followers of a claim that has none, and whose reply is not only for a future: shared, and never appended to."""
 
@@ -306,7 +306,7 @@ class ReadOp(Op):
     @property
     def weight(self) -> int:
         """Some bytes of the result that it may bring: a batch of 256 large ones takes 67 MB."""
-        return _READ_WEIGHT
+        return READ_WEIGHT
 
 
 class ForgetOp(Op):

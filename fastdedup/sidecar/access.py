@@ -33,10 +33,21 @@ VERBS: tuple[str, ...] = get_args(SocketVerb)
 """What clients may do."""
 READING = frozenset({"get", "list", "seen", "ledger"})
 """What changes nothing."""
-_CLAIMING = frozenset(
-    {"claim", "redeem", "issue", "consume", "transition", "adopt", "first", "claim_remembered"}
+_COUNTED = frozenset(
+    {
+        "claim",
+        "redeem",
+        "issue",
+        "consume",
+        "transition",
+        "adopt",
+        "first",
+        "claim_remembered",
+        "list",
+        "ledger",
+    }
 )
-"""What counts towards the claims of a second."""
+"""What counts towards the claims of a second: claims, and reads that look at many keys."""
 _SOON_MS = 100
 """The Retry-After, in ms, where operations under way must end first."""
 
@@ -118,7 +129,7 @@ class Access:
 
     def judges(self, verb: str) -> bool:
         """True where `admit` must be asked before each such operation."""
-        limited = self._bucket is not None and verb in _CLAIMING
+        limited = self._bucket is not None and verb in _COUNTED
         return limited or self.counts_pending or verb in self._denied
 
     def check(self, verb: str) -> None:
@@ -160,7 +171,7 @@ class Access:
         self.check(verb)
         if self._most is not None and self.pending >= self._most:
             raise self.over_pending()
-        if self._bucket is not None and verb in _CLAIMING:
+        if self._bucket is not None and verb in _COUNTED:
             wait = self._bucket.take(count)
             if wait:
                 raise self._over(
@@ -170,7 +181,7 @@ class Access:
 
     def charge(self, verb: str, count: int) -> None:
         """Count what an admitted operation does beyond its first claim or id."""
-        if self._bucket is not None and verb in _CLAIMING:
+        if self._bucket is not None and verb in _COUNTED:
             self._bucket.owe(count)
 
     def _over(self, why: str, ms: int) -> QuotaError:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from .limits import LimitError, Limits
@@ -25,6 +26,15 @@ _OPERATION: Final = 2560
 """The bytes, about, that an operation of a batch takes until the batch is answered."""
 _SMALL: Final = 32 * 1024
 """The bytes up to which a batch need not wait: about ten operations."""
+_MEMORY: Final = "the batches of all clients take too much memory (limits.requests_in_all): ask again later"
+_READS: Final = (
+    "too many clients ask for lists of records and figures of ledgers, which take turns: ask again later"
+)
+_SHARE: Final = 3.0
+"""The pause after a read, in lengths of that read, up to `_LONGEST_PAUSE` seconds."""
+_LONGEST_PAUSE: Final = 0.5
+_READS_WAITING: Final = 4096
+"""The reads of all clients that wait for their turn."""
 _PARSED: Final = 24
 """The bytes, at most, that a byte of JSON takes once it is parsed: a list takes 56."""
 
@@ -105,10 +115,12 @@ class BatchGate:
         most: the bytes that the batches inside may take; a larger one goes in alone.
         line: the bytes of bodies that may wait.
         patience: the seconds that a batch waits for its turn.
+        busy: what a batch that finds no place is told.
     """
 
-    def __init__(self, most: int, line: int, patience: float) -> None:
+    def __init__(self, most: int, line: int, patience: float, busy: str = _MEMORY) -> None:
         self._most = most
+        self._busy = busy
         self._most_waiting = line
         self._patience = patience
         # Mutable: the bytes of the batches inside; those that wait, each with its weight; the bytes of their bodies.
@@ -130,7 +142,7 @@ class BatchGate:
             self.inside += weight
             return
         if self._waiting + size > self._most_waiting:
-            raise _busy()
+            raise LimitError(self._busy)
         await self._wait(weight, size)
 
     def leave(self, weight: int) -> None:
@@ -146,7 +158,7 @@ class BatchGate:
         turn: asyncio.Future[None] = loop.create_future()
         self._line.append((weight, turn))
         self._waiting += size
-        timer = loop.call_later(self._patience, _refuse, turn)
+        timer = loop.call_later(self._patience, _refuse, turn, self._busy)
         try:
             await turn
         except BaseException:
@@ -171,27 +183,24 @@ class BatchGate:
             turn.set_result(None)
 
 
-def _refuse(turn: asyncio.Future[None]) -> None:
+def _refuse(turn: asyncio.Future[None], busy: str) -> None:
     if not turn.done():
-        turn.set_exception(_busy())
-
-
-def _busy() -> LimitError:
-    return LimitError(
-        "the batches of all clients take too much memory (limits.requests_in_all): ask again later"
-    )
+        turn.set_exception(LimitError(busy))
 
 
 class Turns:
     """The bounds of all connections of a sidecar.
 
     What waits for a key is counted apart from what does not: an owner that completes its claim must never wait for
-    those that wait for this claim.
+    those that wait for this claim. Reads that look at many keys are counted apart, too: one of them makes up to 1,000
+    operations, so 500 that a client has pipelined would leave no room for the claims of others.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.waiting = TaskPlaces(_TASKS, _WAITING_OF_ONE)
         self.brief = TaskPlaces(_TASKS, _BRIEF_OF_ONE)
+        self.reading = TaskPlaces(_TASKS, 1)
+        self._reads = BatchGate(0, _READS_WAITING, limits.request_timeout, _READS)
         most, line = limits.requests_in_all // 2, limits.requests_in_all // 4
         self._brief_batches = BatchGate(most, line, limits.request_timeout)
         self._waiting_batches = BatchGate(most, line, limits.request_timeout)
@@ -199,6 +208,24 @@ class Turns:
     def batches(self, *, waiting: bool) -> BatchGate:
         """Return the gate for batches, by whether one of their operations may wait for a key."""
         return self._waiting_batches if waiting else self._brief_batches
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[None]:
+        """Wait for the turn of a read that looks at many keys; one runs at a time, for all clients.
+
+        A pause follows it, because the claims of other clients need the store and the event loop, too.
+
+        Raises:
+            LimitError: too many wait, or it has waited for too long.
+        """
+        weight, loop = _SMALL + 1, asyncio.get_running_loop()
+        await self._reads.enter(weight, 1)
+        began = loop.time()
+        try:
+            yield
+        finally:
+            pause = min(_SHARE * (loop.time() - began), _LONGEST_PAUSE)
+            loop.call_later(pause, self._reads.leave, weight)
 
 
 def weight_of(operations: int, size: int) -> int:

@@ -260,17 +260,18 @@ async def records(namespaces: Namespaces, dedup: Dedup, wanted: ListOptions, pee
     """Return a list of records for JSON, for the client `peer`, and report that."""
     why = check_reason(wanted.reason)
     with list_audit(namespaces, dedup.settings.namespace, wanted.prefix, peer, why) as told:
-        found = await inspection.listing(
-            dedup._namespace,
-            kind=wanted.kind,
-            prefix=wanted.prefix,
-            state=None if wanted.state is None else inspection.state_of(wanted.state),
-            older=wanted.older / 1000,
-            limit=wanted.limit,
-            within=wanted.within / 1000,
-            cursor=wanted.cursor,
-            reason=why,
-        )
+        async with namespaces.turns.read():
+            found = await inspection.listing(
+                dedup._namespace,
+                kind=wanted.kind,
+                prefix=wanted.prefix,
+                state=None if wanted.state is None else inspection.state_of(wanted.state),
+                older=wanted.older / 1000,
+                limit=wanted.limit,
+                within=wanted.within / 1000,
+                cursor=wanted.cursor,
+                reason=why,
+            )
         told(len(found.records))
     return {
         "records": [record_facts(namespaces, record) for record in found.records],

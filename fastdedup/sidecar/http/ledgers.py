@@ -71,7 +71,8 @@ async def _forget(
 
 
 async def _stats(namespaces: Namespaces, served: ServedLedger, ask: None, client: Client) -> HttpAnswer:
-    return HttpAnswer(200, await served.facts())
+    async with namespaces.turns.read():
+        return HttpAnswer(200, await served.facts())
 
 
 first = _counted("first", _first)

@@ -70,6 +70,7 @@ class RespConnection(asyncio.Protocol):
         self._slots: deque[ReplyPlace] = deque()
         self._brief = TaskLine(namespaces.turns.brief, "fastdedup-command")
         self._patient = TaskLine(namespaces.turns.waiting, "fastdedup-command")
+        self._reads = TaskLine(namespaces.turns.reading, "fastdedup-command")
         self.holdings = Holdings(namespaces.ephemeral)
         self._taken = 0
         # Mutable: since when the transport keeps bytes that the client has not read, or 0.0; the bytes that were
@@ -168,6 +169,7 @@ class RespConnection(asyncio.Protocol):
         self._backlog.clear()
         self._brief.clear()
         self._patient.clear()
+        self._reads.clear()
         self.large.clear()
         self._share.weigh(0)
         self._access.pending -= self._pending
@@ -274,6 +276,7 @@ class RespConnection(asyncio.Protocol):
         *,
         repeatable: bool = False,
         waits: bool = False,
+        reads: bool = False,
     ) -> Slot:
         """Run a command in a task, now or after this client's earlier ones; the reply is what it returns or raises.
 
@@ -283,14 +286,15 @@ class RespConnection(asyncio.Protocol):
             verb: its name, for the metrics.
             repeatable: it may have a large reply, and then may run again.
             waits: it waits for a key, perhaps for long: then no command that does not wait follows it.
+            reads: it looks at many keys and takes turns (`Turns.read`): one of a client's at a time.
         """
         slot = Slot()
-        self._run_in_task(TaskCommand(slot, work, dedup, verb, self.at, repeatable=repeatable, waits=waits))
+        line = self._patient if waits else self._reads if reads else self._brief
+        self._run_in_task(TaskCommand(slot, work, dedup, verb, self.at, line, repeatable=repeatable))
         return slot
 
     def _run_in_task(self, command: TaskCommand) -> None:
-        line = self._patient if command.waits else self._brief
-        line.add(partial(self._answer_with, command))
+        command.line.add(partial(self._answer_with, command))
 
     async def _answer_with(self, command: TaskCommand) -> None:
         """Answer with what the command returns or raises, and count that, the first time that it runs."""

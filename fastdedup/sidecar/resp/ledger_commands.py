@@ -61,9 +61,10 @@ def stats(connection: RespConnection, command: list[bytes]) -> Slot:
     served, _, _ = _asked(connection, command, _OTHERS, ids=False)
 
     async def work() -> bytes:
-        return encode(orjson.dumps(await served.facts()))
+        async with connection.namespaces.turns.read():
+            return encode(orjson.dumps(await served.facts()))
 
-    return connection.spawn(work, served.dedup, "ledger")
+    return connection.spawn(work, served.dedup, "ledger", reads=True)
 
 
 def _asked(

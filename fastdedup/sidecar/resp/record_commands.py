@@ -80,7 +80,7 @@ def list_records(connection: RespConnection, command: list[bytes]) -> Slot:
         found = await records(connection.namespaces, dedup, wanted, connection.peer)
         return encode(orjson.dumps(found), connection.resp3)
 
-    return connection.spawn(work, dedup, "list", repeatable=True)
+    return connection.spawn(work, dedup, "list", repeatable=True, reads=True)
 
 
 COMMANDS: dict[bytes, Command] = {b"FD.GET": get, b"FD.FORGET": forget, b"FD.LIST": list_records}

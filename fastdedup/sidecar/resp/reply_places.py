@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
 from ...gateway import Dedup
+from ..turns import TaskLine
 
 
 class ReplyPlace(Protocol):
@@ -29,9 +30,11 @@ Work = Callable[[], Coroutine[Any, Any, bytes]]
 
 
 class TaskCommand:
-    """A command that runs in a task. `RespConnection.spawn` tells of its attributes; `since`: when it was read."""
+    """A command that runs in a task. `RespConnection.spawn` tells of its attributes; `since`: when it was read;
+    `line`: the tasks that it follows.
+    """
 
-    __slots__ = ("dedup", "repeatable", "since", "slot", "verb", "waits", "work")
+    __slots__ = ("dedup", "line", "repeatable", "since", "slot", "verb", "work")
 
     def __init__(
         self,
@@ -40,14 +43,14 @@ class TaskCommand:
         dedup: Dedup,
         verb: str,
         since: float,
+        line: TaskLine,
         *,
         repeatable: bool,
-        waits: bool,
     ) -> None:
         self.slot = slot
         self.work = work
         self.dedup = dedup
         self.verb = verb  # "" once it was counted
         self.since = since
+        self.line = line
         self.repeatable = repeatable
-        self.waits = waits

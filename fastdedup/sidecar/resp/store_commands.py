@@ -374,6 +374,7 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
     name, kinds, prefix, cursor = (text_of("FD.PAGE", part) for part in command[1:5])
     why = check_reason(text_of("FD.PAGE", command[6]) if len(command) > 6 else None)
     dedup, namespaces = connection.namespaces.passing(name.encode()), connection.namespaces
+    connection.count_pending()
     namespaces.access.admit("list")
 
     async def work() -> bytes:
@@ -383,13 +384,14 @@ def page(connection: RespConnection, command: list[bytes]) -> Slot:
         wanted = tuple(KINDS[kind] for kind in kinds.split(",") if kind in LISTED)
         count = min(max(number_of("FD.PAGE", command[5], 1), 1), MOST_PAGE)
         with list_audit(namespaces, name, prefix, connection.peer, why) as told:
-            found = await backend.page(Query(name, wanted, prefix), cursor, count)
+            async with namespaces.turns.read():
+                found = await backend.page(Query(name, wanted, prefix), cursor, count)
             told(len(found.found))
         head = [encode_value(value) for value in (found.cursor, found.seen, found.now_us)]
         wires = encode_value([wire for wire, _ in found.found])
         return b"*5\r\n" + b"".join(head) + wires + encode([stored for _, stored in found.found])
 
-    return connection.spawn(work, dedup, "list")
+    return connection.spawn(work, dedup, "list", reads=True)
 
 
 def listen(connection: RespConnection, command: list[bytes]) -> Slot:

@@ -144,7 +144,8 @@ class SocketConfig(ConfigTable):
     show_keys: bool = False
     """True to let clients list records: without it they learn only of keys that they know."""
     claims_per_second: Rate | None = None
-    """Claims, tokens and ids that all clients of the socket may ask for in a second."""
+    """Claims, tokens, ids, lists of records and figures of ledgers that all clients of the socket may ask for in a
+    second."""
     pending: Count | None = None
     """Operations of all clients of the socket that may be under way."""
     ephemeral: Count | None = None
