@@ -265,13 +265,19 @@ def OneTimeToken(  # noqa: N802
             claim = await guard.redeem(token, forms.issued_subject(who))
         except UnavailableError as error:
             raise forms.unavailable(error) from None
+        except FormRefused as error:
+            if forms.was_sent_before(error):
+                _leave_session(request)
+            raise
         except RequestTooLarge as error:
             raise _Answered(refusal(error, guard.rule, docs)) from None
         if claim.acquired:
             watch_handlers(request.scope)
             exchange.hold(request.scope, claim, guard.rule, docs, contents)
             return claim
-        raise _Answered(forms.first_response(claim, contents, docs, person=False))
+        first = forms.first_response(claim, contents, docs, person=False)
+        _leave_session(request)
+        raise _Answered(first)
 
     setattr(redeemed, _GUARDS, True)
     return Depends(redeemed)
@@ -370,6 +376,13 @@ async def _body(request: Request, exchange: AsgiExchange, limit: int) -> bytes:
     if body is None or len(body) > limit:
         raise RequestTooLarge
     return body
+
+
+def _leave_session(request: Request) -> None:
+    """Let Starlette's SessionMiddleware send no cookie: the form's first answer may have made another session."""
+    session = request.scope.get("session")
+    if getattr(session, "modified", False):
+        session.modified = False  # type: ignore[union-attr] # of Starlette's Session
 
 
 async def _answered(request: Request, answered: Exception) -> FastAPIResponse:

@@ -10,7 +10,7 @@ from ..claims.call import ClaimCall
 from ..gateway import Dedup
 from ..keys import Fingerprint
 from ..model import Outcome
-from ..web.forms import redeemed_subject
+from ..web.forms import redeemed_subject, refusal_of_another
 from ..web.record_keys import SCOPE
 from ..web.response import ResponseCodec
 from ..web.rules import Rule
@@ -74,11 +74,20 @@ class Guard:
         return found
 
     async def redeem(self, token: str, subject: str | None) -> Claim:
-        """Redeem a form's token for a subject of `issued_subject`. Raises what `Tokens.redeem` raises."""
+        """Redeem a form's token for a subject of `issued_subject`.
+
+        Raises:
+            FormRefused: the token is another subject's.
+            DedupError: any error of `Tokens.redeem`.
+        """
         rule, who = self.rule, redeemed_subject(subject)
-        return await patiently(
+        found = await patiently(
             lambda wait: self.forms.tokens.redeem(token, who, wait=wait, renew=rule.renew), rule.wait
         )
+        if found.outcome is Outcome.MISMATCH:
+            record = await self.forms.get(token, "token")
+            raise refusal_of_another(None if record is None else record.state)
+        return found
 
 
 async def patiently(claim: Callable[[float], ClaimCall], wait: float) -> Claim:

@@ -15,7 +15,7 @@ from ..sync import Claim, Dedup
 from ..sync.claim import answered
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.fingerprints import json_fingerprint
-from ..web.forms import redeemed_subject
+from ..web.forms import redeemed_subject, refusal_of_another
 from ..web.header import parse
 from ..web.policy import PublishedPolicy, docs_at
 from ..web.record_keys import SCOPE
@@ -101,13 +101,22 @@ class WsgiGuard:
         )
 
     def redeem(self, token: str, subject: str | None) -> Claim:
-        """Redeem a form's token for a subject of `issued_subject`. Raises what `Tokens.redeem` raises."""
+        """Redeem a form's token for a subject of `issued_subject`.
+
+        Raises:
+            FormRefused: the token is another subject's.
+            DedupError: any error of `Tokens.redeem`.
+        """
         rule, who = self.rule, redeemed_subject(subject)
-        return _patiently(
+        found = _patiently(
             self._forms,
             lambda dedup, wait: dedup.tokens.redeem(token, who, wait=wait, renew=rule.renew),
             rule.wait,
         )
+        if found.outcome is Outcome.MISMATCH:
+            record = self._forms.get(token, "token")
+            raise refusal_of_another(None if record is None else record.state)
+        return found
 
     def _principal(self, request: Request) -> Named:
         principal = self.rule.principal(request)

@@ -8,7 +8,7 @@ from html import escape
 from urllib.parse import SplitResult, quote, urlsplit
 
 from ..errors import UnavailableError
-from ..model import Outcome
+from ..model import Outcome, State
 from .answers import AnsweredClaim, replay
 from .problems import ProblemType, respond, whole_seconds
 from .request import EVERYONE, Request, name_of_caller
@@ -43,7 +43,9 @@ class Refusal(StrEnum):
     EXPIRED = "expired"
     """Its token was never issued, or expired before the form was sent."""
     FOREIGN = "foreign"
-    """Its token was issued to another person, or before they signed out."""
+    """Its token was issued to another person, or before they signed out. It was not sent before: nothing was done."""
+    DONE = "done"
+    """It was sent before, and its page cannot be shown: it was not stored, or they signed in or out since."""
     CHANGED = "changed"
     """Its token was used before, with other contents."""
     BUSY = "busy"
@@ -63,6 +65,11 @@ _PAGES = {
         403,
         "This form belongs to another session",
         "You have signed in or out since it was opened. Nothing was done. Please use a fresh form.",
+    ),
+    Refusal.DONE: (
+        409,
+        "This form was sent before",
+        "What was sent first was done; its page cannot be shown again. To do it once more use a fresh form.",
     ),
     Refusal.CHANGED: (
         422,
@@ -84,9 +91,20 @@ _PAGES = {
 
 _OF_OUTCOME = {
     Outcome.UNKNOWN: Refusal.EXPIRED,
-    Outcome.MISMATCH: Refusal.FOREIGN,
     Outcome.IN_PROGRESS: Refusal.BUSY,
 }
+_OF_STATE = {
+    None: Refusal.EXPIRED,
+    State.ISSUED: Refusal.FOREIGN,
+    State.RELEASED: Refusal.FOREIGN,
+    State.PROCESSING: Refusal.BUSY,
+    State.SUCCEEDED: Refusal.DONE,
+    State.FAILED: Refusal.DONE,
+}
+_NOT_ACCEPTED = (
+    "What was sent first was answered with an error; its page cannot be shown again. To send it once more use a "
+    "fresh form."
+)
 
 
 class FormRefused(Exception):
@@ -196,32 +214,42 @@ def first_response(claim: AnsweredClaim, mark: bytes, docs: str | None, *, perso
 
     Raises:
         FormRefused: the first form still runs, had other contents, or its page cannot be shown again; or the token is
-            unknown, or another person's.
+            unknown.
     """
     if claim.outcome not in (Outcome.SUCCEEDED, Outcome.FAILED):
         raise refusal_of(claim.outcome)
     stored = claim.result if claim.outcome is Outcome.SUCCEEDED else claim.error
     check_contents(stored, mark)
     if person and (stored is None or not stored.whole):
-        raise _done_before()
+        raise _refused(Refusal.DONE, failed=claim.outcome is Outcome.FAILED)
     response = replay(stored, docs)
     return response.marked(DEGRADED) if claim.degraded else response
 
 
-def _done_before() -> FormRefused:
-    """Return the refusal for a form whose first page was not stored, because it was a stream or too large."""
-    error = FormRefused(
-        Refusal.CHANGED
-    )  # as with CHANGED, the first form took effect, and this form does not
-    error.status, error.title = 409, "This form was sent before"
-    error.message = "It was done; its page cannot be shown again. To do it once more use a fresh form."
-    return error
-
-
 def refusal_of(outcome: Outcome) -> FormRefused:
     """Return the refusal for the outcome of a token that was neither acquired nor can be replayed."""
-    reason = _OF_OUTCOME[outcome]
-    return FormRefused(reason, retry_after=_BUSY_RETRY if reason is Refusal.BUSY else None)
+    return _refused(_OF_OUTCOME[outcome])
+
+
+def refusal_of_another(state: State | None) -> FormRefused:
+    """Return the refusal for a token of another subject, by the state of its record; None: there is none by now.
+
+    The form's own view may have ended the session that was the subject: then what was done is said to be done. What
+    it was answered is not shown, because the sender may also be another person.
+    """
+    return _refused(_OF_STATE[state], failed=state is State.FAILED)
+
+
+def was_sent_before(error: FormRefused) -> bool:
+    """Return whether the form was sent before. Its first answer may have made a session, which stays as it is."""
+    return error.reason in (Refusal.DONE, Refusal.BUSY)
+
+
+def _refused(reason: Refusal, *, failed: bool = False) -> FormRefused:
+    error = FormRefused(reason, retry_after=_BUSY_RETRY if reason is Refusal.BUSY else None)
+    if failed:
+        error.message = _NOT_ACCEPTED
+    return error
 
 
 def unavailable(error: UnavailableError) -> FormRefused:

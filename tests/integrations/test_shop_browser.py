@@ -183,7 +183,7 @@ def test_anothers_used_form_shows_nothing_of_their_order(
     with visit(browser, open_shop, "Grace") as grace:
         put_token(grace.tab, token)
         refused = grace.buy()
-    assert (refused.status, number in refused.html, "Ada" in refused.html) == (403, False, False)
+    assert (refused.status, number in refused.html, "Ada" in refused.html) == (409, False, False)
     assert sold() == 1
 
 
@@ -196,9 +196,12 @@ def test_after_signing_out_neither_a_new_nor_a_used_form_is_taken(
     elsewhere = ada.new_tab()
     elsewhere.click("text=Sign out")
     elsewhere.wait_for_selector("#sign-in")
-    for refused in (ada.buy(fresh), ada.reload(receipt)):
-        assert (refused.method, refused.status) == ("POST", 403)
-        assert "This form is not yours" in refused.html
+    for refused, status, title in (
+        (ada.buy(fresh), 403, "This form is not yours"),
+        (ada.reload(receipt), 409, "This form was used before"),
+    ):
+        assert (refused.method, refused.status) == ("POST", status)
+        assert title in refused.html
         assert 'id="sign-in"' in refused.html
         assert number not in refused.html
         assert "Ada" not in refused.html

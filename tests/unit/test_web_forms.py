@@ -16,6 +16,7 @@ STATUSES = {
     Refusal.MISSING: 400,
     Refusal.EXPIRED: 410,
     Refusal.FOREIGN: 403,
+    Refusal.DONE: 409,
     Refusal.CHANGED: 422,
     Refusal.BUSY: 409,
     Refusal.UNAVAILABLE: 503,
@@ -78,7 +79,6 @@ def test_the_page_leads_back_to_the_form_and_never_elsewhere(referer: str, path:
     ("outcome", "reason", "waits"),
     [
         (Outcome.UNKNOWN, Refusal.EXPIRED, False),
-        (Outcome.MISMATCH, Refusal.FOREIGN, False),
         (Outcome.IN_PROGRESS, Refusal.BUSY, True),
     ],
 )

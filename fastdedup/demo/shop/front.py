@@ -30,6 +30,11 @@ _NOTICES = {
         "This form is not yours",
         "It was made for another visit, before signing out or by somebody else. Nothing was ordered. ",
     ),
+    Refusal.DONE: Notice(
+        "This form was used before",
+        _STANDS + "If you want another order, here is a fresh form.",
+        "warn",
+    ),
     Refusal.CHANGED: Notice(
         "This form was used with other contents",
         _STANDS + "If you want another order, here is a fresh form.",

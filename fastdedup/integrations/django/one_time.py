@@ -22,6 +22,7 @@ from ...web.forms import (
     first_response,
     sent_token,
     unavailable,
+    was_sent_before,
 )
 from ...web.problems import whole_seconds
 from ...web.request import RequestTooLarge, everyone
@@ -32,7 +33,7 @@ from .bridge import Bridge
 from .capture import run
 from .config import http, within_limits
 from .settling import Guards, Hold
-from .tokens import Form, Subject, open_form, subject_of
+from .tokens import Form, Subject, leave_session, open_form, subject_of
 from .views import check_settings, wrap
 
 __all__ = ["FormRefused", "Refusal", "one_time_form"]
@@ -158,9 +159,16 @@ class _OneTime:
             )
         except UnavailableError as error:
             raise unavailable(error) from None
+        except FormRefused as error:
+            if was_sent_before(error):
+                form.elsewhere = True
+                leave_session(request)
+            raise
         if got.hold is not None:
             return got.hold
-        return first_response(got.claim, contents, None, person=HEADER not in request.headers)
+        first = first_response(got.claim, contents, None, person=HEADER not in request.headers)
+        leave_session(request)
+        return first
 
     def _mark(self, request: HttpRequest, field: str) -> bytes:
         if request.method == "POST" and request.content_type in CONTENT_TYPES:
@@ -179,7 +187,8 @@ class _OneTime:
         request.form_refused = error
         if self._refused is not None:
             return await bridge.call(self._refused, request, error)
-        if HEADER not in request.headers and self._view_of(request) in _PAGES:
+        own = form.again or not form.elsewhere
+        if own and HEADER not in request.headers and self._view_of(request) in _PAGES:
             with _as_get(request):
                 page = await bridge.view(view)
             if page.status_code != 405:

@@ -10,6 +10,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+from django.conf import settings
 from django.contrib.sessions.backends import signed_cookies
 from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, QueryDict
@@ -40,6 +41,8 @@ class Form:
     """The token that the form was sent with."""
     again: bool = False
     """True where that token stays good and is rendered again: with a new one, sending again would order twice."""
+    elsewhere: bool = False
+    """True if it was sent before, in another session: a page with a new token would need this request's session."""
     data: QueryDict | None = None
     """The form's contents, where it was refused."""
     prepared: list[str] = dataclasses.field(default_factory=list)
@@ -83,6 +86,15 @@ def session_subject(request: HttpRequest) -> str:
             session.create()
         name = session.session_key
     return f"{name} {'-' if user is None else user}"
+
+
+def leave_session(request: HttpRequest) -> None:
+    """Let SessionMiddleware save no session and send no cookie: the form's first answer may have made another one."""
+    if hasattr(request, "session"):
+        vars(request.session)["is_empty"] = lambda: True  # an empty session is not saved
+    request.COOKIES.pop(
+        settings.SESSION_COOKIE_NAME, None
+    )  # and the cookie of one is not deleted where none came
 
 
 def by_user(request: Request) -> str | None:

@@ -29,10 +29,12 @@ class FlaskExchange(WsgiExchange):
 
     def __init__(self, start_response: StartResponse) -> None:
         super().__init__(start_response)
-        # Mutable: the body, or why it could not be read; the replay, and Flask's headers for this request.
+        # Mutable: the body, or why it could not be read; the replay, and Flask's headers for this request; the name
+        # of the session's cookie, if that is not sent.
         self._body: bytes | RequestTooLarge | BadBody | None = None
         self._replay: Response | None = None
         self._live: list[tuple[str, str]] = []
+        self._left_cookie = ""
 
     # The request
 
@@ -76,6 +78,8 @@ class FlaskExchange(WsgiExchange):
         self, status: str, headers: list[tuple[str, str]], exc_info: ExcInfo | None = None, /
     ) -> Write:
         """Take status and headers; see `WsgiExchange.start_response`."""
+        if self._left_cookie:
+            headers = [pair for pair in headers if not _sets_cookie(pair, self._left_cookie)]
         if self._replay is None:
             return super().start_response(status, headers, exc_info)
         self._live = [pair for pair in headers if _of_this_request(pair[0])]
@@ -83,6 +87,10 @@ class FlaskExchange(WsgiExchange):
             kept = [pair for pair in self._replay.headers if not _of_cors(pair[0].decode("latin-1"))]
             self._replay.headers = kept
         return _written_by_nobody
+
+    def leave_session(self) -> None:
+        """Send no cookie of the session: the form's first answer may have made another session since."""
+        self._left_cookie = flask.current_app.session_interface.get_cookie_name(flask.current_app)
 
     def instead(self, response: Response) -> flask.Response:
         """Send a stored response. Return the response for Flask's `after_request` functions."""
@@ -127,6 +135,10 @@ def reply(response: Response) -> flask.Response:
 
 def _of_this_request(name: str) -> bool:
     return name.lower() == "set-cookie" or _of_cors(name)
+
+
+def _sets_cookie(header: tuple[str, str], cookie: str) -> bool:
+    return header[0].lower() == "set-cookie" and header[1].startswith(f"{cookie}=")
 
 
 def _of_cors(name: str) -> bool:

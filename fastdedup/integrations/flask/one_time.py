@@ -22,6 +22,7 @@ from ...web.forms import (
     first_response,
     sent_token,
     unavailable,
+    was_sent_before,
 )
 from ...web.request import RequestTooLarge, everyone
 from ...web.rules import ClaimSettings, Rule
@@ -138,8 +139,14 @@ class OneTimeView:
             claim = guard.redeem(form.token, subject)
         except UnavailableError as error:
             raise unavailable(error) from None
+        except FormRefused as error:
+            if was_sent_before(error):
+                held.leave_session()
+            raise
         if not claim.acquired:
-            return held.instead(first_response(claim, mark, docs, person=HEADER not in request.headers))
+            first = first_response(claim, mark, docs, person=HEADER not in request.headers)
+            held.leave_session()
+            return held.instead(first)
         held.hold(request.environ, claim, self._rule, docs, mark)
         return view()
 
