@@ -81,7 +81,7 @@ class HttpApp:
         # A request whose answer has a large result has changed nothing, so it may be refused.
         if (
             len(body) > LARGE
-            and type(answer.facts) is dict
+            and (type(answer.facts) is dict or type(answer) is RawAnswer)
             and not self._namespaces.memory.has_room(len(body))
         ):
             answer = problem(self._namespaces.memory.full(), self._namespaces.counters)
