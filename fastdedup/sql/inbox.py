@@ -70,7 +70,7 @@ class Inbox(AnyInbox[Begin]):
         """
         rules, driver = self._rules, async_driver(transaction)
         row_id = rules.id_of(key)
-        flow = rules.receive(driver.dialect, row_id, busy, mark_of(fingerprint))
+        flow = rules.receive(driver.database, row_id, busy, mark_of(fingerprint))
         found = await run(driver, flow, rules.table_name)
         return Receipt(rules, driver, key, row_id, found)
 
@@ -95,7 +95,7 @@ class Inbox(AnyInbox[Begin]):
         rules, driver, keys = self._rules, async_driver(transaction), list(keys)
         ids = [rules.id_of(key) for key in keys]
         marks = marks_of(fingerprints, keys)
-        found = await run(driver, rules.receive_many(driver.dialect, ids, busy, marks), rules.table_name)
+        found = await run(driver, rules.receive_many(driver.database, ids, busy, marks), rules.table_name)
         return [Receipt(rules, driver, *each) for each in zip(keys, ids, found, strict=True)]
 
     def once(
@@ -181,7 +181,7 @@ class Inbox(AnyInbox[Begin]):
         seconds = Ticker.seconds(stretch)
         async with self._beginning(begin)() as transaction:
             driver = async_driver(transaction)
-            flow = self._rules.figures(driver.dialect, seconds)
+            flow = self._rules.figures(driver.database, seconds)
             return await run(driver, flow, self.table)
 
     async def _purge(self, ticker: Ticker, begin: Begin) -> int:
@@ -189,7 +189,7 @@ class Inbox(AnyInbox[Begin]):
             try:
                 async with begin() as transaction:
                     driver = async_driver(transaction)
-                    rows = await run(driver, ticker.flow(driver.dialect), self.table)
+                    rows = await run(driver, ticker.flow(driver.database), self.table)
             except Exception as error:  # noqa: BLE001 -- pause() raises it where it shall not be run again
                 pause = ticker.pause(error)
             else:

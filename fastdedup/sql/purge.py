@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ..checks import Seconds, check_count, check_seconds
 from ..errors import RetryTransaction
-from .dialects.base import Flow, TableName
+from .dialects.base import Database, Flow, TableName
 from .drivers.base import is_retryable
 from .once import ATTEMPTS, pause_after
 from .rules import TableRules
@@ -36,10 +36,10 @@ class Ticker:
         """The key of the lock that says who purges."""
         return f"fastdedup-inbox-purge:{self.table_name}"
 
-    def flow(self, dialect: str) -> Flow[int | None]:
+    def flow(self, database: Database) -> Flow[int | None]:
         """Return the next batch."""
-        self._size = self._batch or self._rules.dialect(dialect).batch
-        return self._rules.purge(dialect, self._size)
+        self._size = self._batch or self._rules.dialect(database).batch
+        return self._rules.purge(database, self._size)
 
     def pause(self, error: Exception) -> float:
         """Return the seconds until a batch is run again, which the database has ended for another transaction's sake.

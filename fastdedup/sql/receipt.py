@@ -94,7 +94,7 @@ class AnyReceipt:
     def _finishing(self, result: Any) -> Flow[bytes]:
         if not self._driver.is_open():
             raise ended()
-        return self._rules.finish(self._driver.dialect, self._id, result, self._anchor())
+        return self._rules.finish(self._driver.database, self._id, result, self._anchor())
 
     def _keep(self, payload: bytes) -> None:
         """Remember the result in the form that duplicates get it."""
@@ -122,13 +122,13 @@ class Receipt(AnyReceipt):
         """
         self._check_completion()
         rules, driver = self._rules, self._driver
-        flow = rules.complete(driver.dialect, self._id, result)
+        flow = rules.complete(driver.database, self._id, result)
         self._keep(await run(driver, flow, rules.table_name))
 
     async def _begin_work(self) -> None:
         """See that `_finish` will recognize the transaction."""
         driver, rules = self._driver, self._rules
-        await run(driver, rules.dialect(driver.dialect).anchor(self._anchor()), rules.table_name)
+        await run(driver, rules.dialect(driver.database).anchor(self._anchor()), rules.table_name)
 
     async def _finish(self, result: Any) -> None:
         """Keep the result in the transaction that holds the row, before its COMMIT: see `InboxRules.finish`."""

@@ -16,7 +16,7 @@ from ..keys import check_namespace
 from ..model import Outcome
 from ..protocol.keyspace import MAX_KEY_BYTES, Keyspace, Kind
 from .dialects import Dialect, TableName, dialect_of
-from .dialects.base import MISSING, Figures, Flow, Kept, Marks, misfits
+from .dialects.base import MISSING, Database, Figures, Flow, Kept, Marks, misfits
 from .faults import LockedError, no_table
 
 TABLE: Final = "fastdedup_inbox"
@@ -41,6 +41,16 @@ _NONE: Final[frozenset[bytes]] = frozenset()
 _UNMARKED: Final[Marks] = {}
 
 
+_MOST_DATABASES: Final = 1_000
+"""Databases of which a process remembers that it has looked at their tables."""
+
+
+def _remember(looked_at: dict[Database, Dialect], database: Database, sql: Dialect) -> None:
+    if len(looked_at) >= _MOST_DATABASES:
+        looked_at.clear()  # each is looked at again
+    looked_at[database] = sql
+
+
 class TableRules:
     """What can be done to a table whichever inboxes it has.
 
@@ -52,38 +62,39 @@ class TableRules:
     def __init__(self, table_name: TableName, keep: float) -> None:
         self.table_name = table_name
         self.keep = keep
-        # Mutable: the dialects in use by their names, those whose table was looked at, and those of them whose table
-        # was seen to keep fingerprints.
+        # Mutable: the dialects in use by their names; that of each database whose table was looked at, and of those
+        # whose table was seen to keep fingerprints.
         self._dialects: dict[str, Dialect] = {}
-        self._checked: dict[str, Dialect] = {}
-        self._marked: dict[str, Dialect] = {}
+        self._checked: dict[Database, Dialect] = {}
+        self._marked: dict[Database, Dialect] = {}
 
-    def dialect(self, name: str) -> Dialect:
+    def dialect(self, database: Database) -> Dialect:
         """Return the dialect of a database, for this table."""
+        name = database[0]
         if name not in self._dialects:
             self._dialects[name] = dialect_of(name, self.table_name)
         return self._dialects[name]
 
-    def checked(self, dialect: str) -> Flow[Dialect]:
+    def checked(self, database: Database) -> Flow[Dialect]:
         """Return the dialect of a database, once its table was found to be an inbox.
 
         Raises:
             ConfigError: the table is not there, or is another kind of table.
         """
-        sql = self.dialect(dialect)
-        if dialect not in self._checked:
+        sql = self.dialect(database)
+        if database not in self._checked:
             yield from self._check(sql)
-            self._checked[dialect] = sql
+            _remember(self._checked, database, sql)
         return sql
 
-    def marked(self, dialect: str) -> Flow[Dialect]:
+    def marked(self, database: Database) -> Flow[Dialect]:
         """Return the dialect of a database, once its table was found to be an inbox that keeps fingerprints.
 
         Raises:
             ConfigError: as for `checked`; or the table has no column for fingerprints.
         """
-        sql = yield from self.checked(dialect)
-        if dialect not in self._marked:
+        sql = yield from self.checked(database)
+        if database not in self._marked:
             columns = yield from sql.columns()
             if "fingerprint" not in columns:
                 raise ConfigError(
@@ -91,17 +102,17 @@ class TableRules:
                     f"run {sql.add_fingerprint().strip()}"
                 )
             self._refuse(sql, misfits(columns, {"fingerprint": (sql.mark_type.lower(),)}))
-            self._marked[dialect] = sql
+            _remember(self._marked, database, sql)
         return sql
 
-    def purge(self, dialect: str, size: int) -> Flow[int | None]:
+    def purge(self, database: Database, size: int) -> Flow[int | None]:
         """Delete up to `size` rows that are too old; return how many, or None where another process purges."""
-        sql = yield from self.checked(dialect)  # any table with a column `at` would lose its rows
+        sql = yield from self.checked(database)  # any table with a column `at` would lose its rows
         return (yield from sql.purge(self.keep, size))
 
-    def figures(self, dialect: str, stretch: float) -> Flow[Figures]:
+    def figures(self, database: Database, stretch: float) -> Flow[Figures]:
         """Return the table's figures; `stretch`: seconds of each stretch of ages."""
-        sql = yield from self.checked(dialect)
+        sql = yield from self.checked(database)
         return (yield from sql.figures(stretch))
 
     def _check(self, sql: Dialect) -> Flow[None]:
@@ -164,17 +175,19 @@ class InboxRules(TableRules):
 
     # Flows
 
-    def receive(self, dialect: str, row_id: bytes, busy: Busy, mark: bytes | None = None) -> Flow[Found]:
+    def receive(
+        self, database: Database, row_id: bytes, busy: Busy, mark: bytes | None = None
+    ) -> Flow[Found]:
         """Remember a key; return how it stood. The way of most messages: no lists, and no flow inside the flow.
 
         `mark`: the message's fingerprint. A row with another one is a MISMATCH; a row without one is not compared.
         """
         if busy != "wait":
-            return (yield from self.receive_many(dialect, [row_id], busy, [mark]))[0]
+            return (yield from self.receive_many(database, [row_id], busy, [mark]))[0]
         if mark is None:
-            sql = self._checked.get(dialect) or (yield from self.checked(dialect))
+            sql = self._checked.get(database) or (yield from self.checked(database))
         else:
-            sql = self._marked.get(dialect) or (yield from self.marked(dialect))
+            sql = self._marked.get(database) or (yield from self.marked(database))
         if (yield sql.insert_one(row_id, mark)).count:
             return _FIRST
         kept = (yield from sql.kept([row_id], marked=mark is not None)).get(row_id)
@@ -183,7 +196,7 @@ class InboxRules(TableRules):
         return _FIRST if kept is None else _duplicate(kept, mark)
 
     def receive_many(
-        self, dialect: str, ids: Sequence[bytes], busy: Busy, fingerprints: Sequence[bytes | None]
+        self, database: Database, ids: Sequence[bytes], busy: Busy, fingerprints: Sequence[bytes | None]
     ) -> Flow[list[Found]]:
         """Remember keys; return how each stood. The second of two equal keys is a duplicate of the first."""
         if busy not in ("wait", "skip"):
@@ -193,7 +206,7 @@ class InboxRules(TableRules):
         # The first of two equal keys is inserted, with its own fingerprint.
         own: Marks = dict(zip(reversed(ids), reversed(fingerprints), strict=True))
         is_marked = any(mark is not None for mark in fingerprints)
-        sql = yield from (self.marked if is_marked else self.checked)(dialect)
+        sql = yield from (self.marked if is_marked else self.checked)(database)
         marks = own if is_marked else _UNMARKED
         different = sorted(own)  # in one order, or two calls wait for each other
         new, locked = yield from (self._skip if busy == "skip" else self._wait)(sql, different, marks)
@@ -207,19 +220,19 @@ class InboxRules(TableRules):
             for each, mark in zip(ids, fingerprints, strict=True)
         ]
 
-    def complete(self, dialect: str, row_id: bytes, result: Any) -> Flow[bytes]:
+    def complete(self, database: Database, row_id: bytes, result: Any) -> Flow[bytes]:
         """Keep the result of a key that was received as first; return its bytes.
 
         Raises:
             ResultError, ResultTooLargeError: it cannot be stored.
         """
         payload = encode(self.codec, result, self.max_result)
-        sql = self._dialects[dialect]  # as the row was received
+        sql = self.dialect(database)
         if not (yield sql.complete(row_id, payload)).count:
             raise ended()
         return payload
 
-    def finish(self, dialect: str, row_id: bytes, result: Any, anchor: str) -> Flow[bytes]:
+    def finish(self, database: Database, row_id: bytes, result: Any, anchor: str) -> Flow[bytes]:
         """Keep the result of a key that was received as first, before the COMMIT; return its bytes.
 
         Raises:
@@ -227,7 +240,7 @@ class InboxRules(TableRules):
             UsageError: the transaction or savepoint that holds the row has ended, or a statement has failed in it.
         """
         payload = encode(self.codec, result, self.max_result)
-        if not (yield from self.dialect(dialect).finish(row_id, payload or None, anchor)):
+        if not (yield from self.dialect(database).finish(row_id, payload or None, anchor)):
             raise ended()
         return payload
 

@@ -66,13 +66,13 @@ class Receipt(AnyReceipt):
         """Keep a result for duplicates, in the same transaction. Errors as for `fastdedup.sql.Receipt.complete`."""
         self._check_completion()
         rules, driver = self._rules, self._driver
-        flow = rules.complete(driver.dialect, self._id, result)
+        flow = rules.complete(driver.database, self._id, result)
         self._keep(run_now(driver, flow, rules.table_name))
 
     def _begin_work(self) -> None:
         """See that `_finish` will recognize the transaction."""
         driver, rules = self._driver, self._rules
-        run_now(driver, rules.dialect(driver.dialect).anchor(self._anchor()), rules.table_name)
+        run_now(driver, rules.dialect(driver.database).anchor(self._anchor()), rules.table_name)
 
     def _finish(self, result: Any) -> None:
         """Keep the result in the transaction that holds the row, before its COMMIT: see `InboxRules.finish`."""
@@ -90,7 +90,7 @@ class Inbox(AnyInbox[Begin]):
         """
         rules, driver = self._rules, sync_driver(transaction)
         row_id = rules.id_of(key)
-        flow = rules.receive(driver.dialect, row_id, busy, mark_of(fingerprint))
+        flow = rules.receive(driver.database, row_id, busy, mark_of(fingerprint))
         found = run_now(driver, flow, rules.table_name)
         return Receipt(rules, driver, key, row_id, found)
 
@@ -108,7 +108,7 @@ class Inbox(AnyInbox[Begin]):
         rules, driver, keys = self._rules, sync_driver(transaction), list(keys)
         ids = [rules.id_of(key) for key in keys]
         marks = marks_of(fingerprints, keys)
-        found = run_now(driver, rules.receive_many(driver.dialect, ids, busy, marks), rules.table_name)
+        found = run_now(driver, rules.receive_many(driver.database, ids, busy, marks), rules.table_name)
         return [Receipt(rules, driver, *each) for each in zip(keys, ids, found, strict=True)]
 
     def once(
@@ -179,7 +179,7 @@ def purge_table(ticker: Ticker, begin: Begin) -> None:
         try:
             with begin() as transaction:
                 driver = sync_driver(transaction)
-                rows = run_now(driver, ticker.flow(driver.dialect), ticker.table_name)
+                rows = run_now(driver, ticker.flow(driver.database), ticker.table_name)
         except Exception as error:  # noqa: BLE001 -- pause() raises it where it shall not be run again
             pause = ticker.pause(error)
         else:
@@ -193,7 +193,7 @@ def figures_of(rules: TableRules, begin: Begin, stretch: Seconds) -> Figures:
     seconds = Ticker.seconds(stretch)
     with begin() as transaction:
         driver = sync_driver(transaction)
-        return run_now(driver, rules.figures(driver.dialect, seconds), rules.table_name)
+        return run_now(driver, rules.figures(driver.database, seconds), rules.table_name)
 
 
 class Once:

@@ -10,7 +10,10 @@ import pytest
 from fastdedup import ConfigError
 from fastdedup.sql.dialects import TableName, dialect_of
 
+from ..databases import MariaServer
 from .conftest import Opener
+from .places import place_of
+from .ways import WAYS
 
 # For each kind of database: a table's columns, and what the error says of them.
 MISFITS: dict[str, list[tuple[str, str]]] = {
@@ -108,6 +111,20 @@ async def test_a_table_changed_later_is_told(database: Opener, key: str) -> None
         with pytest.raises(ConfigError, match=f"the table {table} is no inbox"):
             await party.receive(inbox, key)
         await party.rollback()
+
+
+@pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.kind == "mysql"])
+async def test_the_table_of_each_database_is_looked_at(mariadb: MariaServer, key: str, name: str) -> None:
+    """A second one was restored without its primary key: there `INSERT IGNORE` called every message the first."""
+    places = [place_of("mysql", mariadb.fresh(), mariadb.admin) for _ in range(2)]
+    places[1].sql("ALTER TABLE fastdedup_inbox DROP PRIMARY KEY")
+    async with WAYS[name].party(places[0]) as whole, WAYS[name].party(places[1]) as restored:
+        inbox = whole.inbox()
+        async with whole.transaction():
+            assert (await whole.receive(inbox, key)).first
+        async with restored.transaction():
+            with pytest.raises(ConfigError, match="its column id is not unique"):
+                await restored.receive(inbox, key)
 
 
 async def test_a_table_may_have_any_name_and_further_columns(database: Opener, key: str) -> None:

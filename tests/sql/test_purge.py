@@ -129,7 +129,7 @@ async def test_the_database_lets_one_purge_of_a_table_at_a_time(of: Of, name: st
 def test_a_batch_has_the_databases_own_size_by_default(kind: str, rows: int) -> None:
     rules = TableRules(TableName("inbox"), HOUR)
     ticker = Ticker(rules, None, None)
-    ticker.flow(kind).close()
+    ticker.flow((kind,)).close()
     ticker.deleted(rows)
     assert ticker.goes_on
     ticker.deleted(rows - 1)

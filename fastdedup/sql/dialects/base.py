@@ -51,6 +51,10 @@ Marks = Mapping[bytes, bytes | None]
 """The fingerprints of ids; empty if the table need not have the column `fingerprint`."""
 
 
+Database = tuple[Any, ...]
+"""The name of a database's dialect, and what else tells it from other databases of that dialect."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableName:
     """Where the inbox's rows are: a table, and the schema that it is in, or None for the connection's own.

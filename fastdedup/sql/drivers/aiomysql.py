@@ -7,7 +7,7 @@ from typing import Any
 import aiomysql
 
 from ...errors import UsageError
-from ..dialects.base import Rows, Statement
+from ..dialects.base import Database, Rows, Statement
 from .base import Driver, no_transaction, placed
 
 
@@ -30,6 +30,12 @@ class AiomysqlDriver(Driver):
             raise UsageError("this connection is closed: give the inbox one that is in a transaction")
         if connection.get_autocommit() and not self.is_open():
             raise no_transaction("await connection.begin()")
+
+    @property
+    def database(self) -> Database:
+        """See `Driver`."""
+        connection = self._connection
+        return (self.dialect, connection.host, connection.port, connection.unix_socket, connection.db)
 
     def is_open(self) -> bool:
         """See `Driver`."""

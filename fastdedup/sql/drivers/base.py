@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 from ...errors import UsageError
-from ..dialects.base import Flow, Rows, Statement, TableName
+from ..dialects.base import Database, Flow, Rows, Statement, TableName
 from ..faults import DatabaseFault, fault_of, translated
 
 T = TypeVar("T")
@@ -23,6 +23,15 @@ class Driver(ABC):
     is_async: ClassVar[bool]
     dialect: str
     """The name of the database, or of a driver that has a dialect of its own: see `dialect_of`."""
+
+    @property
+    def database(self) -> Database:
+        """The database, as far as the driver can tell it without a statement.
+
+        A table is looked at once in each. A dialect whose statements fail on a table without a unique id needs no
+        more than its name.
+        """
+        return (self.dialect,)
 
     @abstractmethod
     def is_open(self) -> bool:

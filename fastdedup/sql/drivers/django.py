@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import UsageError
-from ..dialects.base import Rows, Statement
+from ..dialects.base import Database, Rows, Statement
 from ..faults import aborted
 from .base import Driver, no_transaction, of_cursor, placed
 
@@ -23,6 +23,12 @@ class DjangoDriver(Driver):
             raise no_transaction("with transaction.atomic():")
         if connection.needs_rollback:
             raise aborted()
+
+    @property
+    def database(self) -> Database:
+        """See `Driver`."""
+        settings = self._connection.settings_dict
+        return (self.dialect, self._connection.alias, settings["HOST"], settings["PORT"], settings["NAME"])
 
     def is_open(self) -> bool:
         """See `Driver`."""

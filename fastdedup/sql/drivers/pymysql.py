@@ -9,7 +9,7 @@ from pymysql.constants.SERVER_STATUS import SERVER_STATUS_IN_TRANS
 from pymysql.cursors import Cursor
 
 from ...errors import UsageError
-from ..dialects.base import Rows, Statement
+from ..dialects.base import Database, Rows, Statement
 from .base import Driver, no_transaction, of_cursor, placed
 
 
@@ -25,6 +25,12 @@ class PyMySQLDriver(Driver):
             raise UsageError("this connection is closed: give the inbox one that is in a transaction")
         if connection.get_autocommit() and not self.is_open():
             raise no_transaction("connection.begin()")
+
+    @property
+    def database(self) -> Database:
+        """See `Driver`."""
+        connection = self._connection
+        return (self.dialect, connection.host, connection.port, connection.unix_socket, connection.db)
 
     def is_open(self) -> bool:
         """See `Driver`."""

@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_s
 from sqlalchemy.orm import Session, scoped_session
 
 from ...errors import UsageError
-from ..dialects.base import Rows, Statement
+from ..dialects.base import Database, Rows, Statement
 from ..faults import aborted
 from . import sqlite3
 from .base import Driver, no_transaction
@@ -46,9 +46,17 @@ class SqlAlchemyDriver(Driver):
             )
         self._transaction = transaction
         self._inner = inner
-        self.dialect = _dialect(inner)
+        bind = _bind(inner)
+        self.dialect = str(bind.dialect.name)
+        self._engine = bind.engine
         # Mutable: the transaction, once there is one. A session begins it with its first statement.
         self._root: Any = None
+
+    @property
+    def database(self) -> Database:
+        """See `Driver`. The pool tells engines apart whose connections a function of the caller's makes."""
+        url = self._engine.url
+        return (self.dialect, url.host, url.port, url.database, id(self._engine.pool))
 
     def is_open(self) -> bool:
         """See `Driver`. A session that was committed has another transaction, or none."""
@@ -124,11 +132,11 @@ def _unusable(error: InvalidRequestError) -> UsageError:
     return UsageError(f"SQLAlchemy takes no statement in this transaction: {error}")
 
 
-def _dialect(inner: Any) -> str:
+def _bind(inner: Any) -> Any:
     if isinstance(inner, Connection):
-        return inner.dialect.name
+        return inner
     try:
-        return str(inner.get_bind().dialect.name)
+        return inner.get_bind()
     except InvalidRequestError:
         raise UsageError(
             "this session has no engine that all its tables share: give the inbox a connection, as "
