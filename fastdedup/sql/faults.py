@@ -20,6 +20,7 @@ class DatabaseFault(Enum):
     NO_TABLE = "the table is not there"
     MISFIT = "the table has other columns, or its id is not unique"
     READ_ONLY = "the connection may only read"
+    STANDBY = "the server takes no writes now, as while another one becomes the primary"
     ABORTED = "the transaction has failed before"
     REFUSED = "the database has refused the statement: nothing of it has happened"
     UNKNOWN = "the connection was lost, or the driver refused"
@@ -35,7 +36,7 @@ _BY_STATE = {
     "42703": DatabaseFault.MISFIT,
     "42804": DatabaseFault.MISFIT,
     "42P10": DatabaseFault.MISFIT,
-    "25006": DatabaseFault.READ_ONLY,
+    "25006": DatabaseFault.STANDBY,  # also in a transaction that its caller has made READ ONLY
     "25P02": DatabaseFault.ABORTED,
 }
 _LOST_STATES = ("08", "40003", "53", "57P0", "58", "F0", "XX")
@@ -49,9 +50,9 @@ _BY_NUMBER = {
     1146: DatabaseFault.NO_TABLE,
     1049: DatabaseFault.NO_TABLE,
     1054: DatabaseFault.MISFIT,
-    1290: DatabaseFault.READ_ONLY,
+    1290: DatabaseFault.STANDBY,
     1792: DatabaseFault.READ_ONLY,
-    1836: DatabaseFault.READ_ONLY,
+    1836: DatabaseFault.STANDBY,
     3101: DatabaseFault.RETRY,  # group replication has refused the COMMIT
 }
 # The server stops, the connection was lost or killed, or the COMMIT was interrupted. From 2000 to 2999 they are the
@@ -92,6 +93,12 @@ def translated(error: BaseException, table_name: object) -> DedupError | None:
         return LockedError(_again("a lock was not given in time"))
     if fault is DatabaseFault.RETRY:
         return RetryTransaction(_again(words_of(error)))
+    if fault is DatabaseFault.STANDBY:
+        return RetryTransaction(
+            "the connection may only read, and an inbox must write: run the whole transaction again while the server "
+            "gives way to another primary; if this stays so, give it a connection to the primary, in a transaction "
+            "that is not READ ONLY"
+        )
     if fault is DatabaseFault.READ_ONLY:
         return UsageError(
             "the connection may only read, and an inbox must write: give it a connection to the primary, "

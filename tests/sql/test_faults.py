@@ -17,7 +17,7 @@ OF_STATES = {
     "40P01": DatabaseFault.RETRY,
     "40003": DatabaseFault.UNKNOWN,  # the completion of a statement is unknown
     "55P03": DatabaseFault.LOCKED,
-    "25006": DatabaseFault.READ_ONLY,
+    "25006": DatabaseFault.STANDBY,
     "25P02": DatabaseFault.ABORTED,
     "3F000": DatabaseFault.NO_TABLE,
     "08006": DatabaseFault.UNKNOWN,
@@ -31,8 +31,8 @@ OF_NUMBERS = {
     1020: DatabaseFault.RETRY,
     3101: DatabaseFault.RETRY,  # group replication refuses the COMMIT
     1205: DatabaseFault.LOCKED,
-    1290: DatabaseFault.READ_ONLY,
-    1836: DatabaseFault.READ_ONLY,
+    1290: DatabaseFault.STANDBY,
+    1836: DatabaseFault.STANDBY,
     1146: DatabaseFault.NO_TABLE,
     1049: DatabaseFault.NO_TABLE,
     1053: DatabaseFault.UNKNOWN,  # the server shuts down

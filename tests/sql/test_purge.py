@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ConfigError, Dedup, UsageError
+from fastdedup import ConfigError, Dedup
 from fastdedup.sql import RetryTransaction
 from fastdedup.sql.dialects import TableName
 from fastdedup.sql.purge import Ticker
@@ -78,7 +78,7 @@ async def test_a_purge_that_may_only_read_is_told(of: Of) -> None:
         await fill(party, table, {HOUR + 30: 1})
         async with party.transaction():
             await party.sql("SET default_transaction_read_only = on")
-        with pytest.raises(UsageError, match="give it a connection to the primary"):
+        with pytest.raises(RetryTransaction, match="give it a connection to the primary"):
             await party.call(inbox_of(party, table).purge)
         assert left(party.place, table) == 1
 

@@ -89,7 +89,7 @@ def told(error: Exception, table_name: TableName) -> Exception:
 
 def is_retryable(error: BaseException) -> bool:
     """True where the whole transaction is to be run again."""
-    return fault_of(error) in (DatabaseFault.RETRY, DatabaseFault.LOCKED)
+    return fault_of(error) in (DatabaseFault.RETRY, DatabaseFault.LOCKED, DatabaseFault.STANDBY)
 
 
 def no_transaction(how: str) -> UsageError:
