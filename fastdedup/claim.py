@@ -309,6 +309,8 @@ class Claim:
         op.unsure = self._may_be("released")
         await self._finish("released", op)
         self._unsure = ()
+        if hasattr(self._call, "unsure"):
+            self._namespace.connection.undo.watch(self._call)
 
     async def renew(self, lease: Seconds | None = None) -> None:
         """Start the lease anew from now: `lease` seconds, as long as the first by default."""

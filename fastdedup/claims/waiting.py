@@ -170,5 +170,7 @@ async def claim_once(namespace: Namespace, call: ClaimOp, terms: Terms) -> Verdi
         op = call.look(terms)
         verdict = await namespace.ask.claim(op)
     if verdict.outcome is Outcome.ACQUIRED:
-        namespace.connection.undo.keep(op)  # an earlier look may have acquired it, and its reply was lost
+        given_up = namespace.connection.undo.keep(op)  # an earlier look, which may have acquired it
+        if given_up or hasattr(op, "unsure"):
+            call.unsure = True
     return verdict

@@ -13,7 +13,7 @@ from ..protocol.operations import ClaimOp, ReleaseOp, Reply, Verdict
 from .answers import is_first_hand
 from .named import NamedClaims
 
-OnGivenUp = Callable[[ClaimOp], None]
+OnGivenUp = Callable[[ClaimOp], object]
 """Called with each claim that was sent and got no reply: its record may hold the key although no caller knows."""
 
 
@@ -57,5 +57,5 @@ class Unwanted:
         return True
 
     def _released(self, op: ClaimOp, future: asyncio.Future[Reply]) -> None:
-        if future.cancelled() or isinstance(future.exception(), UnavailableError):
+        if future.cancelled() or isinstance(future.exception(), UnavailableError) or hasattr(op, "unsure"):
             self.give_up(op)

@@ -6,8 +6,9 @@ released with that very fence, so that a repetition never hits the next holding.
 is issued again. An owner that the caller chose is left alone: the same name gets its own claim back. A key that is to
 be free later gets a lease that ends then.
 
-Where nothing is found, the key is looked at once more a moment later: a server that was frozen may find the old
-command in its socket only after it has answered the new one.
+If nothing is found, the key is looked at again, after pauses that double: a server that was frozen may find the old
+command in its socket only after it has answered the new one, and a proxy may pass it on much later. So is the key of
+a claim that was sent more than once, after its release: see `watch`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,11 @@ _LONGEST_PAUSE = 0.4
 _GROWTH = 1.6
 _SLACK = 1024
 _SECOND_LOOK = 0.3
-"""Seconds after which a key is looked at again under which nothing was found."""
+"""Seconds after which a key is looked at again under which nothing was found; each further pause is twice as long."""
+_PENDING_LOOKS = 2
+"""Looks that find nothing, after which an entry counts as over and is only watched."""
+_LOOKS = 8
+"""Looks that find nothing, after which a key is watched no longer: within 38 seconds."""
 
 Submit = Callable[[Op], asyncio.Future[Reply]]
 Asks = Callable[[bytes], bool]
@@ -56,9 +61,10 @@ class GivenUp:
         free_at: when its key shall be free, in the loop's time; 0 for at once.
         kept_ms: how long its record outlives its lease.
         again_at: when to look again, in the loop's time, once nothing was found; 0 before.
+        looks: how often nothing was found.
     """
 
-    __slots__ = ("again_at", "consumed", "fence", "free_at", "id", "kept_ms")
+    __slots__ = ("again_at", "consumed", "fence", "free_at", "id", "kept_ms", "looks")
 
     def __init__(
         self,
@@ -74,6 +80,17 @@ class GivenUp:
         self.free_at = free_at
         self.kept_ms = kept_ms
         self.again_at = 0.0
+        self.looks = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """False once it is only watched, because it is likely that nothing is left."""
+        return self.looks < _PENDING_LOOKS
+
+    def look_later(self) -> None:
+        """Set the time of the next look, after a look that found nothing."""
+        self.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK * 2**self.looks
+        self.looks += 1
 
     def look(self, wire: bytes) -> Op:
         """Return the operation that finds out what it left; of an id, that removes it at once, by its nonce."""
@@ -127,7 +144,10 @@ class UndoList:
         self._in_child = InChild(self._leave_to_parent)
 
     def __len__(self) -> int:
-        return len(self._given_up)
+        return sum(given_up.is_pending for given_up in self._given_up.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._given_up)
 
     @property
     def is_closed(self) -> bool:
@@ -154,6 +174,19 @@ class UndoList:
             self._waiting[holding] = given_up
         else:
             self._put(holding, given_up)
+
+    def watch(self, op: ClaimOp) -> None:
+        """Look again and again, for 38 seconds, whether a late copy of a claim takes the key that was released.
+
+        For a claim that was sent more than once: an earlier sending may still lie in a proxy or a socket.
+        """
+        if self._closed or op.named or not is_drawn(op.owner):
+            return
+        released = GivenUp(op.terms.consumes)
+        while released.is_pending:
+            released.look_later()
+        released.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
+        self._put((op.wire, op.owner), released)
 
     def add_id(self, op: FirstOp) -> None:
         """Remember an id that a call may have remembered, and of which nobody was told."""
@@ -233,13 +266,14 @@ class UndoList:
         """Return what is to be taken back."""
         return list(self._given_up)
 
-    def keep(self, op: ClaimOp) -> None:
-        """Leave a claim alone: its owner was told of it after all, or asks for it again."""
+    def keep(self, op: ClaimOp) -> bool:
+        """Leave a claim alone: its owner was told of it after all, or asks for it again. True if it was given up."""
         holding = (op.wire, op.owner)
-        if self._given_up:
-            self._given_up.pop(holding, None)
+        given_up = self._given_up.pop(holding, None) if self._given_up else None
         if holding in self._waiting:
+            given_up = given_up or self._waiting[holding]
             self._waiting[holding] = None
+        return given_up is not None
 
     @contextmanager
     def while_it_waits(self, op: ClaimOp) -> Iterator[None]:
@@ -262,8 +296,9 @@ class UndoList:
     def _put(self, holding: Holding, given_up: GivenUp) -> None:
         self._given_up[holding] = given_up
         if len(self._given_up) > self._most:
-            (wire, _), _ = self._given_up.popitem(last=False)
-            self._report(UndoOverflow(*names_of(wire)))
+            (wire, _), dropped = self._given_up.popitem(last=False)
+            if dropped.is_pending:
+                self._report(UndoOverflow(*names_of(wire)))
         self._try_later()
 
     def take_over(self, former: UndoList) -> None:
@@ -371,10 +406,10 @@ class UndoList:
         )
 
     def _nothing_found(self, holding: Holding, given_up: GivenUp) -> None:
-        if given_up.again_at or self._closed:
+        if self._closed or given_up.looks + 1 >= _LOOKS:
             del self._given_up[holding]
         else:
-            given_up.again_at = asyncio.get_running_loop().time() + _SECOND_LOOK
+            given_up.look_later()
 
     async def _ask(self, ops: list[Op]) -> list[object]:
         """Return a reply for each; an operation that the store did not answer has UnavailableError."""

@@ -147,12 +147,25 @@ class ClaimOp(Op):
     """Claim, redeem or consume a key."""
 
     verb = Verb.CLAIM
-    __slots__ = ("counted", "fingerprint", "floor_us", "followers", "key", "named", "owner", "tail", "terms")
+    __slots__ = (
+        "counted",
+        "fingerprint",
+        "floor_us",
+        "followers",
+        "key",
+        "named",
+        "owner",
+        "tail",
+        "terms",
+        "unsure",
+    )
 
     key: str
     """The key as the caller wrote it."""
     counted: bool
     """Set by the engine for a caller-chosen owner: whether this claim is counted among those of the owner."""
+    unsure: bool
+    """Set, and True, if a sending of this claim got no reply: a copy of it may reach the store later."""
     floor_us: float
     """Set by the engine for a caller-chosen owner: a time that the server had not passed when the claim was sent."""
 
@@ -358,7 +371,7 @@ def was_accepted(op: Op) -> bool:
 def mark_unsure(ops: Iterable[Op]) -> None:
     """Mark operations that were sent and got no reply, so that sending them again does not act twice."""
     for op in ops:
-        if isinstance(op, ReleaseOp | SettleOp | TransitionOp):
+        if isinstance(op, ReleaseOp | SettleOp | TransitionOp | ClaimOp):
             op.unsure = True
 
 

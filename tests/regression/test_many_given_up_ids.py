@@ -30,7 +30,7 @@ async def test_all_ids_of_a_later_call_are_taken_back(redis_url: str, wait_until
         await ledger.seen("the ledger is founded")
 
         async def is_empty() -> bool:
-            return not dedup._namespace.connection.undo and (await ledger.stats()).ids == 0
+            return not len(dedup._namespace.connection.undo) and (await ledger.stats()).ids == 0
 
         await give_up(ledger, [f"former-{number}" for number in range(2_000)])
         await wait_until(is_empty, description="the former ids are taken back")
