@@ -190,7 +190,8 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
             await self._namespace.ask.until_taken_back([self])
             raise fault
         finally:
-            del fault, answer  # they refer to this frame
+            del fault  # it refers to this frame
+            answer = None  # so may this; compiled, an argument cannot be deleted
 
     def _is_no_answer(self, answer: Any) -> bool:
         """True where the caller goes on to wait: see `goes_on`."""

@@ -82,7 +82,11 @@ class Sidecar:
         raise TimeoutError(f"the sidecar did not come up: {self.log}")
 
     def __enter__(self) -> Self:
-        return self.start().until_up()
+        try:
+            return self.start().until_up()
+        except BaseException:
+            self.__exit__()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self.end()

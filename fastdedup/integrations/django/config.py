@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from django.conf import settings
@@ -44,7 +44,7 @@ class Http:
         Raises:
             ConfigError: a setting cannot be used, or there is no principal.
         """
-        return [within_limits(rule) for rule in make_rules(self.routes, self.shared)]
+        return make_rules(self.routes, self.shared)
 
 
 _lock = threading.Lock()
@@ -93,12 +93,6 @@ def function(named: Any, what: str) -> Any:
         return import_string(named)
     except ImportError as error:
         raise ImproperlyConfigured(f"{what} cannot be imported: {error}") from error
-
-
-def within_limits(rule: Rule) -> Rule:
-    """Return the rule, with no larger bodies than Django reads into memory."""
-    limit = settings.DATA_UPLOAD_MAX_MEMORY_SIZE
-    return rule if limit is None or rule.max_request <= limit else replace(rule, max_request=limit)
 
 
 def _make_once() -> Dedup:

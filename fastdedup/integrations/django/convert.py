@@ -6,6 +6,7 @@ from collections import ChainMap
 from collections.abc import Iterable
 from hashlib import blake2b
 from http.client import responses
+from io import BytesIO
 from typing import Any
 
 from django.core.exceptions import DisallowedHost, RequestDataTooBig
@@ -15,6 +16,7 @@ from django.http import (
     HttpResponse,
     HttpResponsePermanentRedirect,
     HttpResponseRedirect,
+    QueryDict,
     RawPostDataException,
 )
 
@@ -75,36 +77,62 @@ def body_of(request: HttpRequest, limit: int, *, parsed: bool = True) -> bytes:
 
     Raises:
         RawPostDataException: it is parsed already, and `parsed` is False.
-        RequestTooLarge: the body exceeds `limit` bytes, or Django's limit.
+        RequestTooLarge: the body exceeds `limit` bytes.
         UnreadablePostError: the client disconnected before it had sent the whole body.
     """
-    length = request.META.get("CONTENT_LENGTH") or "0"
-    if length.isdecimal() and int(length) > limit:  # with a length that is no number Django reads no body
-        raise RequestTooLarge
+    check_length(request, limit)
     try:
         body: bytes = request.body
     except RequestDataTooBig:
-        raise RequestTooLarge from None
+        body = _read_unlimited_by_django(request, limit)
     except RawPostDataException:
         if not parsed:
             raise
-        return form_of(request)
+        return form_of(request, limit)
     if len(body) > limit:
         raise RequestTooLarge
     return body
 
 
-def form_of(request: HttpRequest, *without: str) -> bytes:
-    """Return a form's contents: its fields and files, without its CSRF token, which differs in each page."""
+def check_length(request: HttpRequest, limit: int) -> None:
+    """Raise RequestTooLarge if a request says that its body exceeds `limit` bytes."""
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    if length.isdecimal() and int(length) > limit:  # with a length that is no number Django reads no body
+        raise RequestTooLarge
+
+
+def _read_unlimited_by_django(request: HttpRequest, limit: int) -> bytes:
+    """Read a body beyond DATA_UPLOAD_MAX_MEMORY_SIZE, up to one byte more than `limit`.
+
+    The view finds the request unread: Django's setting then decides as without a key. It does not count files.
+    """
+    stream: Any = request._stream
+    if stream.seekable():  # as the temporary file of an ASGI request, of which Django has looked for the end
+        stream.seek(0)
+    body: bytes = request.read(limit + 1)
+    request._stream, request._read_started = BytesIO(body), False  # there is no public way
+    return body
+
+
+def form_of(request: HttpRequest, limit: int, *without: str) -> bytes:
+    """Return a form's contents: its fields and files, without its CSRF token, which differs in each page.
+
+    Raises:
+        RequestTooLarge: they exceed `limit` bytes, and the request had not said its length.
+    """
     fields = request.POST.copy()
     for name in (_CSRF, *without):
         fields.pop(name, None)
-    files = (
-        (name, upload.name, upload.content_type, _digest(upload))
-        for name, uploads in request.FILES.lists()
-        for upload in uploads
-    )
+    uploads = [(name, upload) for name, found in request.FILES.lists() for upload in found]
+    if not request.META.get("CONTENT_LENGTH") and _size(fields, uploads) > limit:
+        raise RequestTooLarge
+    files = ((name, upload.name, upload.content_type, _digest(upload)) for name, upload in uploads)
     return contents(fields.urlencode(), files)
+
+
+def _size(fields: QueryDict, uploads: list[tuple[str, Any]]) -> int:
+    sizes = (len(value.encode(errors="surrogateescape")) for _, found in fields.lists() for value in found)
+    return sum(sizes) + sum(upload.size or 0 for _, upload in uploads)
 
 
 def take(recorder: Recorder, response: HttpResponse) -> None:

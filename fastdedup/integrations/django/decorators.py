@@ -11,7 +11,7 @@ from ...errors import ConfigError
 from ...web.request import Principal, everyone
 from ...web.rules import KeySettings, Rule, declared, make_rules
 from .bridge import Bridge
-from .config import function, http, within_limits
+from .config import function, http
 from .middleware import keyed
 from .one_time import one_time_form
 from .settling import Guards
@@ -102,7 +102,7 @@ class Operation:
         guards = self._guards.get(route)
         if guards is None:
             named = {} if self._principal is None else {"principal": function(self._principal, "principal")}
-            rule = within_limits(_rule(route, {**given.shared, **self._settings, **named}))
+            rule = _rule(route, {**given.shared, **self._settings, **named})
             guards = self._guards[route] = Guards(rule, given.docs)
         return guards
 

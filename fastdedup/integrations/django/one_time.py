@@ -31,7 +31,7 @@ from ...web.rules import ClaimSettings, Rule
 from . import convert
 from .bridge import Bridge
 from .capture import run
-from .config import http, within_limits
+from .config import http
 from .settling import Guards, Hold
 from .tokens import Form, Subject, leave_session, open_form, subject_of
 from .views import check_settings, wrap
@@ -147,6 +147,9 @@ class _OneTime:
 
     async def _redeemed(self, bridge: Bridge, request: HttpRequest, form: Form) -> Hold | Response:
         """Return the claim for the first form, and the first response for a duplicate. Raises FormRefused."""
+        convert.check_length(
+            request, self._rule.max_request
+        )  # before a form is read, and its files are digested
         form.token = token = sent_token(request.headers.get(HEADER) or request.POST.get(form.field))
         contents = self._mark(request, form.field)
         subject = await subject_of(bridge, request)
@@ -172,9 +175,9 @@ class _OneTime:
 
     def _mark(self, request: HttpRequest, field: str) -> bytes:
         if request.method == "POST" and request.content_type in CONTENT_TYPES:
-            body = convert.form_of(request, field)
+            body = convert.form_of(request, self._rule.max_request, field)
         else:
-            body = convert.body_of(request, within_limits(self._rule).max_request)
+            body = convert.body_of(request, self._rule.max_request)
         return self._rule.mark(convert.request_of(request, body))
 
     # Pages for refused forms

@@ -1,0 +1,43 @@
+"""A sidecar whose start had timed out, or whose tests were killed, ran on after the tests."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .. import warm
+
+PROGRAM = """
+import os, signal, sys
+from tests import warm
+
+command = ["http.server", "--bind", "127.0.0.1", "0"]
+with open(os.devnull, "wb") as nowhere:
+    print(warm.start(command, environment={{}}, out=nowhere, err=nowhere).pid, flush=True)
+{end}
+"""
+
+
+def started(end: str) -> int:
+    """Run a process that starts a program and ends; return the program's pid."""
+    command = [sys.executable, "-c", PROGRAM.format(end=end)]
+    return int(subprocess.run(command, cwd=warm.ROOT, stdout=subprocess.PIPE, check=False).stdout)
+
+
+@pytest.mark.parametrize("end", ["", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["ended", "killed"])
+async def test_what_tests_have_started_ends_with_them(end: str, wait_until: Callable[..., Any]) -> None:
+    pid = started(end)
+
+    def is_gone() -> bool:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        return False
+
+    await wait_until(is_gone, description="the program has ended")
