@@ -186,6 +186,8 @@ class Connection:
         # Mutable: work that goes on when its caller is cancelled; what brings journals home; renewals by lease.
         self._kept: set[asyncio.Task[Any]] = set()
         self._afterwards = Afterwards(self._for_afterwards, self._kept, self.timeout)
+        # Mutable: the kept tasks that closing has waited for; they go no further than that.
+        self._given_their_time: set[asyncio.Task[Any]] = set()
         self._reconcilers: dict[int, Reconciler] = {}
         self._journals: dict[int, str] = {}
         self._renewals: dict[float, RenewalQueue] = {}
@@ -359,7 +361,8 @@ class Connection:
         if engine is not None:
             await engine.drain()
         if self._kept:
-            # Without an engine their next try goes over a connection of its own, or fails, and is told.
+            # Without an engine their next try fails, and is told.
+            self._given_their_time.update(self._kept)
             await asyncio.wait(self._kept, timeout=LONGEST_PAUSE)
 
     async def _end_with_loop(self) -> None:
@@ -590,7 +593,7 @@ class Connection:
 
     def check_afterwards(self) -> None:
         """Raise what `begin_afterwards` raises."""
-        if not self._settles_afterwards:
+        if not self._settles_afterwards or asyncio.current_task() in self._given_their_time:
             raise self.not_open()
         if self.last_engine is not None and asyncio._get_running_loop() is not self.last_engine.loop:
             raise wrong_loop()
@@ -613,7 +616,7 @@ class Connection:
         if not self.undo.is_closed:
             self.undo.add(op, fence, asked=asked)
         elif self._settles_afterwards:
-            self.begin_afterwards(ReleaseOp(op.wire, op.owner, fence))
+            self.keep(self._afterwards.run(ReleaseOp(op.wire, op.owner, fence)))
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
@@ -657,5 +660,6 @@ class Connection:
 
     def _kept_done(self, task: asyncio.Task[Any]) -> None:
         self._kept.discard(task)
+        self._given_their_time.discard(task)
         if not task.cancelled():
             task.exception()  # a caller that was cancelled does not fetch it; the lease ends by itself
