@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, Any
 
@@ -141,9 +142,11 @@ def start(
     )
     measured = any(name.startswith("COV") for name in environment)
     if needs_its_own or measured or sys.platform != "linux":
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", *command], env=environment, stdout=out, stderr=err, **options
         )
+        atexit.register(process.kill)  # which does nothing to one that was waited for
+        return process
     return _FORKER.start(command, environment, out.fileno(), err.fileno())
 
 
@@ -168,7 +171,7 @@ def fork_for(way: socket.socket) -> None:
         if way in ready:
             request, descriptors, _, _ = socket.recv_fds(way, MAX_REQUEST, 3)
             if not request:
-                return None
+                return end_all(running)
             out, err, told = descriptors
             teller = socket.socket(fileno=told)
             pid = os.fork()
@@ -190,6 +193,13 @@ def tell_ends(running: dict[int, socket.socket]) -> None:
             return
         with running.pop(pid) as teller:
             teller.send(b"%d" % os.waitstatus_to_exitcode(status))
+
+
+def end_all(running: Iterable[int]) -> None:
+    """End the programs that a test has left behind: its start timed out, or its process was killed."""
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def become(request: bytes, out: int, err: int) -> None:
