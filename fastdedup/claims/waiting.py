@@ -84,9 +84,11 @@ async def _wait_on(
     loop = asyncio.get_running_loop()
     known = call.terms
     patient = terms(known.mode, known.lease_ms, known.keep_ms, True, known.remembered)
-    heard = not found.degraded and await _listens(connection)
+    verdict = found
     while True:
         with connection.wakeups.watch(call.wire) as freed:
+            # Asked within the watch: if the subscription is lost later, that wakes this waiter.
+            hears = not verdict.degraded and await connection.listens()
             verdict = await look(namespace, call, patient, gives_up)
             left = gives_up - loop.time()
             if verdict.outcome is not Outcome.IN_PROGRESS or left <= 0:
@@ -95,17 +97,10 @@ async def _wait_on(
                 continue  # answered by the engine: ask the store itself, so that it has us on its list
             alarm = min(left, verdict.left_ms / 1000 + 0.001)
             # Of what a fallback holds no other process, nor another gate of this one, sends news.
-            told = heard and not verdict.degraded
+            told = hears and not verdict.degraded
+            if not told and not verdict.degraded:
+                connection.tell_deaf(_DEAF_PAUSE)
             await asyncio.wait([freed], timeout=alarm if told else min(alarm, _DEAF_PAUSE))
-
-
-async def _listens(connection: Connection) -> bool:
-    """Hear of freed keys. Where the store refuses just that, waiters look again every so often instead."""
-    try:
-        await connection.store.listen(connection.wakeups.freed)
-    except UnavailableError:
-        return False
-    return True
 
 
 async def look(namespace: Namespace, call: ClaimOp, terms: Terms, gives_up: float) -> Verdict:

@@ -192,6 +192,9 @@ class Connection:
         self._journals: dict[int, str] = {}
         self._renewals: dict[float, RenewalQueue] = {}
         self._tidy_at = _LEASES
+        # Mutable: why waiters hear of no freed keys, empty where they do; whether a line says so.
+        self._deaf = ""
+        self._told_deaf = False
 
     def keep_records_of(self, max_result: int) -> None:
         """Let the store return records with results of this many bytes; a larger one is refused for its key alone."""
@@ -545,6 +548,27 @@ class Connection:
     def undo_counts(self) -> tuple[int, int]:
         """Return how many claims and ids that were given up were taken back, and how many are still to be."""
         return self.undo.undone, len(self.undo)
+
+    async def listens(self) -> bool:
+        """Hear of freed keys from now on. False: the store tells of none at present."""
+        try:
+            await self.store.listen(self.wakeups.freed)
+        except UnavailableError as error:
+            self._deaf = str(error)
+            return False
+        self._deaf, self._told_deaf = "", False
+        return True
+
+    def tell_deaf(self, pause: float) -> None:
+        """Log once, until freed keys are heard of again, that waiters look every `pause` seconds instead."""
+        if self._deaf and not self._told_deaf:
+            self._told_deaf = True
+            self.tell(
+                "waiters hear of no freed keys",
+                "the store answers but tells of no freed keys, so waiters look every %g s: %s",
+                pause,
+                self._deaf,
+            )
 
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
         """Call `on_freed` for all that wakes a waiter, as `Store.listen` does; return what ends that.

@@ -81,9 +81,12 @@ class Store(Protocol):
         ...
 
     async def listen(self, on_freed: Callable[[bytes | None], None]) -> None:
-        """Call `on_freed(wire)` from now on for each watched key that is freed or settled.
+        """Call `on_freed(wire)` from now on for each watched key that is freed or settled. Each waiter calls this.
 
-        `on_freed(None)` means that messages may have been lost: every waiter must ask again.
+        `on_freed(None)` means that messages may have been lost, or will be: every waiter calls this and asks again.
+
+        Raises:
+            UnavailableError: `on_freed` is not called at present. The store goes on trying.
         """
         ...
 

@@ -1,7 +1,8 @@
 """Hears which watched keys were freed: one subscription for all waiters of a store.
 
-Pub/sub delivers a message at most once, and loses it while the subscriber is not connected. So each (re)connection
-reports `None`, after which every waiter asks again. Waiters also set a timer of their own for the lease's end.
+Pub/sub delivers a message at most once, and loses it while the subscriber is not connected. So each loss of the
+connection and each reconnection reports `None`, after which every waiter asks again. It also asks again whether the
+store listens: `start` raises while there is no subscription. Waiters set a timer of their own for the lease's end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from .scripts import pack
 
 CHANNEL = "fastdedup:settled"
 _PAUSE = 0.2
-"""Seconds between attempts to subscribe again."""
+"""Seconds from a lost subscription, or from a first attempt in vain, to the next attempt."""
+_LONGEST_PAUSE = 5.0
+"""Seconds to which the pause grows while the server lets nobody subscribe."""
+_GROWTH = 2.0
 _QUIET = 1.0
 """Seconds of silence after which a PING is sent, and seconds within which the server must answer it."""
 
@@ -51,20 +55,24 @@ class Listener:
         self._look = look
         # Mutable: the connection that is subscribed, or the last that was.
         self.connection: RedisConnection | None = None
-        # Mutable: the task that listens; a future that is done once it has subscribed; whether the server has sent
-        # anything in the present interval; was it closed, for good.
+        # Mutable: the task that listens; a future that is done while it is subscribed, and has the last error while
+        # it is not; whether the server has sent anything in the present interval; was it closed, for good.
         self._task: asyncio.Task[None] | None = None
         self._ready: asyncio.Future[None] | None = None
         self._heard = False
         self._closed = False
 
     async def start(self, on_freed: OnFreed) -> None:
-        """Subscribe, and return when that is done; at once where it is subscribed. Callers share one attempt."""
+        """Return if it is subscribed. The first callers wait for the first attempt, which they share.
+
+        Raises:
+            Exception: it is not subscribed, for this reason. It goes on trying, until it is closed.
+        """
         if self._closed:
             raise ConnectionError("the store was closed")
         if self._task is None or self._task.done() or self._ready is None:
             self._ready = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._run(on_freed, self._ready), name="fastdedup-listener")
+            self._task = asyncio.create_task(self._run(on_freed), name="fastdedup-listener")
         await asyncio.shield(self._ready)
 
     def leave(self, reason: str) -> None:
@@ -77,24 +85,43 @@ class Listener:
         self._closed = True
         if self._task is not None:
             await stop(self._task)
-        if self._ready is not None:
-            _fail(self._ready, ConnectionError("the store was closed"))
+        self._is_deaf(ConnectionError("the store was closed"))
 
-    async def _run(self, on_freed: OnFreed, ready: asyncio.Future[None]) -> None:
-        try:
-            connection = await self._subscribe(on_freed)
-        except Exception as error:  # noqa: BLE001 -- the callers of `start` get it and translate it
-            _fail(ready, error)
-            return
-        ready.set_result(None)
+    async def _run(self, on_freed: OnFreed) -> None:
+        pause = _PAUSE
         try:
             while True:
+                try:
+                    self.connection = connection = await self._subscribe(on_freed)
+                except Exception as error:  # noqa: BLE001 -- the callers of `start` get it and translate it
+                    self._is_deaf(error)
+                    await asyncio.sleep(pause)
+                    pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+                    continue
+                if self._is_subscribed():
+                    on_freed(None)
                 await self._until_ended(connection)
+                self._is_deaf(ConnectionError("the subscription to news of freed keys was lost"))
                 on_freed(None)
-                connection = await self._again(on_freed)
-                on_freed(None)
+                await asyncio.sleep(pause := _PAUSE)
         finally:
-            connection.abort("no longer listening")
+            if self.connection is not None:
+                self.connection.abort("no longer listening")
+
+    def _is_subscribed(self) -> bool:
+        """Let `start` return from now on; return True if it has raised before, so that news may have been lost."""
+        again = self._ready is not None and self._ready.done()
+        if self._ready is None or again:
+            self._ready = asyncio.get_running_loop().create_future()
+        self._ready.set_result(None)
+        return again
+
+    def _is_deaf(self, error: Exception) -> None:
+        """Let `start` raise this error from now on."""
+        if self._ready is None or self._ready.done():
+            self._ready = asyncio.get_running_loop().create_future()
+        self._ready.set_exception(error)
+        self._ready.exception()  # marks it as retrieved: the callers of `start` may have been cancelled
 
     async def _until_ended(self, connection: RedisConnection) -> None:
         """Return once the connection has ended, also by a frozen server or a cut cable, which send no sign of it."""
@@ -108,14 +135,6 @@ class Listener:
                 connection.abort("the subscription gives no sign of life")
                 return
             await self._look()
-
-    async def _again(self, on_freed: OnFreed) -> RedisConnection:
-        while True:
-            await asyncio.sleep(_PAUSE)
-            try:
-                return await self._subscribe(on_freed)
-            except Exception:  # noqa: BLE001 -- whatever the error, until then the waiters rely on their timers
-                continue
 
     async def _subscribe(self, on_freed: OnFreed) -> RedisConnection:
         def on_push(message: Any) -> None:
@@ -132,11 +151,4 @@ class Listener:
         except BaseException:
             connection.abort("cannot subscribe")
             raise
-        self.connection = connection
         return connection
-
-
-def _fail(ready: asyncio.Future[None], error: Exception) -> None:
-    if not ready.done():
-        ready.set_exception(error)
-        ready.exception()  # marks it as retrieved: the callers of `start` may have been cancelled

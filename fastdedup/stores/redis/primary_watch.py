@@ -23,8 +23,6 @@ _PERIOD = 1.0
 """Seconds from one question to the next. The question costs each sentinel two short commands over an open link."""
 _ANSWER = 0.5
 """Seconds that a sentinel has for its answer, and for a new connection."""
-_PAUSE = 5.0
-"""Seconds between attempts to subscribe, where no sentinel lets this login subscribe."""
 _ANNOUNCEMENT = "+switch-master"
 
 
@@ -44,9 +42,8 @@ class PrimaryWatch:
         self._links = [Reconnector(partial(_dial, sentinel)) for sentinel in target.sentinels]
         self._sentinels = target.sentinels
         self._listener = Listener(self._dial_any, _ANSWER, channel=_ANNOUNCEMENT)
-        # Mutable: the task that asks; when to try to subscribe again, in the loop's time; set to ask at once.
+        # Mutable: the task that asks; set to ask at once.
         self._task: asyncio.Task[None] | None = None
-        self._subscribe_at = 0.0
         self._woken = asyncio.Event()
 
     def start(self) -> None:
@@ -96,15 +93,10 @@ class PrimaryWatch:
             self._leave_others(self._latest.known.address)
 
     async def _subscribe(self) -> None:
-        """Subscribe to the announcements of one sentinel; at once where it is subscribed."""
-        now = asyncio.get_running_loop().time()
-        if now < self._subscribe_at:
-            return
-        try:
+        """Subscribe to the announcements of one sentinel. The questions go on without the subscription."""
+        with suppress(Exception):
             async with asyncio.timeout(_ANSWER):
                 await self._listener.start(self._announced)
-        except Exception:  # noqa: BLE001 -- whatever the error, the questions go on without the subscription
-            self._subscribe_at = now + _PAUSE
 
     def _announced(self, message: bytes | None) -> None:
         """Ask at once: a sentinel has announced a failover, or announcements may have been lost (None)."""

@@ -283,13 +283,20 @@ class RunCall:
 
 
 class SidecarListener(Listener):
-    """Hears of freed keys from a sidecar, instead of from Redis."""
+    """Hears of freed keys from a sidecar, instead of from Redis.
+
+    The sidecar says that it missed news, also when it loses its own subscription. Then it is asked if it listens.
+    """
 
     async def _subscribe(self, on_freed: Callable[[bytes | None], None]) -> RedisConnection:
         def on_push(message: Any) -> None:
             self._heard = True
-            if isinstance(message, list) and message[:1] == [b"freed"]:
+            if isinstance(message, Exception):
+                connection.abort(f"the sidecar does not listen: {message}")
+            elif isinstance(message, list) and message[:1] == [b"freed"]:
                 on_freed(message[1])
+                if message[1] is None:
+                    connection.post(pack("FD.LISTEN"))
 
         connection = await self._connect(on_push)
         try:
