@@ -1,6 +1,7 @@
 """``python -m fastdedup`` and the ``fastdedup`` command; the command line itself is `fastdedup.cli.main`."""
 
 import sys
+from io import TextIOWrapper
 
 
 def main() -> None:
@@ -14,6 +15,10 @@ def main() -> None:
             f"fastdedup: the command line needs {error.name}: pip install 'fastdedup[cli]'", file=sys.stderr
         )
         sys.exit(2)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # a key may have what this terminal or pipe cannot take
     cli(prog_name="fastdedup")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -72,6 +73,12 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     """Return what a coroutine returns, in an event loop of its own."""
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(main)
+
+
+def ask(main: Coroutine[Any, Any, T]) -> T:
+    """Return what a coroutine returns that asks a gate once. The command prints its error, so no log line does."""
+    logging.getLogger("fastdedup").addHandler(logging.NullHandler())
+    return run(main)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

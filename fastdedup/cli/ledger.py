@@ -17,7 +17,7 @@ from ..gateway import Dedup
 from ..ledger import Ledger, read_form
 from ..model import LedgerResize, LedgerStats
 from ..protocol.ledger_forms import LedgerForm
-from .gate import gate_options, run
+from .gate import ask, gate_options
 from .inbox import Duration, shown
 from .tables import facts_table
 from .terminal import bar_console
@@ -77,7 +77,7 @@ def create(
     settings |= {"dense": dense}
     if width is not None:
         settings |= {"width": int(width), "exact": int(width) > _NARROW}
-    founded = run(_created(Dedup(url, namespace=namespace), name, settings))
+    founded = ask(_created(Dedup(url, namespace=namespace), name, settings))
     if as_json:
         _print_json({"name": name, "founded": founded})
     elif founded:
@@ -91,7 +91,7 @@ def create(
 @gate_options(namespace="fastdedup", json="an object, or null where there is none")
 def stats(name: str, url: str, namespace: str, as_json: bool) -> None:
     """Show what the ledger NAME holds, from at most 1,000 of its buckets; exits with 1 if there is no such ledger."""
-    found = run(_stats(Dedup(url, namespace=namespace), name))
+    found = ask(_stats(Dedup(url, namespace=namespace), name))
     if as_json:
         _print_json(None if found is None else asdict(found))
     elif found is not None:
@@ -120,7 +120,7 @@ def resize(name: str, capacity: int, until: str, url: str, namespace: str, as_js
     Services with the former capacity go on; change it with their next release. All of them must be of a version
     that knows resizing. Not for a ledger that claims use (remember=).
     """
-    found = run(_resized(Dedup(url, namespace=namespace), name, capacity, until, as_json))
+    found = ask(_resized(Dedup(url, namespace=namespace), name, capacity, until, as_json))
     if found is None:
         click.echo(f"There is no ledger {name!r} in namespace {namespace!r}.", err=True)
         raise SystemExit(1)

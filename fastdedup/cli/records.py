@@ -21,7 +21,7 @@ from ..model import Listing, Record, State
 from ..protocol.owners import is_drawn, owner_field
 from ..sidecar import client
 from ..web.inspection import AnyCodec, web_namespace, with_parts
-from .gate import gate_options, run
+from .gate import ask, gate_options
 from .inbox import Duration
 from .ledger import of_form
 from .record_place import RecordPlace, is_default, namespace_if_given, place_of, place_options
@@ -41,7 +41,7 @@ def inspect(socket: Path | None, url: str, namespace: str, as_json: bool, **name
     namespace = place.within(namespace)
     remembered: bool | None = None
     if socket is None:
-        record, remembered = run(_read(Dedup(url, namespace=namespace, codec=AnyCodec()), place))
+        record, remembered = ask(_read(Dedup(url, namespace=namespace, codec=AnyCodec()), place))
     else:
         where = namespace_if_given(namespace)
         if place.ledger is not None:
@@ -72,7 +72,7 @@ def forget(
     place = place_of(**named)
     namespace = place.within(namespace)
     if socket is None:
-        forgotten = run(_forget(Dedup(url, namespace=namespace), place, reason))
+        forgotten = ask(_forget(Dedup(url, namespace=namespace), place, reason))
     else:
         where = namespace_if_given(namespace)
         if place.ledger is not None:
@@ -163,7 +163,7 @@ def list_records(
     namespace = web_namespace(namespace) if http else namespace
     wanted |= {"older": older.total_seconds(), "within": max(within.total_seconds(), 0.001)}
     if socket is None:
-        found = run(_listed(Dedup(url, namespace=namespace), wanted))
+        found = ask(_listed(Dedup(url, namespace=namespace), wanted))
     else:
         found = client.list_records(socket, namespace_if_given(namespace), **wanted)
     if as_json:
