@@ -71,6 +71,13 @@ class EphemeralClaims:
         """Leave alone a claim whose client had gone: its owner asks for it again."""
         self.releases.keep(holding)
 
+    def won_again(self, holding: Holding, client: Holdings | None) -> None:
+        """Leave alone a claim that its owner has won again without EPHEMERAL, by another connection than `client`."""
+        self.releases.keep(holding)
+        former = self.holders.get(holding)
+        if former is not None and former is not client:
+            former.remove(holding)
+
 
 class Holdings:
     """The EPHEMERAL claims of one client."""

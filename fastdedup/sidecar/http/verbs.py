@@ -118,10 +118,14 @@ async def claim(namespaces: Namespaces, ask: models.ClaimRequest, client: Client
     dedup = namespaces.root if ask.namespace is None else namespaces.dedup(ask.namespace)
     if ask.wait:
         call = dedup.claim(ask.key, **_options(ask))
-        return _waited(dedup, await client.unless_gone(_wait(call)), ask.owner is not None)
+        return _won(namespaces, dedup, await client.unless_gone(_wait(call)), ask.owner is not None)
     op = claim_op(dedup, ask)
     op.named = ask.owner is not None
+    if op.named:
+        namespaces.ephemeral.claimed_again((dedup, op.wire, op.owner))
     verdict = await dedup._namespace.ask.claim(op)
+    if op.named and verdict.outcome is _ACQUIRED:
+        namespaces.ephemeral.won_again((dedup, op.wire, op.owner), None)
     return claimed(dedup, op.wire, op.owner, op.named, verdict)
 
 
@@ -130,7 +134,8 @@ async def _claim_remembered(
 ) -> HttpAnswer:
     served = namespaces.ledgers.find(ledger, ask.namespace)
     call = served.claim(ask.key, **_options(ask))
-    return _waited(served.dedup, await client.unless_gone(served.answered(call)), ask.owner is not None)
+    answer = await client.unless_gone(served.answered(call))
+    return _won(namespaces, served.dedup, answer, ask.owner is not None)
 
 
 def _options(ask: models.ClaimRequest) -> dict[str, Any]:
@@ -196,6 +201,13 @@ def claimed(dedup: Dedup, wire: bytes, owner: bytes, named: bool, verdict: Verdi
 
 async def _wait(call: Awaitable[Claim]) -> Claim:
     return await call
+
+
+def _won(namespaces: Namespaces, dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:
+    """Return the answer for a claim; one that a named owner has won does not end with another connection."""
+    if named and answer.acquired:
+        namespaces.ephemeral.won_again((dedup, *answer._hold), None)
+    return _waited(dedup, answer, named)
 
 
 def _waited(dedup: Dedup, answer: Claim, named: bool) -> HttpAnswer:

@@ -116,6 +116,8 @@ async def claim_in_task(
     """Make a claim that takes a task; return the reply."""
     if not ephemeral:
         answer = await call()
+        if answer.acquired:
+            connection.namespaces.ephemeral.won_again((dedup, *answer._hold), connection.holdings)
     else:
         connection.holdings.ask()
         try:
