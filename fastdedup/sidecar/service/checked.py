@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import grp
+import os
 import pwd
 import re
 from pathlib import Path
@@ -15,6 +16,9 @@ from ...errors import ConfigError
 from ...keys import check_namespace
 from ...stores import make_store
 from .addresses import split_address
+
+_MOST_SOCKET_PATH = 107
+"""Bytes of a Unix socket's path: Linux' sun_path has 108, with a zero at its end."""
 
 
 def _no_flag(value: Any) -> Any:
@@ -43,6 +47,16 @@ def _tcp(value: str) -> str:
 
 def _absolute(value: Path) -> Path:
     return value.expanduser().absolute()
+
+
+def _socket_path(value: Path) -> Path:
+    path = _absolute(value)
+    size = len(os.fsencode(path))
+    if size > _MOST_SOCKET_PATH:
+        raise ValueError(
+            f"the path of a socket has at most {_MOST_SOCKET_PATH} bytes, got {size}: use a shorter folder"
+        )
+    return path
 
 
 def _readable(value: Path) -> Path:
@@ -88,5 +102,5 @@ Gid = Annotated[int, BeforeValidator(_group), Field(ge=0)]
 Mode = Annotated[int, BeforeValidator(_mode)]
 StoreUrl = Annotated[str, AfterValidator(_url), Field(repr=False)]
 TcpAddress = Annotated[str, AfterValidator(_tcp)]
-AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
+SocketPath = Annotated[Path, AfterValidator(_socket_path)]
 ReadableFile = Annotated[Path, AfterValidator(_readable)]

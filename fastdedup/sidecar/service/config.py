@@ -30,13 +30,13 @@ from ...stores.base import Credentials, Login
 from ..limits import Limits
 from ..paths import default_socket
 from .checked import (
-    AbsolutePath,
     Count,
     CountOrZero,
     Gid,
     Name,
     ReadableFile,
     Seconds,
+    SocketPath,
     StoreUrl,
     TcpAddress,
     Uid,
@@ -76,7 +76,7 @@ class Config(BaseSettings):
     or redis+cluster://, as in redis://localhost:6379/0. Take `password_file` rather than a password in it."""
     password_file: ReadableFile | None = None
     """A file with the password of the store's user; it is read anew for each connection. The URL then has none."""
-    socket: AbsolutePath = Field(default_factory=default_socket)
+    socket: SocketPath = Field(default_factory=default_socket)
     """Where to listen. The socket is made with mode 0660: its user and group may connect."""
     namespace: Name = "fastdedup"
     """The namespace of requests that name no other one; a prefix of every key."""

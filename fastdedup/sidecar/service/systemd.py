@@ -22,7 +22,13 @@ def inherited() -> socket.socket | None:
         return None
     if os.environ.get("LISTEN_FDS") != "1":
         raise ConfigError(f"systemd passed {os.environ.get('LISTEN_FDS')} sockets, fastdedup serves one")
-    listener = socket.socket(fileno=_FIRST)
+    try:
+        listener = socket.socket(fileno=_FIRST)
+    except OSError as error:
+        raise ConfigError(
+            f"LISTEN_FDS says that systemd passed a socket, but descriptor {_FIRST} is none ({error.strerror}): "
+            "start the sidecar by its socket unit, or without LISTEN_FDS"
+        ) from None
     if listener.type != socket.SOCK_STREAM:
         raise ConfigError(
             "systemd passed a socket that is not a stream socket: use ListenStream= in the socket unit"

@@ -15,7 +15,7 @@ from ...keys import check_namespace
 from ...protocol.ledger_views import LEAST_WINDOW, MOST_CAPACITY, check_width
 from ..access import READING, VERBS, Access, SocketVerb
 from ..limits import Limits
-from .checked import AbsolutePath, Count, Gid, Mode, Name, Rate, Seconds, Uid
+from .checked import Count, Gid, Mode, Name, Rate, Seconds, SocketPath, Uid
 
 
 class ConfigTable(BaseModel):
@@ -124,7 +124,7 @@ LedgerName = Annotated[str, AfterValidator(_ledger_name)]
 class SocketConfig(ConfigTable):
     """A further socket, `[[sockets]]`: a boundary between its clients and those of all other sockets."""
 
-    path: AbsolutePath
+    path: SocketPath
     mode: Mode = 0o660
     owner: Uid | None = None
     """The user who owns the file, by number or name. Left out: the sidecar's own."""
