@@ -123,8 +123,9 @@ def test_nothing_inside_a_refused_multi_runs(sidecar: Sidecar) -> None:
             transaction.execute()
         assert ask.execute_command("FD.GET", "in-multi") is None  # on the same connection: EXEC has ended it
         for end in ("DISCARD", "RESET"):
-            with pytest.raises(redis.ResponseError, match="there is no MULTI"):
-                ask.execute_command("MULTI")
+            assert ask.execute_command(
+                "MULTI"
+            )  # an error here would be the end of it to phpredis, which sends no EXEC
             with pytest.raises(redis.ResponseError, match="not run"):
                 ask.execute_command("FD.CLAIM", "in-multi")
             ask.execute_command(end)

@@ -21,6 +21,7 @@ import orjson
 
 from ...events import log
 from ...web.problems import ProblemType
+from ..hangup import hung_up
 from ..limits import Limits
 from ..reply_memory import ReplyMemory
 from ..request_memory import PLACE, RequestShare
@@ -193,6 +194,14 @@ class HttpProtocol(asyncio.Protocol):
         else:
             log.error("a request failed while it was read", exc_info=fault)
             self._end(problems.INTERNAL)
+
+    def eof_received(self) -> bool:
+        """Answer what the client has asked, if it still reads; it sends nothing more (asyncio calls this)."""
+        latest = self._latest
+        if hung_up(self.transport) or not self._whole or latest is None or latest.answered:
+            return False
+        latest.keep_alive = False
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release the claims of an answer that the client surely did not get (asyncio calls this)."""

@@ -25,28 +25,30 @@ from .reply_places import ReplyPlace
 
 
 def multi(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`MULTI`: refused, and so is all up to `EXEC` or `DISCARD`. Without that, what stands in it would run."""
+    """`MULTI`: all up to `EXEC` or `DISCARD` is refused. Without that, what stands in it would run.
+
+    The reply is OK, as Redis's: a client that gets an error here (phpredis) sends no EXEC or DISCARD, so that all its
+    further commands would be refused.
+    """
     connection.answer_only(_BEHIND_MULTI)
-    raise ConfigError("there is no MULTI: nothing runs until EXEC or DISCARD; send a pipeline instead")
+    return OK
 
 
 def execute(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`EXEC` behind a refused MULTI: nothing was run."""
+    """`EXEC` behind a MULTI: nothing was run."""
     connection.answer_only(None)
-    return error("EXECABORT", "Transaction discarded because of previous errors.")
+    return error("EXECABORT", "Transaction discarded: there is no MULTI, send a pipeline instead.")
 
 
 def discard(connection: RespConnection, command: list[bytes]) -> bytes:
-    """`DISCARD` behind a refused MULTI, or `RESET`."""
+    """`DISCARD` behind a MULTI, or `RESET`."""
     connection.answer_only(None)
     return b"+RESET\r\n" if command[0].upper() == b"RESET" else OK
 
 
 def skip(connection: RespConnection, command: list[bytes]) -> bytes:
-    """Any other command behind a refused MULTI: it is not run."""
-    raise ConfigError(
-        "not run, as it stands in a MULTI, which the sidecar refuses: send DISCARD, then a pipeline"
-    )
+    """Any other command behind a MULTI: it is not run."""
+    raise ConfigError("not run: there is no MULTI, and this stands in one: send DISCARD, then a pipeline")
 
 
 # The table

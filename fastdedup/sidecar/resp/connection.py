@@ -17,6 +17,7 @@ from typing import Any, cast
 from ...gateway import Dedup
 from ..counters import is_bad
 from ..ephemeral import Holdings
+from ..hangup import hung_up
 from ..namespaces import Namespaces
 from ..releases import Holding
 from ..reply_memory import LARGE
@@ -24,7 +25,6 @@ from ..request_memory import PLACE, RequestShare
 from ..turns import TaskLine
 from .errors import error_reply
 from .frames import FrameError, Frames, error
-from .hangup import hung_up
 from .large import LargeReplies, LargeReply
 from .reply_places import ReplyPlace, Slot, TaskCommand, Work
 
@@ -62,7 +62,7 @@ class RespConnection(asyncio.Protocol):
         self._in_flight = limits.in_flight  # read for each command
         self._room = limits.frame  # the bytes of unanswered commands, after which no further ones are read
         self._frames = Frames(max_bytes=limits.frame, max_arguments=limits.arguments)
-        # Mutable: the commands that are answered now: all, or, inside a MULTI, which is refused, those that end it.
+        # Mutable: the commands that are answered now: all, or, inside a MULTI, those that end it.
         self._commands = commands
         # Mutable: the commands that run in a later turn of the loop; the unanswered ones, in order; the tasks under
         # way; the claims to release when the client goes; the bytes of commands since all were answered.
