@@ -187,8 +187,8 @@ def test_a_failure_to_release_does_not_hide_the_applications_own(monkeypatch: py
             shop.post()
 
 
-@pytest.mark.parametrize(("status", "marks"), [(201, {"idempotency-stored"}), (500, set())])
-def test_a_response_is_sent_though_the_gate_was_closed(redis_url: str, status: int, marks: set[str]) -> None:
+@pytest.mark.parametrize("status", [201, 500])
+def test_a_response_is_stored_though_the_gate_was_closed(redis_url: str, status: int) -> None:
     with Dedup(redis_url, namespace="t", timeout=5.0) as dedup:
         shop = Shop("bare", dedup)
 
@@ -198,7 +198,7 @@ def test_a_response_is_sent_though_the_gate_was_closed(redis_url: str, status: i
 
         shop.handler = handler
         answer = shop.post()
-        assert (answer.status, answer.marks) == (status, marks)
+        assert (answer.status, answer.marks) == (status, set())
 
 
 class Interrupted(BaseException):
