@@ -25,7 +25,6 @@ from .errors import (
     ShortfallError,
     UnavailableError,
     UsageError,
-    error_text,
 )
 from .gate.connection import LONGEST_PAUSE
 from .gate.namespace import Namespace
@@ -93,6 +92,7 @@ class Claim:
         "_told_lost",
         "_trace",
         "_unstorable",
+        "_unstorable_ms",
         "_unsure",
         "_verdict",
     )
@@ -114,6 +114,8 @@ class Claim:
     """How it was settled without a reply: each of these may have taken effect."""
     _unstorable: str
     """The type of the error by which the last result cannot be stored, "" where it can; set once one was given."""
+    _unstorable_ms: int
+    """For how many milliseconds that result would have been remembered."""
 
     def __init__(self, namespace: Namespace, call: ClaimOp, verdict: Verdict) -> None:
         self._namespace = namespace
@@ -192,7 +194,7 @@ class Claim:
         """The recorded error where the outcome is FAILED; a fresh copy each time."""
         if self.outcome is not Outcome.FAILED:
             return None
-        return codec.decode(self._namespace.settings.codec, self._verdict.payload, self.key)
+        return codec.decode_error(self._namespace.settings.codec, self._verdict.payload, self.key)
 
     @property
     def lease(self) -> float | None:
@@ -291,11 +293,10 @@ class Claim:
     ) -> None:
         """Record a failure for good: every duplicate gets `error` for `ttl` seconds (`failure_ttl` by default).
 
-        For a failure that a retry may mend, `release` instead. An exception is recorded as its
-        type's name and its text. Raises as `complete`.
+        For a failure that a retry may mend, `release` instead. An exception is recorded as its type's name and its
+        text, which is cut to fit into `max_result`. Any other error must be JSON-able: it does not pass through
+        `codec=`. Raises as `complete`.
         """
-        if isinstance(error, BaseException):
-            error = {"type": type(error).__name__, "message": error_text(error)}
         until = settle_until(within)
         await self._finish("failed", self._outcome_op("failed", error, ttl), until)
 
@@ -329,24 +330,35 @@ class Claim:
 
     # Settling
 
-    def _outcome_op(self, how: str, value: Any, ttl: Seconds | None) -> SettleOp:
+    def _outcome_op(
+        self, how: str, value: Any, ttl: Seconds | None, *, done_ms: int | None = None
+    ) -> SettleOp:
+        """Return the operation that records an outcome.
+
+        `done_ms`: for a failure whose work was done, or may have been: milliseconds for which it is remembered.
+        """
         self._check_live(how)
         self._settling = True
         succeeded = how == "completed"
         settings = self._namespace.settings
-        if ttl is None:
+        if ttl is not None:
+            keep_ms = milliseconds(ttl, "ttl")
+        elif done_ms is not None:
+            keep_ms = done_ms
+        elif not succeeded:
+            keep_ms = round(settings.failure_ttl * 1000)
+        else:
             # A claim's own ttl is what its terms keep beyond the lease.
             terms = self._call.terms
-            keep_ms = terms.keep_ms - terms.lease_ms if succeeded else round(settings.failure_ttl * 1000)
-            if succeeded and terms.remembered:
-                keep_ms = ECHO_MS
-        else:
-            keep_ms = milliseconds(ttl, "ttl")
+            keep_ms = ECHO_MS if terms.remembered else terms.keep_ms - terms.lease_ms
         self._unstorable = ""
         try:
-            payload = codec.encode(settings.codec, value, settings.max_result)
+            if succeeded:
+                payload = codec.encode(settings.codec, value, settings.max_result)
+            else:
+                payload = codec.encode_error(settings.codec, value, settings.max_result)
         except (ResultError, ResultTooLargeError) as error:
-            self._unstorable = type(error).__name__  # not the error, whose traceback leads back to this claim
+            self._note_unstorable(error, keep_ms, succeeded=succeeded)
             raise
         if succeeded and self._call.terms.remembered:
             return self._remembered_op(keep_ms, payload)
@@ -358,6 +370,19 @@ class Claim:
             keep_ms=keep_ms,
             payload=payload,
         )
+
+    def _note_unstorable(self, error: DedupError, keep_ms: int, *, succeeded: bool) -> None:
+        self._unstorable = type(error).__name__  # not the error, whose traceback leads back to this claim
+        in_ledger = succeeded and self._call.terms.remembered
+        self._unstorable_ms = max(keep_ms, self._success_ms()) if in_ledger else keep_ms
+
+    def _success_ms(self) -> int:
+        """Return for how many milliseconds a success is remembered, in the ledger where there is one."""
+        terms = self._call.terms
+        if terms.remembered:
+            ledger = cast(RememberedClaimOp, self._call).ledger_terms
+            return ledger.window_ms + ledger.slot_us // 1000 + 1  # until the slot after the window is over
+        return terms.keep_ms - terms.lease_ms
 
     def _remembered_op(self, keep_ms: int, payload: bytes) -> RememberedSettleOp:
         """Return the operation that lets the ledger remember the key, and keeps the record for a moment."""
@@ -450,6 +475,10 @@ class Claim:
         except BaseException as error:
             if isinstance(error, UnavailableError):
                 self._note_unsure(how)
+            if isinstance(error, ResultTooLargeError) and isinstance(
+                op, SettleOp
+            ):  # a sidecar's limit is lower
+                self._note_unstorable(error, op.keep_ms, succeeded=op.succeeded)
             if self._settled == how:
                 self._settled = None
             raise
@@ -632,13 +661,17 @@ class Claim:
             return
         if error is not None and self._settling:
             if self._unstorable:  # whatever the body has made of that error
-                await self._fail_for_its_result(self._unstorable)
+                with contextlib.suppress(DedupError):
+                    await asyncio.shield(self._namespace.connection.keep(self._record_unstorable()))
             return
         if self._lost:
             if error is None:
                 raise self._lost_error()
             return
         if error is None and not release and not self._may_be("released"):
+            if self._settling and self._unstorable:  # None is not what the body has returned
+                await self._record_unstorable()
+                return
             await self.complete()  # where this task is cancelled, recording goes on by itself
             return
         # Not tied to this task: cancelling it leaves the settling to finish by itself.
@@ -676,18 +709,23 @@ class Claim:
         except UnavailableError:
             self._namespace.connection.undo.add(self._call, self.fence, free_at)
 
-    async def _fail_for_its_result(self, why: str) -> None:
-        settling = self._namespace.connection.keep(self._record_unstorable(why))
-        with contextlib.suppress(DedupError):
-            await asyncio.shield(settling)
-
-    async def _record_unstorable(self, why: str) -> None:
-        """Record that the result cannot be stored: the effect has happened, and must not run again for its sake."""
+    async def _record_unstorable(self) -> None:
+        """Record that the last result cannot be stored; raises as `complete`. See `_fail_as_done`."""
+        error, done_ms = {"type": self._unstorable, "message": codec.UNSTORABLE}, self._unstorable_ms
         # Either is raised where `max_result` is that small, or where the codec takes no such thing.
         with contextlib.suppress(ResultError, ResultTooLargeError):
-            await self.fail({"type": why, "message": "the result cannot be stored"})
+            await self._fail_as_done(error, done_ms)
             return
-        await self.fail()
+        await self._fail_as_done(None, done_ms)
+
+    async def _fail_as_done(self, error: Any, done_ms: int | None = None) -> None:
+        """Record an error in place of a result, for work that was done or may have been; raises as `complete`.
+
+        It is remembered as long as a success (or for `done_ms` milliseconds), because the work must not run again.
+        Every face records such work by this.
+        """
+        keep_ms = self._success_ms() if done_ms is None else done_ms
+        await self._finish("failed", self._outcome_op("failed", error, None, done_ms=keep_ms))
 
     # For the library's own integrations
 

@@ -26,6 +26,12 @@ class Codec(Protocol):
         ...
 
 
+UNSTORABLE = "the work is done, and its result cannot be stored"
+"""The message of an error that is recorded in place of a result."""
+_TEXT_LIMIT = 8
+"""A character takes at most 6 bytes of JSON: a text of an eighth of the limit fits."""
+
+
 class JSONCodec:
     """Uses orjson: JSON values, and dataclasses, datetimes, UUIDs and enums, which come back as JSON."""
 
@@ -122,3 +128,71 @@ def decode(codec: Codec, payload: bytes, key: str) -> Any:
         f"raised {kind}, so another codec has stored it: give Dedup that codec=; a web key's response is shown by "
         "get_request of fastdedup.web.inspection. Forget the key only to let its work run again"
     )
+
+
+# Errors
+
+
+def stores_errors(codec: Codec) -> bool:
+    """True for a codec of this library that stores errors as it stores results: web responses, a sidecar's bytes."""
+    return bool(getattr(codec, "stores_errors", False))
+
+
+def described(error: Any) -> Any:
+    """Return the type's name and the text of an exception, as JSON can hold them; any other error as it is.
+
+    The text comes from the user's code: if that raises, the error is recorded all the same.
+    """
+    if not isinstance(error, BaseException):
+        return error
+    kind, text = type(error).__name__, error_text(error)
+    return {"type": _plain(kind), "message": _plain(text)}
+
+
+def is_unstorable(error: Any) -> bool:
+    """True for an error that stands in place of a result that cannot be stored: the work is done."""
+    return isinstance(error, dict) and error.get("message") == UNSTORABLE
+
+
+def _plain(text: str) -> str:
+    return text.encode(errors="backslashreplace").decode()
+
+
+def encode_error(codec: Codec, error: Any, limit: int) -> bytes:
+    """Return the payload for an error: JSON, whatever the codec of the results is.
+
+    The text of an exception is cut to fit.
+
+    Raises:
+        ResultError: the error is no exception, and JSON cannot hold it.
+        ResultTooLargeError: the error is no exception, and its payload has more than `limit` bytes.
+    """
+    if stores_errors(codec):
+        return encode(codec, described(error), limit)
+    if not isinstance(error, BaseException):
+        return encode(_ERRORS, error, limit)
+    facts = described(error)
+    try:
+        return encode(_ERRORS, facts, limit)
+    except ResultTooLargeError:
+        facts["message"] = facts["message"][: limit // _TEXT_LIMIT]
+    try:
+        return encode(_ERRORS, facts, limit)
+    except ResultTooLargeError:
+        return b""
+
+
+def decode_error(codec: Codec, payload: bytes, key: str) -> Any:
+    """Return the error of a payload; raises as `decode`.
+
+    Version 0.1.0 has stored errors by the codec of the results. What is not JSON is one of these.
+    """
+    if payload and not stores_errors(codec):
+        try:
+            return orjson.loads(payload)
+        except orjson.JSONDecodeError:
+            pass
+    return decode(codec, payload, key)
+
+
+_ERRORS = JSONCodec()

@@ -154,7 +154,7 @@ async def settled(claim: Claim, answer: Resolution) -> Claim:
     if answer.kind is Resolved.NOT_DONE:
         return claim
     done = answer.kind is Resolved.DONE
-    await (claim.complete(answer.value) if done else claim.fail(answer.value))
+    await (claim.complete(answer.value) if done else claim._fail_as_done(answer.value))
     return replayed(claim, answer.value, succeeded=done)
 
 
@@ -162,11 +162,12 @@ def replayed(claim: Claim, value: Any, *, succeeded: bool) -> Claim:
     """Return the answer that a duplicate of this claim gets from now on."""
     namespace, former = claim._namespace, claim._verdict
     settings = namespace.settings
+    encode = codec.encode if succeeded else codec.encode_error
     found = Verdict(
         Outcome.SUCCEEDED if succeeded else Outcome.FAILED,
         fence=former.fence,
         attempt=former.attempt,
-        payload=codec.encode(settings.codec, value, settings.max_result),
+        payload=encode(settings.codec, value, settings.max_result),
         degraded=former.degraded,
     )
     return Claim(namespace, claim._call, found)

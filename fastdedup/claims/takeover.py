@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from ..codec import described
 from ..downstream import downstream_key
-from ..errors import error_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,5 @@ class Resolution:
 
     @classmethod
     def unknown(cls, error: Any = "unknown whether the work was done") -> Resolution:
-        """Return "nobody can know": the claim fails for good with this error, and somebody must look into it."""
-        if isinstance(error, BaseException):
-            error = {"type": type(error).__name__, "message": error_text(error)}
-        return cls(Resolved.UNKNOWN, error)
+        """Return "nobody can know": the claim fails with this error for its `ttl`, and somebody must look into it."""
+        return cls(Resolved.UNKNOWN, described(error))

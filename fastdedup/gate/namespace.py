@@ -151,7 +151,9 @@ class Namespace:
             return machine_record(key, stored)
         if not isinstance(stored, Stored) or stored.state not in _STATES:
             raise foreign(key)
-        state, value = _STATES[stored.state], codec.decode(self.settings.codec, stored.payload, key)
+        state = _STATES[stored.state]
+        decode = codec.decode_error if state is State.FAILED else codec.decode
+        value = decode(self.settings.codec, stored.payload, key)
         owner, now = owner_text(stored.owner), self.connection.store_time_us if now_us is None else now_us
         return Record(
             key=key,

@@ -20,8 +20,9 @@ except ImportError as error:
 
 from ..checks import Seconds
 from ..claims.takeover import Resolution, Takeover
+from ..codec import UNSTORABLE
 from ..downstream import claimed_work
-from ..errors import ConfigError, FailedError, InProgressError, error_text
+from ..errors import ConfigError, FailedError, InProgressError, ResultError, error_text
 from ..messages.arguments import ArgumentsRule
 from ..messages.blocking import WAIT, Attempt, BlockingWay, check_gate
 from ..messages.decisions import Action, Decision
@@ -239,7 +240,12 @@ def _work(task: DedupTask, attempt: Attempt, args: Any, kwargs: Any) -> Any:
     except BaseException:
         attempt.free()
         raise
-    attempt.succeed(_packed(task, result))
+    try:
+        packed = _packed(task, result)
+    except ResultError as error:
+        attempt.succeed_without_result(error)
+    else:
+        attempt.succeed(packed)
     return result
 
 
@@ -247,9 +253,9 @@ def _answer(task: DedupTask, decision: Decision) -> Any:
     """Return or raise for a duplicate what the first run did."""
     error = decision.error
     if isinstance(error, FailedError):
-        raise (
-            task.backend.exception_to_python(error.error) if isinstance(error.error, dict) else None
-        ) or error
+        told = error.error
+        is_celerys = isinstance(told, dict) and "exc_type" in told
+        raise (task.backend.exception_to_python(told) if is_celerys else None) or error
     if error is not None:
         raise error
     return _unpacked(task, decision.result)
@@ -264,14 +270,18 @@ def _recorded(app: Any, error: BaseException) -> Any:
 
 
 def _packed(task: DedupTask, result: Any) -> Any:
-    """Return a result in the form that its backend keeps, so that a duplicate's caller gets the same types."""
+    """Return a result in the form that its backend keeps, so that a duplicate's caller gets the same types.
+
+    Raises:
+        ResultError: the backend cannot keep it.
+    """
     if result is None:
         return None
     try:
         text = task.backend.encode(result)
-    except Exception as error:  # noqa: BLE001 -- Celery itself reports what it cannot encode, after this
+    except Exception as error:
         log.warning("task %r: a result is not kept: %s", task.name, error_text(error, repr))
-        return None
+        raise ResultError(UNSTORABLE) from error
     return {"base64": base64.b64encode(text).decode()} if isinstance(text, bytes) else text
 
 

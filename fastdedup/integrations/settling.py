@@ -6,7 +6,14 @@ import asyncio
 from typing import Final
 
 from ..claim import Claim
-from ..errors import ClaimLostError, DedupError, ResultTooLargeError, UnavailableError, UsageError
+from ..errors import (
+    ClaimLostError,
+    DedupError,
+    ResultError,
+    ResultTooLargeError,
+    UnavailableError,
+    UsageError,
+)
 from ..web.answers import Settling
 from ..web.recorder import Marks, Recorder
 from ..web.response import Response
@@ -55,14 +62,20 @@ async def record(claim: Claim, how: Settling, response: Response, *, within: flo
             await claim.complete(response, within=within)
         else:
             await claim.fail(response, within=within)
-    except ResultTooLargeError:  # its headers are too large
+    except (ResultError, ResultTooLargeError):  # its headers are too large
         smaller = response.without_content()
     else:
         return
-    if how is _COMPLETE:
-        await claim.complete(smaller, within=within)
+    try:
+        if how is _COMPLETE:
+            await claim.complete(smaller, within=within)
+        else:
+            await claim.fail(smaller, within=within)
+    except (ResultError, ResultTooLargeError):
+        pass  # not awaited here: compiled by mypyc, that crashes if it is cancelled
     else:
-        await claim.fail(smaller, within=within)
+        return
+    await claim._record_unstorable()
 
 
 async def _record_after_all(claim: Claim, how: Settling, response: Response) -> None:

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from ..checks import named
+from ..claim import Claim as AsyncClaim
 from ..claims.resolving import check_resolve
 from ..claims.takeover import Resolved
 from ..errors import (
@@ -30,7 +31,7 @@ from ..sync.ledger import Ledger
 from ..sync.resolving import SyncCheck, asked
 from .decisions import Action, Decision, Reason
 from .failed_attempts import FailedAttempts
-from .rules import MessageRules, abandoned
+from .rules import MessageRules, abandoned, may_be_done
 
 WAIT: Final = 1.0
 """Seconds to wait in a worker's slot for a twin at work, by default. Asyncio's consumers have no slots."""
@@ -105,8 +106,13 @@ class Attempt:
                 self.claim.complete(result if self._rules.keep_result else None)
             except (ResultError, ResultTooLargeError) as error:
                 log.warning("task %r: a result is not kept: %s", self._rules.consumer, error)
-                self.claim.complete(None)
+                self.claim.say(AsyncClaim._record_unstorable)
         return decision
+
+    def succeed_without_result(self, error: ResultError) -> None:
+        """Record that the work is done, and that duplicates get this error in place of its result."""
+        with suppress(DedupError):
+            self.claim.say(lambda claim: claim._fail_as_done(error))
 
     def fail(self, error: BaseException) -> Decision:
         """Free the key for the next attempt; after the last one record the failure, for duplicates."""
@@ -150,14 +156,16 @@ class Attempt:
             self.claim._free()
 
     def _undone(self, decision: Decision) -> Decision:
-        if decision.action is not Action.DEAD_LETTER or decision.error is None:
+        error = decision.error
+        if decision.action is not Action.DEAD_LETTER or error is None:
             self.free()
             return decision
         with suppress(DedupError):
+            fail = AsyncClaim._fail_as_done if may_be_done(error) else AsyncClaim.fail
             try:
-                self.claim.fail(self._record(decision.error))
+                self.claim.say(lambda claim: fail(claim, self._record(error)))
             except (ResultError, ResultTooLargeError):
-                self.claim.fail(type(decision.error).__name__)
+                self.claim.say(lambda claim: fail(claim, error))
         return decision
 
 

@@ -11,6 +11,7 @@ from ..claim import Claim
 from ..claims.call import ClaimCall
 from ..claims.resolving import Check, answer_of, takeover_of
 from ..claims.takeover import Resolved
+from ..codec import is_unstorable
 from ..errors import (
     ClaimLostError,
     DedupError,
@@ -28,7 +29,7 @@ from .decisions import Action, Decision, Reason
 from .delivery import Delivery, is_failure
 from .failed_attempts import FailedAttempts
 from .holding import HeldMessage, Pauses
-from .rules import MessageRules, abandoned
+from .rules import MessageRules, abandoned, may_be_done
 
 _SHORTEST_LEASE: Final = 0.001
 """Seconds: stores count milliseconds."""
@@ -138,7 +139,7 @@ class GatedWay:
             await claim.complete(result if self._rules.keep_result else None)
         except (ResultError, ResultTooLargeError) as error:
             log.warning("consumer %r: a result is not kept: %s", self._rules.consumer, error)
-            await claim.complete(None)
+            await claim._record_unstorable()
 
 
 async def settle(claim: Claim, decision: Decision, delay: float) -> None:
@@ -156,10 +157,10 @@ async def settle(claim: Claim, decision: Decision, delay: float) -> None:
             if decision.action is not Action.DEAD_LETTER:
                 await (claim._free() if delay < _SHORTEST_LEASE else _free_after(claim, delay))
                 return
-            try:
+            if may_be_done(decision.error):
+                await claim._fail_as_done(decision.error)
+            else:
                 await claim.fail(decision.error)
-            except (ResultError, ResultTooLargeError):
-                await claim.fail(type(decision.error).__name__)
     finally:
         claim._settled = claim._settled or "left"  # else leaving `async with` would record a success
 
@@ -181,6 +182,14 @@ async def _free_after(claim: Claim, seconds: float) -> None:
         claim._free_later(error, free_at)
 
 
+def _is_done(failed: Claim) -> bool:
+    """True where the work is done, and only its result could not be stored: this is no failure to run again."""
+    try:
+        return is_unstorable(failed.error)
+    except DedupError:  # it cannot be read
+        return False
+
+
 async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:
     """Forget a failure that was recorded, for a message that somebody has taken from the dead letters.
 
@@ -191,5 +200,5 @@ async def reopen(dedup: Dedup, key: str, failed: Claim) -> None:
         async with dedup.lock(key, renew=True):
             namespace, wire = dedup._namespace, failed._hold[0]
             record = await namespace.ask.run(ReadOp(wire))
-            if isinstance(record, Stored) and record.state == "F":
+            if isinstance(record, Stored) and record.state == "F" and not _is_done(failed):
                 await namespace.ask.run(ForgetOp(wire))

@@ -47,6 +47,11 @@ class ExhaustedError(DedupError):
     """
 
 
+def may_be_done(error: BaseException | None) -> bool:
+    """True for the error of a message whose work may have been done: then no copy of it runs for a claim's `ttl`."""
+    return isinstance(error, AbandonedError | ExhaustedError)
+
+
 class MessageRules:
     """One consumer's settings, checked once, and what they make of each outcome.
 

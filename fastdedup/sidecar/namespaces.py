@@ -22,6 +22,8 @@ from .turns import Turns
 class RawCodec:
     """Keeps results as the bytes that a client sent: the sidecar does not read them."""
 
+    stores_errors = True
+
     def dumps(self, value: bytes) -> bytes:
         """Return the bytes as they are."""
         return value

@@ -147,6 +147,11 @@ class Claim:
         self._said = lambda: self._claim.fail(error, ttl, within=within)
         self._say(within)
 
+    def say(self, outcome: Callable[[AsyncClaim], Coroutine[Any, Any, None]]) -> None:
+        """Record the outcome that `outcome` tells `asynchronous`; blocks, and raises, as `complete`."""
+        self._said = lambda: outcome(self._claim)
+        self._say(None)
+
     def release(self) -> None:
         """Free the key: nothing happened, the next claimant may try. If interrupted, it goes on by itself."""
         self._run(self._claim.release, settles=True)

@@ -186,6 +186,7 @@ def forget_request(
 class AnyCodec:
     """Shows results of any codec: JSON, the parts of a web response, or any other bytes as text."""
 
+    stores_errors = True
     dumps = JSONCodec().dumps
 
     def loads(self, data: bytes) -> Any:

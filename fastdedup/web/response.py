@@ -121,6 +121,8 @@ class ResponseCodec:
         spelled: True: return the names of headers as they were stored. False: in lower case, as ASGI requires.
     """
 
+    stores_errors = True
+
     def __init__(self, *, spelled: bool = False) -> None:
         self._spelled = spelled
 

@@ -23,6 +23,7 @@ import fastdedup
 from fastdedup import (
     ClaimLostError,
     ConfigError,
+    FailedError,
     InProgressError,
     InvalidKeyError,
     Resolution,
@@ -375,11 +376,13 @@ def test_an_eager_call_without_a_store_is_an_error(monkeypatch: pytest.MonkeyPat
             task.delay("7").get()
 
 
-def test_a_result_that_cannot_be_kept_is_left_out(dedup: Dedup, caplog: pytest.LogCaptureFixture) -> None:
-    small = dedup.scoped(max_result=10)
+def test_a_duplicate_is_told_of_a_result_that_cannot_be_kept(
+    dedup: Dedup, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = dedup.scoped(max_result=100)
 
     def long(order_id: str) -> str:
-        return "x" * 100
+        return "x" * 1000
 
     def odd(order_id: str) -> object:
         return object()
@@ -388,10 +391,12 @@ def test_a_result_that_cannot_be_kept_is_left_out(dedup: Dedup, caplog: pytest.L
         app_of().task(base=DedupTask, dedup=small, key=lambda order_id: order_id)(body)
         for body in (long, odd)
     )
-    assert long.delay("7").get() == "x" * 100
-    assert long.delay("7").get() is None
+    assert long.delay("7").get() == "x" * 1000
+    with pytest.raises(FailedError, match="cannot be stored"):
+        long.delay("7").get()
     assert odd.apply(("7",)).get() is not None
-    assert odd.apply(("7",)).get() is None
+    with pytest.raises(FailedError, match="cannot be stored"):
+        odd.apply(("7",)).get()
     assert [record.levelno for record in caplog.records if "not kept" in record.message] == [
         logging.WARNING
     ] * 2

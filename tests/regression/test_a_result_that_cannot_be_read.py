@@ -15,7 +15,9 @@ CONTENT = b'{"card": 4711'
 
 
 class Raw:
-    """Stores bytes as they are: to another codec they are not JSON."""
+    """Stores bytes as they are, errors as well, as version 0.1.0 did: to another codec they are not JSON."""
+
+    stores_errors = True
 
     def dumps(self, value: Any) -> bytes:
         return value  # type: ignore[no-any-return]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fastdedup import ClaimLostError, Dedup, Outcome, Resolution, ResultError, ResultTooLargeError, Takeover
+from fastdedup.codec import UNSTORABLE
 from fastdedup.sync import Dedup as SyncDedup
 from fastdedup.testing import FakeStore
 
@@ -92,7 +93,7 @@ async def test_an_answer_that_cannot_be_stored_is_a_failure(
         with pytest.raises(error):
             await dedup.claim("order:42", resolve=check)
         found = await dedup.claim("order:42")
-        assert (found.outcome, found.error["message"]) == (Outcome.FAILED, "the result cannot be stored")
+        assert (found.outcome, found.error["message"]) == (Outcome.FAILED, UNSTORABLE)
 
 
 def test_without_asyncio_too(sync: SyncDedup) -> None:

@@ -93,8 +93,8 @@ async def test_a_scope_may_have_its_own_codec() -> None:
     async with Dedup() as dedup:
         scope = dedup.scoped("pickled", codec=PickleCodec())
         claim = await scope.claim("k")
-        await claim.fail(error={3})
-        assert (await scope.claim("k")).error == {3}
+        await claim.complete({3})
+        assert (await scope.claim("k")).result == {3}
 
 
 class Returns:
