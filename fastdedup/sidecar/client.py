@@ -6,6 +6,7 @@ import http.client
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from ..errors import ConfigError, UnavailableError
 from ..model import Listing, Record, State
 
 _TIMEOUT = 5.0
+_FACTS = frozenset(field.name for field in fields(Record))
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -60,11 +62,15 @@ def get_record(
 
 
 def _record_in(facts: dict[str, Any]) -> Record:
-    mark = facts.pop("fingerprint")
+    """Return a record that a sidecar of any version has written; unknown facts are left out."""
+    known = {name: value for name, value in facts.items() if name in _FACTS}
     for time in ("lease", "ttl", "age"):  # milliseconds on the wire
-        facts[time] = None if facts[time] is None else facts[time] / 1000
-    facts["state"] = State(facts["state"])
-    return Record(**facts, fingerprint=None if mark is None else bytes.fromhex(mark))
+        if known.get(time) is not None:
+            known[time] /= 1000
+    if known["fingerprint"] is not None:
+        known["fingerprint"] = bytes.fromhex(known["fingerprint"])
+    known["state"] = State(known["state"])
+    return Record(**known)
 
 
 def forget_record(

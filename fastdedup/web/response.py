@@ -155,7 +155,7 @@ class ResponseCodec:
                 raise ValueError("another format")
             spelled = headers if self._spelled else [(name.lower(), value) for name, value in headers]
             decoded = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in spelled]
-            return Response(status, decoded, body, whole, bytes.fromhex(request), *reason)
+            return Response(status, decoded, body, whole, bytes.fromhex(request), *reason[:1])
         except (ValueError, TypeError, AttributeError):
             raise ForeignRecordError(
                 "a stored response was not written by this version of fastdedup's HTTP integration: give the "

@@ -162,7 +162,7 @@ class SidecarStore:
                 reply = await connection.send(pack("FD.PAGE", *page, *why))
             if isinstance(reply, Exception):
                 raise reply
-            following, seen, now_us, wires, records = reply
+            following, seen, now_us, wires, records = reply[:5]  # a newer sidecar may say more
             found = list(zip(wires, read(records), strict=True))
             return Page(found, following.decode(), seen, now_us)
         except Exception as error:  # noqa: BLE001 -- translated, or raised again
