@@ -38,7 +38,7 @@ from ..stores.base import (
 from ..stores.memory import MemoryStore
 from .afterwards import Afterwards
 from .counters import MAX_NAMESPACES, GateCounters
-from .incidents import Incidents
+from .incidents import Incidents, log
 from .loop_end import LoopEnd
 from .recent import RecentSuccesses
 from .renewal import RenewalQueue
@@ -561,11 +561,13 @@ class Connection:
 
     def tell_deaf(self, pause: float) -> None:
         """Log once, until freed keys are heard of again, that waiters look every `pause` seconds instead."""
-        if self._deaf and not self._told_deaf:
-            self._told_deaf = True
-            self.tell(
-                "waiters hear of no freed keys",
-                "the store answers but tells of no freed keys, so waiters look every %g s: %s",
+        if not self._deaf or self._told_deaf:
+            return
+        self._told_deaf = True
+        if self.incidents is None or self.incidents.may_tell("waiters hear of no freed keys"):
+            log.warning(
+                "gate %r: the store answers but tells of no freed keys, so waiters look every %g s: %s",
+                self.name,
                 pause,
                 self._deaf,
             )
