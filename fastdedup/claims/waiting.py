@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import cast
 
@@ -63,17 +65,31 @@ async def wait_on(
 
     `found`: another owner at work; or the error of a look that was refused.
     """
-    connection = namespace.connection
+    with one_wait(namespace):
+        return await wait_a_while(namespace, call, gives_up, found)
+
+
+@contextmanager
+def one_wait(namespace: Namespace) -> Iterator[None]:
+    """Count all that is waited in a `with` as one wait of a claim."""
     since = perf_counter()
-    with connection.undo.while_it_waits(call):
-        try:
-            return await _wait_on(namespace, call, gives_up, found)
-        finally:
-            if namespace.watchers.counters is not None:
-                namespace.watchers.counters.waited(namespace, since)
+    try:
+        yield
+    finally:
+        watchers = namespace.watchers
+        if (counters := watchers.counters or watchers.waits) is not None:
+            counters.waited(namespace, since)
 
 
-async def _wait_on(
+async def wait_a_while(
+    namespace: Namespace, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError
+) -> Verdict:
+    """Do what `wait_on` does, as a part of `one_wait`."""
+    with namespace.connection.undo.while_it_waits(call):
+        return await _wait(namespace, call, gives_up, found)
+
+
+async def _wait(
     namespace: Namespace, call: ClaimOp, gives_up: float, found: Verdict | UnavailableError
 ) -> Verdict:
     if isinstance(found, UnavailableError):

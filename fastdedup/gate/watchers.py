@@ -14,15 +14,17 @@ class Watchers:
 
     Attributes:
         counters: count each operation; None where nobody wants to know, or somebody else counts, as the sidecar.
+        waits: count the waits of claims where `counters` is None, because the sidecar counts its operations itself.
         tracing: makes spans; None where nobody traces.
         context: returns a dict that has no `span_key` where no span is current, so that no claim needs one; None
             where `tracing` must be asked each time.
     """
 
-    __slots__ = ("context", "counters", "span_key", "tracing")
+    __slots__ = ("context", "counters", "span_key", "tracing", "waits")
 
     def __init__(self) -> None:
         self.counters: GateCounters | None = None
+        self.waits: GateCounters | None = None
         self.tracing: Tracing | None = None
         self.context: Callable[[], Any] | None = None
         self.span_key = ""

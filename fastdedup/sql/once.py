@@ -23,7 +23,7 @@ from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 from ..checks import Seconds, check_count, check_seconds
 from ..claim import Claim
 from ..claims.call import ClaimCall, claim_of, count_claim
-from ..claims.waiting import end_of, wait_on
+from ..claims.waiting import end_of, one_wait, wait_a_while
 from ..downstream import claimed_work
 from ..errors import (
     ClaimLostError,
@@ -381,10 +381,12 @@ async def wait_at(call: ClaimCall, claim: Claim, ends: float) -> Claim:
     call.goes_on = False  # counted from here on
     try:
         # Look by look: one long wait would last through an outage of the gate, in which the inbox decides.
-        while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
-            # Not by another claim(wait=…), which would ask the store what it has just answered.
-            found = await wait_on(claim._namespace, call, end_of(min(left, LOOK)), claim._verdict)
-            claim = claim_of(claim._namespace, call, found, renew=True)
+        with one_wait(claim._namespace):
+            while claim.retry_after is not None and (left := ends - monotonic()) > 0.0:
+                # Not by another claim(wait=…), which would ask the store what it has just answered.
+                ends_look = end_of(min(left, LOOK))
+                found = await wait_a_while(claim._namespace, call, ends_look, claim._verdict)
+                claim = claim_of(claim._namespace, call, found, renew=True)
     except UnavailableError as error:
         count_claim(claim._namespace, call, error, call)
         raise

@@ -264,6 +264,7 @@ def make_namespaces(config: Config, counters: Counters, on_event: Callable[[Even
     )
     root._namespace.connection.on_batch = counters.on_batch
     root._namespace.connection.on_store_call = counters.on_store_call
+    root._namespace.connection.watchers.waits = counters
     root._namespace.connection.incidents = None  # the sidecar's `EventLog` tells of each event
     root._namespace.connection.min_batch = _MIN_BATCH
     namespaces = Namespaces(
