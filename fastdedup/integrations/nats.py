@@ -32,7 +32,7 @@ from ..ledger import Ledger
 from ..messages.consumer import GRACE, RETRY_DELAY, MessageJob, PullingConsumer
 from ..messages.decisions import Action, Decision
 from ..messages.deliveries import Deliveries
-from ..messages.headers import AGAIN, ORIGIN, attempts_of, dead_letter_headers, is_again
+from ..messages.headers import AGAIN, KEY, ORIGIN, attempts_of, dead_letter_headers, is_again
 from ..messages.keys import KeyRule, body_digest
 from ..messages.room import Headers, lay_down
 from ..messages.rules import ATTEMPTS, WAIT, DeadLetterError, MessageRules
@@ -258,7 +258,9 @@ class Consumer(PullingConsumer[Msg]):
             check_size(self._jetstream._nc, message.data, lines)
             await self._jetstream.publish(dead_letter, message.data, headers=lines)
 
-        await lay_down({**theirs, **ours}.items(), publish, is_too_large)
+        # The copy has another id, so only KEY still tells the message's own.
+        needed = (KEY,) if MESSAGE_ID in (message.headers or {}) else ()
+        await lay_down({**theirs, **ours}.items(), publish, is_too_large, needed=needed)
 
 
 def check_size(connection: Any, data: bytes, headers: Mapping[str, str]) -> None:

@@ -28,6 +28,7 @@ async def lay_down(
     publish: Callable[[Headers], Awaitable[None]],
     is_too_large: Callable[[Exception], bool],
     spare: Collection[str] = (),
+    needed: Collection[str] = (),
 ) -> None:
     """Publish a dead letter with as many of its headers as the broker has room for.
 
@@ -36,11 +37,12 @@ async def lay_down(
         publish: publishes the message with the given headers; returns once the broker has confirmed it.
         is_too_large: whether an error of `publish` says that fewer headers may help.
         spare: names of others that are left out before the message's own.
+        needed: names of ours that hold what the copy itself does not: they are left out as if the message's own.
 
     Raises:
         any error of `publish`: the last one where not even the attempts alone have room.
     """
-    versions = lighter(headers, spare)
+    versions = lighter(headers, spare, needed)
     whole = version = next(versions)
     while True:
         try:
@@ -57,28 +59,49 @@ async def lay_down(
         log.error("the broker has no room for all headers of a dead letter; left out: %r", names)
 
 
-def lighter(headers: Iterable[tuple[str, Any]], spare: Collection[str] = ()) -> Iterator[Headers]:
+def lighter(
+    headers: Iterable[tuple[str, Any]], spare: Collection[str] = (), needed: Collection[str] = ()
+) -> Iterator[Headers]:
     """Yield a dead letter's headers, then less and less of them; those of the message itself go last.
 
-    The count of attempts stays. Where a header of the message's own is left out, `LEFT_OUT` names it.
+    Of these a header that holds the message's key, or a part of it, is the very last: without it the message could
+    not be delivered again. The count of attempts stays. If one of the message's own is left out, `LEFT_OUT` names it.
     """
     rest = list(headers)
+    key = text_of(dict(rest).get(KEY)) or ""
     yield rest
     rest = [(name, value[:_SHORT_ERROR] if name == ERROR else value) for name, value in rest]
     yield rest
-    for some in (spare, *((name,) for name in _TOLD)):
+    for some in (spare, *((name,) for name in _TOLD if name not in needed)):
         rest = [pair for pair in rest if pair[0] not in some]
         yield rest
     before = [text_of(value) for name, value in rest if name == LEFT_OUT]
     attempts = [pair for pair in rest if pair[0] == ATTEMPTS]
     theirs = sorted((pair for pair in rest if pair[0] not in (ATTEMPTS, LEFT_OUT)), key=_size_of)
+    keyed = [pair for pair in theirs if _holds(pair[1], key)]
+    theirs = [pair for pair in theirs if pair not in keyed]
     names: list[str] = []
     count = 1
     while theirs:
         theirs, out = theirs[:-count], theirs[-count:]
         names += [name for name, _ in reversed(out)]
-        yield [*theirs, *attempts, (LEFT_OUT, ", ".join(filter(None, (*names, *before)))[:_NAMES])]
+        yield [*theirs, *keyed, *attempts, _left_out(names, before)]
         count *= 2  # there may be thousands of small ones
+    if keyed:
+        yield [*keyed, *attempts]
+        yield [*attempts, _left_out([*(name for name, _ in reversed(keyed)), *names], before)]
+
+
+def _left_out(names: Iterable[str], before: Iterable[str | None]) -> tuple[str, str]:
+    return LEFT_OUT, ", ".join(filter(None, (*names, *before)))[:_NAMES]
+
+
+def _holds(value: Any, key: str) -> bool:
+    """True if a header's value may be what the key was made of."""
+    text = text_of(value)
+    if not text or not key:
+        return False
+    return text in key or key in text
 
 
 def _size_of(pair: tuple[str, Any]) -> int:

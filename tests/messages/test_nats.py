@@ -202,6 +202,27 @@ async def test_a_dead_letter_fits_into_the_messages_of_its_stream(
         assert (dead.data, dead.headers["id"], dead.headers[LEFT_OUT]) == (b"a", "a", "trace")
 
 
+@pytest.mark.parametrize("theirs", [{"id": "order-" + "7" * 90}, {MESSAGE_ID: "order-" + "7" * 90}])
+async def test_a_dead_letter_without_room_keeps_the_messages_key(
+    nats: NatsServer, redis_url: str, wait_until: Waiter, theirs: dict[str, str]
+) -> None:
+    """The smaller headers go before it, though it is the largest of the message's own."""
+    async with shop_of(nats) as shop, opened(redis_url) as dedup:
+        headers = {**theirs, **{f"trace{number}": "t" * 20 for number in range(9)}}
+        lines = "NATS/1.0\r\n\r\n" + "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        await shop.js.publish(
+            shop.subject, b"d" * (shop.connection.max_payload - len(lines)), headers=headers
+        )
+        key = message_id if MESSAGE_ID in theirs else header("id")
+        options = {"attempts": 1, "dead_letter": shop.dead, "key": key}
+        async with shop.consumer(dedup, Work(fault), **options) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="a dead letter")
+        (dead,) = await shop.dead_letters()
+        (kept,) = theirs.values()
+        assert dead.headers["id" if "id" in theirs else KEY] == kept
+        assert "trace" in dead.headers[LEFT_OUT]
+
+
 async def test_a_message_without_room_for_any_header_is_told_and_kept(
     nats: NatsServer, redis_url: str, wait_until: Waiter, caplog: pytest.LogCaptureFixture
 ) -> None:

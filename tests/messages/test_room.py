@@ -40,6 +40,16 @@ def test_the_messages_own_headers_go_last_and_the_largest_first() -> None:
     assert second == {ATTEMPTS: 5, LEFT_OUT: "trace, basket, tenant"}
 
 
+@pytest.mark.parametrize(
+    "value", ["order-7", b"order-7", "7", '{"id": "order-7", "basket": "' + "b" * 9000 + '"}']
+)
+def test_the_header_that_holds_the_key_goes_last_of_all(value: str | bytes) -> None:
+    every = versions({"id": value, **THEIRS})
+    assert [each.get("id") for each in every] == [value] * (len(every) - 1) + [None]
+    assert every[-2] == {ATTEMPTS: 5, "id": value}
+    assert every[-1] == {ATTEMPTS: 5, LEFT_OUT: "id, trace, basket, tenant"}
+
+
 def test_what_the_broker_has_added_goes_before_the_messages_own() -> None:
     assert all("x-death" not in each for each in versions({**THEIRS, "x-death": [1]}, spare=("x-death",))[2:])
 
