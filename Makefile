@@ -21,7 +21,7 @@ PIP   := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-c
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-web test test-clients test-compiled test-servers lowest wheels matrix lint types format bench bench-check compiled chaos docs release-check fresh clean
+.PHONY: help demo demo-web test test-clients test-compiled test-servers lowest newest wheels matrix lint types format bench bench-check compiled chaos docs release-check fresh clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -78,6 +78,19 @@ $(LOWEST)/.stamp: $(VENV) pyproject.toml .ci/lowest.py
 	@$(BIN)/python -m venv $(LOWEST)/venv
 	@$(LOWEST)/venv/bin/python -m pip --disable-pip-version-check install --quiet -c $(LOWEST)/constraints.txt --editable '.[dev]'
 	@touch $@
+
+# Makes its environment anew each time, because what is newest changes. Also with what the lowest leave out: databases and brokers.
+NEWEST = build/newest
+NEWEST_TESTS = $(filter tests/%,$(LOWEST_TESTS)) tests/sql tests/messages -k "not cluster and not sentinel"
+
+newest: $(VENV) servers ## test with the newest version of each package that pyproject.toml allows
+	@echo "Installing the newest versions into $(NEWEST)/venv ..."
+	@$(BIN)/python -m venv --clear $(NEWEST)/venv
+	@$(NEWEST)/venv/bin/python -m pip --disable-pip-version-check install --quiet --upgrade --upgrade-strategy eager --editable '.[dev]'
+	@PATH="$$(dirname "$$(.ci/redis-server.sh)"):$$PATH" CHROMIUM="$$(.ci/chromium.sh)" NGINX="$$(.ci/nginx.sh)" \
+	  POSTGRESQL="$$(.ci/postgresql.sh)" MARIADB="$$(.ci/mariadb.sh)" RABBITMQ="$$(.ci/rabbitmq.sh)" \
+	  $(NEWEST)/venv/bin/python -m pytest -n $(WORKERS) -q -W default::DeprecationWarning -p no:cacheprovider \
+	  $(NEWEST_TESTS) $(PYTEST_ARGS)
 
 wheels: $(VENV) ## build compiled wheels for the Pythons 3.11 to 3.14 found here, and ask each one in a fresh environment
 	@PYTHON=$(BIN)/python .ci/compiler.sh >/dev/null
