@@ -71,11 +71,24 @@ class PrimaryRestarted:
 
     It may have lost writes that it had acknowledged, also writes that replicas had confirmed: replicas copy a primary
     that comes back empty. The primary's persistence says how many writes may be lost: all of them without a file,
-    those of the last second with `appendfsync everysec`. A failover to another address is not reported.
+    those of the last second with `appendfsync everysec`. For a failover to another address see `PrimarySwitched`.
     """
 
     store: str
     """The name of the store or node."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrimarySwitched:
+    """Sentinel made another server the primary, and the former primary still answers: a planned failover, or a split.
+
+    The new primary lacks the writes that it had not copied, although the former one acknowledged them. Replicas may
+    have confirmed some of them: only `replicas=` with the number of all replicas shows each such write, as a
+    `Shortfall`. If the former primary does not answer, this event does not come: others tell of the outage.
+    """
+
+    store: str
+    """The name of the store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +292,7 @@ Event = (
     | BreakerOpened
     | BreakerClosed
     | PrimaryRestarted
+    | PrimarySwitched
     | ClockSkew
     | Shortfall
     | Conflict

@@ -62,7 +62,8 @@ class Dedup(Inspected):
             back before its error is raised, within one further `timeout`.
         replicas: replicas that shall confirm each write (WAIT), within two fifths of `timeout`. It narrows
             the window in which a failover forgets a write that was acknowledged, and shows when it
-            stands open; it does not close it (see README). A primary that restarts without its data
+            stands open; it does not close it (see README). Give the number of all replicas to be shown each
+            such write: a failover may choose one that has not confirmed it. A primary that restarts without its data
             loses what its replicas had confirmed as well, because they copy it: event `PrimaryRestarted`.
         on_shortfall: where fewer confirm, "report" answers with `confirmed=False` and a `Shortfall` event,
             "raise" raises ShortfallError.

@@ -122,6 +122,8 @@ class GateFamilies:
         yield counter("breaker_opened", "How often the breaker opened.", self._sum("opened"))
         restarts = "Primaries that came back as another process."
         yield counter("primary_restarts", restarts, self._sum("restarted"))
+        switches = "Failovers that left a primary that still answered."
+        yield counter("primary_switches", switches, self._sum("switched"))
         labels = ["namespace", "verb", "answered"]
         degraded = total(counters.degraded for counters in self._all)
         for namespace, verb in self._seen():

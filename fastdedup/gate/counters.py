@@ -25,6 +25,7 @@ from ..events import (
     GateBypassed,
     LeaseLost,
     PrimaryRestarted,
+    PrimarySwitched,
     Replayed,
     Shortfall,
     UndoOverflow,
@@ -140,6 +141,7 @@ class GateCounters:
         self.paused: Counter[str] = Counter()
         self.opened = 0
         self.restarted = 0
+        self.switched = 0
         self.adopted = 0
         self.unreplayed = 0
         self.leases_lost = 0
@@ -307,6 +309,8 @@ class GateCounters:
                 self.opened += 1
             case PrimaryRestarted():
                 self.restarted += 1
+            case PrimarySwitched():
+                self.switched += 1
             case Replayed():
                 self.adopted += event.adopted
             case Unreplayed():

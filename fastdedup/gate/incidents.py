@@ -27,6 +27,7 @@ from ..events import (
     LeaseLost,
     LedgerFilling,
     PrimaryRestarted,
+    PrimarySwitched,
     Replayed,
     Shortfall,
     UndoOverflow,
@@ -72,6 +73,10 @@ _LINES: dict[type, Line] = {
     PrimaryRestarted: (
         log,
         "%(store)s came back as another process: it may have lost writes that it had acknowledged",
+    ),
+    PrimarySwitched: (
+        log,
+        "%(store)s has another primary, though the former one answers: the last acknowledged writes may be lost",
     ),
     ClockSkew: (
         log,

@@ -118,6 +118,7 @@ _COUNTERS: Final = (
     Figure("shortfalls", "{operation}", "Too few replicas confirmed.", _SPACE, _shortfalls),
     Figure("breaker.opened", "{time}", "How often the breaker opened.", (), _counted("opened")),
     Figure("primary_restarts", "{time}", "Primaries that came back as another.", (), _counted("restarted")),
+    Figure("primary_switches", "{time}", "Primaries left though they answered.", (), _counted("switched")),
     Figure("clock_skews", "{time}", "How often a node's clock was off.", (), _counted("clock_skews")),
     Figure("store.calls", "{call}", "Batches to the store.", (_PROCEDURE,), _calls),
     Figure("store.time", "s", "Seconds of the batches to the store, added up.", (_PROCEDURE,), _seconds),

@@ -19,6 +19,7 @@ from fastdedup.events import (
     Degraded,
     LeaseLost,
     PrimaryRestarted,
+    PrimarySwitched,
     Replayed,
     Shortfall,
     Unreplayed,
@@ -118,6 +119,7 @@ async def test_events_are_counted() -> None:
             BreakerOpened("redis", "down"),
             BreakerClosed("redis", 1.0),
             PrimaryRestarted("redis"),
+            PrimarySwitched("redis"),
             Replayed(5, 1),
             Unreplayed("shop", "k", "a", "closed"),
             LeaseLost("shop", "k", "a", 1),
@@ -132,6 +134,7 @@ async def test_events_are_counted() -> None:
     assert figure(text, "fastdedup_shortfalls_total", namespace="shop") == 1
     assert figure(text, "fastdedup_breaker_opened_total") == 1
     assert figure(text, "fastdedup_primary_restarts_total") == 1
+    assert figure(text, "fastdedup_primary_switches_total") == 1
     assert figure(text, "fastdedup_reconciled_total") == 5
     assert figure(text, "fastdedup_unreplayed_total") == 1
     assert figure(text, "fastdedup_leases_lost_total") == 1

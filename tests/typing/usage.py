@@ -50,6 +50,7 @@ from fastdedup.events import (
     LeaseLost,
     LedgerFilling,
     PrimaryRestarted,
+    PrimarySwitched,
     RecordsListed,
     Replayed,
     Shortfall,
@@ -93,7 +94,7 @@ def on_event(event: Event) -> None:
             assert_type(event.key, str)
         case BreakerClosed() | ConsumerResumed():
             assert_type(event.lasted, float)
-        case PrimaryRestarted():
+        case PrimaryRestarted() | PrimarySwitched():
             assert_type(event.store, str)
         case ClockSkew():
             assert_type(event.offset_seconds, float)

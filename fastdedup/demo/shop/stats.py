@@ -28,6 +28,7 @@ from ...events import (
     LeaseLost,
     LedgerFilling,
     PrimaryRestarted,
+    PrimarySwitched,
     RecordsListed,
     Replayed,
     Shortfall,
@@ -142,6 +143,8 @@ def _text_of(event: Event) -> str:
             return f"The breaker closed: Redis is back after {lasted:.1f} s."
         case PrimaryRestarted():
             return "Redis was restarted: it has only what it had saved."
+        case PrimarySwitched():
+            return "Redis has another primary: the last writes may be lost."
         case Replayed(adopted=adopted, conflicts=conflicts):
             return f"The journal was replayed: {adopted} put into Redis, {conflicts} in conflict."
         case Conflict(kept=kept):

@@ -32,9 +32,17 @@ class PrimaryWatch:
     Args:
         target: the service. What the sentinels answer is kept in its `latest`.
         leave_others: called with the address of the present primary, to drop each connection to another server.
+        on_switch: called when there is another primary although the former one answers.
     """
 
-    def __init__(self, target: SentinelTarget, leave_others: Callable[[Address], None]) -> None:
+    def __init__(
+        self,
+        target: SentinelTarget,
+        leave_others: Callable[[Address], None],
+        on_switch: Callable[[], None],
+    ) -> None:
+        self._still_answers = target.still_answers
+        self._on_switch = on_switch
         self._latest = target.latest
         self._question = target.question
         self._service = target.service.encode()
@@ -42,6 +50,8 @@ class PrimaryWatch:
         self._links = [Reconnector(partial(_dial, sentinel)) for sentinel in target.sentinels]
         self._sentinels = target.sentinels
         self._listener = Listener(self._dial_any, _ANSWER, channel=_ANNOUNCEMENT)
+        # Mutable: the primary at the end of the last look.
+        self._former: Address | None = None
         # Mutable: the task that asks; set to ask at once.
         self._task: asyncio.Task[None] | None = None
         self._woken = asyncio.Event()
@@ -74,6 +84,15 @@ class PrimaryWatch:
         _, *answers = await asyncio.gather(self._subscribe(), *map(self._ask, self._links))
         self._latest.conclude([named for named in answers if named is not None])
         self._follow()
+        await self._report_switch()
+
+    async def _report_switch(self) -> None:
+        """Report another primary, unless the former one does not answer: then other events tell of the outage."""
+        if self._latest.known is None:
+            return
+        former, self._former = self._former, self._latest.known.address
+        if former is not None and former != self._former and await self._still_answers(former, _ANSWER):
+            self._on_switch()
 
     async def _ask(self, link: Reconnector) -> NamedPrimary | None:
         try:

@@ -121,6 +121,23 @@ class SentinelTarget:
         self.latest.confirmed(named)
         return connection
 
+    async def still_answers(self, address: Address, timeout: float) -> bool:
+        """True where a server answers within `timeout` seconds, whatever it says."""
+        connection: AbstractConnection | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                server = await self._server.at(address).logged_in()
+                connection = await server.connection(timeout)
+                await question(connection, "PING")
+        except driver.ResponseError:
+            return True
+        except Exception:  # noqa: BLE001 -- whatever the error, it does not answer
+            return False
+        finally:
+            if connection is not None:
+                await hang_up(connection)
+        return True
+
     def _former(self) -> FormerPrimaryError:
         return FormerPrimaryError(
             f"{self.name}: the sentinels that answer name the primary from before the latest failover: "

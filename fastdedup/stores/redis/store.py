@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import DedupError
-from ...events import ClockSkew, Event, PrimaryRestarted
+from ...events import ClockSkew, Event, PrimaryRestarted, PrimarySwitched
 from ...protocol.operations import Op, RefusedAlone, Reply, Verb, mark_unsure
 from ..base import Credentials, Page, Query
 from .connection import RedisConnection
@@ -69,7 +69,7 @@ class RedisStore:
         self._timeout = timeout
         connect = connect or self._dial
         self.on_report: Callable[[Event], None] | None = None
-        """Hears of a primary that restarted, and of a clock that is off: see `ReportingStore`."""
+        """Hears of a primary that restarted or was left, and of a clock that is off: see `ReportingStore`."""
         self.unreached = ""
         """Why it did not answer when it was opened: see `OpeningStore`."""
         self._reconnector = Reconnector(connect, self._restarted)
@@ -79,7 +79,7 @@ class RedisStore:
         self._listener = Listener(connect, timeout)
         self._watch: PrimaryWatch | None = None
         if isinstance(self._target, SentinelTarget):
-            self._watch = PrimaryWatch(self._target, self._leave_others)
+            self._watch = PrimaryWatch(self._target, self._leave_others, self._switched)
         self.begin = self._server.begin
         """Send a batch, as `DirectStore` says. It is the server's own method, which saves a call on the main path."""
 
@@ -215,6 +215,10 @@ class RedisStore:
     def _restarted(self) -> None:
         if self.on_report is not None:
             self.on_report(PrimaryRestarted(self.name))
+
+    def _switched(self) -> None:
+        if self.on_report is not None:
+            self.on_report(PrimarySwitched(self.name))
 
     def _report_clock(self, offset: float) -> None:
         if self.on_report is not None:
