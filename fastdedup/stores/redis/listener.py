@@ -17,8 +17,8 @@ from .scripts import pack
 CHANNEL = "fastdedup:settled"
 _PAUSE = 0.2
 """Seconds from a lost subscription, or from a first attempt in vain, to the next attempt."""
-_LONGEST_PAUSE = 5.0
-"""Seconds to which the pause grows while the server lets nobody subscribe."""
+_LONGEST_PAUSE = 1.0
+"""Seconds to which the pause grows. Not more: ten thousand waiters look 40,000 times a second until then."""
 _GROWTH = 2.0
 _QUIET = 1.0
 """Seconds of silence after which a PING is sent, and seconds within which the server must answer it."""
@@ -38,6 +38,7 @@ class Listener:
         connect: connects to a server that gets the messages.
         timeout: seconds in which the server must answer SUBSCRIBE.
         channel: what it subscribes to; each message of it is passed to `on_freed`.
+        longest_pause: seconds to which the pause between two attempts grows while no subscription can be made.
         look: called each second while subscribed. It calls `leave` where the server gets the messages no more.
     """
 
@@ -47,11 +48,13 @@ class Listener:
         timeout: float,
         *,
         channel: str = CHANNEL,
+        longest_pause: float = _LONGEST_PAUSE,
         look: Callable[[], Awaitable[None]] = _no_look,
     ) -> None:
         self._connect = connect
         self._timeout = timeout
         self._channel = channel
+        self._longest_pause = longest_pause
         self._look = look
         # Mutable: the connection that is subscribed, or the last that was.
         self.connection: RedisConnection | None = None
@@ -96,7 +99,7 @@ class Listener:
                 except Exception as error:  # noqa: BLE001 -- the callers of `start` get it and translate it
                     self._is_deaf(error)
                     await asyncio.sleep(pause)
-                    pause = min(pause * _GROWTH, _LONGEST_PAUSE)
+                    pause = min(pause * _GROWTH, self._longest_pause)
                     continue
                 if self._is_subscribed():
                     on_freed(None)

@@ -23,6 +23,8 @@ _PERIOD = 1.0
 """Seconds from one question to the next. The question costs each sentinel two short commands over an open link."""
 _ANSWER = 0.5
 """Seconds that a sentinel has for its answer, and for a new connection."""
+_LONGEST_PAUSE = 5.0
+"""Seconds to which the pause between attempts to subscribe grows, if no sentinel lets this login subscribe."""
 _ANNOUNCEMENT = "+switch-master"
 
 
@@ -49,7 +51,9 @@ class PrimaryWatch:
         self._leave_others = leave_others
         self._links = [Reconnector(partial(_dial, sentinel)) for sentinel in target.sentinels]
         self._sentinels = target.sentinels
-        self._listener = Listener(self._dial_any, _ANSWER, channel=_ANNOUNCEMENT)
+        self._listener = Listener(
+            self._dial_any, _ANSWER, channel=_ANNOUNCEMENT, longest_pause=_LONGEST_PAUSE
+        )
         # Mutable: the primary at the end of the last look.
         self._former: Address | None = None
         # Mutable: the task that asks; set to ask at once.
