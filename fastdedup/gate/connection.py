@@ -57,8 +57,6 @@ _LEASE_TO_SKEW = 10
 """A lease divided by this is how far apart the clocks of two servers may be."""
 _NO_PART = b"no part"
 """Stands for the part of a key that no part of the store is known to hold."""
-_SHORTLY_DEAF = 2.0
-"""Seconds for which no line says that waiters hear of no freed keys."""
 _left_behind: list[object] = []
 """What a forked child got from its parent. Kept from the collector, which would disturb what the parent watches."""
 
@@ -194,10 +192,6 @@ class Connection:
         self._journals: dict[int, str] = {}
         self._renewals: dict[float, RenewalQueue] = {}
         self._tidy_at = _LEASES
-        # Mutable: why waiters hear of no freed keys, and since when, in the loop's time; whether a line says so.
-        self._deaf = ""
-        self._deaf_since: float | None = None
-        self._told_deaf = False
 
     def keep_records_of(self, max_result: int) -> None:
         """Let the store return records with results of this many bytes; a larger one is refused for its key alone."""
@@ -554,32 +548,14 @@ class Connection:
 
     async def listens(self) -> bool:
         """Hear of freed keys from now on. False: the store tells of none at present."""
-        try:
-            await self.store.listen(self.wakeups.freed)
-        except UnavailableError as error:
-            self._deaf = str(error)
-            if self._deaf_since is None:
-                self._deaf_since = asyncio.get_running_loop().time()
-            return False
-        self._deaf, self._deaf_since, self._told_deaf = "", None, False
-        return True
+        return await self.wakeups.listen(self.store)
 
     def tell_deaf(self, pause: float) -> None:
-        """Log once, until freed keys are heard of again, that waiters look every `pause` seconds instead.
-
-        A short loss of the subscription, as in a failover, is not logged.
-        """
-        since = self._deaf_since
-        if since is None or self._told_deaf or asyncio.get_running_loop().time() - since < _SHORTLY_DEAF:
-            return
-        self._told_deaf = True
-        if self.incidents is None or self.incidents.may_tell("waiters hear of no freed keys"):
-            log.warning(
-                "gate %r: the store answers but tells of no freed keys, so waiters look every %g s: %s",
-                self.name,
-                pause,
-                self._deaf,
-            )
+        """Log, once for each loss, that waiters hear of no freed keys and look every `pause` seconds instead."""
+        why = self.wakeups.why_deaf()
+        if why and (self.incidents is None or self.incidents.may_tell("waiters hear of no freed keys")):
+            text = "gate %r: the store answers but tells of no freed keys, so waiters look every %g s: %s"
+            log.warning(text, self.name, pause, why)
 
     async def overhear(self, on_freed: Callable[[bytes | None], None]) -> Callable[[], None]:
         """Call `on_freed` for all that wakes a waiter, as `Store.listen` does; return what ends that.

@@ -6,6 +6,12 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ..errors import UnavailableError
+from ..stores.base import Store
+
+_SHORT = 2.0
+"""Seconds for which a lost subscription is not worth a line in the log: a failover takes as long."""
+
 
 class Wakeups:
     """One future a key, shared by all who wait for it in this process."""
@@ -15,6 +21,29 @@ class Wakeups:
         self._count: dict[bytes, int] = {}
         self.overheard_by: set[Callable[[bytes | None], None]] = set()
         """Told of each key as well: who waits in other processes, behind the sidecar."""
+        # Mutable: why the store tells of no freed keys; since when, in the loop's time; whether `why_deaf` said so.
+        self._deaf = ""
+        self._since = 0.0
+        self._said = False
+
+    async def listen(self, store: Store) -> bool:
+        """Let the store tell of freed keys from now on. False: it tells of none at present."""
+        try:
+            await store.listen(self.freed)
+        except UnavailableError as error:
+            if not self._deaf:
+                self._since = asyncio.get_running_loop().time()
+            self._deaf = str(error)
+            return False
+        self._deaf, self._said = "", False
+        return True
+
+    def why_deaf(self) -> str:
+        """Return, once for each loss, why the store has told of no freed keys for a while; else an empty text."""
+        if not self._deaf or self._said or asyncio.get_running_loop().time() - self._since < _SHORT:
+            return ""
+        self._said = True
+        return self._deaf
 
     @contextmanager
     def watch(self, wire: bytes) -> Iterator[asyncio.Future[None]]:
@@ -35,6 +64,7 @@ class Wakeups:
         """Wake nobody any more: the event loop of those who wait is gone. They still leave `watch` one by one."""
         self._freed.clear()
         self.overheard_by.clear()
+        self._deaf, self._said = "", False
 
     def freed(self, wire: bytes | None) -> None:
         """Wake who waits for this key; None: everybody, as news may have been missed."""
