@@ -133,11 +133,12 @@ class ConsumerLife(ABC):
 
         Raises:
             ConfigError: the handler is not async.
-            UsageError: the consumer is not open.
+            UsageError: the consumer or its gate is not open.
         """
         checked = check_handler(handler)
         if not self._is_open:
             raise UsageError("the consumer is not open: write `async with Consumer(…) as consumer:`")
+        self._deliveries.check_open()
         return checked
 
     @contextmanager
@@ -231,7 +232,7 @@ class BrokerConsumer(ConsumerLife, Generic[Message, JobT]):
 
         Raises:
             ConfigError: the handler is not async; the gate or the inbox is set up wrongly.
-            UsageError: the consumer is not open.
+            UsageError: the consumer or its gate is not open.
             RuntimeError: one of its own tasks was cancelled, and not `run`.
             an error of the broker's client that no repeating mends.
         """

@@ -109,6 +109,15 @@ class Deliveries:
         elif self._dedup is not None:
             check_memory(self._dedup.settings.ttl, seconds, setting)
 
+    def check_open(self) -> None:
+        """Check that the gate, if there is one, is open in this event loop.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if self._dedup is not None:
+            self._dedup._namespace.connection.running_engine()
+
     @property
     def is_paused(self) -> bool:
         """True while a message waits for a store that does not answer, or the broker does not."""

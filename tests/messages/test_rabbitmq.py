@@ -461,10 +461,11 @@ async def test_what_takes_longer_than_its_grace_comes_again(
                 await wait_until(lambda: again.counts.first, description="it is done")
 
 
-async def test_a_closed_gate_ends_the_consumer(rabbitmq: RabbitServer, redis_url: str) -> None:
+async def test_a_gate_that_is_not_open_is_told_before_a_message(
+    rabbitmq: RabbitServer, redis_url: str
+) -> None:
     async with shop(rabbitmq, redis_url) as orders:
         orders.dedup = Dedup(redis_url)
-        await orders.publish("7")
         async with orders.consumer() as consumer:
             with pytest.raises(UsageError, match="open"):
                 await consumer.run(orders.handler)

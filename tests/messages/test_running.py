@@ -53,7 +53,7 @@ class Watched:
             await wait_until(lambda: self.figures() == {1}, description="it runs")
             yield task
             task.cancel()
-            with suppress(asyncio.CancelledError, ResponseError):
+            with suppress(asyncio.CancelledError, ResponseError, UsageError):
                 await task
             assert self.figures() == {0}
 
@@ -102,14 +102,16 @@ async def test_a_consumer_that_somebody_ends_is_no_incident(
     assert "has ended" not in caplog.text
 
 
-async def test_a_consumer_of_a_closed_gate_is_told_as_ended(server: RedisServer, redis_url: str) -> None:
+async def test_a_consumer_whose_gate_is_closed_is_told_as_ended(
+    server: RedisServer, redis_url: str, wait_until: Waiter
+) -> None:
     async with shop_of(server) as shop:
         watched = Watched(shop, redis_url)
-        shop.add("a")
-        async with watched.consumer:
+        async with watched.running(wait_until) as task:
+            await watched.dedup.aclose()
+            shop.add("a")
             with pytest.raises(UsageError):
-                await watched.consumer.run(a_handler)
-            assert watched.figures() == {0}
+                await task
     assert [event.reason.partition(":")[0] for event in watched.ended()] == ["UsageError"]
 
 
@@ -121,6 +123,9 @@ async def test_a_run_that_never_begins_is_not_told(
         watched = Watched(shop, redis_url)
         with pytest.raises(UsageError, match="not open"):
             await watched.consumer.run(a_handler)
+        async with watched.consumer:
+            with pytest.raises(UsageError, match="this Dedup is not open"):
+                await watched.consumer.run(a_handler)
         async with watched.dedup, watched.consumer:
             with pytest.raises(ConfigError, match="async def"):
                 await watched.consumer.run(print)  # type: ignore[arg-type]
