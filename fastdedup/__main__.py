@@ -3,14 +3,20 @@
 import sys
 from io import TextIOWrapper
 
+import fastdedup
+from fastdedup.compiled import build
+
 
 def main() -> None:
-    """Run the command line; where click or rich is missing, print which extra to install."""
+    """Run the command line. If click or rich is missing, print which extra to install; `--version` needs neither."""
     try:
         from fastdedup.cli.main import cli
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in {"click", "rich"}:
             raise  # a broken installation: installing the extra would not help
+        if sys.argv[1:] == ["--version"]:
+            print(f"fastdedup {fastdedup.__version__}, {build()}")  # as the command line prints it
+            return
         print(
             f"fastdedup: the command line needs {error.name}: pip install 'fastdedup[cli]'", file=sys.stderr
         )

@@ -55,7 +55,8 @@ class Dedup(Inspected):
             `sidecar:///path/fastdedup.sock`; or a store object of your own.
         namespace: prefix of every key, and the scope of the settings.
         lease: seconds that an owner has before another may take over.
-        ttl: seconds that a success is remembered; also how long a dead claim's attempts are counted.
+        ttl: seconds that a success is remembered, from its completion on; also how long a dead claim's attempts are
+            counted, from the end of its lease on. So `lease` may be longer than `ttl`.
         failure_ttl: seconds that a failure is remembered.
         token_ttl: seconds in which a token can be redeemed.
         timeout: seconds, the deadline of one operation. A token's use or a ledger's id that got no answer is taken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
 
 from .checks import Seconds
 from .claim import Claim
@@ -47,6 +48,14 @@ class Lock:
         await self._claim.renew(lease)
 
 
+def not_entered(name: str, statement: str) -> AttributeError:
+    """Return the error for an attribute of a lock that was not entered. `statement`: what enters it."""
+    return AttributeError(
+        f"this lock is not held yet, so it has no {name!r}: write `{statement} dedup.lock(key) as lock:`; "
+        "the lock is held in that block"
+    )
+
+
 class LockCall:
     """The return value of `dedup.lock()`: enter it with `async with`."""
 
@@ -60,6 +69,12 @@ class LockCall:
     def call(self) -> ClaimCall:
         """The call that claims the lock's key."""
         return self._call
+
+    if not TYPE_CHECKING:  # a checker shall report the attribute, too
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError: only the lock that `async with` gives has attributes."""
+            raise not_entered(name, "async with")
 
     async def __aenter__(self) -> Lock:
         claim = await self._call

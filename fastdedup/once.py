@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
+from .checks import check_arguments_rule
 from .claims.call import ClaimCall
 from .errors import ConfigError
 
@@ -35,7 +36,8 @@ def once(
     also recorded as a failure: the function's effect has happened, and must not happen again.
 
     Raises:
-        ConfigError: the function is not async, or the function of the key or of the fingerprint is none, or async.
+        ConfigError: the function is not async, or the function of the key or of the fingerprint is none, or async,
+            or cannot take the arguments of the decorated function.
     """
     if not callable(key) or inspect.iscoroutinefunction(key):
         raise ConfigError(
@@ -51,6 +53,9 @@ def once(
             raise ConfigError(
                 f"once() decorates async functions, got {function!r}: write async def, or use fastdedup.sync"
             )
+        check_arguments_rule(key, function, "once(key=…)")
+        if fingerprint is not None:
+            check_arguments_rule(fingerprint, function, "once(fingerprint=…)")
 
         @functools.wraps(function)
         async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -9,6 +9,7 @@ OpenAPI document. Main path: `Idempotency.__call__` → the dependency → `Asgi
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, Unpack
 
+from ..checks import not_a_gate
 from ..claim import Claim
 from ..errors import ConfigError, UnavailableError
 from ..gateway import Dedup
@@ -83,20 +84,20 @@ class Idempotency:
             lower limit.
 
     Raises:
-        ConfigError: the application has an `Idempotency` already.
+        ConfigError: `dedup` is not a `Dedup`, or the application has an `Idempotency` already.
     """
 
     def __init__(
         self, app: FastAPI, dedup: Dedup, *, docs: str | None = None, max_request: int = 1024 * 1024
     ) -> None:
+        if not isinstance(dedup, Dedup):
+            raise not_a_gate(dedup, "dedup in Idempotency(app, dedup)", "fastdedup.Dedup")
         if any(
             getattr(middleware.cls, "__name__", "") == _Capture.__name__ for middleware in app.user_middleware
         ):
             raise ConfigError(
                 "this application has an Idempotency(...) already: name another Dedup by Claimed(dedup=...)"
             )
-        if not isinstance(dedup, Dedup):
-            raise ConfigError(f"Idempotency(app, dedup) takes a fastdedup.Dedup, got {dedup!r}")
         self.app = app
         self.dedup = dedup
         self.web_keys = dedup.scoped(SCOPE)

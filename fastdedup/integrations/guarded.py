@@ -5,9 +5,9 @@ from __future__ import annotations
 from inspect import isawaitable
 from typing import Any, cast
 
+from ..checks import not_a_gate
 from ..claim import Claim
 from ..compiled import mypyc_attr
-from ..errors import ConfigError
 from ..gateway import Dedup
 from ..web.answers import REFUSALS, answer, refusal
 from ..web.header import parse
@@ -29,7 +29,8 @@ class GuardedApp:
 
     def __init__(self, app: ASGIApp, dedup: Any) -> None:
         if not isinstance(dedup, Dedup):
-            raise ConfigError(f"ASGI takes a fastdedup.Dedup, got {dedup!r}")
+            call = "IdempotencyMiddleware(app, dedup) or idempotent(dedup)"
+            raise not_a_gate(dedup, f"dedup in {call}", "fastdedup.Dedup")
         self.app = app
         self._lifespan = Lifespan(dedup)
         # Mutable: was the application searched for FastAPI, whose errors are watched.

@@ -7,6 +7,7 @@ from inspect import isawaitable, iscoroutine
 from typing import Unpack
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
+from ..checks import not_a_gate
 from ..claims.call import ClaimCall
 from ..errors import ConfigError
 from ..gateway import Dedup as AsyncDedup
@@ -177,7 +178,7 @@ class IdempotencyMiddleware:
         **settings: Unpack[RouteSettings],
     ) -> None:
         if not isinstance(dedup, Dedup):
-            raise ConfigError(f"WSGI takes a fastdedup.sync.Dedup, got {dedup!r}")
+            raise not_a_gate(dedup, "dedup in IdempotencyMiddleware(app, dedup)", "fastdedup.sync.Dedup")
         self.app = app
         rules = make_rules(routes, dict(settings))
         self._table = RouteTable(rules, lambda rule: WsgiGuard(dedup, rule))

@@ -20,7 +20,7 @@ from contextlib import AbstractAsyncContextManager
 from time import monotonic
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
-from ..checks import Seconds, check_count, check_seconds
+from ..checks import Seconds, check_arguments_rule, check_count, check_seconds, not_a_gate
 from ..claim import Claim
 from ..claims.call import ClaimCall, claim_of, count_claim
 from ..claims.waiting import end_of, one_wait, wait_a_while
@@ -96,6 +96,12 @@ class OnceRules:
         # Mutable: was it seen that `begin` commits.
         self.proven = False
 
+    def check_function(self, function: Callable[..., Any]) -> None:
+        """Raise ConfigError if the key's or the fingerprint's function cannot take the function's arguments."""
+        check_arguments_rule(self._key, function, "once(key=…)")
+        if self._fingerprint is not None:
+            check_arguments_rule(self._fingerprint, function, "once(fingerprint=…)")
+
     def key_and_mark(self, *args: Any, **kwargs: Any) -> tuple[str, Fingerprint | None]:
         """Return the key of a call, and its fingerprint, which is None where calls are not compared."""
         value = None if self._fingerprint is None else self._fingerprint(*args, **kwargs)
@@ -167,12 +173,6 @@ def count_duplicate(gate: Dedup, seconds: float) -> None:
         counters.observe(namespace.settings.namespace, "claim", Outcome.SUCCEEDED.value, seconds)
 
 
-def not_a_gate(given: object, wanted: str) -> ConfigError:
-    """Return the error for a `gate` of another kind."""
-    kind = type(given)
-    return ConfigError(f"once(gate=…) must be {wanted}, got {kind.__module__}.{kind.__qualname__}")
-
-
 class CommitUnknown(Exception):
     """Carries the error of a COMMIT whose reply was lost."""
 
@@ -188,13 +188,14 @@ def once(
 ]:
     """Return the decorator; see `Inbox.once`."""
     if rules.gate is not None and not isinstance(rules.gate, Dedup):
-        raise not_a_gate(rules.gate, "a fastdedup.Dedup")
+        raise not_a_gate(rules.gate, "once(gate=…)", "fastdedup.Dedup")
 
     def decorate(
         function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
     ) -> OnceFunction[P, Coroutine[Any, Any, T]]:
         if not inspect.iscoroutinefunction(function):
             raise ConfigError(f"{function!r} is not async: use once() of fastdedup.sync.sql.Inbox")
+        rules.check_function(function)
 
         call: Callable[..., Coroutine[Any, Any, T]] = function
         before = arguments_before(function)

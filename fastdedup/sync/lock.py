@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING, NoReturn
 
 from ..checks import Seconds
 from ..errors import InProgressError
+from ..lock import not_entered
 from .claim import Claim
 
 
@@ -59,6 +61,12 @@ class LockCall:
     def __init__(self, ask: Callable[[], Claim]) -> None:
         self._ask = ask
         self._held: Claim | None = None
+
+    if not TYPE_CHECKING:  # a checker shall report the attribute, too
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise AttributeError: only the lock that `with` gives has attributes."""
+            raise not_entered(name, "with")
 
     def __enter__(self) -> Lock:
         try:

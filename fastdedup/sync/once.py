@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from ..checks import shown
+from ..checks import check_arguments_rule, shown
 from ..errors import ConfigError, UsageError
 from .claim import Claim
 
@@ -52,7 +52,8 @@ def once(
     """Return a decorator that does for functions what `fastdedup.Dedup.once` does for async functions.
 
     Raises:
-        ConfigError: the function is async, or the function of the key or of the fingerprint is none, or async.
+        ConfigError: the function is async, or the function of the key or of the fingerprint is none, or async,
+            or cannot take the arguments of the decorated function.
     """
     if not callable(key) or inspect.iscoroutinefunction(key):
         raise ConfigError(
@@ -64,6 +65,9 @@ def once(
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         check_blocking(function, "once() of fastdedup.Dedup")
+        check_arguments_rule(key, function, "once(key=…)")
+        if fingerprint is not None:
+            check_arguments_rule(fingerprint, function, "once(fingerprint=…)")
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:

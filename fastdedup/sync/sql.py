@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from ..checks import Seconds
+from ..checks import Seconds, not_a_gate
 from ..claim import Claim as AsyncClaim
 from ..downstream import claimed_work
 from ..errors import (
@@ -41,7 +41,6 @@ from ..sql.once import (
     free,
     is_committed_perhaps,
     mend,
-    not_a_gate,
 )
 from ..sql.purge import Ticker
 from ..sql.receipt import AnyReceipt
@@ -125,11 +124,12 @@ class Inbox(AnyInbox[Begin]):
         """Decorate `def work(transaction, …)` to be done once for each key; see `fastdedup.sql.Inbox.once`."""
         beginning = self._beginning(begin)
         if gate is not None and not isinstance(gate, Dedup):
-            raise not_a_gate(gate, "a fastdedup.sync.Dedup")
+            raise not_a_gate(gate, "once(gate=…)", "fastdedup.sync.Dedup")
         rules = OnceRules(self._rules, key, gate, wait, busy, attempts, fingerprint)
 
         def decorate(function: Callable[Concatenate[Any, P], T]) -> OnceFunction[P, T]:
             check_blocking(function, "once() of fastdedup.sql.Inbox")
+            rules.check_function(function)
             call: Callable[..., T] = function
             before = arguments_before(function)
             calls = ThreadCalls(functools.partial(_count_duplicate, rules))

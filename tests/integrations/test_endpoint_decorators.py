@@ -212,7 +212,7 @@ def test_mistakes_are_told_where_they_are_made() -> None:
     wrong: Any = for_starlette.idempotent
     with pytest.raises(ConfigError, match="unknown setting 'waits'"):
         wrong(dedup, principal=everyone, waits=1)
-    with pytest.raises(ConfigError, match=r"takes a fastdedup\.Dedup"):
+    with pytest.raises(ConfigError, match=r"must be a fastdedup\.Dedup"):
         wrong(object(), principal=everyone)
     with pytest.raises(ConfigError, match="decorate the method"):
         wrong(dedup, principal=everyone)(HTTPEndpoint)

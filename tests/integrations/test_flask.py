@@ -232,7 +232,7 @@ def test_mistakes_are_told_where_they_are_made() -> None:
         wrong(waits=1)
     with pytest.raises(ConfigError, match="in a MethodView"):
         idempotent()(FlaskShop)
-    with pytest.raises(ConfigError, match=r"takes a fastdedup\.sync\.Dedup"):
+    with pytest.raises(ConfigError, match=r"must be a fastdedup\.sync\.Dedup"):
         FastDedup(flask.Flask("none"))
     with pytest.raises(ConfigError, match="name of an entry"):
         by_session("")

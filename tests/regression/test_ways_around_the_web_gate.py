@@ -118,12 +118,12 @@ def test_mistakes_in_claimed_are_told_where_they_are_made(settings: Any) -> None
 
 @pytest.mark.parametrize("gate", ["redis://localhost", SyncDedup(), None])
 def test_asgi_takes_the_asyncio_gate(gate: Any) -> None:
-    with pytest.raises(ConfigError, match=re.escape("takes a fastdedup.Dedup")):
+    with pytest.raises(ConfigError, match=re.escape("must be a fastdedup.Dedup")):
         asgi.IdempotencyMiddleware(FastAPI(), gate, principal=asgi.everyone)
 
 
 def test_a_gate_is_a_dedup() -> None:
-    with pytest.raises(ConfigError, match=re.escape("takes a fastdedup.Dedup")):
+    with pytest.raises(ConfigError, match=re.escape("must be a fastdedup.Dedup")):
         Idempotency(FastAPI(), "redis://localhost")  # type: ignore[arg-type]
 
 

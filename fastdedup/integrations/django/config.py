@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
+from ...checks import named
 from ...errors import ConfigError, DedupError
 from ...sync import Dedup
 from ...web.forms import FIELD
@@ -114,7 +115,7 @@ def _made_of(given: Any) -> Dedup:
     if not isinstance(given, dict):
         raise ImproperlyConfigured(
             f"settings.FASTDEDUP is a dictionary such as {_EXAMPLE}, a fastdedup.sync.Dedup, or the dotted path of "
-            f"either; not {given!r}"
+            f"either; not {named(given)}"
         )
     try:
         return Dedup(**given)

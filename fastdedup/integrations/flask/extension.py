@@ -9,6 +9,7 @@ from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 import flask
 
+from ...checks import named
 from ...errors import ConfigError
 from ...sync import Dedup
 from ...web.forms import FIELD, FormRefused
@@ -68,6 +69,10 @@ class FastDedup:
 
     def init_app(self, app: flask.Flask, dedup: Dedup | None = None) -> None:
         """Set an application up. Raises ConfigError as the class does."""
+        if not isinstance(app, flask.Flask):
+            raise ConfigError(
+                f"app in FastDedup(app, dedup) must be a flask.Flask, got {type(app).__module__}.{named(app)}"
+            )
         if NAME in app.extensions:
             raise ConfigError(f"the application {app.name!r} has a FastDedup already")
         gate = _dedup_of(app.config.get("FASTDEDUP") if dedup is None else dedup)
@@ -100,7 +105,7 @@ def _dedup_of(given: Any) -> Dedup:
         return given
     if not isinstance(given, dict):
         raise ConfigError(
-            f"FastDedup takes a fastdedup.sync.Dedup, got {given!r}: give it to init_app(app, dedup), or set "
+            f"dedup must be a fastdedup.sync.Dedup, got {named(given)}: give it to init_app(app, dedup), or set "
             'app.config["FASTDEDUP"] = {"url": "redis://localhost:6379/0", "namespace": "shop"}'
         )
     return Dedup(**given)
