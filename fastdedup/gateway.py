@@ -536,9 +536,13 @@ class Dedup(Inspected):
             UnavailableError: as for `claim`; with `unrecorded` the work is done.
             ConfigError: as it decorates: the function is not async, or `key` or `fingerprint` is.
         """
+        settings = self._namespace.settings
         return once(
             self.claim,
             key,
+            tell=lambda function: self._namespace.connection.decorated.tell(
+                function, key, settings.namespace, settings.codec
+            ),
             fingerprint=fingerprint,
             fail_on=fail_on,
             options={

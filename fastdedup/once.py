@@ -21,6 +21,7 @@ def once(
     claim: Callable[..., ClaimCall],
     key: Callable[..., str],
     *,
+    tell: Callable[[Callable[..., Any]], None],
     fingerprint: Callable[..., Any] | None,
     fail_on: tuple[type[Exception], ...],
     options: dict[str, Any],
@@ -32,8 +33,11 @@ def once(
     another fingerprint raises MismatchError.
 
     An exception releases the key, so that a retry runs the function again. An exception of a type in `fail_on` is
-    recorded, and later calls raise FailedError. A result that cannot be stored (ResultError, ResultTooLargeError) is
-    also recorded as a failure: the function's effect has happened, and must not happen again.
+    recorded, and later calls raise FailedError. If a result cannot be stored (ResultError, ResultTooLargeError),
+    later calls raise FailedError for as long as a success is remembered: the function's effect has happened, and must
+    not happen again.
+
+    `tell`: called with the function, before it is decorated.
 
     Raises:
         ConfigError: the function is not async, or the function of the key or of the fingerprint is none, or async,
@@ -56,6 +60,7 @@ def once(
         check_arguments_rule(key, function, "once(key=…)")
         if fingerprint is not None:
             check_arguments_rule(fingerprint, function, "once(fingerprint=…)")
+        tell(function)
 
         @functools.wraps(function)
         async def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:

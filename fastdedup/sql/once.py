@@ -97,10 +97,11 @@ class OnceRules:
         self.proven = False
 
     def check_function(self, function: Callable[..., Any]) -> None:
-        """Raise ConfigError if the key's or the fingerprint's function cannot take the function's arguments."""
+        """Raise ConfigError if the rules cannot take the arguments of the function. See `Decorated` too."""
         check_arguments_rule(self._key, function, "once(key=…)")
         if self._fingerprint is not None:
             check_arguments_rule(self._fingerprint, function, "once(fingerprint=…)")
+        self.inbox.decorated.tell(function, self._key, self.inbox.name, self.inbox.codec)
 
     def key_and_mark(self, *args: Any, **kwargs: Any) -> tuple[str, Fingerprint | None]:
         """Return the key of a call, and its fingerprint, which is None where calls are not compared."""

@@ -335,7 +335,15 @@ class Dedup:
             "resolve": resolve,
             "remember": remember,
         }
-        return once(self.claim, key, fingerprint=fingerprint, fail_on=fail_on, options=options)
+        settings, decorated = self.settings, self._per_process.decorated
+        return once(
+            self.claim,
+            key,
+            tell=lambda function: decorated.tell(function, key, settings.namespace, settings.codec),
+            fingerprint=fingerprint,
+            fail_on=fail_on,
+            options=options,
+        )
 
     def machine(
         self, name: str, *, initial: str, transitions: Transitions, ttl: Seconds = 30 * 86_400.0

@@ -45,6 +45,7 @@ def once(
     ask: Callable[..., Claim],
     key: Callable[..., str],
     *,
+    tell: Callable[[Callable[..., Any]], None],
     fingerprint: Callable[..., Any] | None,
     fail_on: tuple[type[Exception], ...],
     options: dict[str, Any],
@@ -68,6 +69,7 @@ def once(
         check_arguments_rule(key, function, "once(key=…)")
         if fingerprint is not None:
             check_arguments_rule(fingerprint, function, "once(fingerprint=…)")
+        tell(function)
 
         @functools.wraps(function)
         def wrapper(*args: P.args, **kwargs: P.kwargs) -> T:

@@ -17,7 +17,7 @@ from fastdedup import sync as synchronous
 from ..proxy import Proxy, proxied
 from ..servers import RedisServer
 
-TIMEOUT = 0.5
+TIMEOUT = 1.0
 TIMINGS = 12
 
 

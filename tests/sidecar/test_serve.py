@@ -98,7 +98,7 @@ def test_without_its_extra_it_names_it(missing: str) -> None:
         (["--lease", "-1"], "--lease: lease: must be a number of seconds"),
         (["--config", "/nonexistent.toml"], "/nonexistent.toml: No such file"),
         (["--socket", "/proc/fastdedup.sock"], "/proc"),
-        (["--socket", "/tmp/" + "x" * 200], "cannot listen"),
+        (["--socket", "/tmp/" + "x" * 200], "107 bytes"),
     ],
 )
 def test_what_cannot_be_served_is_said_in_a_line(options: list[str], told: str) -> None:

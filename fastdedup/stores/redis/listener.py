@@ -27,6 +27,12 @@ OnFreed = Callable[[bytes | None], None]
 Connect = Callable[[Callable[[Any], None]], Awaitable[RedisConnection]]
 
 
+def _is_cancelled() -> bool:
+    """True if this task was cancelled: an event loop that ends cancels it once, and what connects may lose that."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 async def _no_look() -> None:
     """Do nothing: the messages come as long as the server answers."""
 
@@ -93,7 +99,7 @@ class Listener:
     async def _run(self, on_freed: OnFreed) -> None:
         pause = _PAUSE
         try:
-            while True:
+            while not _is_cancelled():
                 try:
                     self.connection = connection = await self._subscribe(on_freed)
                 except Exception as error:  # noqa: BLE001 -- the callers of `start` get it and translate it
@@ -128,7 +134,7 @@ class Listener:
 
     async def _until_ended(self, connection: RedisConnection) -> None:
         """Return once the connection has ended, also by a frozen server or a cut cable, which send no sign of it."""
-        while not connection.closed.done():
+        while not connection.closed.done() and not _is_cancelled():
             self._heard = False
             await asyncio.wait([connection.closed], timeout=_QUIET)
             if not self._heard:
