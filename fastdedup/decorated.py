@@ -19,7 +19,7 @@ _OTHERS = (tuple, set, frozenset, bytes, bytearray, date, time, timedelta, Decim
 """Types that JSON does not have: they come back as another type, or cannot be stored."""
 
 
-class Decorated:
+class DecoratedFunctions:
     """The functions that one gate or inbox has decorated."""
 
     def __init__(self) -> None:

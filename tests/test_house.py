@@ -57,7 +57,7 @@ FLOORS = (
     ("protocol",),
     ("keys",),
     ("client",),  # for those who call an API over HTTP: it knows nothing of the gate
-    ("downstream",),
+    ("downstream", "decorated"),
     ("checks", "codec"),
     ("model", "events", "forking", "tasks"),
     ("errors",),

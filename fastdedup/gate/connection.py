@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from ..checks import Seconds, check_count, check_seconds, shown
-from ..decorated import Decorated
+from ..decorated import DecoratedFunctions
 from ..engine.answers import wrong_loop
 from ..engine.engine import Engine, OnBatch, OnStoreCall
 from ..engine.queue import MIN_BATCH
@@ -119,7 +119,7 @@ class Connection:
         """The user's own callback; `report` calls it."""
         self.listeners: list[OnEvent] = [] if on_event is None else [on_event]
         """Called with each event: the user's callback, and what counts."""
-        self.decorated = Decorated()
+        self.decorated = DecoratedFunctions()
         self._lease = lease
         self.on_batch: OnBatch | None = None
         """Set before opening: see `Engine`."""

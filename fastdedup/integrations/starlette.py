@@ -24,12 +24,12 @@ except ImportError as error:
 __all__ = ["UUID", "by_header", "by_host", "claim_of", "everyone", "idempotent", "json_fingerprint"]
 
 Endpoint = Callable[..., Any]
-Decorated = Callable[..., Coroutine[Any, Any, Any]]
+DecoratedFunctions = Callable[..., Coroutine[Any, Any, Any]]
 
 
 def idempotent(
     dedup: Dedup, *, principal: Principal, docs: str | None = None, **settings: Unpack[KeySettings]
-) -> Callable[[Endpoint], Decorated]:
+) -> Callable[[Endpoint], DecoratedFunctions]:
     """Decorate an endpoint: a POST or PATCH request with an Idempotency-Key takes effect once.
 
         @idempotent(dedup, principal=by_header("x-api-key"), required=True)
@@ -52,7 +52,7 @@ def idempotent(
     """
     gate = EndpointGate(dedup, docs, {"principal": principal, **settings})
 
-    def decorate(endpoint: Endpoint) -> Decorated:
+    def decorate(endpoint: Endpoint) -> DecoratedFunctions:
         if not callable(endpoint) or isinstance(endpoint, type):
             raise ConfigError(
                 f"idempotent() decorates an endpoint that is a function, got {endpoint!r}: in an HTTPEndpoint "

@@ -97,7 +97,7 @@ class OnceRules:
         self.proven = False
 
     def check_function(self, function: Callable[..., Any]) -> None:
-        """Raise ConfigError if the rules cannot take the arguments of the function. See `Decorated` too."""
+        """Raise ConfigError if the rules cannot take the arguments of the function. See `DecoratedFunctions` too."""
         check_arguments_rule(self._key, function, "once(key=…)")
         if self._fingerprint is not None:
             check_arguments_rule(self._fingerprint, function, "once(fingerprint=…)")

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 from ..checks import Seconds, check_count, check_seconds
 from ..codec import Codec, JSONCodec, decode, encode
-from ..decorated import Decorated
+from ..decorated import DecoratedFunctions
 from ..errors import ConfigError, UsageError
 from ..keys import check_namespace
 from ..model import Outcome
@@ -147,7 +147,7 @@ class InboxRules(TableRules):
         super().__init__(TableName(table, schema), check_seconds(keep, "keep"))
         self.codec: Codec = JSONCodec() if codec is None else codec
         self.max_result = check_count(max_result, "max_result")
-        self.decorated = Decorated()
+        self.decorated = DecoratedFunctions()
         self._keys = Keyspace(name, Kind.CLAIM, readable=MAX_KEY_BYTES)
         self.received: Counter[str] = Counter()
         """Received keys by their outcome, for metrics. Threads share it; a count may be missed."""

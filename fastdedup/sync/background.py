@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from ..claim import Claim
 from ..claims.call import ClaimCall
-from ..decorated import Decorated
+from ..decorated import DecoratedFunctions
 from ..errors import UsageError
 from ..gateway import Dedup
 from .loop import LoopThread, current, leave_behind, starting
@@ -139,7 +139,7 @@ class PerProcess:
     def __init__(self, make: Callable[[], Dedup], *, reusable: bool, seconds: float) -> None:
         self.template = make()
         self.seconds = seconds
-        self.decorated = Decorated()
+        self.decorated = DecoratedFunctions()
         self._make = make
         self._reusable = reusable
         self._on_made: list[Callable[[Dedup], object]] = []

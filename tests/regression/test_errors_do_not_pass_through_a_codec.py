@@ -51,7 +51,7 @@ async def told(dedup: Dedup, error: Exception) -> Any:
     """Fail with an error for good; return what a duplicate is told."""
 
     @dedup.once(key=lambda: "order:42", fail_on=(Exception,))
-    async def work() -> bytes:
+    async def work() -> Any:
         raise error
 
     with pytest.raises(type(error)):

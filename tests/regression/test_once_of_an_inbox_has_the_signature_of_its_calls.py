@@ -34,12 +34,12 @@ class Desk:
     ("kind", "function", "method"), [(Inbox, later, Desk.later), (SyncInbox, now, Desk.now)]
 )
 def test_it_is_the_functions_without_the_transaction(kind: Any, function: Any, method: Any) -> None:
-    once = kind("billing", keep=60.0, begin=lambda: None).once(str)
+    once, of_methods = (kind(name, keep=60.0, begin=lambda: None).once(str) for name in ("billing", "desk"))
     work = once(function)
     assert str(inspect.signature(work)) == "(order: 'str', *, amount: 'int' = 1) -> 'int'"
     assert sorted(work.__annotations__) == ["amount", "order", "return"]
     assert "session" in function.__annotations__
-    assert str(inspect.signature(once(method))) == "(self, order: 'str', *, amount: 'int' = 1) -> 'int'"
+    assert str(inspect.signature(of_methods(method))) == "(self, order: 'str', *, amount: 'int' = 1) -> 'int'"
     assert (work.__name__, work.__wrapped__) == (function.__name__, function)
 
 
