@@ -64,8 +64,12 @@ def lighter(
 ) -> Iterator[Headers]:
     """Yield a dead letter's headers, then less and less of them; those of the message itself go last.
 
-    Of these a header that holds the message's key, or a part of it, is the very last: without it the message could
-    not be delivered again. The count of attempts stays. If one of the message's own is left out, `LEFT_OUT` names it.
+    Of these a header that is the message's key is the very last, because without it the message could not be
+    delivered again. If none is, a header that holds the key or is a part of it may be what the key was made of. A key
+    that is a digest of a header shows nothing of it.
+
+    The count of attempts stays. If one of the message's own is left out, `LEFT_OUT` names it; beside the key's header
+    alone it says only how many are.
     """
     rest = list(headers)
     key = text_of(dict(rest).get(KEY)) or ""
@@ -78,7 +82,8 @@ def lighter(
     before = [text_of(value) for name, value in rest if name == LEFT_OUT]
     attempts = [pair for pair in rest if pair[0] == ATTEMPTS]
     theirs = sorted((pair for pair in rest if pair[0] not in (ATTEMPTS, LEFT_OUT)), key=_size_of)
-    keyed = [pair for pair in theirs if _holds(pair[1], key)]
+    keyed = [pair for pair in theirs if key and text_of(pair[1]) == key]
+    keyed = keyed or [pair for pair in theirs if _may_hold(pair[1], key)]
     theirs = [pair for pair in theirs if pair not in keyed]
     names: list[str] = []
     count = 1
@@ -88,7 +93,8 @@ def lighter(
         yield [*theirs, *keyed, *attempts, _left_out(names, before)]
         count *= 2  # there may be thousands of small ones
     if keyed:
-        yield [*keyed, *attempts]
+        if names:
+            yield [*keyed, *attempts, (LEFT_OUT, f"{len(names)} headers")]
         yield [*attempts, _left_out([*(name for name, _ in reversed(keyed)), *names], before)]
 
 
@@ -96,7 +102,7 @@ def _left_out(names: Iterable[str], before: Iterable[str | None]) -> tuple[str, 
     return LEFT_OUT, ", ".join(filter(None, (*names, *before)))[:_NAMES]
 
 
-def _holds(value: Any, key: str) -> bool:
+def _may_hold(value: Any, key: str) -> bool:
     """True if a header's value may be what the key was made of."""
     text = text_of(value)
     if not text or not key:

@@ -46,8 +46,19 @@ def test_the_messages_own_headers_go_last_and_the_largest_first() -> None:
 def test_the_header_that_holds_the_key_goes_last_of_all(value: str | bytes) -> None:
     every = versions({"id": value, **THEIRS})
     assert [each.get("id") for each in every] == [value] * (len(every) - 1) + [None]
-    assert every[-2] == {ATTEMPTS: 5, "id": value}
+    assert every[-2] == {ATTEMPTS: 5, "id": value, LEFT_OUT: "3 headers"}
     assert every[-1] == {ATTEMPTS: 5, LEFT_OUT: "id, trace, basket, tenant"}
+
+
+def test_a_header_that_is_the_key_goes_after_one_that_holds_a_part_of_it() -> None:
+    every = versions({"shard": "7", "id": "order-7", "link": "https://shop/order-7"})
+    assert [set(each) - {ATTEMPTS, LEFT_OUT} for each in every[-2:]] == [{"id"}, set()]
+
+
+def test_each_version_without_a_header_of_the_message_says_so() -> None:
+    theirs = {"id": "order-7", **THEIRS}
+    for each in versions(theirs):
+        assert (LEFT_OUT in each) == (not theirs.keys() <= each.keys())
 
 
 def test_what_the_broker_has_added_goes_before_the_messages_own() -> None:

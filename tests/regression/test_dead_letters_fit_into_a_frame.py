@@ -101,6 +101,31 @@ async def test_the_largest_headers_of_a_full_frame_are_left_out(
     assert "left out: 'big'" in caplog.text
 
 
+async def test_the_header_that_holds_the_key_goes_after_all_smaller_ones(
+    rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
+) -> None:
+    """So little room is left beyond it that the dead letter can say only how many others are missing."""
+
+    def key_of(message: AbstractIncomingMessage) -> str:
+        return str(message.headers["id"]).partition(":")[0]
+
+    async with shop(rabbitmq, redis_url, robust=True) as orders:
+        orders.then = fault
+        message = aio_pika.Message(b"{}", message_id="big", delivery_mode=2, headers={"id": "", ATTEMPTS: 1})
+        room = FRAME_MAX - _AROUND - len(message.properties.marshal())
+        for_the_mark = 36  # bytes: of "2 headers" it takes 35, of the two names 39
+        theirs = {
+            "id": "big:" + "b" * (room - len("big:") - for_the_mark),
+            "tenant": "a" * 12,
+            "trace": "t" * 12,
+        }
+        await orders.publish("big", headers=theirs)
+        async with orders.consuming(attempts=1, key=key_of) as consumer:
+            await wait_until(lambda: consumer.counts.dead_lettered, description="it is a dead letter")
+        (dead,) = await orders.dead()
+    assert dead.headers == {"id": theirs["id"], ATTEMPTS: 1, LEFT_OUT: "2 headers"}
+
+
 async def test_a_message_held_for_its_next_attempt_goes_back_by_stop(
     rabbitmq: RabbitServer, redis_url: str, wait_until: WaitUntil
 ) -> None:
