@@ -40,7 +40,7 @@ from .faults import FAULTS, PASSWORD, Fault
 WaitUntil = Callable[..., Any]
 Run = Callable[[], Awaitable[Any]]
 
-SLACK = 0.5
+SLACK = 2.0
 """Seconds beyond the deadline: the tests share their cores. The true slack is for a benchmark to measure."""
 LEASE = 0.3
 """Seconds: settling is tried again until the lease ends."""
@@ -118,6 +118,8 @@ VERBS: dict[str, Callable[[Dedup], Awaitable[Run]]] = {
 }
 OWN_TIME = {"complete": LEASE, "fail": LEASE, "release": LEASE, "claim_waiting": WAIT}
 """Seconds that a verb may take on top of the deadline."""
+WITHOUT_LEASE = ("consume",)
+"""Verbs whose error waits for what they have left to be taken back: for one further timeout."""
 
 
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=str)
@@ -205,7 +207,7 @@ def is_honest(answer: object, seconds: float, fault: Fault, verb: str) -> bool:
         isinstance(answer, UnavailableError)
         and re.search(fault.cause, str(answer)) is not None
         and not shows_password(answer)
-        and seconds < fault.timeout + SLACK + OWN_TIME.get(verb, 0.0)
+        and seconds < fault.timeout * (1 + (verb in WITHOUT_LEASE)) + SLACK + OWN_TIME.get(verb, 0.0)
     )
 
 
