@@ -16,7 +16,6 @@ from .downstream import downstream_key
 from .errors import (
     ClaimLostError,
     DedupError,
-    FailedError,
     InProgressError,
     InvalidKeyError,
     MismatchError,
@@ -25,6 +24,7 @@ from .errors import (
     ShortfallError,
     UnavailableError,
     UsageError,
+    first_run_failed,
 )
 from .gate.connection import LONGEST_PAUSE
 from .gate.namespace import Namespace
@@ -254,8 +254,7 @@ class Claim:
             case Outcome.SUCCEEDED:
                 return self.result
             case Outcome.FAILED:
-                error = self.error
-                raise FailedError(f"the first run of {self.key!r} failed: {error!r}", error=error)
+                raise first_run_failed(self.key, self.error)
             case Outcome.IN_PROGRESS:
                 after = self.retry_after or 0.0
                 raise InProgressError(f"{self.key!r} is in progress elsewhere", retry_after=after)

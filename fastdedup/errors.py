@@ -156,6 +156,12 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error_text(error)}"
 
 
+def first_run_failed(key: str, error: object) -> FailedError:
+    """Return the error for a duplicate of a run that failed. `error`: what that run recorded, or None."""
+    text = f"the first run of {key!r} failed"
+    return FailedError(text if error is None else f"{text}: {error!r}", error=error)
+
+
 def foreign(key: str) -> ForeignRecordError:
     """Return the error for a key that holds a value of another program."""
     return ForeignRecordError(

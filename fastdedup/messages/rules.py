@@ -10,10 +10,10 @@ from ..claims.takeover import Resolution
 from ..errors import (
     ConfigError,
     DedupError,
-    FailedError,
     InvalidKeyError,
     MismatchError,
     describe_error,
+    first_run_failed,
 )
 from ..keys import fingerprint as digest_of
 from ..model import Outcome
@@ -127,9 +127,7 @@ class MessageRules:
             case Outcome.SUCCEEDED:
                 return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, claim.result)
             case Outcome.FAILED:
-                error: DedupError = FailedError(
-                    f"the first run of {key!r} failed: {claim.error!r}", error=claim.error
-                )
+                error = first_run_failed(key, claim.error)
                 return Decision(Action.ACK, Reason.DUPLICATE, key, claim.attempt, error=error)
             case Outcome.IN_PROGRESS:
                 return Decision(Action.RETRY, Reason.IN_PROGRESS, key)  # no attempt is spent

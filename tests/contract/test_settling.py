@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fastdedup import ClaimLostError, Outcome, ResultTooLargeError, State, UnavailableError
+from fastdedup import ClaimLostError, FailedError, Outcome, ResultTooLargeError, State, UnavailableError
 from fastdedup.protocol.operations import Code, ReleaseOp, SettleOp
 from fastdedup.testing import FakeStore, fake_dedup
 
@@ -63,6 +63,15 @@ async def test_a_failure_answers_with_its_error_for_failure_ttl(
         await long_.fail("declined", ttl=60)
         again = await dedup.claim("other")
         assert (again.outcome, again.error, again.result) == (Outcome.FAILED, "declined", None)
+
+
+@pytest.mark.parametrize(("error", "said"), [(None, "failed$"), ("declined", "failed: 'declined'$")])
+async def test_a_replayed_failure_says_what_was_recorded(backend: Backend, error: object, said: str) -> None:
+    async with backend.make() as dedup:
+        await (await dedup.claim("k")).fail(error)
+        with pytest.raises(FailedError, match=said) as caught:
+            (await dedup.claim("k")).replay()
+        assert caught.value.error == error
 
 
 @pytest.mark.parametrize("verb", ["complete", "fail", "release", "renew"])
