@@ -26,6 +26,7 @@ from .databases import MariaServer, PostgresServer
 from .servers import RedisServer, unmeasured
 from .stores import STORES, Backend
 from .unmeasured import adds_nothing, has_unmeasured_programs
+from .virtual import VirtualLoop
 from .workers import role
 
 DEADLINE = 60.0
@@ -87,6 +88,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     factory = uvloop.new_event_loop if pyfuncitem.config.getoption("--loop") == "uvloop" else None
+    if pyfuncitem.get_closest_marker("virtual_time"):
+        factory = VirtualLoop
 
     async def run() -> None:
         try:

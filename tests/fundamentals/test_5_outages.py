@@ -23,7 +23,7 @@ def server() -> Iterator[RedisServer]:
 
 async def test_by_default_a_claim_is_refused_while_redis_is_away(server: RedisServer) -> None:
     """`Reject` is the default: an error that says when to try again, for HTTP 503 and Retry-After."""
-    async with Dedup(server.url) as dedup:
+    async with Dedup(server.url, timeout=0.5) as dedup:
         server.kill()
         with pytest.raises(UnavailableError) as refused:
             await dedup.claim("order:42")

@@ -18,15 +18,15 @@ WaitUntil = Callable[..., Any]
 async def test_a_full_redis_refuses_and_forgets_nothing(wait_until: WaitUntil) -> None:
     server = RedisServer("--maxmemory-policy", "noeviction").start()
     try:
-        async with Dedup(server.url, namespace="shop", timeout=5.0, known_duplicates=0) as dedup:
+        async with Dedup(server.url, namespace="shop", timeout=1.5, known_duplicates=0) as dedup:
             clicks = dedup.ledger("clicks", window=60.0, capacity=1000)
             assert await clicks.first("i")
             await (await dedup.claim("done")).complete({"order": 1})
-            held = await dedup.claim("held")
+            held, brief = await dedup.claim("held"), await dedup.claim("brief", lease=1.5)
             with server.client() as raw:
                 raw.config_set("maxmemory", 100_000)
             assert not await clicks.first("i"), "an id that is remembered needs no write"
-            for refused in (dedup.claim("done"), held.complete({"order": 2}), dedup.claim("new")):
+            for refused in (dedup.claim("done"), brief.complete({"order": 2}), dedup.claim("new")):
                 with pytest.raises(UnavailableError, match="out of memory"):
                     await refused
             await wait_until(lambda: dedup.breaker is BreakerState.OPEN, description="the breaker opens")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from fastdedup import Dedup, LocalLRU, Outcome, UnavailableError, UsageError
+from fastdedup.events import Degraded, Event, Replayed
 
 from ..idle import IdleTime
 from ..servers import RedisServer
@@ -150,3 +152,55 @@ async def test_closing_while_the_server_is_frozen_ends(server: RedisServer) -> N
     assert {type(answer) for answer in answers} == {UnavailableError}
     with pytest.raises(UsageError):
         await dedup.claim("late")
+
+
+async def test_a_killed_redis_is_answered_for_and_comes_back(
+    server: RedisServer, wait_until: WaitUntil
+) -> None:
+    """Kill -9 in the middle: the next claim is the policy's, and after the restart it is Redis's again."""
+    events: list[Event] = []
+    async with Dedup(server.url, timeout=2.0, on_unavailable=LocalLRU(), on_event=events.append) as dedup:
+        before = await dedup.claim("before")
+        server.kill()
+        during = await dedup.claim("during")
+        assert (during.acquired, during.degraded) == (True, True)
+        await before.complete("sold")
+        os.unlink(server.socket)
+        server.start()
+        await wait_until(lambda: Replayed in map(type, events), description="the journal is replayed")
+        after = await dedup.claim("after")
+        assert (after.acquired, after.degraded) == (True, False)
+        still = await dedup.claim("during")
+        assert (still.outcome, still.degraded, still.fence) == (Outcome.IN_PROGRESS, False, during.fence)
+        # This server keeps nothing over a crash; what was settled in the outage it has nevertheless.
+        again = await dedup.claim("before")
+        assert (again.result, again.degraded) == ("sold", False)
+        await during.complete("by its first owner")
+        assert (await dedup.claim("during")).result == "by its first owner"
+    assert [event.answered for event in events if isinstance(event, Degraded)][:2] == [True, True]
+
+
+async def test_a_killed_redis_is_refused_under_reject_within_the_deadline(server: RedisServer) -> None:
+    """UnavailableError that names the server, for every caller at once."""
+    async with Dedup(server.url, timeout=0.5) as dedup:
+        await dedup.claim("before")
+        server.kill()
+        answers = await asyncio.gather(*(dedup.claim(str(n)) for n in range(50)), return_exceptions=True)
+    assert {type(answer) for answer in answers} == {UnavailableError}
+    assert str(server.socket) in str(answers[0])
+
+
+async def test_a_frozen_redis_is_an_outage_at_opening_too(server: RedisServer) -> None:
+    """It accepts the connection and answers nothing: open() gives up in time, without an error."""
+    server.freeze()
+    async with Dedup(server.url, timeout=0.05) as dedup:
+        with pytest.raises(UnavailableError):
+            await dedup.claim("k")
+
+
+@pytest.mark.parametrize("folder", ["login", "password"])
+async def test_a_server_that_is_down_is_no_wrong_password_whatever_its_name(folder: str) -> None:
+    """The error's kind decides, not a word that happens to stand in its text."""
+    async with Dedup(f"unix:///nonexistent/{folder}/redis.sock", timeout=0.5) as dedup:
+        with pytest.raises(UnavailableError):
+            await dedup.claim("k")

@@ -17,8 +17,8 @@ from fastdedup import sync as synchronous
 from ..proxy import Proxy, proxied
 from ..servers import RedisServer
 
-TIMEOUT = 1.0
-TIMINGS = 12
+TIMEOUT = 0.6
+TIMINGS = 6
 
 
 class Asking:

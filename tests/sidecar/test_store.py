@@ -159,7 +159,7 @@ async def test_namespaces_degrade_each_by_its_own_policy(outage: tuple[RedisServ
     async with (
         Dedup(sidecar.url, namespace="local", timeout=5, on_event=events.append) as local,
         Dedup(sidecar.url, namespace="local", timeout=5) as other,
-        Dedup(sidecar.url, namespace="strict", timeout=5) as strict,
+        Dedup(sidecar.url, namespace="strict", timeout=1) as strict,
     ):
         held = await local.claim("held")
         server.kill()

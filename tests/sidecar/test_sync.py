@@ -119,8 +119,8 @@ def test_waiting_is_for_the_result(dedup: Dedup) -> None:
 
 
 def test_renewal_goes_on_in_the_background(dedup: Dedup) -> None:
-    with dedup.claim("key", lease=0.15, renew=True) as claim:
-        other = dedup.claim("key", wait=0.6)
+    with dedup.claim("key", lease=0.5, renew=True) as claim:
+        other = dedup.claim("key", wait=1.2)
         assert other.outcome is Outcome.IN_PROGRESS
         assert not claim.lost
     assert dedup.claim("key").outcome is Outcome.SUCCEEDED

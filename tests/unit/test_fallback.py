@@ -1,8 +1,7 @@
 """When the store cannot answer: the policy does, visibly, or says that nobody can."""
 
 import asyncio
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -18,14 +17,13 @@ from fastdedup import (
     TransitionOutcome,
     UnavailableError,
 )
-from fastdedup.events import Degraded, Event, Replayed
+from fastdedup.events import Degraded, Event
 from fastdedup.protocol.operations import ClaimOp, Code, Op, Reply, Verb, Verdict
 from fastdedup.stores.memory import MemoryStore
 from fastdedup.testing import Clock
 
-from ..servers import RedisServer
-
 WaitUntil = Callable[..., Any]
+pytestmark = pytest.mark.virtual_time
 
 
 class FlakyStore(MemoryStore):
@@ -358,65 +356,3 @@ async def test_a_callback_that_raises_changes_nothing(
             assert (await dedup.claim("k")).degraded
     assert "the on_event callback failed on Degraded" in caplog.text
     assert "my own bug" not in caplog.text  # it may repeat what nobody shall read
-
-
-# A real server that dies
-
-
-@pytest.fixture
-def server() -> Iterator[RedisServer]:
-    server = RedisServer().start()
-    yield server
-    server.stop()
-
-
-async def test_a_killed_redis_is_answered_for_and_comes_back(
-    server: RedisServer, wait_until: WaitUntil
-) -> None:
-    """Kill -9 in the middle: the next claim is the policy's, and after the restart it is Redis's again."""
-    events: list[Event] = []
-    async with Dedup(server.url, timeout=2.0, on_unavailable=LocalLRU(), on_event=events.append) as dedup:
-        before = await dedup.claim("before")
-        server.kill()
-        during = await dedup.claim("during")
-        assert (during.acquired, during.degraded) == (True, True)
-        await before.complete("sold")
-        os.unlink(server.socket)
-        server.start()
-        await wait_until(lambda: Replayed in map(type, events), description="the journal is replayed")
-        after = await dedup.claim("after")
-        assert (after.acquired, after.degraded) == (True, False)
-        still = await dedup.claim("during")
-        assert (still.outcome, still.degraded, still.fence) == (Outcome.IN_PROGRESS, False, during.fence)
-        # This server keeps nothing over a crash; what was settled in the outage it has nevertheless.
-        again = await dedup.claim("before")
-        assert (again.result, again.degraded) == ("sold", False)
-        await during.complete("by its first owner")
-        assert (await dedup.claim("during")).result == "by its first owner"
-    assert [event.answered for event in events if isinstance(event, Degraded)][:2] == [True, True]
-
-
-async def test_a_killed_redis_is_refused_under_reject_within_the_deadline(server: RedisServer) -> None:
-    """UnavailableError that names the server, for every caller at once."""
-    async with Dedup(server.url, timeout=0.5) as dedup:
-        await dedup.claim("before")
-        server.kill()
-        answers = await asyncio.gather(*(dedup.claim(str(n)) for n in range(50)), return_exceptions=True)
-    assert {type(answer) for answer in answers} == {UnavailableError}
-    assert str(server.socket) in str(answers[0])
-
-
-async def test_a_frozen_redis_is_an_outage_at_opening_too(server: RedisServer) -> None:
-    """It accepts the connection and answers nothing: open() gives up in time, without an error."""
-    server.freeze()
-    async with Dedup(server.url, timeout=0.05) as dedup:
-        with pytest.raises(UnavailableError):
-            await dedup.claim("k")
-
-
-@pytest.mark.parametrize("folder", ["login", "password"])
-async def test_a_server_that_is_down_is_no_wrong_password_whatever_its_name(folder: str) -> None:
-    """The error's kind decides, not a word that happens to stand in its text."""
-    async with Dedup(f"unix:///nonexistent/{folder}/redis.sock", timeout=0.5) as dedup:
-        with pytest.raises(UnavailableError):
-            await dedup.claim("k")

@@ -143,6 +143,7 @@ async def test_a_fallbacks_answer_is_not_kept(clock: Clock) -> None:
         assert [(await dedup.claim("k")).degraded for _ in range(2)] == [True, True]
 
 
+@pytest.mark.virtual_time
 async def test_a_token_is_always_the_stores_to_judge(clock: Clock) -> None:
     """Each use of one counts."""
     async with gate() as (dedup, store):

@@ -342,7 +342,7 @@ def test_a_lost_lease_shows_and_settling_says_so(dedup: Dedup, completes: bool) 
 def test_an_answer_by_the_policy(tmp_path: Any) -> None:
     events: list[Any] = []
     url = f"unix://{tmp_path}/none.sock"
-    with Dedup(url) as strict, pytest.raises(UnavailableError):
+    with Dedup(url, timeout=0.5) as strict, pytest.raises(UnavailableError):
         strict.claim("key")
     with Dedup(url, on_unavailable=LocalLRU(), on_event=events.append) as local, local.claim("key") as claim:
         assert claim.degraded
