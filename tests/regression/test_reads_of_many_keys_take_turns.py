@@ -46,7 +46,7 @@ def test_claims_go_on_beside_them(server: RedisServer, tmp_path: Path, clients: 
     path = tmp_path / "read.sock"
     with ExitStack() as stack:
         config = CONFIG.format(path=path, rate=1000)
-        sidecar = stack.enter_context(Sidecar("--url", server.url, config=config))
+        sidecar = stack.enter_context(Sidecar("--url", server.url, "--grace", "0.5", config=config))
         ask = stack.enter_context(sidecar.client())
         ask.execute_command("FD.FIRST", "ids", *range(60))
         readers = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(clients)]
