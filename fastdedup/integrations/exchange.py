@@ -55,6 +55,7 @@ class AsgiExchange:
         # who cancels the handler when the client leaves.
         self.recorder: Recorder | None = None
         self._scope: Scope | None = None
+        self._app: ASGIApp | None = None
         self._task: asyncio.Task[Any] | None = None
         self._watcher: asyncio.Task[None] | None = None
         # What ends the work that clients of HTTP ask for, while the application runs.
@@ -180,7 +181,7 @@ class AsgiExchange:
         Return False for a handler in a thread: it would go on beside a retry, so its end is awaited, and its response
         kept unless another request has taken over.
         """
-        in_thread = self._scope is not None and runs_in_thread(self._scope)
+        in_thread = self._scope is not None and runs_in_thread(self._scope, self._app)
         if in_thread and not (self.recorder is not None and self.recorder.passing):
             return False
         self._stopping = True
@@ -211,6 +212,7 @@ class AsgiExchange:
         # By the claim's loop where it is known: Python 3.11 asks the system for each look at the running one.
         loop = None if self.recorder is None else self.recorder.claim._namespace.connection.loop
         self._task = asyncio.current_task(loop)
+        self._app = app
         failure: BaseException | None = None
         try:
             await app(scope, self.receive, self.send)
@@ -225,7 +227,7 @@ class AsgiExchange:
                 raise failure
         finally:
             failure = None  # its traceback refers to this frame
-            self._scope = None  # it refers to this exchange
+            self._scope = self._app = None  # they refer to this exchange
             leave(self._work)
             if self._watcher is not None:
                 self._watcher.cancel()

@@ -11,14 +11,16 @@ from typing import Annotated, Any
 import httpx
 import litestar
 import pytest
+from asgiref.wsgi import WsgiToAsgi
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.endpoints import HTTPEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from fastdedup import Claim, Dedup
+from fastdedup.events import Event, LeaseLost
 from fastdedup.integrations import asgi
 from fastdedup.integrations import litestar as for_litestar
 from fastdedup.integrations import starlette as for_starlette
@@ -156,6 +158,37 @@ async def test_a_handler_in_a_thread_keeps_its_response(server: RedisServer, mak
     assert (again.status_code, again.content) == (first.status_code, first.content)
     assert again.headers["idempotency-replayed"] == "true"
     assert len(runs) == 1
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+async def test_a_wsgi_application_keeps_its_response(server: RedisServer, mounted: bool) -> None:
+    """Its adapter for ASGI runs it in a thread, under the middleware itself or mounted somewhere below."""
+    runs, lost = [], threading.Event()
+
+    def note(event: Event) -> None:
+        if isinstance(event, LeaseLost):
+            lost.set()
+
+    async with Dedup(server.url, timeout=0.3, lease=LEASE, on_event=note) as dedup:
+
+        def wsgi(environ: Any, start_response: Any) -> list[bytes]:
+            runs.append(environ)
+            server.freeze()
+            try:
+                assert lost.wait(10.0)
+            finally:
+                server.thaw()
+            wait_for(lambda: dedup.breaker is BreakerState.CLOSED, "Redis is back")
+            start_response("200 OK", [])
+            return [b"done"]
+
+        app: Any = WsgiToAsgi(wsgi)
+        if mounted:
+            app = Starlette(routes=[Mount("/", app=app)])
+        guarded = asgi.IdempotencyMiddleware(app, dedup, principal=asgi.everyone)
+        first, again = await posted(guarded, dedup, 2)
+    assert (first.status_code, again.content, len(runs)) == (200, b"done", 1)
+    assert again.headers["idempotency-replayed"] == "true"
 
 
 @pytest.mark.parametrize("make", [claimed, starlette_function])
