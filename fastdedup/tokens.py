@@ -65,6 +65,9 @@ class Tokens:
         Returns MISMATCH for another subject, and UNKNOWN for a token that was never issued or has expired.
         For an effect that may fail half-way use `redeem`: a consumed token is gone even if the effect then fails.
 
+        SUCCEEDED is never said of a use that is taken back: if another process used the token less than two timeouts
+        ago, this waits until that use is older or gone, four timeouts at most.
+
         Args:
             token: the text that `issue` returned, as the client sent it.
             subject: the subject that the token was issued for. A token that was issued for a subject is a MISMATCH

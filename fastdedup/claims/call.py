@@ -140,21 +140,18 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
             self.since = perf_counter()
         if self.patient and self.wait > 0.0:
             return (yield from self._claim_patiently().__await__())
+        if self.terms.consumes:
+            return claim_of(namespace, self, (yield from self._use().__await__()))
         ask = namespace.ask
         try:
             reply = yield from ask.begin_claim(self)
         except UnavailableError as error:
-            if self.terms.consumes:
-                return claim_of(namespace, self, (yield from self._judged_use(error).__await__()))
             return claim_of(namespace, self, self._judged(error), self._renews)
         except asyncio.CancelledError:
             ask.abandon(self)
             raise
         if type(reply) is not Verdict or reply.short:
-            if self.terms.consumes:
-                reply = yield from self._judged_use(reply).__await__()
-            else:
-                reply = self._judged(reply)
+            reply = self._judged(reply)
         elif counters is not None and not (reply.outcome is _IN_PROGRESS and self._is_no_answer(reply)):
             if self.patient or not self.terms.shared:
                 counters.observe(
@@ -180,18 +177,15 @@ class ClaimCall(ClaimOp, Coroutine[Any, Any, "Claim"]):
         count_claim(namespace, self, verdict, self)
         return verdict
 
-    async def _judged_use(self, answer: Any) -> Verdict:
-        """As `_judged`, for a token's use: before an error is raised, the use is taken back."""
+    async def _use(self) -> Verdict:
+        """Use a token up: see `Ask.use`; count what came of it."""
         try:
-            return self._judged(answer)
-        except UnavailableError as error:
-            fault = error
-        try:
-            await self._namespace.ask.until_taken_back([self])
-            raise fault
-        finally:
-            del fault  # it refers to this frame
-            answer = None  # so may this; compiled, an argument cannot be deleted
+            verdict = await self._namespace.ask.use(self)
+        except Exception as fault:
+            count_claim(self._namespace, self, fault, self)
+            raise
+        count_claim(self._namespace, self, verdict, self)
+        return verdict
 
     def _is_no_answer(self, answer: Any) -> bool:
         """True where the caller goes on to wait: see `goes_on`."""

@@ -34,10 +34,14 @@ from ..protocol.operations import (
 from ..protocol.owners import owner_text
 from .connection import Connection
 from .counters import verb_of
+from .granted import GRANTED
 from .settings import Settings
 from .watchers import Watchers
 
 _FREEING: Final = (Verb.SETTLE, Verb.SETTLE_REMEMBERED, Verb.RELEASE, Verb.FORGET)
+_LOOKS: Final = 8
+"""Looks at a token's use, half a timeout apart: twice as many as a use needs to be sure. Meanwhile another caller may
+have used the token, and lost its reply as well."""
 _GRANTING: Final = (Verb.CLAIM, Verb.CLAIM_REMEMBERED, Verb.TRANSITION, Verb.FIRST)
 
 
@@ -177,6 +181,45 @@ class Ask:
             self.abandon(op)
             raise
         return self.claim_verdict(op, answer)
+
+    async def use(self, op: ClaimOp) -> Verdict:
+        """Use a token up: as `claim`, and it never says SUCCEEDED of a use that may still be taken back.
+
+        A use that got no answer is taken back before its error is raised. Another caller that meets such a use waits
+        until it is older than two timeouts, and asks again; at once if this process itself was told of it.
+        """
+        verdict = await self._used(op)
+        for _ in range(_LOOKS):
+            pause = self._unsettled_seconds(op, verdict)
+            if pause <= 0:
+                break
+            await asyncio.sleep(min(pause, self._connection.timeout / 2))
+            again = ClaimOp(op.wire, op.terms, op.owner, op.fingerprint)
+            again.named = op.named
+            verdict = await self._used(again)
+        if verdict.outcome == "acquired":
+            GRANTED.add(op.wire)
+        return verdict
+
+    async def _used(self, op: ClaimOp) -> Verdict:
+        try:
+            return await self.claim(op)
+        except UnavailableError as error:
+            fault = error
+        try:
+            await self.until_taken_back([op])
+            raise fault
+        finally:
+            del fault  # it refers to this frame
+
+    def _unsettled_seconds(self, op: ClaimOp, verdict: Verdict) -> float:
+        """Return for how long the use that a verdict tells of may still be taken back; 0 if it stays."""
+        connection = self._connection
+        if verdict.outcome != "succeeded" or verdict.payload or verdict.degraded or op.wire in GRANTED:
+            return 0.0
+        # A use has its time as its fence, unless that was ahead of the store's clock: then it counts as new.
+        age = max(connection.store_time_us - verdict.fence, 0) / 1_000_000
+        return 2 * connection.timeout - age if connection.store_time_us else 0.0
 
     def abandon(self, op: ClaimOp) -> None:
         """Release a claim whose caller was cancelled."""

@@ -7,6 +7,7 @@ from typing import Any
 from ..checks import Seconds
 from ..claim import Claim as AsyncClaim
 from ..errors import UnavailableError
+from ..gate.granted import GRANTED
 from ..gateway import Dedup as AsyncDedup
 from ..model import Outcome
 from ..protocol.operations import ReleaseOp
@@ -60,6 +61,7 @@ def _take_back(claim: AsyncClaim) -> None:
 
 async def _unused(claim: AsyncClaim) -> None:
     wire, owner = claim._hold
+    GRANTED.discard(wire)
     try:
         await claim._namespace.ask.run(ReleaseOp(wire, owner, claim.fence, consumed=True))
     except UnavailableError:  # as soon as the store answers

@@ -56,7 +56,7 @@ class Desk:
 async def desk(server: RedisServer, wait_until: WaitUntil) -> AsyncIterator[Desk]:
     async with (
         Dedup(server.url, namespace="t", timeout=TIMEOUT) as dedup,
-        Dedup(server.url, namespace="t", timeout=5.0) as other,
+        Dedup(server.url, namespace="t", timeout=1.0) as other,
     ):
         await dedup.get("warm")
         yield Desk(dedup, other, await other.tokens.issue(SUBJECT), wait_until)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastdedup import Dedup, Outcome
+from fastdedup.gate.granted import GRANTED
 from fastdedup.protocol.operations import ClaimOp, Code, Mode, ReleaseOp, SettleOp, Verb, terms
 from fastdedup.protocol.owners import draw_owner, owner_field
 from fastdedup.tokens import subject_mark
@@ -19,6 +20,7 @@ async def consumed(dedup: Dedup, token: str, owner: bytes) -> tuple[bytes, int]:
     op = ClaimOp(wire, terms(Mode.CONSUME, 60_000, 60_000, False), owner, mark)
     [verdict] = await dedup._namespace.connection.store.execute(Verb.CLAIM, [op])
     assert verdict.outcome is Outcome.ACQUIRED  # type: ignore[union-attr]
+    GRANTED.add(wire)  # as a gate does that tells its caller
     return wire, verdict.fence  # type: ignore[union-attr]
 
 

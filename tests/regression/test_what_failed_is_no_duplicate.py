@@ -7,8 +7,12 @@ call that had failed. So its caller gets the error only once the store has answe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
 
+import httpx
 import pytest
 
 from fastdedup import Dedup, Outcome, UnavailableError
@@ -16,6 +20,7 @@ from fastdedup import sync as synchronous
 
 from ..proxy import Proxy, proxied
 from ..servers import RedisServer
+from ..sidecar.running import Sidecar
 
 TIMEOUT = 0.6
 TIMINGS = 6
@@ -77,6 +82,68 @@ async def test_another_gate_is_first_after_a_call_that_failed(
                 was_first = False
             assert await call(theirs, name) is not was_first
         assert failed
+
+
+Consume = Callable[[str], Awaitable[str]]
+
+
+@asynccontextmanager
+async def a_gate(url: str) -> AsyncIterator[Consume]:
+    async with Dedup(url, namespace="t", timeout=TIMEOUT) as dedup:
+        yield dedup.tokens.consume
+
+
+@asynccontextmanager
+async def synchronous_code(url: str) -> AsyncIterator[Consume]:
+    with synchronous.Dedup(url, namespace="t", timeout=TIMEOUT) as dedup:
+        yield functools.partial(asyncio.to_thread, dedup.tokens.consume)
+
+
+@asynccontextmanager
+async def a_sidecar(url: str) -> AsyncIterator[Consume]:
+    with Sidecar("--url", url, "--namespace", "t", "--timeout", str(TIMEOUT)) as sidecar:
+
+        async def consume(token: str) -> str:
+            transport = httpx.AsyncHTTPTransport(uds=str(sidecar.path))
+            async with httpx.AsyncClient(transport=transport, base_url="http://sidecar") as client:
+                answer = await client.post("/v1/tokens/consume", json={"token": token}, timeout=10.0)
+                return str(answer.json()["outcome"])
+
+        yield consume
+
+
+@asynccontextmanager
+async def a_gate_on_a_sidecar(url: str) -> AsyncIterator[Consume]:
+    with Sidecar("--url", url, "--allow-stores") as sidecar:
+        async with a_gate(f"sidecar://{sidecar.path}") as consume:
+            yield consume
+
+
+@pytest.mark.parametrize("asker", [a_gate, synchronous_code, a_sidecar, a_gate_on_a_sidecar])
+async def test_a_use_that_is_taken_back_is_never_told_as_used(
+    redis_url: str, redis_server: RedisServer, wait_until: Callable[..., Awaitable[None]], asker: Any
+) -> None:
+    """To another process that asks while the first still waits for its reply."""
+    async with (
+        proxied(redis_server) as proxy,
+        Dedup(proxy.url, namespace="t", timeout=TIMEOUT) as dedup,
+        asker(redis_url) as consume_there,
+    ):
+        await dedup.tokens.consume(await dedup.tokens.issue())
+        token = await dedup.tokens.issue()
+        (wire,) = (wire for wire, record in records(redis_server).items() if record[1:2] == b"I")
+        hold_for(proxy, 1.5 * TIMEOUT)
+        first = asyncio.ensure_future(dedup.tokens.consume(token))
+        await wait_until(lambda: records(redis_server)[wire][1:2] == b"S", description="it is used")
+        assert await consume_there(token) == Outcome.ACQUIRED
+        with pytest.raises(UnavailableError):
+            await first
+        assert await consume_there(token) == Outcome.SUCCEEDED
+
+
+def records(server: RedisServer) -> dict[bytes, bytes]:
+    with server.client() as raw:
+        return {wire: raw.get(wire) for wire in raw.scan_iter("t:*")}
 
 
 async def test_a_synchronous_call_that_failed_leaves_its_id_new(

@@ -375,12 +375,7 @@ async def consume(namespaces: Namespaces, ask: models.ConsumeRequest, client: Cl
     """`POST /v1/tokens/consume`."""
     dedup = namespaces.dedup(ask.namespace)
     op = _token_op(dedup, ask, Mode.CONSUME, None, None)
-    ask_store = dedup._namespace.ask
-    try:
-        verdict = await ask_store.claim(op)
-    except UnavailableError:
-        await ask_store.until_taken_back([op])
-        raise
+    verdict = await dedup._namespace.ask.use(op)
     outcome = verdict.outcome
     facts: dict[str, Any] = {"outcome": outcome._value_, "degraded": verdict.degraded}
     if outcome is _ACQUIRED:
