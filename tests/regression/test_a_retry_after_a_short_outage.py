@@ -129,6 +129,7 @@ async def test_a_delay_that_is_over_frees_the_key_at_once(wait_until: Waiter) ->
         assert await message.deliver() is Reason.FIRST
 
 
+@pytest.mark.virtual_time
 async def test_a_gate_that_closes_sets_the_shorter_lease_first() -> None:
     store = FakeStore()
     async with Dedup(store, namespace="m", lease=2 * NEVER, timeout=1.0) as dedup:

@@ -29,6 +29,7 @@ from .running import Sidecar, client, figure
 CONFIG = """
 url = "{url}"
 namespace = "shop"
+timeout = 5.0
 allow_stores = true
 
 [namespaces.mail]
